@@ -1,0 +1,1 @@
+"""What one operator costs on one chip: seconds, bytes and joules."""

@@ -1,0 +1,15 @@
+"""The one exception a user ever sees: a sentence that says what is wrong and the way out."""
+
+from __future__ import annotations
+
+
+class AtollError(Exception):
+    """A mistake in the user's input, or a job that cannot be done.
+
+    The message is one sentence naming the file and field concerned, what was given and what is
+    allowed. The command line prints it without a traceback and exits with code 2.
+    """
+
+
+class InfeasibleError(AtollError):
+    """The input is well formed, but nothing in the stated space satisfies it."""

@@ -1,0 +1,1 @@
+"""Chips, networks and spaces of chips, with their area, energy and power."""

@@ -1,0 +1,59 @@
+"""The accelerator template: tensor cores, vector cores, a shared on-chip buffer (GLB) and HBM.
+
+A tensor core is a systolic array of `depth` rows (the reduction dimension) by `width` columns (the
+output dimension) with its own buffer; a vector core has `vector_width` lanes. One multiply-add per
+array cell and clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Hbm:
+    """Off-chip memory of one device."""
+
+    capacity_bytes: int
+    bandwidth_Bps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One device. Counts and sizes only; area, power and time are computed by functions."""
+
+    tensor_cores: int
+    vector_cores: int
+    width: int
+    depth: int
+    vector_width: int
+    glb_bytes: int
+    glb_bandwidth_Bpc: float  # bytes per clock, chip-wide
+    clock_Hz: float
+    hbm: Hbm
+    name: str = ""
+
+    @property
+    def core_buffer_bytes(self) -> int:
+        """Buffer beside each tensor core: the seed's rule, width x depth / 64 KiB, at least 1."""
+        return core_buffer_bytes(self.width, self.depth)
+
+    @property
+    def peak_flops(self) -> float:
+        """Dense matrix FLOP/s, a multiply-add counted as two."""
+        return 2.0 * self.tensor_cores * self.width * self.depth * self.clock_Hz
+
+    def describe(self) -> str:
+        return (
+            f"{self.tensor_cores} TC {self.width}x{self.depth}, "
+            f"{self.vector_cores} VC x{self.vector_width}, {self.glb_bytes / MIB:g} MiB GLB, "
+            f"{self.hbm.capacity_bytes / GIB:g} GiB HBM"
+        )
+
+
+def core_buffer_bytes(width: int, depth: int) -> int:
+    return max(KIB, width * depth // 64 * KIB)

@@ -1,0 +1,1 @@
+"""Layers to stages to devices: pipeline, tensor and data parallelism, memory, recomputation."""

@@ -1,0 +1,51 @@
+"""The scheduling problem of one layer's pass on one chip, as plain arrays.
+
+Operators j = 0..n-1 in topological order. Operator j runs once, without interruption, in one of
+its options o (a spread over some number of cores): it then takes `duration_s[j, o]` seconds and,
+while it runs, `demand[j, o, r]` of each renewable resource r, of which the chip has `capacity[r]`.
+Options that an operator does not have hold an infinite duration.
+
+Resources: tensor cores, vector cores, HBM bandwidth, GLB bandwidth (both as shares of 1), GLB
+slots (how many tensor operators may own a part of the buffer at once) and the network port.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESOURCES = ("tensor", "vector", "hbm", "glb", "slot", "link")
+"""Names of the resources, in the order of the last axis of `demand`."""
+
+
+@dataclass(frozen=True)
+class ScheduleProblem:
+    duration_s: NDArray[np.float64]  # (operators, options); inf where the option does not exist
+    demand: NDArray[np.float64]  # (operators, options, resources)
+    capacity: NDArray[np.float64]  # (resources,)
+    predecessors: tuple[tuple[int, ...], ...]
+
+    @property
+    def operators(self) -> int:
+        return int(self.duration_s.shape[0])
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A feasible schedule with the proof of how good it is."""
+
+    start_s: tuple[float, ...]
+    option: tuple[int, ...]
+    makespan_s: float
+    lower_bound_s: float
+    method: str  # how the schedule was found: "list", "cp-sat", ...
+    bound: str  # which bound is the strongest: "critical path", "tensor work", "lp", ...
+
+    @property
+    def gap(self) -> float:
+        """Relative distance to the lower bound; 0 when proven optimal."""
+        if self.makespan_s <= 0.0:
+            return 0.0
+        return max(0.0, 1.0 - self.lower_bound_s / self.makespan_s)

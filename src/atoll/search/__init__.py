@@ -1,0 +1,1 @@
+"""Branch and bound over chips and layouts, objectives, baselines and certificates."""

@@ -1,0 +1,1 @@
+"""Models as operator graphs: built, differentiated, sharded and fused, free of any hardware."""

@@ -1,0 +1,106 @@
+"""Layers and models: operator graphs, and the chain that they form.
+
+Everything that can be derived is derived: edges from who writes what, saved tensors from what the
+backward pass reads of the forward pass, parameters from the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from atoll.workload.operator import Operator, Role, Tensor
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer on one device: its tensors, its forward and its backward operators.
+
+    `input` and `output` name the activations that cross to the neighbouring layers (the gradient
+    of a tensor x is named "d" + x). Operators are listed in a topological order.
+    """
+
+    name: str
+    tensors: Mapping[str, Tensor]
+    forward: tuple[Operator, ...]
+    backward: tuple[Operator, ...]
+    input: str
+    output: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of all weights on this device."""
+        return sum(t.elements for t in self.tensors.values() if t.role is Role.WEIGHT)
+
+    @cached_property
+    def saved(self) -> tuple[str, ...]:
+        """Forward tensors (the layer's input included) that the backward pass reads."""
+        made = {name for op in self.forward for name in op.writes} | {self.input}
+        wanted = {name for op in self.backward for name in op.reads}
+        return tuple(name for name in self.tensors if name in made and name in wanted)
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """Bytes kept from the forward to the backward pass of one microbatch."""
+        return sum(self.tensors[name].bytes for name in self.saved)
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Bytes of the activation that crosses to the next layer, on this device."""
+        return self.tensors[self.output].bytes
+
+    @cached_property
+    def flops_forward(self) -> int:
+        return sum(op.flops for op in self.forward)
+
+    @cached_property
+    def flops_backward(self) -> int:
+        return sum(op.flops for op in self.backward)
+
+
+def predecessors(operators: tuple[Operator, ...]) -> tuple[tuple[int, ...], ...]:
+    """For each operator, the indices of those whose output it reads."""
+    writer: dict[str, int] = {}
+    result: list[tuple[int, ...]] = []
+    for index, op in enumerate(operators):
+        result.append(tuple(sorted({writer[name] for name in op.reads if name in writer})))
+        for name in op.writes:
+            writer[name] = index
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A chain of layers with repeats: embedding, n x block, head.
+
+    `shared_parameters` are those that two layers hold in common (an output head tied to the input
+    embedding): each layer lists them, the model counts them once.
+    """
+
+    name: str
+    layers: tuple[tuple[Layer, int], ...]
+    microbatch: int
+    sequence: int
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    shared_parameters: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """Distinct parameters on one tensor-parallel rank (tied weights counted once)."""
+        total = sum(layer.parameters * repeat for layer, repeat in self.layers)
+        return total - self.shared_parameters
+
+    @property
+    def depth(self) -> int:
+        return sum(repeat for _, repeat in self.layers)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one microbatch."""
+        return self.microbatch * self.sequence

@@ -1,0 +1,158 @@
+"""Operators: what one device computes, moves and communicates, free of any hardware.
+
+An operator is described by the work in it, not by its name: matrix products, passes of a vector
+function over rows, and one collective at most. Fusing two operators is then the union of their
+work minus the tensors that no longer leave the chip, and every cost model reads the same fields.
+Dependencies are never stored: an operator depends on whoever writes a tensor that it reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+
+class Core(StrEnum):
+    """The part of the chip that an operator occupies while it runs."""
+
+    TENSOR = "tensor"
+    VECTOR = "vector"
+    PAIR = "pair"  # fused: tensor cores feed vector cores
+    LINK = "link"  # a collective: the device's network port
+    NONE = "none"  # moves bytes at most (embedding look-up, copies)
+
+
+class Role(StrEnum):
+    ACTIVATION = "activation"
+    WEIGHT = "weight"
+    WEIGHT_GRADIENT = "weight_gradient"
+    ACTIVATION_GRADIENT = "activation_gradient"
+
+
+class Region(StrEnum):
+    """How a dimension of a tensor or a product is divided under tensor parallelism.
+
+    TENSOR dimensions (heads, columns of the first linear, vocabulary) are divided by the tensor
+    width always; SEQUENCE dimensions (tokens of the residual stream, norms) are divided only when
+    sequence parallelism is on; WHOLE dimensions never.
+    """
+
+    WHOLE = "whole"
+    TENSOR = "tensor"
+    SEQUENCE = "sequence"
+
+
+class CollectiveKind(StrEnum):
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named array on one device.
+
+    `split` is the region of dimension `split_dim`: the dimension that tensor (or sequence)
+    parallelism divides; the other dimensions are whole.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    element_bytes: int
+    role: Role
+    split: Region = Region.WHOLE
+    split_dim: int = 0
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """`batch` independent products of (m x k) by (k x n).
+
+    `fraction` is the share of output tiles that must be computed (causal attention that skips
+    masked tiles: about one half). `split` says which of "batch", "m", "n", "k" the tensor width
+    divides ("" for none).
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    fraction: float = 1.0
+    split: str = ""
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds counted as two, masked tiles included (the usual convention)."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class VectorWork:
+    """One pass of `function` over `rows` rows of `cols` elements; rows are independent.
+
+    `function` names an entry of the vector cost table (for example "layernorm", "gelu_bwd").
+    `split` is the region that divides the rows (TENSOR also stands for a division of columns:
+    only the element count matters to the rows of an element-wise function).
+    """
+
+    function: str
+    rows: int
+    cols: int
+    split: Region = Region.WHOLE
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.cols
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective over the tensor-parallel group. `bytes` is the full (gathered) tensor."""
+
+    kind: CollectiveKind
+    bytes: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One node of a layer's graph.
+
+    `on_chip` marks operators whose products never spill operands to HBM (flash attention): their
+    HBM traffic is what they read and write, not what a matrix mapper would move.
+    """
+
+    name: str
+    kind: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    matmuls: tuple[Matmul, ...] = ()
+    vectors: tuple[VectorWork, ...] = ()
+    collective: Collective | None = None
+    on_chip: bool = False
+
+    @property
+    def core(self) -> Core:
+        if self.collective is not None:
+            return Core.LINK
+        if self.matmuls and self.vectors:
+            return Core.PAIR
+        if self.matmuls:
+            return Core.TENSOR
+        if self.vectors:
+            return Core.VECTOR
+        return Core.NONE
+
+    @property
+    def flops(self) -> int:
+        """Matrix-product FLOPs."""
+        return sum(product.flops for product in self.matmuls)
