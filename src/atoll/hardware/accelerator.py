@@ -20,6 +20,8 @@ class Hbm:
 
     capacity_bytes: int
     bandwidth_Bps: float
+    area_mm2: float = 0.0  # PHYs and controllers on the device's die; the seed counts none
+    power_W: float | None = None  # at full bandwidth; None: bandwidth x the energy model's J/byte
 
 
 @dataclass(frozen=True, slots=True)

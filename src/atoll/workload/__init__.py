@@ -1,1 +1,48 @@
 """Models as operator graphs: built, differentiated, sharded and fused, free of any hardware."""
+
+from atoll.workload.backward import differentiate
+from atoll.workload.build import build_model
+from atoll.workload.config import ModelConfig, config_from_hf, load_config, zoo_names
+from atoll.workload.fuse import fuse
+from atoll.workload.layer import Layer, Model, predecessors
+from atoll.workload.operator import (
+    Collective,
+    CollectiveKind,
+    Core,
+    Matmul,
+    Operator,
+    Region,
+    Role,
+    Tensor,
+    Uneven,
+    VectorWork,
+)
+from atoll.workload.prepare import layer_table, prepare
+from atoll.workload.shard import shard, widths
+
+__all__ = [
+    "Collective",
+    "CollectiveKind",
+    "Core",
+    "Layer",
+    "Matmul",
+    "Model",
+    "ModelConfig",
+    "Operator",
+    "Region",
+    "Role",
+    "Tensor",
+    "Uneven",
+    "VectorWork",
+    "build_model",
+    "config_from_hf",
+    "differentiate",
+    "fuse",
+    "layer_table",
+    "load_config",
+    "predecessors",
+    "prepare",
+    "shard",
+    "widths",
+    "zoo_names",
+]

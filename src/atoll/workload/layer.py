@@ -6,8 +6,8 @@ backward pass reads of the forward pass, parameters from the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -54,6 +54,10 @@ class Layer:
         """Bytes of the activation that crosses to the next layer, on this device."""
         return self.tensors[self.output].bytes
 
+    def traffic_bytes(self, op: Operator) -> int:
+        """HBM bytes of one operator: every tensor that it reads or writes, once."""
+        return sum(self.tensors[name].bytes for name in (*op.reads, *op.writes))
+
     @cached_property
     def flops_forward(self) -> int:
         return sum(op.flops for op in self.forward)
@@ -95,6 +99,10 @@ class Model:
         """Distinct parameters on one tensor-parallel rank (tied weights counted once)."""
         total = sum(layer.parameters * repeat for layer, repeat in self.layers)
         return total - self.shared_parameters
+
+    def map(self, change: Callable[[Layer], Layer]) -> Model:
+        """The same chain with every layer changed."""
+        return replace(self, layers=tuple((change(layer), n) for layer, n in self.layers))
 
     @property
     def depth(self) -> int:

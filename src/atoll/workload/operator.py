@@ -43,6 +43,14 @@ class Region(StrEnum):
     SEQUENCE = "sequence"
 
 
+class Uneven(StrEnum):
+    """What happens to a TENSOR dimension whose units the tensor width does not divide."""
+
+    REFUSE = "refuse"  # query heads, feed-forward columns: no such layout exists
+    REPLICATE = "replicate"  # fewer key/value heads than devices: each head lives on several
+    PAD = "pad"  # vocabulary rows: rounded up to the next multiple of the width
+
+
 class CollectiveKind(StrEnum):
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -54,7 +62,9 @@ class Tensor:
     """A named array on one device.
 
     `split` is the region of dimension `split_dim`: the dimension that tensor (or sequence)
-    parallelism divides; the other dimensions are whole.
+    parallelism divides; the other dimensions are whole. That dimension holds `units` pieces that
+    stay in one place (attention heads; 0: every element is a piece of its own), and `uneven` says
+    what to do when the width does not divide them.
     """
 
     name: str
@@ -63,6 +73,13 @@ class Tensor:
     role: Role
     split: Region = Region.WHOLE
     split_dim: int = 0
+    units: int = 0
+    uneven: Uneven = Uneven.REFUSE
+
+    @property
+    def rows(self) -> int:
+        """All dimensions but the last, as one."""
+        return prod(self.shape[:-1])
 
     @property
     def elements(self) -> int:
@@ -129,6 +146,11 @@ class Operator:
 
     `on_chip` marks operators whose products never spill operands to HBM (flash attention): their
     HBM traffic is what they read and write, not what a matrix mapper would move.
+
+    `enters` and `exits` mark where tensor parallelism begins and ends (the conjugate operators f
+    and g of Megatron-LM, arXiv:1909.08053, section 3): the reads in `enters` must be whole on every
+    device, so their gradients are partial sums; an operator that `exits` writes a partial sum as
+    its first output, complete only after a reduction over the group.
     """
 
     name: str
@@ -139,6 +161,8 @@ class Operator:
     vectors: tuple[VectorWork, ...] = ()
     collective: Collective | None = None
     on_chip: bool = False
+    enters: tuple[str, ...] = ()
+    exits: bool = False
 
     @property
     def core(self) -> Core:

@@ -1,0 +1,286 @@
+"""Chips as arrays for the batched cost model, and the core configurations they have in common.
+
+Many chips share a configuration: an operator on k tensor cores of one size, with one buffer and
+one memory, costs the same on every chip that has them. So costs are tabulated once per
+configuration and each chip points to its own: one pointer per spread that an operator may take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.gemm import core_counts
+from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
+from atoll.hardware.space import Space
+from atoll.profile import Profile
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorConfigs:
+    """Distinct (cores, array, buffer, memory, clock) combinations."""
+
+    cores: IntArray
+    width: IntArray
+    depth: IntArray
+    core_buffer_bytes: FloatArray
+    glb_budget_bytes: FloatArray
+    glb_Bps: FloatArray
+    hbm_Bps: FloatArray
+    clock_Hz: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.cores)
+
+
+@dataclass(frozen=True, eq=False)
+class VectorConfigs:
+    """Distinct (vector cores, lanes) combinations."""
+
+    cores: IntArray
+    lanes: IntArray
+
+    def __len__(self) -> int:
+        return len(self.cores)
+
+
+@dataclass(frozen=True, eq=False)
+class Chips:
+    """One entry per chip; the option axis holds the spreads, -1 where a chip has fewer."""
+
+    design: IntArray
+    """Index into the space."""
+    tensor_cores: IntArray
+    vector_cores: IntArray
+    hbm_Bps: FloatArray
+    glb_Bps: FloatArray
+    clock_Hz: FloatArray
+    hbm_capacity_bytes: IntArray
+    """The largest capacity that the space allows at this bandwidth."""
+    area_mm2: FloatArray
+    peak_flops: FloatArray
+    tensor_count: IntArray  # (chips, options): tensor cores in a spread
+    tensor_config: IntArray  # (chips, options): index into `tensor_configs`
+    pair_count: IntArray  # (chips, options): vector cores beside them in a fused operator
+    pair_config: IntArray  # (chips, options): index into `vector_configs`
+    vector_count: IntArray  # (chips, options)
+    vector_config: IntArray  # (chips, options): index into `vector_configs`
+    tensor_configs: TensorConfigs
+    vector_configs: VectorConfigs
+
+    def __len__(self) -> int:
+        return len(self.design)
+
+    def subset(self, indices: IntArray) -> Chips:
+        """These chips, with only the configurations that they use."""
+        tensor_used, tensor_config = _renumber(self.tensor_config[indices])
+        stacked = np.stack([self.pair_config[indices], self.vector_config[indices]])
+        vector_used, vector_config = _renumber(stacked)
+        kept = {
+            name: getattr(self, name)[indices]
+            for name in (
+                "design", "tensor_cores", "vector_cores", "hbm_Bps", "glb_Bps", "clock_Hz",
+                "hbm_capacity_bytes", "area_mm2", "peak_flops", "tensor_count", "pair_count",
+                "vector_count",
+            )
+        }  # fmt: skip
+        return Chips(
+            **kept,
+            tensor_config=tensor_config,
+            pair_config=vector_config[0],
+            vector_config=vector_config[1],
+            tensor_configs=_pick(self.tensor_configs, tensor_used),
+            vector_configs=_pick(self.vector_configs, vector_used),
+        )
+
+
+C = TypeVar("C", TensorConfigs, VectorConfigs)
+
+
+def _renumber(index: IntArray) -> tuple[IntArray, IntArray]:
+    """The configurations in use, and the index with their new numbers (-1 stays)."""
+    used, inverse = np.unique(index, return_inverse=True)
+    inverse = inverse.reshape(index.shape)
+    if used[0] < 0:
+        return used[1:], inverse - 1
+    return used, inverse
+
+
+def _pick(configs: C, rows: IntArray) -> C:
+    return type(configs)(**{f.name: getattr(configs, f.name)[rows] for f in fields(configs)})
+
+
+def chips_of_space(space: Space, profile: Profile) -> Chips:
+    """Every design of a space with every HBM bandwidth that it may take."""
+    bandwidths = sorted({_hbm_Bps(option, profile) for option in space.hbm_options})
+    columns: list[tuple[IntArray, FloatArray, IntArray]] = []
+    for bandwidth in bandwidths:
+        capacity = np.zeros(len(space), np.int64)
+        for index, option in enumerate(space.hbm_options):
+            if _hbm_Bps(option, profile) == bandwidth:
+                here = np.where(space.hbm_allowed[:, index], option.capacity_bytes, 0)
+                capacity = np.maximum(capacity, here)
+        design = np.flatnonzero(capacity > 0)
+        columns.append((design, np.full(len(design), bandwidth), capacity[design]))
+    design = np.concatenate([column[0] for column in columns])
+    return _chips(
+        profile,
+        design=design,
+        tensor_cores=space.tensor_cores[design],
+        vector_cores=space.vector_cores[design],
+        width=space.width[design],
+        depth=space.depth[design],
+        lanes=space.vector_width[design],
+        glb_bytes=space.glb_bytes[design],
+        glb_Bpc=space.glb_bandwidth_Bpc[design],
+        clock_Hz=space.clock_Hz[design],
+        hbm_Bps=np.concatenate([column[1] for column in columns]),
+        hbm_capacity_bytes=np.concatenate([column[2] for column in columns]),
+        area_mm2=space.area_mm2[design],
+    )
+
+
+def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 0.0) -> Chips:
+    """A single chip."""
+    return _chips(
+        profile,
+        design=np.zeros(1, np.int64),
+        tensor_cores=np.array([chip.tensor_cores]),
+        vector_cores=np.array([chip.vector_cores]),
+        width=np.array([chip.width]),
+        depth=np.array([chip.depth]),
+        lanes=np.array([chip.vector_width]),
+        glb_bytes=np.array([chip.glb_bytes]),
+        glb_Bpc=np.array([chip.glb_bandwidth_Bpc]),
+        clock_Hz=np.array([chip.clock_Hz]),
+        hbm_Bps=np.array([_hbm_Bps(chip.hbm, profile)]),
+        hbm_capacity_bytes=np.array([chip.hbm.capacity_bytes]),
+        area_mm2=np.array([area_mm2]),
+    )
+
+
+def _hbm_Bps(option: Hbm, profile: Profile) -> float:
+    return profile.hbm_bandwidth_Bps or option.bandwidth_Bps
+
+
+def _spreads(limit: int, profile: Profile) -> tuple[int, ...]:
+    if profile.free_spread:
+        return core_counts(limit)
+    return (1, limit)
+
+
+def _chips(
+    profile: Profile,
+    *,
+    design: IntArray,
+    tensor_cores: IntArray,
+    vector_cores: IntArray,
+    width: IntArray,
+    depth: IntArray,
+    lanes: IntArray,
+    glb_bytes: IntArray,
+    glb_Bpc: FloatArray,
+    clock_Hz: FloatArray,
+    hbm_Bps: FloatArray,
+    hbm_capacity_bytes: IntArray,
+    area_mm2: FloatArray,
+) -> Chips:
+    if profile.glb_bandwidth_Bpc is not None:
+        glb_Bpc = np.full(len(design), profile.glb_bandwidth_Bpc)
+    most = int(max(tensor_cores.max(), vector_cores.max()))
+    options = max(len(_spreads(n, profile)) for n in {most, *np.unique(tensor_cores).tolist()})
+    shape = (len(design), options)
+    tensor_count = np.full(shape, -1, np.int64)
+    pair_count = np.full(shape, -1, np.int64)
+    vector_count = np.full(shape, -1, np.int64)
+    for n in np.unique(tensor_cores):
+        rows = tensor_cores == n
+        for o, k in enumerate(_spreads(int(n), profile)):
+            tensor_count[rows, o] = k
+            # A fused operator takes vector cores in proportion, at least one.
+            pair_count[rows, o] = np.maximum(1, -(-vector_cores[rows] * k // n))
+            if not profile.free_spread:
+                pair_count[rows, o] = 1 if o == 0 else vector_cores[rows]
+    for m in np.unique(vector_cores):
+        rows = vector_cores == m
+        for o, k in enumerate(_spreads(int(m), profile)):
+            vector_count[rows, o] = k
+    tensor_config, tensor_configs = _tensor_configs(
+        profile, tensor_count, width, depth, glb_bytes, glb_Bpc, hbm_Bps, clock_Hz
+    )
+    both, vector_configs = _vector_configs(pair_count, vector_count, lanes)
+    return Chips(
+        design=design,
+        tensor_cores=tensor_cores,
+        vector_cores=vector_cores,
+        hbm_Bps=hbm_Bps,
+        glb_Bps=glb_Bpc * clock_Hz,
+        clock_Hz=clock_Hz,
+        hbm_capacity_bytes=hbm_capacity_bytes,
+        area_mm2=area_mm2,
+        peak_flops=2.0 * tensor_cores * width * depth * clock_Hz,
+        tensor_count=tensor_count,
+        tensor_config=tensor_config,
+        pair_count=pair_count,
+        pair_config=both[0],
+        vector_count=vector_count,
+        vector_config=both[1],
+        tensor_configs=tensor_configs,
+        vector_configs=vector_configs,
+    )
+
+
+def _tensor_configs(
+    profile: Profile,
+    count: IntArray,
+    width: IntArray,
+    depth: IntArray,
+    glb_bytes: IntArray,
+    glb_Bpc: FloatArray,
+    hbm_Bps: FloatArray,
+    clock_Hz: FloatArray,
+) -> tuple[IntArray, TensorConfigs]:
+    chip, option = np.nonzero(count > 0)
+    rows = np.column_stack(
+        [
+            count[chip, option], width[chip], depth[chip], glb_bytes[chip], glb_Bpc[chip],
+            hbm_Bps[chip], clock_Hz[chip],
+        ]
+    )  # fmt: skip
+    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    index = np.full(count.shape, -1, np.int64)
+    index[chip, option] = inverse.ravel()
+    w = unique[:, 1].astype(np.int64)
+    d = unique[:, 2].astype(np.int64)
+    buffers = [core_buffer_bytes(int(a), int(b)) for a, b in zip(w, d, strict=True)]
+    return index, TensorConfigs(
+        cores=unique[:, 0].astype(np.int64),
+        width=w,
+        depth=d,
+        core_buffer_bytes=np.array(buffers, np.float64),
+        glb_budget_bytes=np.ascontiguousarray(unique[:, 3] * profile.glb_share),
+        glb_Bps=np.ascontiguousarray(unique[:, 4] * unique[:, 6]),
+        hbm_Bps=np.ascontiguousarray(unique[:, 5]),
+        clock_Hz=np.ascontiguousarray(unique[:, 6]),
+    )
+
+
+def _vector_configs(
+    pair: IntArray, vector: IntArray, lanes: IntArray
+) -> tuple[tuple[IntArray, IntArray], VectorConfigs]:
+    stacked = np.stack([pair, vector])
+    which, chip, option = np.nonzero(stacked > 0)
+    rows = np.column_stack([stacked[which, chip, option], lanes[chip]])
+    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    index = np.full(stacked.shape, -1, np.int64)
+    index[which, chip, option] = inverse.ravel()
+    configs = VectorConfigs(
+        cores=np.ascontiguousarray(unique[:, 0]), lanes=np.ascontiguousarray(unique[:, 1])
+    )
+    return (index[0], index[1]), configs

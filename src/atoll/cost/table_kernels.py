@@ -1,0 +1,203 @@
+"""Operator costs looked up for a chip, and cheap bounds over all chips, compiled.
+
+The arrays of a cost table travel as one named tuple, `Costs`; passes (one layer's forward or
+backward graph) are ranges of a flat list of operators. See `atoll.cost.table`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+TENSOR, VECTOR, PAIR, LINK, NONE = range(5)
+R_TENSOR, R_VECTOR, R_HBM, R_GLB, R_SLOT, R_LINK = range(6)
+RESOURCES = 6
+
+
+class Costs(NamedTuple):
+    """Costs of distinct operators on distinct configurations, and the chips that point there."""
+
+    kind: NDArray[np.int64]  # (operators,)
+    tensor_s: NDArray[np.float64]  # (operators, tensor configurations)
+    hbm_bytes: NDArray[np.float64]  # (operators, tensor configurations)
+    glb_bytes: NDArray[np.float64]  # (operators, tensor configurations)
+    vector_cycles: NDArray[np.float64]  # (operators, vector configurations)
+    bytes: NDArray[np.float64]  # (operators,): read and written, without tiling
+    link_s: NDArray[np.float64]  # (operators,)
+    tensor_cores: NDArray[np.int64]  # (chips,)
+    vector_cores: NDArray[np.int64]
+    hbm_Bps: NDArray[np.float64]
+    glb_Bps: NDArray[np.float64]
+    clock_Hz: NDArray[np.float64]
+    tensor_count: NDArray[np.int64]  # (chips, options)
+    tensor_config: NDArray[np.int64]
+    pair_count: NDArray[np.int64]
+    pair_config: NDArray[np.int64]
+    vector_count: NDArray[np.int64]
+    vector_config: NDArray[np.int64]
+    slots: float
+    free_spread: bool
+    vector_memory: bool
+    link_on_vector: bool
+
+
+class Passes(NamedTuple):
+    """Flat operator graphs: pass p owns operators op[ptr[p]:ptr[p+1]]."""
+
+    ptr: NDArray[np.int64]
+    op: NDArray[np.int64]
+    pred_ptr: NDArray[np.int64]  # (total operators + 1,)
+    pred_idx: NDArray[np.int64]  # local to the pass
+
+
+@njit(cache=True)
+def capacities(c, chip):
+    """What the chip has of each resource."""
+    capacity = np.ones(RESOURCES)
+    capacity[R_TENSOR] = c.tensor_cores[chip]
+    capacity[R_VECTOR] = c.vector_cores[chip]
+    capacity[R_SLOT] = c.slots
+    return capacity
+
+
+@njit(cache=True)
+def operator_options(c, chip, op, duration, demand):
+    """Fill one operator's options on one chip (a row of the schedule problem)."""
+    duration[:] = np.inf
+    demand[:] = 0.0
+    kind = c.kind[op]
+    hbm_Bps = c.hbm_Bps[chip]
+    glb_Bps = c.glb_Bps[chip]
+    clock = c.clock_Hz[chip]
+    if kind == LINK:
+        duration[0] = c.link_s[op]
+        if c.link_on_vector:
+            demand[0, R_VECTOR] = 1.0
+        else:
+            demand[0, R_LINK] = 1.0
+        return
+    if kind == NONE:
+        if c.vector_memory:
+            duration[0] = c.bytes[op] / hbm_Bps
+            demand[0, R_HBM] = 1.0
+        else:
+            duration[0] = 0.0
+        return
+    best = np.inf
+    for o in range(duration.shape[0]):
+        hbm_s = 0.0
+        glb_s = 0.0
+        if kind == VECTOR:
+            count_v = c.vector_count[chip, o]
+            count_t = 0
+            if count_v < 0:
+                break
+            time = c.vector_cycles[op, c.vector_config[chip, o]] / clock
+            if c.vector_memory:
+                hbm_s = c.bytes[op] / hbm_Bps
+                glb_s = c.bytes[op] / glb_Bps
+        else:
+            count_t = c.tensor_count[chip, o]
+            if count_t < 0:
+                break
+            config = c.tensor_config[chip, o]
+            time = c.tensor_s[op, config]
+            hbm_s = c.hbm_bytes[op, config] / hbm_Bps
+            glb_s = c.glb_bytes[op, config] / glb_Bps
+            count_v = 0
+            if kind == PAIR:
+                count_v = c.pair_count[chip, o]
+                time = max(time, c.vector_cycles[op, c.pair_config[chip, o]] / clock)
+        time = max(time, max(hbm_s, glb_s))
+        if time >= best:
+            continue  # more cores that do not help are no option
+        best = time
+        duration[o] = time
+        if not c.free_spread:
+            # The seed: an operator on all cores excludes every other, of both kinds.
+            everything = o == 1
+            demand[o, R_TENSOR] = c.tensor_cores[chip] if everything else count_t
+            demand[o, R_VECTOR] = c.vector_cores[chip] if everything else count_v
+            continue
+        demand[o, R_TENSOR] = count_t
+        demand[o, R_VECTOR] = count_v
+        if time > 0.0:
+            demand[o, R_HBM] = min(1.0, hbm_s / time)
+            demand[o, R_GLB] = min(1.0, glb_s / time)
+        demand[o, R_SLOT] = 0.0 if kind == VECTOR else 1.0
+
+
+@njit(cache=True)
+def pass_problem(c, passes, p, chip):
+    """Durations and demands of one pass on one chip, as a schedule problem wants them."""
+    first = passes.ptr[p]
+    count = passes.ptr[p + 1] - first
+    options = c.tensor_count.shape[1]
+    duration = np.empty((count, options))
+    demand = np.empty((count, options, RESOURCES))
+    for j in range(count):
+        operator_options(c, chip, passes.op[first + j], duration[j], demand[j])
+    return duration, demand
+
+
+@njit(cache=True)
+def pass_predecessors(passes, p):
+    """Edges of one pass as local CSR arrays."""
+    first = passes.ptr[p]
+    count = passes.ptr[p + 1] - first
+    start = passes.pred_ptr[first]
+    pred_ptr = passes.pred_ptr[first:first + count + 1] - start
+    return pred_ptr, passes.pred_idx[start:start + pred_ptr[count]]
+
+
+@njit(cache=True, parallel=True)
+def cheap_bounds(c, passes):
+    """Lower bounds on every pass on every chip, and the operators' times at full spread.
+
+    Critical path of the shortest durations, and least work over capacity for each resource. The
+    third result is the sum of the shortest durations (a pass run one operator after another).
+    """
+    chips = c.tensor_cores.shape[0]
+    count = passes.ptr.shape[0] - 1
+    options = c.tensor_count.shape[1]
+    path = np.zeros((chips, count))
+    work = np.zeros((chips, count))
+    for chip in prange(chips):
+        duration = np.empty(options)
+        demand = np.empty((options, RESOURCES))
+        capacity = capacities(c, chip)
+        finish = np.zeros(256)
+        total = np.zeros(RESOURCES)
+        for p in range(count):
+            total[:] = 0.0
+            exclusive = 0.0
+            longest = 0.0
+            first = passes.ptr[p]
+            for j in range(passes.ptr[p + 1] - first):
+                operator_options(c, chip, passes.op[first + j], duration, demand)
+                fastest = np.inf
+                for o in range(options):
+                    fastest = min(fastest, duration[o])
+                start = 0.0
+                for e in range(passes.pred_ptr[first + j], passes.pred_ptr[first + j + 1]):
+                    start = max(start, finish[passes.pred_idx[e]])
+                finish[j] = start + fastest
+                longest = max(longest, finish[j])
+                for r in range(RESOURCES):
+                    least = np.inf
+                    for o in range(options):
+                        if duration[o] < np.inf:
+                            least = min(least, duration[o] * demand[o, r])
+                    if least < np.inf:
+                        total[r] += least
+                    else:
+                        exclusive = np.inf
+            bound = exclusive
+            for r in range(RESOURCES):
+                bound = max(bound, total[r] / capacity[r])
+            path[chip, p] = longest
+            work[chip, p] = bound
+    return path, work

@@ -1,0 +1,54 @@
+"""Vector operators: cycles by lanes, per function.
+
+A vector core applies one operation to each of its lanes in a cycle. Row functions (norms, softmax)
+keep a row on one core; element-wise functions pack elements densely. What does not fill a core's
+lanes is padded.
+"""
+
+from __future__ import annotations
+
+from atoll.errors import AtollError
+from atoll.workload.operator import VectorWork
+
+ROW_FUNCTIONS = frozenset(
+    {
+        "layernorm", "layernorm_bwd", "rmsnorm", "rmsnorm_bwd", "softmax", "softmax_bwd",
+        "cross_entropy", "cross_entropy_bwd", "topk", "topk_bwd",
+    }
+)  # fmt: skip
+
+# Operations per element. An exponential takes 10, as in PHAZE's vector model (ICML 2024 release);
+# the rest is counted: e.g. layer norm forward = two accumulations and two multiply-adds; GELU in
+# its tanh form = one exponential, a division folded into it, and eight multiply-adds.
+DEFAULT_OPERATIONS = {
+    "layernorm": 4, "layernorm_bwd": 8, "rmsnorm": 3, "rmsnorm_bwd": 6,
+    "softmax": 14, "softmax_bwd": 4, "cross_entropy": 14, "cross_entropy_bwd": 3,
+    "add": 1, "add_bwd": 1, "mul": 1, "mul_bwd": 2, "bias": 1, "bias_bwd": 1, "bias_grad": 1,
+    "gelu": 18, "gelu_bwd": 26, "relu": 1, "relu_bwd": 1, "silu": 13, "silu_bwd": 15,
+    "tanh": 12, "tanh_bwd": 3, "dropout": 2, "dropout_bwd": 1, "rotary": 3, "rotary_bwd": 3,
+    "topk": 4, "topk_bwd": 1,
+}  # fmt: skip
+
+# Cycles per element of PHAZE's vector estimator; functions it lacks take the default's count.
+PHAZE_OPERATIONS = DEFAULT_OPERATIONS | {
+    "layernorm": 1, "layernorm_bwd": 1, "rmsnorm": 1, "rmsnorm_bwd": 1,
+    "softmax": 11, "softmax_bwd": 2, "gelu": 1, "gelu_bwd": 1, "tanh": 27, "tanh_bwd": 2,
+}  # fmt: skip
+
+OPERATIONS = {"default": DEFAULT_OPERATIONS, "phaze": PHAZE_OPERATIONS}
+
+
+def operations_per_element(function: str, profile: str) -> int:
+    table = OPERATIONS[profile]
+    if function not in table:
+        known = ", ".join(sorted(table))
+        raise AtollError(f"vector function {function!r} has no cost; known functions: {known}.")
+    return table[function]
+
+
+def vector_cycles(work: VectorWork, cores: int, lanes: int, profile: str = "default") -> int:
+    """Cycles of one pass on `cores` vector cores of `lanes` lanes."""
+    per_element = operations_per_element(work.function, profile)
+    if work.function in ROW_FUNCTIONS:
+        return -(-work.rows // cores) * -(-work.cols // lanes) * per_element
+    return -(-work.elements // (cores * lanes)) * per_element

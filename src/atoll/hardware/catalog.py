@@ -1,0 +1,168 @@
+"""Chips and networks that exist, as data files, and the reading of a user's own.
+
+A name is looked up in the catalogue; anything that ends in .yaml or .yml is read as a file of the
+same form.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, Field, model_validator
+
+from atoll.errors import AtollError
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.network import Level, Network
+from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
+from atoll.yamlfile import (
+    Area,
+    Bandwidth,
+    Bytes,
+    Count,
+    FileModel,
+    Frequency,
+    Power,
+    Seconds,
+    load_yaml,
+    parse_yaml,
+    suggestion,
+)
+
+BytesPerClock = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+
+
+class GlbBandwidthFile(FileModel):
+    """Bytes per clock out of the shared buffer: a fixed number, or so many per MiB of it."""
+
+    per_mib: BytesPerClock | None = None
+    fixed: BytesPerClock | None = None
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> GlbBandwidthFile:
+        if (self.per_mib is None) == (self.fixed is None):
+            raise ValueError("expected either per_mib or fixed, in bytes per clock")
+        return self
+
+    def rule(self) -> GlbBandwidth:
+        return GlbBandwidth(per_mib_Bpc=self.per_mib or 0.0, fixed_Bpc=self.fixed or 0.0)
+
+
+class HbmFile(FileModel):
+    """Off-chip memory; with `stacks`, the other values are those of one stack."""
+
+    capacity: Bytes
+    bandwidth: Bandwidth
+    area: Area = 0.0
+    power: Power | None = None
+    stacks: Count = 1
+    source: str = ""
+
+    def hbm(self) -> Hbm:
+        return Hbm(
+            capacity_bytes=self.stacks * self.capacity,
+            bandwidth_Bps=self.stacks * self.bandwidth,
+            area_mm2=self.stacks * self.area,
+            power_W=None if self.power is None else self.stacks * self.power,
+        )
+
+
+class AcceleratorFile(FileModel):
+    name: str = Field(min_length=1)
+    source: str = ""
+    tensor_cores: Count
+    vector_cores: Count
+    width: Count
+    depth: Count
+    vector_width: Count | None = None  # as wide as the tensor cores unless given
+    glb: Bytes
+    glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
+    clock: Frequency
+    hbm: HbmFile
+
+    def accelerator(self) -> Accelerator:
+        return Accelerator(
+            tensor_cores=self.tensor_cores,
+            vector_cores=self.vector_cores,
+            width=self.width,
+            depth=self.depth,
+            vector_width=self.vector_width or self.width,
+            glb_bytes=self.glb,
+            glb_bandwidth_Bpc=float(self.glb_bandwidth.rule().bytes_per_clock(self.glb)),
+            clock_Hz=self.clock,
+            hbm=self.hbm.hbm(),
+            name=self.name,
+        )
+
+
+class LevelFile(FileModel):
+    name: str = Field(min_length=1)
+    devices: Count
+    bandwidth: Bandwidth
+    latency: Seconds
+
+
+class NetworkFile(FileModel):
+    name: str = Field(min_length=1)
+    source: str = ""
+    levels: list[LevelFile] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _nested(self) -> NetworkFile:
+        for inner, outer in zip(self.levels, self.levels[1:], strict=False):
+            if outer.devices <= inner.devices or outer.devices % inner.devices:
+                raise ValueError(
+                    f"level {outer.name} has {outer.devices} devices, which is not a multiple of "
+                    f"level {inner.name} with {inner.devices}"
+                )
+        return self
+
+    def network(self) -> Network:
+        return Network(
+            name=self.name,
+            levels=tuple(
+                Level(level.name, level.devices, level.bandwidth, level.latency)
+                for level in self.levels
+            ),
+        )
+
+
+def load_accelerator(name_or_path: str | Path) -> Accelerator:
+    """A chip of the catalogue, or of a user's YAML file."""
+    return _load("accelerator", name_or_path, AcceleratorFile).accelerator()
+
+
+def load_network(name_or_path: str | Path) -> Network:
+    """A network of the catalogue, or of a user's YAML file."""
+    return _load("network", name_or_path, NetworkFile).network()
+
+
+def accelerator_names() -> tuple[str, ...]:
+    return _names("accelerator")
+
+
+def network_names() -> tuple[str, ...]:
+    return _names("network")
+
+
+_CATALOG = files("atoll.hardware") / "catalog"
+F = TypeVar("F", bound=BaseModel)
+
+
+def _names(kind: str) -> tuple[str, ...]:
+    entries = (_CATALOG / f"{kind}s").iterdir()
+    return tuple(sorted(e.name.removesuffix(".yaml") for e in entries if e.name.endswith(".yaml")))
+
+
+def _load(kind: str, name_or_path: str | Path, model: type[F]) -> F:
+    if Path(name_or_path).suffix in (".yaml", ".yml"):
+        return load_yaml(name_or_path, model)
+    name = str(name_or_path)
+    if name not in _names(kind):
+        hint = "" if Path(name).name == name else "; a file of your own must end in .yaml"
+        raise AtollError(
+            f"{kind} {name!r} is not in the catalogue{suggestion(name, _names(kind))}{hint}"
+        )
+    text = (_CATALOG / f"{kind}s" / f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text, model, f"catalogue entry {name}")

@@ -1,0 +1,169 @@
+"""Spaces of chips in YAML: a list per parameter, HBM options and constraints.
+
+tensor_cores: {powers_of_two: [1, 64]}     # or a list, or {range: [8, 64], step: 8}, or one value
+width: [64, 128]
+...
+hbm:
+  - {capacity: 32 GiB, bandwidth: 1.2 TB/s}
+constraints: {max_area: 400 mm2}
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from atoll import units
+from atoll.errors import AtollError
+from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
+from atoll.hardware.space import (
+    CLOCK_HZ,
+    GLB_BPC_PER_MIB,
+    MAX_POINTS,
+    Axes,
+    Limits,
+    Space,
+    build_space,
+)
+from atoll.yamlfile import (
+    Area,
+    Bandwidth,
+    Bytes,
+    Count,
+    FileModel,
+    Flops,
+    Frequency,
+    Power,
+    load_yaml,
+)
+
+
+def _expanded(number: Callable[[object], float], base_unit: str) -> BeforeValidator:
+    """Turns the short forms of a list into the list, written back in the base unit."""
+
+    def written(values: list[int]) -> list[Any]:
+        return [f"{value} {base_unit}" for value in values] if base_unit else list(values)
+
+    def expand(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value if isinstance(value, list) else [value]
+        form = set(value)
+        bounds = value.get("powers_of_two", value.get("range"))
+        if form not in ({"powers_of_two"}, {"range", "step"}) or not (
+            isinstance(bounds, list) and len(bounds) == 2
+        ):
+            raise ValueError(
+                "expected a list, {powers_of_two: [first, last]} or "
+                f"{{range: [first, last], step: ...}}, got {value!r}"
+            )
+        first, last = (round(number(bound)) for bound in bounds)
+        if first < 1 or last < first:
+            raise ValueError(f"expected first to last, above zero, got {bounds!r}")
+        if "range" in form:
+            step = round(number(value["step"]))
+            if step < 1 or (last - first) // step >= MAX_POINTS:
+                raise ValueError(f"expected at most {MAX_POINTS:,} steps above zero, got {value!r}")
+            return written(list(range(first, last + 1, step)))
+        powers = [2**k for k in range((first - 1).bit_length(), last.bit_length())]
+        if not powers:
+            raise ValueError(f"there is no power of two in {bounds!r}")
+        return written(powers)
+
+    return BeforeValidator(expand)
+
+
+def _whole(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"expected a whole number, got {value!r}")
+    return value
+
+
+def _hertz(value: object) -> float:
+    return units.parse_quantity(value, units.FREQUENCY)
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        repeated = next(value for value, count in Counter(values).items() if count > 1)
+        raise ValueError(f"{repeated:g} is listed twice")
+    return values
+
+
+_List = Field(min_length=1)
+Counts = Annotated[tuple[Count, ...], _List, _expanded(_whole, ""), AfterValidator(_distinct)]
+Sizes = Annotated[
+    tuple[Bytes, ...], _List, _expanded(units.parse_bytes, "B"), AfterValidator(_distinct)
+]
+Clocks = Annotated[tuple[Frequency, ...], _List, _expanded(_hertz, "Hz"), AfterValidator(_distinct)]
+
+
+class ConstraintsFile(FileModel):
+    """What a chip must satisfy, together with its HBM."""
+
+    max_area: Area | None = None
+    min_area: Area | None = None
+    single_cores_may_be_smaller: Annotated[bool, Field(strict=True)] = False
+    max_power: Power | None = None
+    min_peak: Flops | None = None
+    min_hbm_capacity: Bytes | None = None
+    min_hbm_bandwidth: Bandwidth | None = None
+
+    def limits(self) -> Limits:
+        return Limits(
+            max_area_mm2=self.max_area,
+            min_area_mm2=self.min_area,
+            single_cores_may_be_smaller=self.single_cores_may_be_smaller,
+            max_power_W=self.max_power,
+            min_peak_flops=self.min_peak,
+            min_hbm_capacity_bytes=self.min_hbm_capacity,
+            min_hbm_bandwidth_Bps=self.min_hbm_bandwidth,
+        )
+
+
+def _tied_width(value: Any) -> Any:
+    return None if value == "width" else value
+
+
+class SpaceFile(FileModel):
+    name: str = Field(min_length=1)
+    source: str = ""
+    tensor_cores: Counts
+    vector_cores: Counts
+    width: Counts
+    depth: Counts
+    vector_width: Annotated[Counts | None, BeforeValidator(_tied_width)] = None
+    glb: Sizes
+    glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
+    clock: Clocks = (CLOCK_HZ,)
+    hbm: Annotated[tuple[HbmFile, ...], _List]
+    constraints: ConstraintsFile = ConstraintsFile()
+
+    def axes(self) -> Axes:
+        return Axes(
+            tensor_cores=self.tensor_cores,
+            vector_cores=self.vector_cores,
+            width=self.width,
+            depth=self.depth,
+            vector_width=self.vector_width,
+            glb_bytes=self.glb,
+            clock_Hz=self.clock,
+        )
+
+
+def load_space(path: str | Path) -> Space:
+    """The space that a YAML file describes; refused if too large, or empty."""
+    file = load_yaml(path, SpaceFile)
+    try:
+        return build_space(
+            name=file.name,
+            axes=file.axes(),
+            hbm_options=tuple(hbm.hbm() for hbm in file.hbm),
+            glb_bandwidth=file.glb_bandwidth.rule(),
+            limits=file.constraints.limits(),
+        )
+    except AtollError as error:
+        raise type(error)(f"{path}: {error}") from None

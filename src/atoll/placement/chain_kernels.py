@@ -1,0 +1,302 @@
+"""The exact stage division of a chain under the default profile, compiled.
+
+One-forward-one-backward pipeline of p stages and M microbatches per replica:
+
+    step = (M - 1) max_i load_i + sum_i load_i + max_i tail_i
+
+load_i is what one microbatch costs stage i (forward, backward, recomputation, incoming transfers)
+and tail_i its gradient reduction and optimizer step, which grow with its parameters. So a partial
+plan is judged by three numbers (largest load, sum of loads, most parameters); a plan that is no
+better in any of them is dropped. Stages are numbered from the end: stage s holds the activations
+of min(s, M) microbatches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+
+class Chain(NamedTuple):
+    """Layers in order, on one tensor-parallel rank, for one microbatch."""
+
+    time_s: NDArray[np.float64]  # forward and backward
+    saved_bytes: NDArray[np.float64]  # kept for backward when nothing is recomputed
+    parameters: NDArray[np.float64]
+    block: NDArray[np.bool_]  # layers that may recompute, all alike
+    kept_bytes: NDArray[np.float64]  # recomputation choices of a block, ascending
+    extra_s: NDArray[np.float64]  # and the time each adds, descending (convex)
+    rebuilt_bytes: float  # activations that even the largest choice rebuilds, a block at a time
+    boundary_bytes: NDArray[np.float64]  # (layers + 1,): activation entering each layer
+
+
+class System(NamedTuple):
+    devices: int
+    tensor: int
+    microbatches: int  # in the whole batch
+    memory_bytes: float
+    state_bytes: float  # weights, gradients and optimizer state per parameter
+    optimizer_s: float  # seconds of the optimizer step per parameter
+    reduce_s: NDArray[np.float64]  # (devices + 1, 2): fixed seconds, two algorithms
+    reduce_s_per_parameter: NDArray[np.float64]  # (devices + 1, 2)
+    cut_s: NDArray[np.float64]  # (devices + 1,): fixed seconds of a transfer between stages
+    cut_s_per_byte: NDArray[np.float64]  # (devices + 1,)
+
+
+@njit(cache=True)
+def recompute_choice(blocks, room, in_flight, kept, extra):
+    """Least recomputation for a stage of `blocks` alike blocks with `room` bytes for activations.
+
+    Kept activations are held once per microbatch in flight, rebuilt ones exist for one block at a
+    time. A stage mixes two neighbouring choices. Returns (seconds, blocks with the larger choice,
+    index of that choice); infinite seconds if nothing fits.
+    """
+    top = kept.shape[0] - 1
+    if blocks * kept[top] * in_flight <= room:
+        return extra[top] * blocks, blocks, top
+    best = np.inf
+    best_more = 0
+    best_index = 0
+    for index in range(top, 0, -1):
+        rebuilt = kept[top] - kept[index - 1]
+        spare = room - rebuilt - blocks * kept[index - 1] * in_flight
+        if spare < 0.0:
+            continue
+        more = min(blocks, int(spare / ((kept[index] - kept[index - 1]) * in_flight)))
+        seconds = more * extra[index] + (blocks - more) * extra[index - 1]
+        if seconds < best:
+            best = seconds
+            best_more = more
+            best_index = index
+    return best, best_more, best_index
+
+
+@njit(cache=True)
+def stage_cost(chain, first, last, in_flight, cut_s, cut_s_per_byte, memory_bytes,
+               state_bytes, time_sum, saved_sum, parameter_sum, block_sum):
+    """(load, parameters) of layers first..last-1; an infinite load if they do not fit."""
+    n = chain.time_s.shape[0]
+    parameters = parameter_sum[last] - parameter_sum[first]
+    blocks = block_sum[last] - block_sum[first]
+    fixed = saved_sum[last] - saved_sum[first]
+    entering = chain.boundary_bytes[first]
+    room = memory_bytes - state_bytes * parameters - 2.0 * entering - fixed * in_flight
+    load = time_sum[last] - time_sum[first]
+    if room < 0.0:
+        return np.inf, parameters
+    if blocks > 0:
+        seconds, _, _ = recompute_choice(
+            blocks, room - chain.rebuilt_bytes, in_flight, chain.kept_bytes, chain.extra_s)
+        load += seconds
+    if first > 0:
+        load += cut_s + cut_s_per_byte * entering
+    if last < n:
+        load += cut_s + cut_s_per_byte * chain.boundary_bytes[last]
+    return load, parameters
+
+
+@njit(cache=True)
+def add_label(labels, back, count, load, total, parameters, layer, index):
+    """Insert a partial plan unless another is as good in all three; returns the new count.
+
+    -1 says that the table is full, which the caller reports: nothing is dropped silently.
+    """
+    for a in range(count):
+        if labels[a, 0] <= load and labels[a, 1] <= total and labels[a, 2] <= parameters:
+            return count
+    kept = 0
+    for a in range(count):
+        if not (load <= labels[a, 0] and total <= labels[a, 1] and parameters <= labels[a, 2]):
+            if kept != a:
+                labels[kept] = labels[a]
+                back[kept] = back[a]
+            kept += 1
+    if kept == labels.shape[0]:
+        return -1
+    labels[kept, 0] = load
+    labels[kept, 1] = total
+    labels[kept, 2] = parameters
+    back[kept, 0] = layer
+    back[kept, 1] = index
+    return kept + 1
+
+
+@njit(cache=True)
+def step_time(system, data, microbatches, load, total, parameters):
+    """Seconds of one step from a plan's three numbers."""
+    reduce = min(
+        system.reduce_s[data, 0] + system.reduce_s_per_parameter[data, 0] * parameters,
+        system.reduce_s[data, 1] + system.reduce_s_per_parameter[data, 1] * parameters)
+    return (microbatches - 1) * load + total + reduce + system.optimizer_s * parameters
+
+
+@njit(cache=True)
+def best_plan(chain, system, cutoff, capacity):
+    """The fastest plan below `cutoff`.
+
+    Returns (step seconds, stages, data-parallel degree, ends) where `ends` lists the first layer
+    of each stage after the first, from the front, then the number of layers; step is infinite
+    when no plan beats the cutoff. A negative step says that `capacity` partial plans a state were
+    too few: call again with more.
+    """
+    n = chain.time_s.shape[0]
+    time_sum = np.zeros(n + 1)
+    saved_sum = np.zeros(n + 1)
+    parameter_sum = np.zeros(n + 1)
+    block_sum = np.zeros(n + 1, np.int64)
+    largest = 0.0
+    for i in range(n):
+        time_sum[i + 1] = time_sum[i] + chain.time_s[i]
+        saved_sum[i + 1] = saved_sum[i] + (0.0 if chain.block[i] else chain.saved_bytes[i])
+        parameter_sum[i + 1] = parameter_sum[i] + chain.parameters[i]
+        block_sum[i + 1] = block_sum[i] + (1 if chain.block[i] else 0)
+        largest = max(largest, chain.time_s[i])
+    block_s = 0.0
+    for i in range(n):
+        if chain.block[i]:
+            block_s = chain.time_s[i]
+    blocks = block_sum[n]
+    total_s = time_sum[n]
+    best = cutoff
+    best_p = 0
+    best_d = 0
+    best_label = -1
+    most = min(n, system.devices // system.tensor)
+    # Data degrees with equal transfer costs and equal in-flight counts share one programme.
+    done = np.zeros(system.devices + 1, np.bool_)
+    ends = np.zeros(n + 1, np.int64)
+    top_d = min(system.devices // system.tensor, system.microbatches)
+    for clipped in range(2):
+        done[:] = False
+        for lead in range(top_d, 0, -1):
+            if done[lead]:
+                continue
+            lead_m = -(-system.microbatches // lead)
+            cut = system.cut_s[lead]
+            slope = system.cut_s_per_byte[lead]
+            # The pipeline depths for which some degree of this class can still win.
+            deepest = 0
+            for d in range(lead, 0, -1):
+                m = -(-system.microbatches // d)
+                same = system.cut_s[d] == cut and system.cut_s_per_byte[d] == slope
+                if not same or (clipped and m != lead_m):
+                    continue
+                done[d] = True
+                for p in range(most, deepest, -1):
+                    if p * d * system.tensor > system.devices or (clipped == 1) != (p > m):
+                        continue
+                    load = max(total_s / p, max(largest, -(-blocks // p) * block_s))
+                    if (m - 1) * load + total_s < best:
+                        deepest = p
+                        break
+            if deepest == 0:
+                continue
+            clip = lead_m if clipped else n
+            labels, counts, back = _divide(
+                chain, system, deepest, clip, cut, slope, time_sum, saved_sum, parameter_sum,
+                block_sum, best, capacity)
+            if counts[0, 0] < 0:
+                return -1.0, 0, 0, ends
+            for p in range(1, deepest + 1):
+                for a in range(counts[p, 0]):
+                    for d in range(1, lead + 1):
+                        m = -(-system.microbatches // d)
+                        if p * d * system.tensor > system.devices:
+                            break
+                        if (clipped == 1) != (p > m) or (clipped and m != lead_m):
+                            continue
+                        if system.cut_s[d] != cut or system.cut_s_per_byte[d] != slope:
+                            continue
+                        seconds = step_time(system, d, m, labels[p, 0, a, 0], labels[p, 0, a, 1],
+                                            labels[p, 0, a, 2])
+                        if seconds < best:
+                            best = seconds
+                            best_p = p
+                            best_d = d
+                            best_label = a
+                            layer = 0
+                            index = a
+                            for s in range(p, 0, -1):
+                                following = back[s, layer, index, 0]
+                                index = back[s, layer, index, 1]
+                                layer = following
+                                ends[p - s] = layer
+    if best_label < 0:
+        return np.inf, 0, 0, ends
+    return best, best_p, best_d, ends
+
+
+@njit(cache=True)
+def _divide(chain, system, deepest, clip, cut, slope, time_sum, saved_sum, parameter_sum,
+            block_sum, cutoff, capacity):
+    """Partial plans for every suffix of the chain in 1..deepest stages."""
+    n = chain.time_s.shape[0]
+    labels = np.empty((deepest + 1, n + 1, capacity, 3))
+    back = np.empty((deepest + 1, n + 1, capacity, 2), np.int64)
+    counts = np.zeros((deepest + 1, n + 1), np.int64)
+    labels[0, n, 0, :] = 0.0
+    counts[0, n] = 1
+    for s in range(1, deepest + 1):
+        in_flight = float(min(s, clip))
+        for first in range(n - s, -1, -1):
+            if s == deepest and first > 0:
+                continue
+            count = 0
+            for last in range(first + 1, n - s + 2):
+                following = counts[s - 1, last]
+                if following == 0:
+                    continue
+                load, parameters = stage_cost(
+                    chain, first, last, in_flight, cut, slope, system.memory_bytes,
+                    system.state_bytes, time_sum, saved_sum, parameter_sum, block_sum)
+                if load == np.inf:
+                    continue
+                for a in range(following):
+                    worst = max(load, labels[s - 1, last, a, 0])
+                    if worst >= cutoff:
+                        continue
+                    count = add_label(
+                        labels[s, first], back[s, first], count, worst,
+                        load + labels[s - 1, last, a, 1],
+                        max(parameters, labels[s - 1, last, a, 2]), last, a)
+                    if count < 0:
+                        counts[0, 0] = -1
+                        return labels, counts, back
+            counts[s, first] = count
+    return labels, counts, back
+
+
+@njit(cache=True)
+def feasible_depths(chain, system):
+    """feasible[p]: whether the chain fits some division into p stages, with the least memory."""
+    n = chain.time_s.shape[0]
+    saved_sum = np.zeros(n + 1)
+    parameter_sum = np.zeros(n + 1)
+    block_sum = np.zeros(n + 1, np.int64)
+    for i in range(n):
+        saved_sum[i + 1] = saved_sum[i] + (0.0 if chain.block[i] else chain.saved_bytes[i])
+        parameter_sum[i + 1] = parameter_sum[i] + chain.parameters[i]
+        block_sum[i + 1] = block_sum[i] + (1 if chain.block[i] else 0)
+    time_sum = np.zeros(n + 1)
+    most = min(n, system.devices // system.tensor)
+    feasible = np.zeros(most + 1, np.bool_)
+    reach = np.zeros(n + 1, np.bool_)
+    reach[n] = True
+    for s in range(1, most + 1):
+        following = np.zeros(n + 1, np.bool_)
+        for first in range(n - s, -1, -1):
+            for last in range(first + 1, n - s + 2):
+                if not reach[last]:
+                    continue
+                load, _ = stage_cost(chain, first, last, float(s), 0.0, 0.0,
+                                     system.memory_bytes, system.state_bytes, time_sum,
+                                     saved_sum, parameter_sum, block_sum)
+                if load < np.inf:
+                    following[first] = True
+                    break
+        feasible[s] = following[0]
+        reach = following
+    return feasible

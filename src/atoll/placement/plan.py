@@ -1,0 +1,79 @@
+"""A placement: which layers on which devices, and what a training step costs there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage, on one tensor-parallel group of devices."""
+
+    layers: tuple[str, ...]
+    """Layer names with their counts, for example ("embedding", "block x8")."""
+    first: int
+    last: int
+    """Layers first..last-1 of the chain."""
+    devices: int
+    load_s: float
+    """What one microbatch costs: forward, backward, recomputation, incoming transfers."""
+    recompute: str
+    """What the stage recomputes, in words."""
+    memory_bytes: Mapping[str, float]
+    """By part: states, activations, rebuilt, buffers."""
+
+    @property
+    def total_memory_bytes(self) -> float:
+        return sum(self.memory_bytes.values())
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The distribution of one training step over all devices."""
+
+    pipeline: int
+    tensor: int
+    data: int
+    microbatch: int
+    microbatches: int
+    """Microbatches of one replica in one step."""
+    step_time_s: float
+    stages: tuple[Stage, ...]
+    time_parts_s: Mapping[str, float] = field(default_factory=dict)
+    """The step's time by cause; the parts add up to `step_time_s`."""
+
+    @property
+    def devices(self) -> int:
+        return self.data * sum(stage.devices for stage in self.stages)
+
+    @property
+    def recompute(self) -> str:
+        """The stages' recomputation in one phrase."""
+        kinds = list(dict.fromkeys(stage.recompute for stage in self.stages))
+        return kinds[0] if len(kinds) == 1 else "; ".join(kinds)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "tensor": self.tensor,
+            "data": self.data,
+            "devices": self.devices,
+            "microbatch": self.microbatch,
+            "microbatches": self.microbatches,
+            "step_time_s": self.step_time_s,
+            "time_parts_s": dict(self.time_parts_s),
+            "recompute": self.recompute,
+            "stages": [
+                {
+                    "layers": list(stage.layers),
+                    "devices": stage.devices,
+                    "load_s": stage.load_s,
+                    "recompute": stage.recompute,
+                    "memory_bytes": dict(stage.memory_bytes)
+                    | {"total": stage.total_memory_bytes},
+                }
+                for stage in self.stages
+            ],
+        }

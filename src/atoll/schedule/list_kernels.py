@@ -1,0 +1,352 @@
+"""Compiled list schedules: two schedule-generation schemes and a portfolio over their settings.
+
+The parallel scheme walks through time and starts what fits, adapting widths as it goes; the serial
+scheme places operators one by one in a given order, in given options, at the earliest time that
+the resource profile allows (Kolisch 1996). The second reaches every active schedule, so some order
+and options give an optimum; the first is the better guess.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from atoll.schedule.bound_kernels import (
+    ancestors,
+    falling,
+    heads_and_tails,
+    instance,
+    mirrored,
+    series_bound,
+    series_cuts,
+)
+
+GREEDY, WAIT, STRICT, SHARE = 0, 1, 2, 3
+"""How the parallel scheme picks an option: see `list_schedule`."""
+
+MET = 1e-7
+"""A makespan this close to its lower bound (relative) is taken for optimal."""
+
+
+@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def earliest_fit(j, o, p, free, running, active, option, finish, now):
+    """Earliest time at which option o of j fits if nothing else starts before it."""
+    demand = p.demand
+    when = now
+    while True:
+        fits = True
+        for r in range(free.shape[0]):
+            have = free[r]
+            for a in range(active):
+                i = running[a]
+                if finish[i] <= when:
+                    have += demand[i, option[i], r]
+            if demand[j, o, r] > have:
+                fits = False
+                break
+        if fits:
+            return when
+        later = np.inf
+        for a in range(active):
+            end = finish[running[a]]
+            if when < end < later:
+                later = end
+        if later == np.inf:
+            return later
+        when = later
+
+
+@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def list_schedule(lo, hi, p, first, order, rule, start, option):
+    """Parallel scheme on lo:hi, urgent first by `order`. Fills start, option; returns the makespan.
+
+    `first[j]` is the fastest option (position in `options[j]`) that the allotment grants. GREEDY
+    takes the fastest that fits now, from there on; WAIT does so unless waiting for the granted one
+    ends sooner; STRICT takes the granted one only; SHARE is GREEDY, with everything granted to an
+    operator that has the chip to itself.
+    """
+    duration = p.duration
+    demand = p.demand
+    capacity = p.capacity
+    options = p.options
+    count = p.count
+    pred_ptr = p.pred_ptr
+    pred_idx = p.pred_idx
+    succ_ptr = p.succ_ptr
+    succ_idx = p.succ_idx
+    resources = capacity.shape[0]
+    pending = np.zeros(hi, np.int64)
+    started = np.zeros(hi, np.bool_)
+    finish = np.zeros(hi)
+    running = np.empty(hi - lo, np.int64)
+    free = np.empty(resources)
+    for r in range(resources):
+        free[r] = capacity[r]
+    active = 0
+    ready = 0
+    for j in range(lo, hi):
+        for e in range(pred_ptr[j], pred_ptr[j + 1]):
+            if lo <= pred_idx[e] < hi:
+                pending[j] += 1
+        if pending[j] == 0:
+            ready += 1
+    now = 0.0
+    left = hi - lo
+    while left > 0:
+        for at in range(hi - lo):
+            if ready == 0:
+                break
+            j = order[at]
+            if started[j] or pending[j] > 0:
+                continue
+            begin = first[j]
+            if rule == SHARE and active == 0 and ready == 1:
+                begin = 0
+            end = begin + 1 if rule == STRICT else count[j]
+            pick = -1
+            for k in range(begin, end):
+                fits = True
+                for r in range(resources):
+                    if demand[j, options[j, k], r] > free[r]:
+                        fits = False
+                        break
+                if fits:
+                    pick = k
+                    break
+            if pick < 0:
+                continue
+            o = options[j, pick]
+            if rule == WAIT and pick > begin:
+                granted = options[j, begin]
+                when = earliest_fit(j, granted, p, free, running, active, option, finish, now)
+                if when + duration[j, granted] < now + duration[j, o]:
+                    continue
+            started[j] = True
+            ready -= 1
+            start[j] = now
+            option[j] = o
+            finish[j] = now + duration[j, o]
+            running[active] = j
+            active += 1
+            for r in range(resources):
+                free[r] -= demand[j, o, r]
+        now = np.inf
+        for a in range(active):
+            now = min(now, finish[running[a]])
+        still = 0
+        for a in range(active):
+            j = running[a]
+            if finish[j] > now:
+                running[still] = j
+                still += 1
+                continue
+            left -= 1
+            for r in range(resources):
+                free[r] += demand[j, option[j], r]
+            for e in range(succ_ptr[j], succ_ptr[j + 1]):
+                i = succ_idx[e]
+                if lo <= i < hi:
+                    pending[i] -= 1
+                    if pending[i] == 0:
+                        ready += 1
+        active = still
+    return now
+
+
+@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def serial_schedule(lo, hi, p, order, option, start, times, use):
+    """Serial scheme: place `order` (precedence-feasible) in the given options; returns the makespan.
+
+    `times` and `use` are scratch for the profile, of 2 (hi - lo) + 2 rows: `use[k]` holds from
+    `times[k]` to `times[k + 1]`, and the last interval is always empty.
+    """
+    duration = p.duration
+    demand = p.demand
+    capacity = p.capacity
+    pred_ptr = p.pred_ptr
+    pred_idx = p.pred_idx
+    resources = capacity.shape[0]
+    points = 1
+    times[0] = 0.0
+    times[1] = np.inf
+    for r in range(resources):
+        use[0, r] = 0.0
+    makespan = 0.0
+    for at in range(hi - lo):
+        j = order[at]
+        o = option[j]
+        d = duration[j, o]
+        t = 0.0
+        for e in range(pred_ptr[j], pred_ptr[j + 1]):
+            i = pred_idx[e]
+            if lo <= i < hi:
+                t = max(t, start[i] + duration[i, option[i]])
+        k = points - 1
+        while times[k] > t:
+            k -= 1
+        begin = k
+        while k < points and times[k] < t + d:
+            for r in range(resources):
+                if use[k, r] + demand[j, o, r] > capacity[r]:
+                    begin = k + 1
+                    t = times[begin]
+                    break
+            k += 1
+        end = t + d
+        start[j] = t
+        makespan = max(makespan, end)
+        if times[begin] < t:
+            begin += 1
+            points = split_profile(times, use, points, begin, t)
+        k = begin
+        while times[k] < end:
+            k += 1
+        if times[k] > end:
+            points = split_profile(times, use, points, k, end)
+        for m in range(begin, k):
+            for r in range(resources):
+                use[m, r] += demand[j, o, r]
+    return makespan
+
+
+@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def split_profile(times, use, points, at, t):
+    """Insert the time t as point `at` of the profile; returns the new number of points."""
+    for m in range(points, at - 1, -1):
+        times[m + 1] = times[m]
+        for r in range(use.shape[1]):
+            use[m, r] = use[m - 1, r]
+    times[at] = t
+    return points + 1
+
+
+@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def justify(lo, hi, p, start, option):
+    """Shift everything as late, then as early as it goes, in the same options (double
+    justification, Valls et al. 2005): never longer, often shorter. Returns the makespan."""
+    duration = p.duration
+    capacity = p.capacity
+    m = hi - lo
+    times = np.empty(2 * m + 3)
+    use = np.empty((2 * m + 3, capacity.shape[0]))
+    late = np.empty(hi)
+    key = np.empty(hi)
+    # Ends sort successors first in reversed time; equal ends by falling index (durations of zero).
+    for j in range(lo, hi):
+        key[j] = start[j] + duration[j, option[j]]
+    order = falling(key, lo, hi)
+    serial_schedule(lo, hi, mirrored(p), order, option, late, times, use)
+    for j in range(lo, hi):
+        key[j] = late[j] + duration[j, option[j]]
+    order = falling(key, lo, hi)
+    return serial_schedule(lo, hi, p, order, option, start, times, use)
+
+
+@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def granted_options(lo, hi, p, theta, widest, first):
+    """Allotment rule: the fastest option minimising duration + theta x work among those that take
+    at most the share `widest` of every resource they use (the leanest if none does)."""
+    duration = p.duration
+    demand = p.demand
+    capacity = p.capacity
+    options = p.options
+    count = p.count
+    for j in range(lo, hi):
+        best = np.inf
+        first[j] = count[j] - 1
+        for k in range(count[j]):
+            o = options[j, k]
+            share = 0.0
+            for r in range(capacity.shape[0]):
+                if demand[j, o, r] > 0.0:
+                    share = max(share, demand[j, o, r] / capacity[r])
+            value = duration[j, o] * (1.0 + theta * share)
+            if share <= widest and value < best:
+                best = value
+                first[j] = k
+
+
+@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+def portfolio(lo, hi, p, lower, best_start, best_option):
+    """Best of a fixed set of list schedules of lo:hi. Returns the makespan; stops at `lower`."""
+    duration = p.duration
+    options = p.options
+    pred_ptr = p.pred_ptr
+    pred_idx = p.pred_idx
+    first = np.zeros(hi, np.int64)
+    length = np.empty(hi)
+    head = np.empty(hi)
+    tail = np.empty(hi)
+    priority = np.empty(hi)
+    start = np.empty(hi)
+    option = np.zeros(hi, np.int64)
+    best = np.inf
+    for allotment in range(6):
+        # Wide for all; then narrower in two ways: by price of work, and by a share of the chip.
+        theta = (0.0, 0.0, 16.0, 2.0, 64.0, 0.0)[allotment]
+        widest = (1.0, 0.51, 1.0, 1.0, 1.0, 0.26)[allotment]
+        granted_options(lo, hi, p, theta, widest, first)
+        for j in range(lo, hi):
+            length[j] = duration[j, options[j, first[j]]]
+        heads_and_tails(lo, hi, length, pred_ptr, pred_idx, head, tail)
+        for backward in range(2):
+            q = mirrored(p) if backward == 1 else p
+            for j in range(lo, hi):
+                priority[j] = length[j] + (head[j] if backward == 1 else tail[j])
+            order = falling(priority, lo, hi)
+            for rule in range(WAIT, SHARE + 1):
+                if allotment == 0 and rule == STRICT:
+                    continue
+                value = list_schedule(lo, hi, q, first, order, rule, start, option)
+                if value < best * (1.0 - 1e-12):
+                    if backward == 1:
+                        for j in range(lo, hi):
+                            start[j] = value - start[j] - duration[j, option[j]]
+                    best = justify(lo, hi, p, start, option)
+                    for j in range(lo, hi):
+                        best_start[j] = start[j]
+                        best_option[j] = option[j]
+                    if best <= lower * (1.0 + MET):
+                        return best
+    return best
+
+
+@njit(cache=True, error_model="numpy")
+def quick_bounds(duration, demand, capacity, pred_ptr, pred_idx):
+    """Cheap lower bound and portfolio, per series part: the entry for search loops.
+
+    The arrays are those of `ScheduleProblem`, with the edges in CSR form. Returns (lower bound,
+    makespan, kind and resource of the bound of the longest part, start, option), times in
+    seconds; both are infinite where some operator has no option that fits the chip.
+    """
+    n = duration.shape[0]
+    p = instance(duration, demand, capacity, pred_ptr, pred_idx)
+    start = np.zeros(n)
+    option = np.zeros(n, np.int64)
+    for j in range(n):
+        if p.count[j] == 0:
+            return np.inf, np.inf, 0, 0, start, option
+    head = np.empty(n)
+    tail = np.empty(n)
+    lower = 0.0
+    upper = 0.0
+    longest = -1.0
+    kind = 0
+    resource = 0
+    cuts = series_cuts(ancestors(n, p.pred_ptr, p.pred_idx))
+    for c in range(cuts.shape[0] - 1):
+        lo = cuts[c]
+        hi = cuts[c + 1]
+        bound, what, r = series_bound(lo, hi, p, head, tail)
+        if bound > longest:
+            longest, kind, resource = bound, what, r
+        if hi - lo == 1:
+            option[lo] = p.options[lo, 0]
+            value = bound
+        else:
+            value = portfolio(lo, hi, p, bound, start, option)
+        for j in range(lo, hi):
+            start[j] += upper
+        lower += min(bound, value)
+        upper += value
+    return lower, upper, kind, resource, start, option

@@ -1,0 +1,122 @@
+"""Bounds over all chips and layouts at once, and schedules' bounds of many nodes, compiled.
+
+A node is one chip with one variant (a model at one microbatch and tensor width).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, prange
+
+from atoll.cost.table_kernels import capacities, pass_predecessors, pass_problem
+from atoll.schedule.list_kernels import quick_bounds
+
+
+@njit(cache=True, parallel=True)
+def roofline(passes, macs, vector_ops, bytes_, link_s, mac_rate, vector_rate, hbm_Bps,
+             vector_memory, one_port):
+    """Lower bound on every pass on every chip from peak rates alone.
+
+    An operator takes no less than its products at the chip's peak, its vector work at all lanes,
+    its bytes at HBM's bandwidth; a pass no less than its longest path of such operators, nor than
+    the sum of either kind of work.
+    """
+    chips = mac_rate.shape[0]
+    count = passes.ptr.shape[0] - 1
+    bound = np.zeros((chips, count))
+    for chip in prange(chips):
+        finish = np.zeros(256)
+        for p in range(count):
+            first = passes.ptr[p]
+            longest = 0.0
+            tensor_s = 0.0
+            vector_s = 0.0
+            memory_s = 0.0
+            port_s = 0.0
+            for j in range(passes.ptr[p + 1] - first):
+                op = passes.op[first + j]
+                tensor = macs[op] / mac_rate[chip]
+                vector = vector_ops[op] / vector_rate[chip]
+                # Without a memory term for vectors, only products pay for bytes (the seed).
+                pays = vector_memory or macs[op] > 0.0
+                memory = bytes_[op] / hbm_Bps[chip] if pays else 0.0
+                fastest = max(max(tensor, vector), max(memory, link_s[op]))
+                start = 0.0
+                for e in range(passes.pred_ptr[first + j], passes.pred_ptr[first + j + 1]):
+                    start = max(start, finish[passes.pred_idx[e]])
+                finish[j] = start + fastest
+                longest = max(longest, finish[j])
+                tensor_s += tensor
+                vector_s += vector
+                memory_s += memory if vector_memory else 0.0
+                port_s += link_s[op]
+            total = max(max(tensor_s, vector_s), max(memory_s, port_s if one_port else 0.0))
+            bound[chip, p] = max(longest, total)
+    return bound
+
+
+@njit(cache=True, parallel=True)
+def layout_bounds(layer_s, node_variant, first_layer, repeats, block_layer, layout_ptr,
+                  layout_stages, layout_loads, layout_passes, layout_transfer_s, layout_fixed_s):
+    """Least step time of every node over its variant's layouts.
+
+    `layer_s[node, i]` bounds forward plus backward of the variant's i-th layer from below. A
+    layout pays so many times the largest load, so many times a whole pass, and what does not
+    depend on the chip; the largest load is no less than the average, than any layer, or than the
+    blocks that some stage must hold.
+    """
+    nodes = layer_s.shape[0]
+    best = np.full(nodes, np.inf)
+    for node in prange(nodes):
+        v = node_variant[node]
+        first = first_layer[v]
+        total = 0.0
+        largest = 0.0
+        for k in range(first_layer[v + 1] - first):
+            total += layer_s[node, k] * repeats[first + k]
+            largest = max(largest, layer_s[node, k])
+        blocks = repeats[first + block_layer[v]]
+        block_s = layer_s[node, block_layer[v]]
+        least = np.inf
+        for a in range(layout_ptr[v], layout_ptr[v + 1]):
+            p = layout_stages[a]
+            whole = total + layout_transfer_s[a]
+            load = max(whole / p, max(largest, -(-blocks // p) * block_s))
+            seconds = layout_loads[a] * load + layout_passes[a] * whole + layout_fixed_s[a]
+            least = min(least, seconds)
+        best[node] = least
+    return best
+
+
+@njit(cache=True, parallel=True)
+def schedule_bounds(costs, passes, node_chip, node_variant, first_layer, most_layers):
+    """Quick lower and upper bounds on the makespan of each pass of each node.
+
+    Returns two arrays (nodes, layers, 2): forward and backward.
+    """
+    nodes = node_chip.shape[0]
+    lower = np.zeros((nodes, most_layers, 2))
+    upper = np.zeros((nodes, most_layers, 2))
+    for node in prange(nodes):
+        chip = node_chip[node]
+        v = node_variant[node]
+        capacity = capacities(costs, chip)
+        for k in range(first_layer[v + 1] - first_layer[v]):
+            for direction in range(2):
+                p = 2 * (first_layer[v] + k) + direction
+                duration, demand = pass_problem(costs, passes, p, chip)
+                pred_ptr, pred_idx = pass_predecessors(passes, p)
+                bounds = quick_bounds(duration, demand, capacity, pred_ptr, pred_idx)
+                lower[node, k, direction] = bounds[0]
+                upper[node, k, direction] = bounds[1]
+    return lower, upper
+
+
+@njit(cache=True)
+def fastest_s(costs, passes, p, chip):
+    """Shortest duration of each operator of one pass on one chip."""
+    duration, _ = pass_problem(costs, passes, p, chip)
+    result = np.empty(duration.shape[0])
+    for j in range(duration.shape[0]):
+        result[j] = duration[j].min()
+    return result

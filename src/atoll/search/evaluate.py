@@ -1,0 +1,156 @@
+"""One node priced: a chip with a variant, from operator costs to the best placement.
+
+Lower bounds come from lower bounds on the layers' makespans, upper bounds from schedules that
+exist; both go through the same exact placement, so that a node's true optimum lies between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips
+from atoll.cost.table import PassSet, build_costs
+from atoll.cost.table_kernels import Costs, capacities, pass_problem
+from atoll.placement.chain import Division, describe, divide, make_chain
+from atoll.placement.chain_kernels import System
+from atoll.placement.flat import FlatPlan, describe_flat, divide_flat
+from atoll.placement.plan import Placement
+from atoll.schedule.problem import Schedule, ScheduleProblem
+from atoll.schedule.solve import Effort, solve
+from atoll.search.bound_kernels import fastest_s, schedule_bounds
+from atoll.search.layouts import Setting
+from atoll.search.workloads import Variant, Variants
+from atoll.workload.layer import predecessors
+
+FloatArray = NDArray[np.float64]
+Plan = Division | FlatPlan
+
+
+@dataclass(eq=False)
+class Priced:
+    """Chips with the cost table of all variants on them."""
+
+    chips: Chips
+    variants: Variants
+    setting: Setting
+    costs: Costs
+    _systems: dict[tuple[int, float, float], System] = field(default_factory=dict)
+
+    @staticmethod
+    def of(chips: Chips, variants: Variants, setting: Setting) -> Priced:
+        costs = build_costs(variants.passes.keys, chips, setting.network, setting.profile)
+        return Priced(chips, variants, setting, costs)
+
+    @property
+    def passes(self) -> PassSet:
+        return self.variants.passes
+
+    def schedule_bounds(
+        self, node_chip: NDArray[np.int64], node_variant: NDArray[np.int64]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Quick bounds of many nodes: (nodes, layers, forward and backward)."""
+        most = max(variant.layers for variant in self.variants.variants)
+        lower, upper = schedule_bounds(
+            self.costs,
+            self.passes.arrays,
+            node_chip,
+            node_variant,
+            self.variants.layer_ranges,
+            most,
+        )
+        return lower, upper
+
+    def operators_s(self, chip: int, variant: Variant) -> FloatArray:
+        """Shortest durations of the block's forward operators."""
+        p = 2 * (variant.first_layer + variant.facts.block_kind)
+        result: FloatArray = fastest_s(self.costs, self.passes.arrays, p, chip)
+        return result
+
+    def place(
+        self,
+        chip: int,
+        variant: Variant,
+        pass_s: FloatArray,
+        cutoff_s: float = np.inf,
+        memory_bytes: float | None = None,
+    ) -> tuple[float, Plan] | None:
+        """The best placement with these times (layers, forward and backward), below the cutoff."""
+        memory = float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes
+        times = pass_s[: variant.layers]
+        if not np.isfinite(times).all():
+            return None
+        if self.setting.profile.whole_stage_recompute:
+            flat = divide_flat(
+                variant.facts,
+                times[:, 0],
+                times[:, 1],
+                self.setting.network,
+                devices=self.setting.devices,
+                tensor=variant.tensor,
+                microbatches=variant.microbatches,
+                memory_bytes=memory,
+                optimizer=self.setting.optimizer.name,
+                recompute=self.setting.recompute,
+            )
+            if flat is None or flat.step_time_s >= cutoff_s:
+                return None
+            return flat.step_time_s, flat
+        chain = make_chain(variant.facts, times.sum(axis=1), self.operators_s(chip, variant))
+        division = divide(chain, self._system(chip, variant, memory), cutoff_s)
+        return None if division is None else (division.step_time_s, division)
+
+    def describe(
+        self,
+        chip: int,
+        variant: Variant,
+        pass_s: FloatArray,
+        plan: Plan,
+        memory_bytes: float | None = None,
+    ) -> Placement:
+        """The placement behind a plan, in full."""
+        memory = float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes
+        if isinstance(plan, FlatPlan):
+            return describe_flat(
+                variant.facts, plan, self.setting.network, variant.microbatches
+            )
+        times = pass_s[: variant.layers]
+        chain = make_chain(variant.facts, times.sum(axis=1), self.operators_s(chip, variant))
+        return describe(variant.facts, chain, self._system(chip, variant, memory), plan)
+
+    def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
+        """The scheduling problem of one pass on one chip."""
+        duration, demand = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
+        return ScheduleProblem(
+            duration_s=duration,
+            demand=demand,
+            capacity=capacities(self.costs, chip),
+            predecessors=predecessors(self.passes.operators(pass_index)),
+        )
+
+    def schedules(
+        self, chip: int, variant: Variant, effort: Effort, tolerance: float, time_limit_s: float
+    ) -> list[tuple[Schedule, Schedule]]:
+        """Forward and backward schedules of every layer of a variant."""
+        result = []
+        for layer in range(variant.first_layer, variant.first_layer + variant.layers):
+            pair = [
+                solve(
+                    self.problem(chip, 2 * layer + direction),
+                    effort=effort,
+                    tolerance=tolerance,
+                    time_limit_s=time_limit_s,
+                )
+                for direction in range(2)
+            ]
+            result.append((pair[0], pair[1]))
+        return result
+
+    def _system(self, chip: int, variant: Variant, memory_bytes: float) -> System:
+        hbm_Bps = float(self.chips.hbm_Bps[chip])
+        key = (id(variant), memory_bytes, hbm_Bps)
+        if key not in self._systems:
+            self._systems[key] = self.setting.system(variant, memory_bytes, hbm_Bps)
+        return self._systems[key]

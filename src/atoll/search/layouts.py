@@ -1,0 +1,149 @@
+"""The layouts that a bound must consider: stage counts that fit in memory, and rounds.
+
+For each variant: every number of stages that fits with the least memory (full recomputation), with
+every number of rounds that some data-parallel degree gives, and the part of the step that no chip
+changes (transfers between stages, gradient reduction, optimizer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.hardware.network import Network
+from atoll.placement.chain import Optimizer, make_chain, make_system
+from atoll.placement.chain_kernels import System, feasible_depths
+from atoll.profile import Profile
+from atoll.search.workloads import Variant
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What holds for every chip and every model of a search."""
+
+    network: Network
+    profile: Profile
+    optimizer: Optimizer
+    devices: int
+    recompute: str
+
+    def system(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> System:
+        return make_system(
+            self.network,
+            self.optimizer,
+            devices=self.devices,
+            tensor=variant.tensor,
+            microbatches=variant.microbatches,
+            memory_bytes=memory_bytes,
+            hbm_Bps=hbm_Bps,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """Flat lists over variants, as the compiled bound wants them."""
+
+    ptr: IntArray
+    stages: IntArray
+    loads: FloatArray
+    """How often the largest load is paid."""
+    passes: FloatArray
+    """How often a whole pass through all stages is paid."""
+    transfer_s: FloatArray
+    fixed_s: FloatArray
+
+
+def list_layouts(
+    variants: Sequence[Variant],
+    setting: Setting,
+    memory_bytes: float,
+    hbm_Bps: float,
+    least_layer_s: Sequence[FloatArray],
+) -> Layouts:
+    """`least_layer_s` bounds each variant's layers on the fastest chip: with it, layouts that
+    lose on every chip are left out."""
+    rows: list[tuple[int, float, float, float, float]] = []
+    ptr = [0]
+    for variant, layer_s in zip(variants, least_layer_s, strict=True):
+        total_s = float((layer_s[variant.facts.kind]).sum())
+        system = setting.system(variant, memory_bytes, hbm_Bps)
+        for stages in _depths(variant, setting, system):
+            rows.extend(_rounds(variant, setting, system, stages, total_s / stages))
+        ptr.append(len(rows))
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 5
+    return Layouts(
+        ptr=np.array(ptr, np.int64),
+        stages=np.array(columns[0], np.int64),
+        loads=np.array(columns[1], np.float64),
+        passes=np.array(columns[2], np.float64),
+        transfer_s=np.array(columns[3], np.float64),
+        fixed_s=np.array(columns[4], np.float64),
+    )
+
+
+def _depths(variant: Variant, setting: Setting, system: System) -> list[int]:
+    """Stage counts that may fit."""
+    facts = variant.facts
+    most = min(len(facts.kind), setting.devices // variant.tensor)
+    if setting.profile.whole_stage_recompute:
+        # A stage's weights and gradients (two bytes each) and the activations of one microbatch
+        # are resident, recomputed or not.
+        resident = 4.0 * facts.parameters.sum() + facts.saved_bytes.sum()
+        return [p for p in range(1, most + 1) if resident / p <= system.memory_bytes]
+    operators = len(variant.model.layers[facts.block_kind][0].forward)
+    chain = make_chain(facts, np.zeros(variant.layers), np.ones(operators))
+    fits = feasible_depths(chain, system)
+    # With fewer microbatches than stages less is in flight: those depths are never ruled out.
+    fewest_rounds = [
+        -(-variant.microbatches // max(1, system.devices // (variant.tensor * p)))
+        for p in range(1, most + 1)
+    ]
+    return [p for p in range(1, most + 1) if fits[p] or fewest_rounds[p - 1] < p]
+
+
+def _rounds(
+    variant: Variant, setting: Setting, system: System, stages: int, load_s: float
+) -> list[tuple[int, float, float, float, float]]:
+    """One row per number of rounds, without those that another beats on every chip."""
+    facts = variant.facts
+    top = min(setting.devices // (variant.tensor * stages), variant.microbatches)
+    data = np.arange(1, top + 1)
+    rounds = -(-variant.microbatches // data)
+    per_stage = facts.parameters.sum() / stages
+    if setting.profile.whole_stage_recompute:
+        weights = 2.0 * facts.parameters[0]
+        bandwidth = setting.network.levels[-1].bandwidth_Bps
+        fixed = 4.0 * (data - 1) / data * weights / bandwidth
+        transfer = np.zeros(len(data))
+        loads, passes = rounds + stages - 1.0, 0.0
+    else:
+        reduce = system.reduce_s[data] + system.reduce_s_per_parameter[data] * per_stage
+        fixed = reduce.min(axis=1) + system.optimizer_s * per_stage
+        inner = facts.boundary_bytes[1:-1]
+        least = float(inner.min()) if len(inner) else 0.0
+        transfer = 2.0 * (stages - 1) * (system.cut_s[data] + system.cut_s_per_byte[data] * least)
+        loads, passes = rounds - 1.0, 1.0
+    score = loads * load_s + fixed + transfer
+    kept: list[tuple[int, float, float, float, float]] = []
+    least_fixed = np.inf
+    # From many copies to few: rounds only grow, so only a cheaper reduction can pay.
+    for index in range(len(data) - 1, -1, -1):
+        cost = fixed[index] + transfer[index]
+        if cost < least_fixed:
+            least_fixed = cost
+            if kept and score[index] >= _best(kept, load_s):
+                continue
+            kept.append(
+                (stages, float(loads[index]), passes, float(transfer[index]), float(fixed[index]))
+            )
+    return kept
+
+
+def _best(rows: list[tuple[int, float, float, float, float]], load_s: float) -> float:
+    return min(loads * load_s + transfer + fixed for _, loads, _, transfer, fixed in rows)

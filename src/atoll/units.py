@@ -1,0 +1,202 @@
+"""Human units at the edge: "80 GiB", "400 Gb/s" or "1.05 GHz" to plain floats, and back.
+
+Inside, quantities are floats in the base unit of their dimension, which the name carries: bytes,
+bytes per second (`_Bps`), hertz, square millimetres (`_mm2`), watts, seconds, joules. Case matters:
+B is a byte and b a bit, M is mega and m milli.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+
+from atoll.errors import AtollError
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_SMALL = {"": 1.0, "m": 1e-3, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "n": 1e-9, "p": 1e-12, "f": 1e-15}
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A kind of quantity: its units, as factors of the base unit, and those to print it in."""
+
+    noun: str
+    example: str
+    units: Mapping[str, float]
+    display: tuple[str, ...]  # smallest first
+
+
+class UnitError(AtollError, ValueError):
+    """A quantity that cannot be read; a ValueError too, so that a schema can collect it."""
+
+
+def _scaled(prefixes: Mapping[str, float], unit: str, factor: float = 1.0) -> dict[str, float]:
+    return {prefix + unit: scale * factor for prefix, scale in prefixes.items()}
+
+
+_BYTE_UNITS = _scaled(_DECIMAL, "B") | _scaled(_BINARY, "B")
+
+BYTES = Dimension(
+    "an amount of memory", "80 GiB", _BYTE_UNITS, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+)
+BANDWIDTH = Dimension(
+    "a bandwidth",
+    "900 GB/s",
+    {unit + "/s": factor for unit, factor in _BYTE_UNITS.items()}
+    | _scaled(_DECIMAL, "b/s", 1 / 8)
+    | _scaled(_DECIMAL, "bit/s", 1 / 8)
+    | _scaled(_DECIMAL, "bps", 1 / 8),
+    ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"),
+)
+FREQUENCY = Dimension(
+    "a frequency", "1.05 GHz", _scaled(_DECIMAL, "Hz"), ("Hz", "kHz", "MHz", "GHz", "THz")
+)
+AREA = Dimension(
+    "an area",
+    "278.8 mm2",
+    {
+        f"{unit}{square}": factor
+        for unit, factor in {"um": 1e-6, "µm": 1e-6, "mm": 1.0, "cm": 1e2}.items()
+        for square in ("2", "^2", "²")
+    },
+    ("um2", "mm2"),
+)
+POWER = Dimension(
+    "a power",
+    "400 W",
+    _scaled(_SMALL, "W") | _scaled({"k": 1e3, "M": 1e6, "G": 1e9}, "W"),
+    ("uW", "mW", "W", "kW", "MW"),
+)
+TIME = Dimension(
+    "a time",
+    "1.5 us",
+    _scaled(_SMALL, "s") | {"min": 60.0, "h": 3600.0, "d": 86400.0},
+    ("ps", "ns", "us", "ms", "s", "min", "h", "d"),
+)
+ENERGY = Dimension(
+    "an energy",
+    "3.9 pJ",
+    _scaled(_SMALL, "J") | _scaled({"k": 1e3, "M": 1e6, "G": 1e9}, "J"),
+    ("fJ", "pJ", "nJ", "uJ", "mJ", "J", "kJ", "MJ"),
+)
+ENERGY_PER_BIT = Dimension(
+    "an energy per bit",
+    "3.9 pJ/bit",
+    _scaled(_SMALL, "J/bit") | _scaled(_SMALL, "J/b") | _scaled(_SMALL, "J/B", 1 / 8),
+    ("fJ/bit", "pJ/bit", "nJ/bit"),
+)
+FLOPS = Dimension(
+    "a compute rate",
+    "275 TFLOP/s",
+    _scaled(_DECIMAL, "FLOP/s") | _scaled(_DECIMAL, "FLOPS"),
+    ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s", "EFLOP/s"),
+)
+
+DIMENSIONS = (BYTES, BANDWIDTH, FREQUENCY, AREA, POWER, TIME, ENERGY, ENERGY_PER_BIT, FLOPS)
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
+
+
+def parse_quantity(value: object, dimension: Dimension, default_unit: str | None = None) -> float:
+    """The value in the dimension's base unit.
+
+    Takes text with a unit; a plain number only where `default_unit` says what it counts. Anything
+    else (another dimension, negative, not finite, a flag) is refused with a sentence.
+    """
+    expected = f'expected {dimension.noun} such as "{dimension.example}", got {_shown(value)}'
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise UnitError(expected)
+    if isinstance(value, str):
+        match = _QUANTITY.fullmatch(value)
+        if match is None:
+            raise UnitError(expected)
+        number, unit = match[1], match[2] or default_unit
+    else:
+        number, unit = repr(float(value)), default_unit
+    if not math.isfinite(float(number)):
+        raise UnitError(f"{expected}, which is not a finite number")
+    if float(number) < 0:
+        raise UnitError(f"{expected}, which is negative")
+    if unit is None:
+        raise UnitError(f"{expected} without a unit")
+    if unit not in dimension.units:
+        raise UnitError(f"{expected}, {_about_unit(unit, dimension)}")
+    # in decimal, so that "3.4 us" is the float 3.4e-6 and not its neighbour
+    return float(Decimal(number) * Decimal(repr(dimension.units[unit])))
+
+
+def parse_bytes(value: object) -> int:
+    """An amount of memory as a whole number of bytes."""
+    return round(parse_quantity(value, BYTES))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _about_unit(unit: str, dimension: Dimension) -> str:
+    for other in DIMENSIONS:
+        if unit in other.units:
+            return f"which is {other.noun}"
+    alike = [known for known in dimension.units if known.lower() == unit.lower()]
+    if alike:
+        return f"where {unit!r} is not a unit, did you mean {' or '.join(alike)}?"
+    return f"where {unit!r} is not a unit, use one of {', '.join(dimension.display)}"
+
+
+def format_quantity(value: float, dimension: Dimension, digits: int = 4) -> str:
+    """The value in the largest unit that leaves at least 1, to so many significant digits."""
+    if not math.isfinite(value):
+        return f"{value} {dimension.display[-1]}"
+    # round first, so that 999.96 becomes "1 kW" and not "1000 W"
+    rounded = float(f"{value:.{digits - 1}e}")
+    fitting = [unit for unit in dimension.display if abs(rounded) >= dimension.units[unit]]
+    if rounded == 0:
+        unit = next(unit for unit, factor in dimension.units.items() if factor == 1.0)
+    else:
+        unit = fitting[-1] if fitting else dimension.display[0]
+    return f"{_digits(value / dimension.units[unit], digits)} {unit}"
+
+
+def _digits(number: float, digits: int) -> str:
+    """Significant digits without an exponent where the number is of everyday size."""
+    if number != 0 and not 1e-4 <= abs(number) < 1e9:
+        return f"{number:.{digits}g}"
+    decimals = digits if number == 0 else digits - 1 - math.floor(math.log10(abs(number)))
+    text = f"{round(number, decimals):.{max(decimals, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def format_bytes(value: float) -> str:
+    return format_quantity(value, BYTES)
+
+
+def format_bandwidth(value_Bps: float) -> str:
+    return format_quantity(value_Bps, BANDWIDTH)
+
+
+def format_seconds(value_s: float) -> str:
+    return format_quantity(value_s, TIME)
+
+
+def format_flops(value: float) -> str:
+    return format_quantity(value, FLOPS)
+
+
+def format_energy(value_J: float) -> str:
+    return format_quantity(value_J, ENERGY)
+
+
+def format_count(value: float) -> str:
+    """Exact with thousands separators below a million, then 4 digits with M, B or T: "8.03 B"."""
+    if abs(value) < 1e6:
+        return f"{value:,.0f}" if float(value).is_integer() else f"{_digits(value, 4)}"
+    for factor, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if abs(float(f"{value:.3e}")) >= factor:
+            return f"{_digits(value / factor, 4)} {suffix}"
+    return f"{value:g}"

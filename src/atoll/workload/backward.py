@@ -1,0 +1,51 @@
+"""Differentiation of a layer: its backward operators follow from its forward ones.
+
+The forward operators are visited in reverse, and each kind has a rule (backward_rules.py) that
+writes down the operators of its gradient. What must be kept from the forward pass is then simply
+what these operators read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from atoll.errors import AtollError
+from atoll.workload.backward_rules import RULES
+from atoll.workload.layer import Layer
+from atoll.workload.operator import Role
+from atoll.workload.tape import Tape
+
+
+def differentiate(layer: Layer, tensor_parallel: int = 1) -> Layer:
+    """The layer with its backward pass, made anew from its (unfused) forward pass.
+
+    `tensor_parallel` is the group over which the gradients of what enters a tensor-parallel region
+    are summed; collectives of the forward pass turn into their conjugates.
+    """
+    forward_only = {
+        name: tensor
+        for name, tensor in layer.tensors.items()
+        if tensor.role not in (Role.ACTIVATION_GRADIENT, Role.WEIGHT_GRADIENT)
+    }
+    tape = Tape(
+        tensors=forward_only,
+        readers=Counter(name for op in layer.forward for name in op.reads),
+        collectives=(op for op in layer.forward if op.collective is not None),
+        group=tensor_parallel,
+    )
+    if not any(op.kind == "cross_entropy" for op in layer.forward):
+        tape.give(layer.output)
+    for op in reversed(layer.forward):
+        if op.kind not in RULES:
+            raise AtollError(
+                f"layer {layer.name}: operator {op.name} of kind {op.kind!r} has no derivative "
+                "(fusing comes last, after sharding and differentiating)"
+            )
+        RULES[op.kind](tape, op)
+    for name, tensor in forward_only.items():
+        if tensor.role is Role.WEIGHT:
+            tape.weight_gradient(name)
+    if tape.has_gradient(layer.input):
+        tape.gradient(layer.input)
+    return replace(layer, tensors=tape.tensors, backward=tuple(tape.operators))

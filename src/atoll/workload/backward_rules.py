@@ -1,0 +1,269 @@
+"""For each kind of forward operator, the operators of its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from atoll.workload.operator import Collective, CollectiveKind, Operator, Role, VectorWork
+from atoll.workload.products import data_gradient, keys_gradient, weight_gradient
+from atoll.workload.tape import Tape
+
+Rule = Callable[[Tape, Operator], None]
+
+
+def backward_vectors(op: Operator) -> tuple[VectorWork, ...]:
+    """The derivatives' passes, last one first; an addition hands its gradient on unchanged."""
+    return tuple(
+        replace(v, function=f"{v.function}_bwd")
+        for v in reversed(op.vectors)
+        if v.function != "add"
+    )
+
+
+def linear(tape: Tape, op: Operator) -> None:
+    """Data gradient and weight gradient apart: schedules may delay the second (zero bubble)."""
+    x = op.reads[0]
+    parameters = [name for name in op.reads[1:] if tape.tensors[name].role is Role.WEIGHT]
+    weights = tuple(name for name in parameters if len(tape.tensors[name].shape) > 1)
+    grads = tuple(tape.gradient(name) for name in op.writes)
+    (product,) = op.matmuls
+    kept = tape.saved(x)
+    dx, after = tape.give_entering(op, x)
+    tape.run(
+        f"{op.name}.dgrad",
+        "linear_dgrad",
+        (*grads, *weights),
+        (dx,),
+        matmuls=(data_gradient(product),),
+    )
+    tape.operators.extend(after)
+    tape.run(
+        f"{op.name}.wgrad",
+        "linear_wgrad",
+        (kept, *grads),
+        tuple(tape.weight_gradient(name) for name in parameters),
+        matmuls=(weight_gradient(product),),
+        vectors=tuple(replace(v, function="bias_grad") for v in op.vectors),
+    )
+
+
+def bias(tape: Tape, op: Operator) -> None:
+    """A bias apart from its product: the gradient passes, and is summed over the tokens."""
+    x, parameter = op.reads
+    dy = tape.gradient(op.writes[0])
+    tape.pass_on(x, dy)
+    vectors = tuple(replace(v, function="bias_grad") for v in op.vectors)
+    writes = (tape.weight_gradient(parameter),)
+    tape.run(f"{op.name}.grad", "bias_grad", (dy,), writes, vectors=vectors)
+
+
+def norm(tape: Tape, op: Operator) -> None:
+    """Reads the input again; the shift of a layer norm is not needed."""
+    x, scale, *_ = op.reads
+    dy = tape.gradient(op.writes[0])
+    writes = (tape.give(x), *(tape.weight_gradient(name) for name in op.reads[1:]))
+    vectors = backward_vectors(op)
+    tape.run(f"{op.name}.bwd", "norm_bwd", (dy, x, scale), writes, vectors=vectors)
+
+
+def activation(tape: Tape, op: Operator) -> None:
+    (x,) = op.reads
+    dy = tape.gradient(op.writes[0])
+    vectors = backward_vectors(op)
+    tape.run(f"{op.name}.bwd", "activation_bwd", (dy, x), (tape.give(x),), vectors=vectors)
+
+
+def dropout(tape: Tape, op: Operator) -> None:
+    (x,), (y, mask) = op.reads, op.writes
+    dy = tape.gradient(y)
+    vectors = backward_vectors(op)
+    tape.run(f"{op.name}.bwd", "dropout_bwd", (dy, mask), (tape.give(x),), vectors=vectors)
+
+
+def add(tape: Tape, op: Operator) -> None:
+    dy = tape.gradient(op.writes[0])
+    for name in op.reads:
+        tape.pass_on(name, dy)
+
+
+def table_add(tape: Tape, op: Operator) -> None:
+    """Rows of small tables added to every sample: their gradients are sums over the batch."""
+    x, *tables = op.reads
+    dy = tape.gradient(op.writes[0])
+    tape.pass_on(x, dy)
+    writes = tuple(
+        tape.weight_gradient(name) if tape.tensors[name].role is Role.WEIGHT else tape.give(name)
+        for name in tables
+    )
+    vectors = tuple(replace(v, function="bias_grad") for v in op.vectors)
+    tape.run(f"{op.name}.grad", "table_grad", (dy,), writes, vectors=vectors)
+
+
+def lookup(tape: Tape, op: Operator) -> None:
+    """The gradient of each token is added to its row of the table."""
+    tokens, rows = op.reads
+    dy = tape.gradient(op.writes[0])
+    tape.run(f"{op.name}.scatter", "scatter_add", (dy, tokens), (tape.give(rows),))
+
+
+def rotary(tape: Tape, op: Operator) -> None:
+    """The inverse rotation: nothing to keep."""
+    grads = tuple(tape.gradient(name) for name in op.writes)
+    outs = tuple(tape.give(name) for name in op.reads)
+    tape.run(f"{op.name}.bwd", "rotary_bwd", grads, outs, vectors=backward_vectors(op))
+
+
+def flash_attention(tape: Tape, op: Operator) -> None:
+    """Five products: the scores once more, then dV, dP, dQ and dK (arXiv:2307.08691)."""
+    q, k, v = op.reads
+    out, statistics = op.writes
+    dout = tape.gradient(out)
+    scores, values = op.matmuls
+    matmuls = (
+        scores,
+        weight_gradient(values),
+        data_gradient(values),
+        data_gradient(scores),
+        keys_gradient(scores),
+    )
+    tape.run(
+        f"{op.name}.bwd",
+        "attention_bwd",
+        (dout, q, k, v, out, statistics),
+        (tape.give(q), tape.give(k), tape.give(v)),
+        matmuls=matmuls,
+        vectors=backward_vectors(op),
+        on_chip=True,
+    )
+
+
+def attention_product(tape: Tape, op: Operator) -> None:
+    """Scores or values of unfused attention: a product of two activations has two gradients."""
+    left, right = op.reads
+    dy = tape.gradient(op.writes[0])
+    (product,) = op.matmuls
+    second = keys_gradient if op.kind == "attention_scores" else weight_gradient
+    tape.run(
+        f"{op.name}.d{left}",
+        "attention_dgrad",
+        (dy, right),
+        (tape.give(left),),
+        matmuls=(data_gradient(product),),
+    )
+    tape.run(
+        f"{op.name}.d{right}",
+        "attention_dgrad",
+        (left, dy),
+        (tape.give(right),),
+        matmuls=(second(product),),
+    )
+
+
+def softmax(tape: Tape, op: Operator) -> None:
+    """Needs its output, not its input."""
+    (x,), (y,) = op.reads, op.writes
+    dy = tape.gradient(y)
+    vectors = backward_vectors(op)
+    tape.run(f"{op.name}.bwd", "softmax_bwd", (dy, y), (tape.give(x),), vectors=vectors)
+
+
+def router(tape: Tape, op: Operator) -> None:
+    (logits,), (gates, choices) = op.reads, op.writes
+    dgates = tape.gradient(gates)
+    tape.run(
+        f"{op.name}.bwd",
+        "router_bwd",
+        (dgates, logits, choices),
+        (tape.give(logits),),
+        vectors=backward_vectors(op),
+    )
+
+
+def dispatch(tape: Tape, op: Operator) -> None:
+    """Each token sums the gradients that its experts send back."""
+    x, choices = op.reads
+    dy = tape.gradient(op.writes[0])
+    kept = tape.saved(choices)
+    dx, after = tape.give_entering(op, x)
+    vectors = (tape.vector("add", op.writes[0]),)
+    tape.run(f"{op.name}.bwd", "dispatch_bwd", (dy, kept), (dx,), vectors=vectors)
+    tape.operators.extend(after)
+
+
+def combine(tape: Tape, op: Operator) -> None:
+    """Gradients of the experts' outputs and, by an inner product with these, of the gates."""
+    done, gates, choices = op.reads
+    dy = tape.gradient(op.writes[0])
+    kept = tape.saved(gates), tape.saved(choices)
+    dgates, after = tape.give_entering(op, gates)
+    tape.run(
+        f"{op.name}.bwd",
+        "combine_bwd",
+        (dy, done, *kept),
+        (tape.give(done), dgates),
+        vectors=backward_vectors(op),
+    )
+    tape.operators.extend(after)
+
+
+def cross_entropy(tape: Tape, op: Operator) -> None:
+    """Starts the backward pass: softmax minus one at the target."""
+    logits, labels = op.reads
+    loss, *softmax = op.writes
+    source = softmax[0] if softmax else logits
+    tape.run(
+        f"{op.name}.bwd",
+        "cross_entropy_bwd",
+        (source, tape.saved(loss), labels),
+        (tape.give(logits),),
+        vectors=backward_vectors(op),
+    )
+
+
+def all_reduce(tape: Tape, op: Operator) -> None:
+    """Every device holds the gradient of the sum already: nothing to do (Megatron's g)."""
+    if tape.has_gradient(op.writes[0]):
+        tape.pass_on(op.reads[0], tape.gradient(op.writes[0]))
+
+
+_CONJUGATES = {
+    CollectiveKind.ALL_GATHER: CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.REDUCE_SCATTER: CollectiveKind.ALL_GATHER,
+}
+
+
+def conjugate(tape: Tape, op: Operator) -> None:
+    """An all-gather turns into a reduce-scatter, and the other way round."""
+    if op.collective is None or not tape.has_gradient(op.writes[0]):
+        return  # gathered integers have no gradient
+    (x,), (y,) = op.reads, op.writes
+    dy = tape.gradient(y)
+    kind = _CONJUGATES[op.collective.kind]
+    collective = Collective(kind, op.collective.bytes, op.collective.group)
+    back = Operator(f"{op.name}.bwd", str(kind), (dy,), (tape.give(x),), collective=collective)
+    tape.insert_early(back)
+
+
+RULES: dict[str, Rule] = {
+    "linear": linear,
+    "bias": bias,
+    "norm": norm,
+    "activation": activation,
+    "dropout": dropout,
+    "add": add,
+    "table_add": table_add,
+    "lookup": lookup,
+    "rotary": rotary,
+    "attention": flash_attention,
+    "attention_scores": attention_product,
+    "attention_values": attention_product,
+    "softmax": softmax,
+    "router": router,
+    "dispatch": dispatch,
+    "combine": combine,
+    "cross_entropy": cross_entropy,
+    "all_reduce": all_reduce,
+    "all_gather": conjugate,
+    "reduce_scatter": conjugate,
+}

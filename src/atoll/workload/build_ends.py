@@ -1,0 +1,104 @@
+"""The two ends of the chain: embedding, output head and loss."""
+
+from __future__ import annotations
+
+from atoll.workload.graph import FLOAT, HALF, TOKEN, Graph
+from atoll.workload.operator import Region, Role, Tensor, Uneven
+
+
+def embedding(graph: Graph) -> tuple[str, str]:
+    """Token ids to the residual stream: look-up, positions, token types, norm, dropout."""
+    config, b, s = graph.config, graph.microbatch, graph.sequence
+    tokens = graph.add(Tensor("tokens", (b, s), TOKEN, Role.ACTIVATION))
+    graph.weight("word.weight", (config.vocab, config.word_width), 0, uneven=Uneven.PAD)
+    # The table is a parameter, but only the rows of this microbatch's tokens are read: on each
+    # device those that fall into its part of the vocabulary.
+    rows = graph.add(
+        Tensor(
+            "word.rows",
+            (graph.tokens, config.word_width),
+            HALF,
+            Role.ACTIVATION,
+            Region.TENSOR,
+            0,
+            uneven=Uneven.PAD,
+        )
+    )
+    x = graph.stream("word", config.word_width)
+    graph.run("word", "lookup", (tokens, rows), (x,), exits=True)
+    if config.embedding_width:
+        wide = graph.stream("project_in", config.hidden)
+        x = graph.linear("project_in", x, wide, bias=False, split="m")
+    x = _positions(graph, x)
+    if config.embedding_norm:
+        x = graph.norm("embedding_norm", x)
+    return tokens, graph.dropout("embedding_dropout", x, config.embedding_dropout)
+
+
+def _positions(graph: Graph, x: str) -> str:
+    """Learned positions and token types: small tables, added row by row."""
+    config = graph.config
+    rows = []
+    if config.positions == "learned":
+        graph.weight("positions.weight", (config.position_rows, config.hidden))
+        shape = (graph.sequence, config.hidden)
+        rows.append(
+            graph.add(Tensor("positions.rows", shape, HALF, Role.ACTIVATION, Region.SEQUENCE, 0))
+        )
+    if config.token_types:
+        rows.append(graph.weight("types.weight", (config.token_types, config.hidden)))
+    if not rows:
+        return x
+    out = graph.like("embedded", x)
+    adds = tuple(graph.vector("add", x) for _ in rows)
+    graph.run("positions", "table_add", (x, *rows), (out,), vectors=adds)
+    return out
+
+
+def head(graph: Graph) -> tuple[str, str]:
+    """The residual stream to logits: last norm, the family's own transform, vocabulary."""
+    config = graph.config
+    source = x = graph.stream("x", config.hidden)
+    if config.final_norm:
+        x = graph.norm("final_norm", x)
+    if config.mlm_head:
+        x = graph.linear(
+            "transform", x, graph.stream("transform", config.hidden), bias=True, split="m"
+        )
+        x = graph.activation("transform_act", x, graph.stream("transform_act", config.hidden))
+        x = graph.norm("transform_norm", x)
+    if config.embedding_width:
+        narrow = graph.stream("project_out", config.word_width)
+        x = graph.linear("project_out", x, narrow, bias=False, split="m")
+    logits = graph.columns("logits", config.vocab, uneven=Uneven.PAD)
+    # A weight of the same name in two layers is one weight: that is how tying is written.
+    table = "word" if config.tied_embeddings else "decoder"
+    weight = graph.weight(
+        f"{table}.weight", (config.word_width, config.vocab), 1, uneven=Uneven.PAD
+    )
+    biases = graph.bias("decoder", logits, "n") if config.mlm_head else ()
+    graph.product("logits", x, (weight,), biases, (logits,), "n")
+    return source, logits
+
+
+def loss(graph: Graph, fused: bool) -> tuple[str, str]:
+    """Softmax cross entropy. Its output is two fp32 numbers a token: the log-sum-exp and the
+    target's logit, whose difference is that token's loss.
+
+    Unless `fused`, the softmax is kept in fp32 for the backward pass, as Megatron-LM and PyTorch
+    do: 4 s b v bytes (Korthikanti et al., arXiv:2205.05198, section 4.3).
+    """
+    b, s = graph.microbatch, graph.sequence
+    logits = graph.columns("logits", graph.config.vocab, uneven=Uneven.PAD)
+    labels = graph.add(Tensor("labels", (b, s), TOKEN, Role.ACTIVATION))
+    out = graph.add(Tensor("loss", (b, s, 2), FLOAT, Role.ACTIVATION))
+    kept = () if fused else (graph.like("softmax", logits, FLOAT),)
+    graph.run(
+        "loss",
+        "cross_entropy",
+        (logits, labels),
+        (out, *kept),
+        vectors=(graph.vector("cross_entropy", logits),),
+        exits=True,
+    )
+    return logits, out

@@ -1,0 +1,163 @@
+"""Fusion: operators that run as one kernel, with the tensors between them kept on chip.
+
+A fused operator is the union of the work of its parts. It reads what they read from outside, and
+writes what someone outside still needs: a tensor that the other pass reads is written even though
+its consumer is now inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import overload
+
+from atoll.errors import AtollError
+from atoll.workload.layer import Layer, Model
+from atoll.workload.operator import Operator, Role
+
+LEVELS = ("default", "phaze", "none")
+
+ELEMENTWISE = frozenset(
+    {"bias", "activation", "dropout", "add", "table_add", "activation_bwd", "dropout_bwd"}
+)
+NORMS = frozenset({"norm", "norm_bwd"})
+# What the released PHAZE lets follow a product, or an element-wise operator.
+_AFTER_PRODUCT = ELEMENTWISE | NORMS | {"rotary", "rotary_bwd"}
+_AFTER_ELEMENTWISE = ELEMENTWISE | NORMS | {"softmax", "softmax_bwd"}
+
+
+@overload
+def fuse(whole: Layer, level: str = "default") -> Layer: ...
+@overload
+def fuse(whole: Model, level: str = "default") -> Model: ...
+def fuse(whole: Layer | Model, level: str = "default") -> Layer | Model:
+    """The layer or model with its operators fused.
+
+    "default": a product takes along its element-wise epilogue (bias, activation, dropout, residual
+    addition; in the backward pass their derivatives), element-wise chains become one operator, and
+    a norm takes in an element-wise operator before it. "phaze": pairs only, and only where the
+    second operator has no other predecessor. "none": every operator apart.
+    """
+    if level not in LEVELS:
+        raise AtollError(
+            f"{whole.name}: fusion is {level!r}, but must be one of {', '.join(LEVELS)}"
+        )
+    if isinstance(whole, Model):
+        return whole.map(lambda layer: fuse(layer, level))
+    if level == "none":
+        return whole
+    weights = {n for n, t in whole.tensors.items() if t.role is Role.WEIGHT_GRADIENT}
+    forward = _fuse_pass(whole.forward, {*whole.saved, whole.output}, level)
+    backward = _fuse_pass(whole.backward, {f"d{whole.input}", *weights}, level)
+    used = {name for op in (*forward, *backward) for name in (*op.reads, *op.writes)}
+    used |= {whole.input, whole.output}
+    tensors = {
+        name: tensor
+        for name, tensor in whole.tensors.items()
+        if name in used or tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    }
+    return replace(whole, tensors=tensors, forward=forward, backward=backward)
+
+
+def _fuse_pass(operators: tuple[Operator, ...], keep: set[str], level: str) -> tuple[Operator, ...]:
+    """Walk the pass in order; each operator joins a predecessor where the level allows it.
+
+    The fused operator stands where its first part stood, or its second, if that reads something
+    written in between. Either keeps the order topological, because everything that the first part
+    wrote for this pass was for the second part alone.
+    """
+    readers: dict[str, set[str]] = {}
+    for op in operators:
+        for name in op.reads:
+            readers.setdefault(name, set()).add(op.name)
+    done: list[Operator] = []
+    paired: set[str] = set()
+    for op in operators:
+        first = _partner(op, done, readers, paired, level)
+        if first is None:
+            done.append(op)
+            continue
+        place = done.index(first)
+        fused = _join(first, op, keep)
+        for name in fused.reads:
+            readers[name] = {fused.name if r in (first.name, op.name) else r for r in readers[name]}
+        paired.add(fused.name)
+        between = {name for other in done[place + 1 :] for name in other.writes}
+        if between & set(op.reads):
+            done[place : place + 1] = []
+            done.append(fused)
+        else:
+            done[place] = fused
+    return tuple(done)
+
+
+def _partner(
+    op: Operator,
+    done: list[Operator],
+    readers: dict[str, set[str]],
+    paired: set[str],
+    level: str,
+) -> Operator | None:
+    """The predecessor that `op` joins: the latest product if one may be joined, else the latest."""
+    before = [first for first in reversed(done) if set(first.writes) & set(op.reads)]
+    fits = _fits_default if level == "default" else _fits_phaze
+    allowed = [
+        first
+        for first in before
+        if fits(first, op)
+        and _only_reader(first, op, readers)
+        and (level == "default" or (len(before) == 1 and first.name not in paired))
+    ]
+    products = [first for first in allowed if first.matmuls]
+    return next(iter(products or allowed), None)
+
+
+def _only_reader(first: Operator, op: Operator, readers: dict[str, set[str]]) -> bool:
+    return all(readers.get(name, {op.name}) == {op.name} for name in first.writes)
+
+
+def _alone(op: Operator) -> bool:
+    """Collectives and flash attention fuse with nothing."""
+    return op.collective is not None or op.on_chip
+
+
+def _elementwise(op: Operator) -> bool:
+    """True of a chain of element-wise operators too."""
+    return ELEMENTWISE.issuperset(op.kind.split("+"))
+
+
+def _fits_default(first: Operator, second: Operator) -> bool:
+    if _alone(first) or _alone(second):
+        return False
+    if second.kind in NORMS:
+        return _elementwise(first)
+    return second.kind in ELEMENTWISE and (bool(first.matmuls) or _elementwise(first))
+
+
+def _fits_phaze(first: Operator, second: Operator) -> bool:
+    if _alone(first) or _alone(second) or second.matmuls:
+        return False
+    if first.matmuls:
+        return second.kind in _AFTER_PRODUCT
+    return first.kind in ELEMENTWISE and second.kind in _AFTER_ELEMENTWISE
+
+
+def _join(first: Operator, second: Operator, keep: set[str]) -> Operator:
+    inside = set(first.writes)
+    return Operator(
+        name=f"{first.name}+{second.name}",
+        kind=f"{first.kind}+{second.kind}",
+        reads=_once((*first.reads, *(n for n in second.reads if n not in inside))),
+        # `second` is the only reader in this pass: what the other pass does not want is gone.
+        writes=_once((*_wanted(first.writes, second.reads, keep), *second.writes)),
+        matmuls=(*first.matmuls, *second.matmuls),
+        vectors=(*first.vectors, *second.vectors),
+    )
+
+
+def _wanted(writes: tuple[str, ...], read: tuple[str, ...], keep: set[str]) -> Iterable[str]:
+    return (name for name in writes if name in keep or name not in read)
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,177 @@
+"""Writing down a forward graph: tensors and operators in the order in which they run."""
+
+from __future__ import annotations
+
+from atoll.workload.config import ModelConfig
+from atoll.workload.operator import Matmul, Operator, Region, Role, Tensor, Uneven, VectorWork
+from atoll.workload.products import linear_product
+
+HALF = 2  # bytes of a bfloat16 element
+FLOAT = 4
+INDEX = 4
+TOKEN = 8  # token ids and labels come as 64-bit integers
+MASK = 1  # a dropout mask keeps one byte an element (Korthikanti et al., arXiv:2205.05198)
+
+
+class Graph:
+    """The forward graph of one layer while it is written.
+
+    Activations of the residual stream are (batch, sequence, hidden) in the SEQUENCE region.
+    """
+
+    def __init__(self, config: ModelConfig, microbatch: int, sequence: int) -> None:
+        self.config = config
+        self.microbatch = microbatch
+        self.sequence = sequence
+        self.tensors: dict[str, Tensor] = {}
+        self.operators: list[Operator] = []
+
+    @property
+    def tokens(self) -> int:
+        return self.microbatch * self.sequence
+
+    def add(self, tensor: Tensor) -> str:
+        self.tensors[tensor.name] = tensor
+        return tensor.name
+
+    def stream(self, name: str, width: int, element_bytes: int = HALF) -> str:
+        """An activation of the residual stream: divided along the sequence, if at all."""
+        shape = (self.microbatch, self.sequence, width)
+        return self.add(Tensor(name, shape, element_bytes, Role.ACTIVATION, Region.SEQUENCE, 1))
+
+    def columns(self, name: str, width: int, units: int = 0, uneven: Uneven = Uneven.REFUSE) -> str:
+        """An activation inside a tensor-parallel region: divided along its last dimension."""
+        shape = (self.microbatch, self.sequence, width)
+        return self.add(Tensor(name, shape, HALF, Role.ACTIVATION, Region.TENSOR, 2, units, uneven))
+
+    def like(self, name: str, other: str, element_bytes: int = 0) -> str:
+        """A tensor of the same shape and layout."""
+        o = self.tensors[other]
+        return self.add(
+            Tensor(
+                name,
+                o.shape,
+                element_bytes or o.element_bytes,
+                Role.ACTIVATION,
+                o.split,
+                o.split_dim,
+                o.units,
+                o.uneven,
+            )
+        )
+
+    def weight(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        split_dim: int | None = None,
+        units: int = 0,
+        uneven: Uneven = Uneven.REFUSE,
+    ) -> str:
+        """A weight, divided by the tensor width along `split_dim`, or whole."""
+        region = Region.WHOLE if split_dim is None else Region.TENSOR
+        return self.add(
+            Tensor(name, shape, HALF, Role.WEIGHT, region, split_dim or 0, units, uneven)
+        )
+
+    def run(
+        self,
+        name: str,
+        kind: str,
+        reads: tuple[str, ...],
+        writes: tuple[str, ...],
+        *,
+        matmuls: tuple[Matmul, ...] = (),
+        vectors: tuple[VectorWork, ...] = (),
+        on_chip: bool = False,
+        enters: tuple[str, ...] = (),
+        exits: bool = False,
+    ) -> None:
+        self.operators.append(
+            Operator(name, kind, reads, writes, matmuls, vectors, None, on_chip, enters, exits)
+        )
+
+    def vector(self, function: str, over: str) -> VectorWork:
+        """One pass of a function over a tensor."""
+        tensor = self.tensors[over]
+        return VectorWork(function, tensor.rows, tensor.shape[-1], tensor.split)
+
+    def norm(self, name: str, x: str) -> str:
+        """LayerNorm or RMSNorm over the last dimension. Its tiny statistics are left out."""
+        width = self.tensors[x].shape[-1]
+        weights = [self.weight(f"{name}.weight", (width,))]
+        if self.config.norm == "layernorm":
+            weights.append(self.weight(f"{name}.bias", (width,)))
+        out = self.like(name, x)
+        self.run(name, "norm", (x, *weights), (out,), vectors=(self.vector(self.config.norm, x),))
+        return out
+
+    def linear(self, name: str, x: str, out: str, *, bias: bool, split: str) -> str:
+        """A linear layer. `split`: "n" column-parallel, "k" row-parallel, "m" by tokens."""
+        source, target = self.tensors[x], self.tensors[out]
+        shape = source.shape[-1], target.shape[-1]
+        if split == "n":
+            weight = self.weight(f"{name}.weight", shape, 1, target.units, target.uneven)
+        elif split == "k":
+            weight = self.weight(f"{name}.weight", shape, 0, source.units, source.uneven)
+        else:
+            weight = self.weight(f"{name}.weight", shape)
+        biases = self.bias(name, out, split) if bias else ()
+        return self.product(name, x, (weight,), biases, (out,), split)
+
+    def bias(self, name: str, out: str, split: str) -> tuple[str, ...]:
+        target = self.tensors[out]
+        where = 0 if split == "n" else None
+        return (
+            self.weight(f"{name}.bias", (target.shape[-1],), where, target.units, target.uneven),
+        )
+
+    def product(
+        self,
+        name: str,
+        x: str,
+        weights: tuple[str, ...],
+        biases: tuple[str, ...],
+        outs: tuple[str, ...],
+        split: str,
+        *,
+        inside: bool = False,
+    ) -> str:
+        """One product of x with its weights side by side; `inside` a tensor-parallel region it
+        neither opens nor closes one (the linears of an expert).
+        """
+        matmul = linear_product(self.tensors[x], [self.tensors[w] for w in weights], split)
+        region = Region.TENSOR if split == "n" else self.tensors[outs[0]].split
+        vectors = (VectorWork("bias", matmul.m, matmul.n, region),) if biases else ()
+        self.run(
+            name,
+            "linear",
+            (x, *weights, *biases),
+            outs,
+            matmuls=(matmul,),
+            vectors=vectors,
+            enters=(x,) if split == "n" and not inside else (),
+            exits=split == "k" and not inside,
+        )
+        return outs[0]
+
+    def activation(self, name: str, x: str, out: str) -> str:
+        """Activation function; over a pair (gate, up) side by side when the layer is gated."""
+        vectors = [self.vector(self.config.activation, out)]
+        if self.tensors[x].shape != self.tensors[out].shape:
+            vectors.append(self.vector("mul", out))
+        self.run(name, "activation", (x,), (out,), vectors=tuple(vectors))
+        return out
+
+    def dropout(self, name: str, x: str, probability: float) -> str:
+        """Dropout with a saved mask; nothing at all when the probability is 0."""
+        if not probability:
+            return x
+        out, mask = self.like(name, x), self.like(f"{name}.mask", x, MASK)
+        self.run(name, "dropout", (x,), (out, mask), vectors=(self.vector("dropout", x),))
+        return out
+
+    def residual(self, name: str, branch: str, x: str, out: str) -> str:
+        self.like(out, x)
+        self.run(name, "add", (branch, x), (out,), vectors=(self.vector("add", x),))
+        return out

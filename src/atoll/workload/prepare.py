@@ -1,0 +1,59 @@
+"""The whole road of a workload in one call, and a table of what came out."""
+
+from __future__ import annotations
+
+from atoll.workload.build import build_model
+from atoll.workload.config import ModelConfig
+from atoll.workload.fuse import fuse
+from atoll.workload.layer import Layer, Model
+from atoll.workload.operator import Operator
+from atoll.workload.shard import shard
+
+
+def prepare(
+    config: ModelConfig,
+    microbatch: int,
+    sequence: int | None = None,
+    tensor_parallel: int = 1,
+    sequence_parallel: bool = False,
+    attention: str = "flash",
+    fusion: str = "default",
+    *,
+    fused_loss: bool = False,
+) -> Model:
+    """Build, shard, differentiate and fuse: one device's share of one microbatch."""
+    whole = build_model(config, microbatch, sequence, attention=attention, fused_loss=fused_loss)
+    return fuse(shard(whole, tensor_parallel, sequence_parallel), fusion)
+
+
+def layer_table(model: Model) -> list[dict[str, object]]:
+    """One plain dictionary a layer, ready for JSON."""
+    return [
+        {
+            "name": layer.name,
+            "repeat": repeat,
+            "parameters": layer.parameters,
+            "flops_forward": layer.flops_forward,
+            "flops_backward": layer.flops_backward,
+            "saved_bytes": layer.saved_bytes,
+            "boundary_bytes": layer.boundary_bytes,
+            "operators": [
+                *(_row(layer, op, "forward") for op in layer.forward),
+                *(_row(layer, op, "backward") for op in layer.backward),
+            ],
+        }
+        for layer, repeat in model.layers
+    ]
+
+
+def _row(layer: Layer, op: Operator, direction: str) -> dict[str, object]:
+    link = op.collective
+    return {
+        "name": op.name,
+        "kind": op.kind,
+        "pass": direction,
+        "core": str(op.core),
+        "flops": op.flops,
+        "bytes": layer.traffic_bytes(op),
+        "link_bytes": link.bytes if link else 0,
+    }

@@ -1,0 +1,231 @@
+"""Tensor and sequence parallelism: from the annotated whole layer to one device's share of it.
+
+Tensors shrink as their regions say, products follow from their tensors, and collectives appear
+where an operator enters or leaves a tensor-parallel region (Megatron-LM, arXiv:1909.08053; with
+sequence parallelism arXiv:2205.05198). The backward pass is then derived from the sharded forward
+pass. Not here, because once a step and not once a microbatch: summing the gradients of replicated
+weights (norms under sequence parallelism, shared key and value heads) over the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import overload
+
+from atoll.errors import AtollError
+from atoll.workload.backward import differentiate
+from atoll.workload.build import shared_parameters
+from atoll.workload.config import ModelConfig
+from atoll.workload.layer import Layer, Model
+from atoll.workload.operator import (
+    Collective,
+    CollectiveKind,
+    Matmul,
+    Operator,
+    Region,
+    Role,
+    Tensor,
+    Uneven,
+    VectorWork,
+)
+from atoll.workload.products import linear_product, local_attention
+
+
+@overload
+def shard(whole: Layer, tensor_parallel: int, sequence_parallel: bool = False) -> Layer: ...
+@overload
+def shard(whole: Model, tensor_parallel: int, sequence_parallel: bool = False) -> Model: ...
+def shard(
+    whole: Layer | Model, tensor_parallel: int, sequence_parallel: bool = False
+) -> Layer | Model:
+    """One device's share of an unsharded, unfused layer or model; width 1 changes nothing."""
+    if (
+        isinstance(tensor_parallel, bool)
+        or not isinstance(tensor_parallel, int)
+        or (tensor_parallel < 1)
+    ):
+        raise AtollError(
+            f"{whole.name}: tensor_parallel is {tensor_parallel!r}, but must be a positive integer"
+        )
+    if tensor_parallel == 1:
+        return whole
+    if isinstance(whole, Layer):
+        if any(op.collective is not None or "+" in op.kind for op in whole.forward):
+            raise AtollError(
+                f"layer {whole.name}: already sharded or fused, but only a whole, unfused layer "
+                "can be sharded"
+            )
+        return _Sharding(whole, tensor_parallel, sequence_parallel).layer()
+    try:
+        model = whole.map(lambda layer: shard(layer, tensor_parallel, sequence_parallel))
+    except AtollError as error:
+        raise AtollError(f"{whole.name}, {error}") from None
+    return replace(
+        model,
+        tensor_parallel=tensor_parallel,
+        sequence_parallel=sequence_parallel,
+        shared_parameters=shared_parameters(model.layers),
+    )
+
+
+def widths(config: ModelConfig, candidates: Iterable[int]) -> tuple[int, ...]:
+    """Those candidates that can be tensor-parallel widths of the model, in their order."""
+    return tuple(
+        t
+        for t in candidates
+        if t >= 1
+        and config.heads % t == 0
+        and (config.kv_heads % t == 0 or t % config.kv_heads == 0)
+        and config.ffn % t == 0
+    )
+
+
+class _Sharding:
+    """The per-device forward graph of one layer while it is written."""
+
+    def __init__(self, whole: Layer, width: int, sequence: bool) -> None:
+        self.whole = whole
+        self.width = width
+        self.sequence = sequence
+        self.tensors = {
+            name: self._local(tensor)
+            for name, tensor in whole.tensors.items()
+            if tensor.role in (Role.ACTIVATION, Role.WEIGHT)
+        }
+        self.operators: list[Operator] = []
+        self._gathered: dict[str, str] = {}
+
+    def layer(self) -> Layer:
+        for op in self.whole.forward:
+            self._share(op)
+        local = replace(
+            self.whole, tensors=self.tensors, forward=tuple(self.operators), backward=()
+        )
+        return differentiate(local, self.width)
+
+    def _local(self, tensor: Tensor) -> Tensor:
+        """This device's part of a tensor."""
+        if tensor.split is Region.WHOLE:
+            return tensor
+        if tensor.split is Region.SEQUENCE and not self.sequence:
+            return tensor
+        size = tensor.shape[tensor.split_dim]
+        units = tensor.units or size
+        if units % self.width == 0:
+            part = size // self.width
+        elif tensor.uneven is Uneven.PAD:
+            # Rounded up to a multiple of the width; Megatron-LM pads to 128 times the width.
+            part = -(-size // self.width)
+        elif tensor.uneven is Uneven.REPLICATE and self.width % units == 0:
+            part = size // units
+        else:
+            raise AtollError(self._refusal(tensor, units))
+        shape = list(tensor.shape)
+        shape[tensor.split_dim] = part
+        return replace(tensor, shape=tuple(shape), units=tensor.units * part // size)
+
+    def _refusal(self, tensor: Tensor, units: int) -> str:
+        what = f"the {units} units (heads or columns) of tensor {tensor.name}"
+        if tensor.split is Region.SEQUENCE:
+            what = f"the sequence of {units} that sequence parallelism would cut"
+        elif tensor.uneven is Uneven.REPLICATE:
+            what = f"the {units} key and value heads, nor is a multiple of them"
+        return (
+            f"layer {self.whole.name}: tensor_parallel is {self.width}, but does not divide {what}"
+        )
+
+    def _share(self, op: Operator) -> None:
+        """Write one operator, with the collectives around it."""
+        entering = {name: self._gather(name) for name in op.enters} if self.sequence else {}
+        reads = tuple(entering.get(name, name) for name in op.reads)
+        local = replace(
+            op,
+            reads=reads,
+            enters=() if self.sequence else op.enters,
+            exits=False,
+            matmuls=tuple(self._product(op, reads, m) for m in op.matmuls),
+        )
+        local = replace(local, vectors=self._vectors(op, local))
+        if not op.exits:
+            self.operators.append(local)
+            return
+        self._reduce(local)
+
+    def _gather(self, name: str) -> str:
+        """The whole of a tensor that is cut along the sequence."""
+        if name not in self._gathered:
+            full = replace(self.whole.tensors[name], name=f"{name}.full", split=Region.WHOLE)
+            self.tensors[full.name] = full
+            self._collective(CollectiveKind.ALL_GATHER, full.bytes, name, full.name)
+            self._gathered[name] = full.name
+        return self._gathered[name]
+
+    def _reduce(self, op: Operator) -> None:
+        """Sum an operator's first output over the group, and only then add its bias."""
+        out, *others = op.writes
+        whole = self.whole.tensors[out]
+        partial = replace(whole, name=f"{out}.partial", split=Region.WHOLE)
+        self.tensors[partial.name] = partial
+        biases = [v for v in op.vectors if v.function == "bias"]
+        total = out
+        if biases:
+            total = f"{out}.sum"
+            self.tensors[total] = replace(self.tensors[out], name=total)
+        *reads, last = op.reads
+        self.operators.append(
+            replace(
+                op,
+                reads=tuple(reads) if biases else op.reads,
+                writes=(partial.name, *others),
+                vectors=tuple(v for v in op.vectors if v.function != "bias"),
+            )
+        )
+        scatter = self.sequence and whole.split is Region.SEQUENCE
+        kind = CollectiveKind.REDUCE_SCATTER if scatter else CollectiveKind.ALL_REDUCE
+        self._collective(kind, partial.bytes, partial.name, total)
+        if biases:
+            name = f"{op.name}.bias"
+            self.operators.append(
+                Operator(name, "bias", (total, last), (out,), vectors=tuple(biases))
+            )
+
+    def _collective(self, kind: CollectiveKind, size: int, source: str, target: str) -> None:
+        collective = Collective(kind, size, self.width)
+        name = f"{target}.{'gather' if kind is CollectiveKind.ALL_GATHER else 'reduce'}"
+        self.operators.append(
+            Operator(name, str(kind), (source,), (target,), collective=collective)
+        )
+
+    def _product(self, op: Operator, reads: tuple[str, ...], product: Matmul) -> Matmul:
+        if op.kind == "linear":
+            tensors = [self.tensors[name] for name in reads]
+            weights = [t for t in tensors if t.role is Role.WEIGHT and len(t.shape) > 1]
+            # Tokens are cut by sequence parallelism only; without it every device runs them all.
+            split = "" if product.split == "m" and not self.sequence else product.split
+            return linear_product(tensors[0], weights, split)
+        kv = op.reads[1]
+        kv_width = self.whole.tensors[kv].shape[-1] // self.tensors[kv].shape[-1]
+        return local_attention(product, self.width, kv_width)
+
+    def _vectors(self, op: Operator, local: Operator) -> tuple[VectorWork, ...]:
+        if op.kind == "linear":
+            (product,) = local.matmuls
+            cut = self.sequence and op.exits
+            rows = product.m // self.width if cut else product.m
+            return tuple(replace(v, rows=rows, cols=product.n) for v in op.vectors)
+        return tuple(self._vector(op, index, v) for index, v in enumerate(op.vectors))
+
+    def _vector(self, op: Operator, index: int, work: VectorWork) -> VectorWork:
+        """A pass follows the operator's main tensor (rotary: each of its two)."""
+        if work.split is Region.WHOLE or (work.split is Region.SEQUENCE and not self.sequence):
+            return work
+        if work.split is Region.SEQUENCE:
+            return replace(work, rows=work.rows // self.width)
+        main = op.reads[index if op.kind == "rotary" else 0]
+        before, after = self.whole.tensors[main], self.tensors[main]
+        of, part = before.shape[before.split_dim], after.shape[before.split_dim]
+        # Heads are rows to attention, columns to everything else.
+        if op.kind == "attention" or before.split_dim < len(before.shape) - 1:
+            return replace(work, rows=work.rows * part // of)
+        return replace(work, cols=work.cols * part // of)

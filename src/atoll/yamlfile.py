@@ -1,0 +1,268 @@
+"""YAML files into pydantic models; every problem becomes a sentence with its line and column.
+
+    chip.yaml:7:11: chip.hbm_bw: expected a bandwidth such as "900 GB/s", got 'fast'
+
+Scalars follow YAML 1.2 rather than PyYAML's 1.1: `1e9` is a number; `on`, `12:30:00` and dates are
+text. A key given twice is a problem, not an overwrite.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from atoll import units
+from atoll.errors import AtollError
+
+
+class FileModel(BaseModel):
+    """Base of the models that describe a file: unknown fields are refused, values are fixed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def quantity(dimension: units.Dimension, default_unit: str | None = None) -> BeforeValidator:
+    """Reads a quantity such as "900 GB/s"; use as `Annotated[float, quantity(BANDWIDTH)]`."""
+    return BeforeValidator(lambda value: units.parse_quantity(value, dimension, default_unit))
+
+
+Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(gt=0)]
+Bandwidth = Annotated[float, quantity(units.BANDWIDTH), Field(gt=0)]
+Frequency = Annotated[float, quantity(units.FREQUENCY), Field(gt=0)]
+Area = Annotated[float, quantity(units.AREA)]
+Power = Annotated[float, quantity(units.POWER)]
+Seconds = Annotated[float, quantity(units.TIME)]
+EnergyPerBit = Annotated[float, quantity(units.ENERGY_PER_BIT)]
+Flops = Annotated[float, quantity(units.FLOPS), Field(gt=0)]
+Count = Annotated[int, Field(strict=True, gt=0)]
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def load_yaml(path: str | Path, model: type[M]) -> M:
+    """The file as a model, or one AtollError with a sentence for every problem in it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise AtollError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise AtollError(f"{path}: the file is not UTF-8 text") from None
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
+    return parse_yaml(text, model, str(path))
+
+
+def parse_yaml(text: str, model: type[M], where: str) -> M:
+    """The same for text already in hand; `where` names it in the sentences."""
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            raise AtollError(f"{where}: the file is empty, expected {_fields_wanted(model)}")
+        _refuse_repeated_keys(root, where)
+        data = loader.construct_document(root)
+    except yaml.MarkedYAMLError as error:
+        position = _position(error.problem_mark or error.context_mark)
+        raise AtollError(f"{where}{position}: not valid YAML, {_yaml_problem(error)}") from None
+    except RecursionError:
+        raise AtollError(f"{where}: the file is nested too deeply") from None
+    except yaml.YAMLError as error:  # characters that YAML does not allow
+        first_line = str(error).splitlines()[0]
+        raise AtollError(f"{where}: not valid YAML, {first_line}") from None
+    return _validate(data, model, where, root)
+
+
+def validate_dict(data: Mapping[str, Any], model: type[M], where: str) -> M:
+    """Built-in or programmatic data as a model, with the same sentences less line and column."""
+    return _validate(data, model, where, None)
+
+
+def suggestion(given: object, known: Iterable[str]) -> str:
+    """`, did you mean X?`, or the list of what is known when nothing is close."""
+    names = list(known)
+    close = difflib.get_close_matches(str(given), names, n=3)
+    if close:
+        return f", did you mean {' or '.join(close)}?"
+    return f", known are {', '.join(names)}" if names else ""
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with YAML 1.2's reading of plain scalars."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("merge", r"<<", "<"),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}",
+        re.compile(f"^(?:{_pattern})$"),
+        ["" if letter == "\0" else letter for letter in _first],
+    )
+
+
+def _validate(data: Any, model: type[M], where: str, root: yaml.Node | None) -> M:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems: dict[tuple[int, int, str], list[str]] = {}
+        for detail in error.errors(include_url=False):
+            if (
+                detail["type"] == "too_short"
+                and len(detail["input"]) >= detail["ctx"]["min_length"]
+            ):
+                continue  # long enough; pydantic counts only the items that are right
+            path, mark = _locate(detail, data, root)
+            line, column = (mark.line, mark.column) if mark is not None else (0, 0)
+            prefix = f"{where}{_position(mark)}: {'.'.join(path)}{': ' if path else ''}"
+            said = problems.setdefault((line, column, prefix), [])
+            sentence = _sentence(detail, path, model)
+            if sentence not in said:  # the branches of a union often agree
+                said.append(sentence)
+        in_file_order = sorted(problems.items(), key=lambda problem: problem[0][:2])
+        raise AtollError(
+            "\n".join(prefix + "; or ".join(said) for (_, _, prefix), said in in_file_order)
+        ) from None
+
+
+def _locate(
+    detail: ErrorDetails, data: Any, root: yaml.Node | None
+) -> tuple[list[str], yaml.Mark | None]:
+    """Path and position; pydantic's union and function tags are left out of the path."""
+    path: list[str] = []
+    node, mark = root, root.start_mark if root is not None else None
+    for depth, part in enumerate(detail["loc"]):
+        if isinstance(data, Mapping) and any(str(key) == str(part) for key in data):
+            data = next(value for key, value in data.items() if str(key) == str(part))
+        elif isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            last = depth == len(detail["loc"]) - 1
+            if detail["type"] == "missing" and last:
+                path.append(str(part))
+            continue
+        path.append(str(part))
+        key, node = _child(node, part)
+        if node is not None:
+            at_key = detail["type"] in ("extra_forbidden", "invalid_key")
+            mark = (key if at_key and key is not None else node).start_mark
+    return path, mark
+
+
+def _child(
+    node: yaml.Node | None, part: int | str
+) -> tuple[yaml.ScalarNode | None, yaml.Node | None]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in reversed(node.value):
+            if isinstance(key, yaml.ScalarNode) and key.value == str(part):
+                return key, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+        return None, node.value[part]
+    return None, None
+
+
+def _position(mark: yaml.Mark | None) -> str:
+    return "" if mark is None else f":{mark.line + 1}:{mark.column + 1}"
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping of fields",
+    "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "too_short": "at least {min_length} item(s)",
+    "too_long": "at most {max_length} item(s)",
+    "string_too_short": "at least {min_length} character(s)",
+}
+
+
+def _sentence(detail: ErrorDetails, path: list[str], model: type[BaseModel]) -> str:
+    kind, context, given = detail["type"], detail.get("ctx", {}), detail["input"]
+    if kind == "missing":
+        return "required field is missing"
+    if kind == "extra_forbidden":
+        return "unknown field" + suggestion(path[-1], _field_names(model, path[:-1]))
+    if kind == "value_error":
+        return str(context["error"])
+    shown = repr(given) if len(repr(given)) <= 60 else repr(given)[:57] + "..."
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind].format(**context)}, got {shown}"
+    message = detail["msg"]
+    return f"{message[0].lower()}{message[1:]}, got {shown}"
+
+
+def _field_names(annotation: Any, path: list[str]) -> list[str]:
+    """Names of the fields that a model, or the models inside an annotation, take at a path."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
+        if not path:
+            return list(fields)
+        return _field_names(fields[path[0]].annotation, path[1:]) if path[0] in fields else []
+    arguments = [a for a in typing.get_args(annotation) if a is not type(None)]
+    container = typing.get_origin(annotation) in (list, tuple, dict, Mapping)
+    names = (_field_names(a, path[1:] if container else path) for a in arguments)
+    return list(dict.fromkeys(name for found in names for name in found))
+
+
+def _fields_wanted(model: type[BaseModel]) -> str:
+    needed = [field.alias or n for n, field in model.model_fields.items() if field.is_required()]
+    return "the fields " + ", ".join(needed) if needed else "some fields"
+
+
+def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
+    pending, seen = [root], {id(root)}
+    while pending:
+        node = pending.pop()
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                    if key.value in keys:
+                        position = _position(key.start_mark)
+                        raise AtollError(f"{where}{position}: {key.value}: field is given twice")
+                    keys.add(key.value)
+                children.append(value)
+        elif isinstance(node, yaml.SequenceNode):
+            children.extend(node.value)
+        fresh = [child for child in children if id(child) not in seen]
+        seen.update(id(child) for child in fresh)
+        pending.extend(fresh)
+
+
+def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
+    parts = [part for part in (error.context, error.problem) if part]
+    return ", ".join(parts)

@@ -1,0 +1,131 @@
+"""Quantities are read with their unit, refused with a sentence, and printed back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll import units
+from atoll.errors import AtollError
+from atoll.units import format_count, format_quantity, parse_bytes, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("80 GiB", units.BYTES, 80 * 2**30),
+        ("128 MB", units.BYTES, 128e6),
+        ("900 GB/s", units.BANDWIDTH, 900e9),
+        ("400 Gb/s", units.BANDWIDTH, 50e9),  # bits
+        ("200Gbps", units.BANDWIDTH, 25e9),
+        ("4 GiB/s", units.BANDWIDTH, 4 * 2**30),
+        ("1.05 GHz", units.FREQUENCY, 1.05e9),
+        ("278.8 mm2", units.AREA, 278.8),
+        ("10000 um^2", units.AREA, 0.01),
+        ("400 W", units.POWER, 400.0),
+        ("3.4 us", units.TIME, 3.4e-6),
+        ("3.9 pJ/bit", units.ENERGY_PER_BIT, 3.9e-12),
+        ("8 pJ/B", units.ENERGY_PER_BIT, 1e-12),
+        ("275 TFLOP/s", units.FLOPS, 275e12),
+        ("1e9 B/s", units.BANDWIDTH, 1e9),
+        (" 2.5e-1  ms ", units.TIME, 2.5e-4),
+    ],
+)
+def test_text_with_a_unit_becomes_the_base_unit(
+    text: str, dimension: units.Dimension, value: float
+) -> None:
+    assert parse_quantity(text, dimension) == value
+
+
+def test_the_clock_cannot_be_off_by_a_thousand() -> None:
+    """The released PHAZE code has 1.05e6 for 1.05 GHz: a bare number is refused here."""
+    with pytest.raises(AtollError, match=r"got 1050000\.0 without a unit"):
+        parse_quantity(1.05e6, units.FREQUENCY)
+
+
+@pytest.mark.parametrize(
+    ("value", "dimension", "complaint"),
+    [
+        ("80 GiB", units.BANDWIDTH, "got '80 GiB', which is an amount of memory"),
+        ("900 GB/s", units.BYTES, "which is a bandwidth"),
+        ("3 W", units.TIME, "which is a power"),
+        ("fast", units.BANDWIDTH, "expected a bandwidth such as \"900 GB/s\", got 'fast'"),
+        ("-3 W", units.POWER, "which is negative"),
+        (-3.0, units.POWER, "which is negative"),
+        (math.nan, units.TIME, "not a finite number"),
+        ("1e999 W", units.POWER, "not a finite number"),
+        ("nan W", units.POWER, "expected a power"),
+        (5, units.POWER, "got 5 without a unit"),
+        ("5", units.POWER, "got '5' without a unit"),
+        (True, units.POWER, "got True"),
+        (None, units.POWER, "got None"),
+        ("80 gib", units.BYTES, "did you mean GiB"),
+        ("4 gb/s", units.BANDWIDTH, "did you mean GB/s or Gb/s"),
+        ("4 apples", units.BYTES, "'apples' is not a unit"),
+    ],
+)
+def test_anything_else_is_refused_with_a_sentence(
+    value: object, dimension: units.Dimension, complaint: str
+) -> None:
+    with pytest.raises(AtollError) as error:
+        parse_quantity(value, dimension)
+    assert complaint in str(error.value)
+
+
+def test_a_plain_number_is_accepted_where_its_unit_is_stated() -> None:
+    assert parse_quantity(5, units.TIME, default_unit="us") == 5e-6
+    assert parse_quantity("5 ms", units.TIME, default_unit="us") == 5e-3
+
+
+def test_bytes_are_whole() -> None:
+    assert parse_bytes("1.1 GB") == 1_100_000_000
+    assert isinstance(parse_bytes("80 GiB"), int)
+
+
+@given(
+    st.sampled_from(units.DIMENSIONS),
+    st.floats(min_value=1e-15, max_value=1e24),
+    st.integers(min_value=2, max_value=9),
+)
+def test_printing_then_reading_keeps_the_printed_digits(
+    dimension: units.Dimension, value: float, digits: int
+) -> None:
+    back = parse_quantity(format_quantity(value, dimension, digits), dimension)
+    assert back == pytest.approx(value, rel=0.5001 * 10.0 ** (1 - digits))
+
+
+@given(st.sampled_from(units.DIMENSIONS), st.data(), st.floats(min_value=0, max_value=1e12))
+def test_units_scale_linearly(
+    dimension: units.Dimension, data: st.DataObject, number: float
+) -> None:
+    unit = data.draw(st.sampled_from(sorted(dimension.units)))
+    one = parse_quantity(f"1 {unit}", dimension)
+    assert parse_quantity(f"{number!r} {unit}", dimension) == pytest.approx(number * one)
+
+
+def test_every_unit_belongs_to_one_dimension() -> None:
+    names = [unit for dimension in units.DIMENSIONS for unit in dimension.units]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        (units.format_bytes(80 * 2**30), "80 GiB"),
+        (units.format_bytes(0), "0 B"),
+        (units.format_bandwidth(1.2e12), "1.2 TB/s"),
+        (units.format_seconds(0.0000320), "32 us"),
+        (units.format_seconds(59.99999), "1 min"),  # rounds up into the next unit
+        (units.format_seconds(0.0), "0 s"),
+        (units.format_flops(275.2512e12), "275.3 TFLOP/s"),
+        (units.format_energy(3.92e-12), "3.92 pJ"),
+        (format_count(29360), "29,360"),
+        (format_count(8.03e9), "8.03 B"),
+        (format_count(999_999_999), "1 B"),
+    ],
+)
+def test_printing(printed: str, expected: str) -> None:
+    assert printed == expected

@@ -1,0 +1,46 @@
+"""The whole road in one call."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atoll.workload import build_model, layer_table, load_config, prepare, widths, zoo_names
+
+
+@pytest.mark.parametrize("name", zoo_names())
+@pytest.mark.parametrize("microbatch", [1, 2])
+def test_every_zoo_model_prepares_at_every_width(name: str, microbatch: int) -> None:
+    config = load_config(name)
+    whole = build_model(config, microbatch)
+    for t in widths(config, (1, 2, 4, 5, 8)):
+        sequence_parallel = whole.sequence % t == 0
+        model = prepare(config, microbatch, None, t, sequence_parallel)
+        assert [layer.name for layer, _ in model.layers] == ["embedding", "block", "head", "loss"]
+        assert model.tensor_parallel == t
+        assert model.depth == config.layers + 3
+        assert model.parameters * t >= whole.parameters
+
+
+def test_the_table_is_json_and_adds_up() -> None:
+    model = prepare(load_config("llama2-7b"), 1)
+    table = layer_table(model)
+    assert json.loads(json.dumps(table)) == table
+    assert [row["repeat"] for row in table] == [1, 32, 1, 1]
+    block = table[1]
+    operators = block["operators"]
+    assert isinstance(operators, list)
+    assert sum(op["flops"] for op in operators if op["pass"] == "forward") == block["flops_forward"]
+    assert len(operators) == 8 + 14
+
+
+def test_full_training_flops_are_six_a_parameter_and_token_plus_attention() -> None:
+    """6 N + 12 l h s a token, N without the input embedding (PaLM, arXiv:2204.02311, app. B)."""
+    config = load_config("llama2-7b")
+    model = prepare(config, 1, attention="unfused")
+    total = sum((a.flops_forward + a.flops_backward) * n for a, n in model.layers)
+    norms = config.hidden * (2 * config.layers + 1)
+    weights = model.parameters - config.vocab * config.hidden - norms
+    attention = 12 * config.layers * config.hidden * model.sequence
+    assert total == (6 * weights + attention) * model.tokens
