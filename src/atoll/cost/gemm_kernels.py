@@ -7,7 +7,8 @@ The model that they evaluate is described in `atoll.cost.gemm`.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
+
+from atoll.jit import entry, kernel
 
 A_PANEL = 0
 B_PANEL = 1
@@ -19,7 +20,7 @@ ORDER, K_PARTS, TILES_M, TILES_N = range(8, 12)
 RECORD = 12
 
 
-@njit(cache=True)
+@kernel
 def _panel(kept, rounds, granule, k_part, other_granule, depth, budget):
     """Rounds of the kept operand's rows that fit as one panel (0 when not even one fits).
 
@@ -37,7 +38,7 @@ def _panel(kept, rounds, granule, k_part, other_granule, depth, budget):
     return min(fit, rounds - 1)
 
 
-@njit(cache=True)
+@kernel
 def best_tile(batch_each, m, n, k, fraction, extra, g_m, g_n, depth, budget,
               glb_base, compute_s, hbm_Bps, glb_Bps, out):
     """The macro tile with the least time for one core-level mapping.
@@ -131,7 +132,7 @@ def best_tile(batch_each, m, n, k, fraction, extra, g_m, g_n, depth, budget,
         parts = min(2 * parts, folds_k)
 
 
-@njit(cache=True)
+@entry
 def map_one(batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffer_bytes,
             glb_budget, hbm_Bps, glb_Bps, clock_Hz, out):
     """The fastest mapping of one (batched) product on exactly or fewer than `cores` cores.
@@ -200,26 +201,21 @@ def map_one(batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffe
     return best
 
 
-@njit(cache=True, parallel=True)
-def map_all(shapes, fractions, extras, on_chip, cores, width, depth, buffer_bytes, glb_budget,
-            hbm_Bps, glb_Bps, clock_Hz):
-    """`map_one` for every shape on every core configuration.
+@entry
+def map_range(start, stop, shapes, fractions, extras, on_chip, cores, width, depth, buffer_bytes,
+              glb_budget, hbm_Bps, glb_Bps, clock_Hz, time, hbm, glb):
+    """`map_one` for pairs start..stop-1 of the (shape, configuration) grid.
 
-    Returns seconds, HBM bytes and GLB bytes, each (shapes, configurations).
+    Fills seconds, HBM bytes and GLB bytes, each (shapes, configurations).
     """
-    count = shapes.shape[0]
     configs = cores.shape[0]
-    time = np.full((count, configs), np.inf)
-    hbm = np.zeros((count, configs))
-    glb = np.zeros((count, configs))
-    for pair in prange(count * configs):
+    out = np.zeros(RECORD)
+    for pair in range(start, stop):
         s = pair // configs
         c = pair % configs
-        out = np.zeros(RECORD)
         time[s, c] = map_one(
             shapes[s, 0], shapes[s, 1], shapes[s, 2], shapes[s, 3], fractions[s], extras[s],
             on_chip[s], cores[c], width[c], depth[c], buffer_bytes[c], glb_budget[c], hbm_Bps[c],
             glb_Bps[c], clock_Hz[c], out)
         hbm[s, c] = out[HBM]
         glb[s, c] = out[GLB]
-    return time, hbm, glb

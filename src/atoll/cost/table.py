@@ -18,6 +18,7 @@ from atoll.cost.collective import collective_s
 from atoll.cost.table_kernels import Costs, Passes
 from atoll.cost.vector import ROW_FUNCTIONS, operations_per_element
 from atoll.hardware.network import Network
+from atoll.jit import over_ranges
 from atoll.profile import Profile
 from atoll.workload.layer import Layer, predecessors
 from atoll.workload.operator import Core, Operator
@@ -155,7 +156,7 @@ def _tensor_costs(
     if not shapes:
         return time_s, hbm, glb
     columns = list(zip(*shapes, strict=True))
-    mapped = gemm_kernels.map_all(
+    arguments = (
         np.array(columns[:4], np.int64).T.copy(),
         np.array(columns[4], np.float64),
         np.array(columns[5], np.float64),
@@ -168,6 +169,11 @@ def _tensor_costs(
         configs.hbm_Bps,
         configs.glb_Bps,
         configs.clock_Hz,
+    )
+    mapped = tuple(np.zeros((len(shapes), len(configs))) for _ in range(3))
+    over_ranges(
+        lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, *mapped),
+        len(shapes) * len(configs),
     )
     for index, (key, rows) in enumerate(zip(keys, uses, strict=True)):
         for row in rows:

@@ -1,4 +1,4 @@
-"""Operator costs looked up for a chip, and cheap bounds over all chips, compiled.
+"""Operator costs looked up for a chip: the rows of its scheduling problems, compiled.
 
 The arrays of a cost table travel as one named tuple, `Costs`; passes (one layer's forward or
 backward graph) are ranges of a flat list of operators. See `atoll.cost.table`.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
 from numpy.typing import NDArray
+
+from atoll.jit import entry, kernel
 
 TENSOR, VECTOR, PAIR, LINK, NONE = range(5)
 R_TENSOR, R_VECTOR, R_HBM, R_GLB, R_SLOT, R_LINK = range(6)
@@ -53,7 +54,7 @@ class Passes(NamedTuple):
     pred_idx: NDArray[np.int64]  # local to the pass
 
 
-@njit(cache=True)
+@entry
 def capacities(c, chip):
     """What the chip has of each resource."""
     capacity = np.ones(RESOURCES)
@@ -63,11 +64,13 @@ def capacities(c, chip):
     return capacity
 
 
-@njit(cache=True)
+@kernel
 def operator_options(c, chip, op, duration, demand):
     """Fill one operator's options on one chip (a row of the schedule problem)."""
-    duration[:] = np.inf
-    demand[:] = 0.0
+    for o in range(duration.shape[0]):
+        duration[o] = np.inf
+        for r in range(RESOURCES):
+            demand[o, r] = 0.0
     kind = c.kind[op]
     hbm_Bps = c.hbm_Bps[chip]
     glb_Bps = c.glb_Bps[chip]
@@ -130,7 +133,7 @@ def operator_options(c, chip, op, duration, demand):
         demand[o, R_SLOT] = 0.0 if kind == VECTOR else 1.0
 
 
-@njit(cache=True)
+@entry
 def pass_problem(c, passes, p, chip):
     """Durations and demands of one pass on one chip, as a schedule problem wants them."""
     first = passes.ptr[p]
@@ -143,7 +146,7 @@ def pass_problem(c, passes, p, chip):
     return duration, demand
 
 
-@njit(cache=True)
+@entry
 def pass_predecessors(passes, p):
     """Edges of one pass as local CSR arrays."""
     first = passes.ptr[p]
@@ -151,53 +154,3 @@ def pass_predecessors(passes, p):
     start = passes.pred_ptr[first]
     pred_ptr = passes.pred_ptr[first:first + count + 1] - start
     return pred_ptr, passes.pred_idx[start:start + pred_ptr[count]]
-
-
-@njit(cache=True, parallel=True)
-def cheap_bounds(c, passes):
-    """Lower bounds on every pass on every chip, and the operators' times at full spread.
-
-    Critical path of the shortest durations, and least work over capacity for each resource. The
-    third result is the sum of the shortest durations (a pass run one operator after another).
-    """
-    chips = c.tensor_cores.shape[0]
-    count = passes.ptr.shape[0] - 1
-    options = c.tensor_count.shape[1]
-    path = np.zeros((chips, count))
-    work = np.zeros((chips, count))
-    for chip in prange(chips):
-        duration = np.empty(options)
-        demand = np.empty((options, RESOURCES))
-        capacity = capacities(c, chip)
-        finish = np.zeros(256)
-        total = np.zeros(RESOURCES)
-        for p in range(count):
-            total[:] = 0.0
-            exclusive = 0.0
-            longest = 0.0
-            first = passes.ptr[p]
-            for j in range(passes.ptr[p + 1] - first):
-                operator_options(c, chip, passes.op[first + j], duration, demand)
-                fastest = np.inf
-                for o in range(options):
-                    fastest = min(fastest, duration[o])
-                start = 0.0
-                for e in range(passes.pred_ptr[first + j], passes.pred_ptr[first + j + 1]):
-                    start = max(start, finish[passes.pred_idx[e]])
-                finish[j] = start + fastest
-                longest = max(longest, finish[j])
-                for r in range(RESOURCES):
-                    least = np.inf
-                    for o in range(options):
-                        if duration[o] < np.inf:
-                            least = min(least, duration[o] * demand[o, r])
-                    if least < np.inf:
-                        total[r] += least
-                    else:
-                        exclusive = np.inf
-            bound = exclusive
-            for r in range(RESOURCES):
-                bound = max(bound, total[r] / capacity[r])
-            path[chip, p] = longest
-            work[chip, p] = bound
-    return path, work

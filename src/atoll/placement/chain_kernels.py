@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from atoll.jit import entry, kernel
 
 
 class Chain(NamedTuple):
@@ -46,7 +47,7 @@ class System(NamedTuple):
     cut_s_per_byte: NDArray[np.float64]  # (devices + 1,)
 
 
-@njit(cache=True)
+@entry
 def recompute_choice(blocks, room, in_flight, kept, extra):
     """Least recomputation for a stage of `blocks` alike blocks with `room` bytes for activations.
 
@@ -74,7 +75,7 @@ def recompute_choice(blocks, room, in_flight, kept, extra):
     return best, best_more, best_index
 
 
-@njit(cache=True)
+@kernel
 def stage_cost(chain, first, last, in_flight, cut_s, cut_s_per_byte, memory_bytes,
                state_bytes, time_sum, saved_sum, parameter_sum, block_sum):
     """(load, parameters) of layers first..last-1; an infinite load if they do not fit."""
@@ -98,7 +99,7 @@ def stage_cost(chain, first, last, in_flight, cut_s, cut_s_per_byte, memory_byte
     return load, parameters
 
 
-@njit(cache=True)
+@kernel
 def add_label(labels, back, count, load, total, parameters, layer, index):
     """Insert a partial plan unless another is as good in all three; returns the new count.
 
@@ -111,8 +112,10 @@ def add_label(labels, back, count, load, total, parameters, layer, index):
     for a in range(count):
         if not (load <= labels[a, 0] and total <= labels[a, 1] and parameters <= labels[a, 2]):
             if kept != a:
-                labels[kept] = labels[a]
-                back[kept] = back[a]
+                for i in range(3):
+                    labels[kept, i] = labels[a, i]
+                for i in range(2):
+                    back[kept, i] = back[a, i]
             kept += 1
     if kept == labels.shape[0]:
         return -1
@@ -124,7 +127,7 @@ def add_label(labels, back, count, load, total, parameters, layer, index):
     return kept + 1
 
 
-@njit(cache=True)
+@kernel
 def step_time(system, data, microbatches, load, total, parameters):
     """Seconds of one step from a plan's three numbers."""
     reduce = min(
@@ -133,7 +136,7 @@ def step_time(system, data, microbatches, load, total, parameters):
     return (microbatches - 1) * load + total + reduce + system.optimizer_s * parameters
 
 
-@njit(cache=True)
+@entry
 def best_plan(chain, system, cutoff, capacity):
     """The fastest plan below `cutoff`.
 
@@ -170,7 +173,8 @@ def best_plan(chain, system, cutoff, capacity):
     ends = np.zeros(n + 1, np.int64)
     top_d = min(system.devices // system.tensor, system.microbatches)
     for clipped in range(2):
-        done[:] = False
+        for d in range(top_d + 1):
+            done[d] = False
         for lead in range(top_d, 0, -1):
             if done[lead]:
                 continue
@@ -229,7 +233,7 @@ def best_plan(chain, system, cutoff, capacity):
     return best, best_p, best_d, ends
 
 
-@njit(cache=True)
+@kernel
 def _divide(chain, system, deepest, clip, cut, slope, time_sum, saved_sum, parameter_sum,
             block_sum, cutoff, capacity):
     """Partial plans for every suffix of the chain in 1..deepest stages."""
@@ -237,7 +241,8 @@ def _divide(chain, system, deepest, clip, cut, slope, time_sum, saved_sum, param
     labels = np.empty((deepest + 1, n + 1, capacity, 3))
     back = np.empty((deepest + 1, n + 1, capacity, 2), np.int64)
     counts = np.zeros((deepest + 1, n + 1), np.int64)
-    labels[0, n, 0, :] = 0.0
+    for i in range(3):
+        labels[0, n, 0, i] = 0.0
     counts[0, n] = 1
     for s in range(1, deepest + 1):
         in_flight = float(min(s, clip))
@@ -269,7 +274,7 @@ def _divide(chain, system, deepest, clip, cut, slope, time_sum, saved_sum, param
     return labels, counts, back
 
 
-@njit(cache=True)
+@entry
 def feasible_depths(chain, system):
     """feasible[p]: whether the chain fits some division into p stages, with the least memory."""
     n = chain.time_s.shape[0]

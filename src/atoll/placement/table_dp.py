@@ -28,7 +28,6 @@ from atoll.placement.table_kernels import (
     FORWARD,
     RESIDENT,
     WIDE,
-    Floats,
     Graph,
     Job,
     Lattice,

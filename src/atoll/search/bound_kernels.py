@@ -6,26 +6,24 @@ A node is one chip with one variant (a model at one microbatch and tensor width)
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, prange
 
 from atoll.cost.table_kernels import capacities, pass_predecessors, pass_problem
+from atoll.jit import entry
 from atoll.schedule.list_kernels import quick_bounds
 
 
-@njit(cache=True, parallel=True)
-def roofline(passes, macs, vector_ops, bytes_, link_s, mac_rate, vector_rate, hbm_Bps,
-             vector_memory, one_port):
-    """Lower bound on every pass on every chip from peak rates alone.
+@entry
+def roofline(start, stop, passes, macs, vector_ops, bytes_, link_s, mac_rate, vector_rate,
+             hbm_Bps, vector_memory, one_port, bound):
+    """Lower bound on every pass on chips start..stop-1 from peak rates alone: fills `bound`.
 
     An operator takes no less than its products at the chip's peak, its vector work at all lanes,
     its bytes at HBM's bandwidth; a pass no less than its longest path of such operators, nor than
     the sum of either kind of work.
     """
-    chips = mac_rate.shape[0]
     count = passes.ptr.shape[0] - 1
-    bound = np.zeros((chips, count))
-    for chip in prange(chips):
-        finish = np.zeros(256)
+    finish = np.zeros(256)
+    for chip in range(start, stop):
         for p in range(count):
             first = passes.ptr[p]
             longest = 0.0
@@ -41,10 +39,10 @@ def roofline(passes, macs, vector_ops, bytes_, link_s, mac_rate, vector_rate, hb
                 pays = vector_memory or macs[op] > 0.0
                 memory = bytes_[op] / hbm_Bps[chip] if pays else 0.0
                 fastest = max(max(tensor, vector), max(memory, link_s[op]))
-                start = 0.0
+                ready = 0.0
                 for e in range(passes.pred_ptr[first + j], passes.pred_ptr[first + j + 1]):
-                    start = max(start, finish[passes.pred_idx[e]])
-                finish[j] = start + fastest
+                    ready = max(ready, finish[passes.pred_idx[e]])
+                finish[j] = ready + fastest
                 longest = max(longest, finish[j])
                 tensor_s += tensor
                 vector_s += vector
@@ -52,22 +50,20 @@ def roofline(passes, macs, vector_ops, bytes_, link_s, mac_rate, vector_rate, hb
                 port_s += link_s[op]
             total = max(max(tensor_s, vector_s), max(memory_s, port_s if one_port else 0.0))
             bound[chip, p] = max(longest, total)
-    return bound
 
 
-@njit(cache=True, parallel=True)
-def layout_bounds(layer_s, node_variant, first_layer, repeats, block_layer, layout_ptr,
-                  layout_stages, layout_loads, layout_passes, layout_transfer_s, layout_fixed_s):
-    """Least step time of every node over its variant's layouts.
+@entry
+def layout_bounds(start, stop, layer_s, node_variant, first_layer, repeats, block_layer, layout_ptr,
+                  layout_stages, layout_loads, layout_passes, layout_transfer_s, layout_fixed_s,
+                  best):
+    """Least step time of nodes start..stop-1 over their variants' layouts: fills `best`.
 
     `layer_s[node, i]` bounds forward plus backward of the variant's i-th layer from below. A
     layout pays so many times the largest load, so many times a whole pass, and what does not
     depend on the chip; the largest load is no less than the average, than any layer, or than the
     blocks that some stage must hold.
     """
-    nodes = layer_s.shape[0]
-    best = np.full(nodes, np.inf)
-    for node in prange(nodes):
+    for node in range(start, stop):
         v = node_variant[node]
         first = first_layer[v]
         total = 0.0
@@ -85,19 +81,15 @@ def layout_bounds(layer_s, node_variant, first_layer, repeats, block_layer, layo
             seconds = layout_loads[a] * load + layout_passes[a] * whole + layout_fixed_s[a]
             least = min(least, seconds)
         best[node] = least
-    return best
 
 
-@njit(cache=True, parallel=True)
-def schedule_bounds(costs, passes, node_chip, node_variant, first_layer, most_layers):
-    """Quick lower and upper bounds on the makespan of each pass of each node.
+@entry
+def schedule_bounds(start, stop, costs, passes, node_chip, node_variant, first_layer, lower, upper):
+    """Quick lower and upper bounds on the makespan of each pass of nodes start..stop-1.
 
-    Returns two arrays (nodes, layers, 2): forward and backward.
+    Fills two arrays (nodes, layers, 2): forward and backward.
     """
-    nodes = node_chip.shape[0]
-    lower = np.zeros((nodes, most_layers, 2))
-    upper = np.zeros((nodes, most_layers, 2))
-    for node in prange(nodes):
+    for node in range(start, stop):
         chip = node_chip[node]
         v = node_variant[node]
         capacity = capacities(costs, chip)
@@ -109,14 +101,16 @@ def schedule_bounds(costs, passes, node_chip, node_variant, first_layer, most_la
                 bounds = quick_bounds(duration, demand, capacity, pred_ptr, pred_idx)
                 lower[node, k, direction] = bounds[0]
                 upper[node, k, direction] = bounds[1]
-    return lower, upper
 
 
-@njit(cache=True)
+@entry
 def fastest_s(costs, passes, p, chip):
     """Shortest duration of each operator of one pass on one chip."""
     duration, _ = pass_problem(costs, passes, p, chip)
     result = np.empty(duration.shape[0])
     for j in range(duration.shape[0]):
-        result[j] = duration[j].min()
+        least = np.inf
+        for o in range(duration.shape[1]):
+            least = min(least, duration[j, o])
+        result[j] = least
     return result

@@ -25,6 +25,7 @@ from atoll.cost.chips import Chips, chips_of_space
 from atoll.cost.table import link_s
 from atoll.cost.vector import operations_per_element
 from atoll.hardware.space import Space
+from atoll.jit import over_ranges
 from atoll.search.bound_kernels import layout_bounds, roofline
 from atoll.search.evaluate import Plan, Priced
 from atoll.search.layouts import Layouts, Setting, list_layouts
@@ -158,7 +159,8 @@ class Search:
         bytes_ = np.array([float(key.bytes) for key in keys])
         links = np.array([link_s(key.operator, setting.network) for key in keys])
         lanes = chips.vector_configs.lanes[chips.vector_config[:, 0]]
-        bounds = roofline(
+        bounds = np.zeros((len(chips), 2 * len(variants.passes.layers)))
+        arguments = (
             variants.passes.arrays,
             macs,
             vector_ops,
@@ -169,7 +171,9 @@ class Search:
             chips.hbm_Bps,
             profile.vector_memory,
             not profile.link_on_vector,
+            bounds,
         )
+        over_ranges(lambda a, b: roofline(a, b, *arguments), len(chips))
         layer_s = bounds[:, 0::2] + bounds[:, 1::2]
         ranges = variants.layer_ranges
         count = len(variants.variants)
@@ -194,7 +198,8 @@ class Search:
         repeats = np.array(
             [repeat for v in variants.variants for _, repeat in v.model.layers], np.int64
         )
-        result: FloatArray = layout_bounds(
+        result = np.full(len(layer_s), np.inf)
+        arguments = (
             layer_s,
             variant,
             variants.layer_ranges,
@@ -206,7 +211,9 @@ class Search:
             layouts.passes,
             layouts.transfer_s,
             layouts.fixed_s,
+            result,
         )
+        over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(layer_s))
         return result
 
     # --- Batches --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from atoll.cost.chips import Chips
 from atoll.cost.table import PassSet, build_costs
 from atoll.cost.table_kernels import Costs, capacities, pass_problem
+from atoll.jit import over_ranges
 from atoll.placement.chain import Division, describe, divide, make_chain
 from atoll.placement.chain_kernels import System
 from atoll.placement.flat import FlatPlan, describe_flat, divide_flat
@@ -53,14 +54,13 @@ class Priced:
     ) -> tuple[FloatArray, FloatArray]:
         """Quick bounds of many nodes: (nodes, layers, forward and backward)."""
         most = max(variant.layers for variant in self.variants.variants)
-        lower, upper = schedule_bounds(
-            self.costs,
-            self.passes.arrays,
-            node_chip,
-            node_variant,
-            self.variants.layer_ranges,
-            most,
-        )
+        lower = np.zeros((len(node_chip), most, 2))
+        upper = np.zeros((len(node_chip), most, 2))
+        arguments = (
+            self.costs, self.passes.arrays, node_chip, node_variant, self.variants.layer_ranges,
+            lower, upper,
+        )  # fmt: skip
+        over_ranges(lambda a, b: schedule_bounds(a, b, *arguments), len(node_chip))
         return lower, upper
 
     def operators_s(self, chip: int, variant: Variant) -> FloatArray:
