@@ -9,22 +9,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from numba import njit
 
-F = TypeVar("F", bound=Callable[..., Any])
+# Kernels carry no annotations: numba types them by their arguments.
+Kernel = Callable[..., Any]
 
 
-def entry(function: F) -> F:
+def entry(function: Kernel) -> Kernel:
     """Compile a function that Python calls."""
-    return cast(F, njit(cache=True, nogil=True, error_model="numpy")(function))
+    compiled: Kernel = njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled
 
 
-def kernel(function: F) -> F:
+def kernel(function: Kernel) -> Kernel:
     """Compile a function that only other kernels call: without wrappers it compiles faster."""
     flags: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return cast(F, njit(cache=True, error_model="numpy", **flags)(function))
+    compiled: Kernel = njit(cache=True, error_model="numpy", **flags)(function)
+    return compiled
 
 
 def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int = 8) -> None:

@@ -75,7 +75,9 @@ def flatten(layers: Iterable[Layer]) -> PassSet:
     """Number the distinct operators of these layers and lay out their graphs."""
     chosen = tuple(layers)
     rows: dict[OperatorKey, int] = {}
-    ptr, ops, pred_ptr, pred_idx = [0], [], [0], []
+    ptr, pred_ptr = [0], [0]
+    ops: list[int] = []
+    pred_idx: list[int] = []
     for layer in chosen:
         for operators in (layer.forward, layer.backward):
             if len(operators) > _MAX_PASS:

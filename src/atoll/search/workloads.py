@@ -17,7 +17,7 @@ from atoll.errors import AtollError
 from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.profile import Profile
 from atoll.workload import ModelConfig, load_config, prepare, widths
-from atoll.workload.layer import Model
+from atoll.workload.layer import Layer, Model
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def make_variants(
 ) -> Variants:
     """Build every model at every microbatch and every tensor width that it allows."""
     variants: list[Variant] = []
-    layers = []
+    layers: list[Layer] = []
     for index, workload in enumerate(workloads):
         allowed = [t for t in widths(workload.config, tuple(tensor_widths)) if t <= devices]
         sizes = [b for b in microbatches if b <= workload.global_batch]
