@@ -1,7 +1,32 @@
-"""Atoll: the accelerator, the schedule and the training layout, found together and proven."""
+"""Atoll: the accelerator, the schedule and the training layout, found together and proven.
+
+>>> import atoll
+>>> plan = atoll.search(model="bert-large", space="examples/spaces/tiny.yaml")  # doctest: +SKIP
+>>> print(plan)  # doctest: +SKIP
+"""
 
 from atoll.kernel_cache import use_kernel_cache
 
 use_kernel_cache()
 
 __version__ = "0.1.0"
+
+from atoll.api import (  # noqa: E402  (the cache must be set before numba is imported)
+    describe_hardware,
+    describe_model,
+    list_models,
+    place,
+    search,
+)
+from atoll.errors import AtollError, InfeasibleError  # noqa: E402
+
+__all__ = [
+    "AtollError",
+    "InfeasibleError",
+    "__version__",
+    "describe_hardware",
+    "describe_model",
+    "list_models",
+    "place",
+    "search",
+]

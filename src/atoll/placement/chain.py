@@ -7,7 +7,7 @@ Devices are ordered tensor-parallel innermost, then data-parallel, then pipeline
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,7 +100,7 @@ def chain_facts(model: Model, recompute: str) -> ChainFacts:
 
 def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) -> Chain:
     """Add times: `layer_s` per kind of layer, `forward_s` per forward operator of the block."""
-    kept, extra, _ = frontier(facts.choices, forward_s)
+    kept, extra, choice = frontier(facts.choices, forward_s)
     return Chain(
         time_s=layer_s[facts.kind],
         saved_bytes=facts.saved_bytes,
@@ -108,6 +108,7 @@ def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) ->
         block=facts.block,
         kept_bytes=kept,
         extra_s=extra,
+        choice=choice,
         rebuilt_bytes=float(facts.saved_bytes[facts.block].max(initial=0.0) - kept[-1]),
         boundary_bytes=facts.boundary_bytes,
     )
@@ -176,55 +177,47 @@ def divide(chain: Chain, system: System, cutoff_s: float = np.inf) -> Division |
     return Division(float(step), int(pipeline), int(data), starts)
 
 
-def describe(facts: ChainFacts, chain: Chain, system: System, division: Division) -> Placement:
-    """Write a division out: stages, memory by part, time by cause."""
+def describe(
+    facts: ChainFacts,
+    chain: Chain,
+    system: System,
+    division: Division,
+    forward_s: FloatArray | None = None,
+) -> Placement:
+    """Write a division out: stages, memory by part, time by cause.
+
+    `forward_s` are the forward seconds per kind of layer, which a replay of the pipeline needs.
+    """
     ends = (*division.starts[1:], len(facts.kind))
     microbatches = -(-system.microbatches // division.data)
-    _, _, indices = frontier_of(facts, chain)
     stages = []
-    recompute_s = []
-    transfer_s = []
     for number, (first, last) in enumerate(zip(division.starts, ends, strict=True)):
         in_flight = min(division.pipeline - number, microbatches)
-        stage, again_s, moved_s = _stage(
-            facts, chain, system, division.data, first, last, in_flight, indices
+        stages.append(
+            _stage(facts, chain, system, division.data, first, last, in_flight, forward_s)
         )
-        stages.append(stage)
-        recompute_s.append(again_s)
-        transfer_s.append(moved_s)
-    loads = [stage.load_s for stage in stages]
-    slowest = int(np.argmax(loads))
-    parameters = max(
-        float(facts.parameters[first:last].sum())
-        for first, last in zip(division.starts, ends, strict=True)
-    )
-    optimizer_s = system.optimizer_s * parameters
-    pipeline_s = (microbatches - 1) * max(loads) + sum(loads)
-    busy_s = microbatches * loads[slowest]
-    parts = {
-        "compute": microbatches * (loads[slowest] - recompute_s[slowest] - transfer_s[slowest]),
-        "recompute": microbatches * recompute_s[slowest],
-        "transfers": microbatches * transfer_s[slowest],
-        "bubble": pipeline_s - busy_s,
-        "gradient reduction": division.step_time_s - pipeline_s - optimizer_s,
-        "optimizer": optimizer_s,
-    }
+    slowest = max(stages, key=lambda stage: stage.load_s)
+    # Both grow with parameters: the stage with the most is the last to finish.
+    parameters = max(float(facts.parameters[s.first : s.last].sum()) for s in stages)
+    data = division.data
+    reduction_s = system.reduce_s[data] + system.reduce_s_per_parameter[data] * parameters
     return Placement(
         pipeline=division.pipeline,
         tensor=system.tensor,
-        data=division.data,
+        data=data,
         microbatch=facts.model.microbatch,
         microbatches=microbatches,
         step_time_s=division.step_time_s,
         stages=tuple(stages),
-        time_parts_s=parts,
+        time_parts_s={
+            "compute": microbatches * slowest.compute_s,
+            "recompute": microbatches * slowest.recompute_s,
+            "transfers": microbatches * slowest.transfer_s,
+            "bubble": sum(stage.load_s for stage in stages) - slowest.load_s,
+            "gradient reduction": float(reduction_s.min()),
+            "optimizer": system.optimizer_s * parameters,
+        },
     )
-
-
-def frontier_of(facts: ChainFacts, chain: Chain) -> tuple[FloatArray, FloatArray, Sequence[int]]:
-    """The hull in a chain, with the index of the choice behind each point."""
-    by_bytes = {float(choice.kept_bytes): i for i, choice in enumerate(facts.choices)}
-    return chain.kept_bytes, chain.extra_s, [by_bytes[float(b)] for b in chain.kept_bytes]
 
 
 def _stage(
@@ -235,39 +228,40 @@ def _stage(
     first: int,
     last: int,
     in_flight: int,
-    indices: Sequence[int],
-) -> tuple[Stage, float, float]:
-    parameters = float(facts.parameters[first:last].sum())
-    blocks = int(facts.block[first:last].sum())
-    others = float(facts.saved_bytes[first:last][~facts.block[first:last]].sum())
+    forward_s: FloatArray | None,
+) -> Stage:
+    block = facts.block[first:last]
+    blocks = int(block.sum())
+    states = system.state_bytes * float(facts.parameters[first:last].sum())
+    others = float(facts.saved_bytes[first:last][~block].sum())
     buffers = 2.0 * float(facts.boundary_bytes[first])
-    states = system.state_bytes * parameters
-    room = system.memory_bytes - states - buffers - others * in_flight
-    again_s, more, top = 0.0, 0, len(chain.kept_bytes) - 1
-    kept = rebuilt = 0.0
+    recompute_s = kept = rebuilt = 0.0
     words = "none"
     if blocks:
-        again_s, more, top = kernels.recompute_choice(
+        room = system.memory_bytes - states - buffers - others * in_flight
+        recompute_s, more, index = kernels.recompute_choice(
             blocks, room - chain.rebuilt_bytes, float(in_flight), chain.kept_bytes, chain.extra_s
         )
-        kept = more * chain.kept_bytes[top]
-        if more < blocks:
-            kept += (blocks - more) * chain.kept_bytes[top - 1]
-        lowest = top - 1 if more < blocks else top
-        rebuilt = chain.rebuilt_bytes + chain.kept_bytes[-1] - chain.kept_bytes[lowest]
-        words = _words(facts, indices, blocks, more, top)
-    moved_s = 0.0
-    for edge, there in ((first, first > 0), (last, last < len(facts.kind))):
-        if there:
-            moved_s += system.cut_s[data]
-            moved_s += system.cut_s_per_byte[data] * facts.boundary_bytes[edge]
-    load_s = float(chain.time_s[first:last].sum()) + again_s + moved_s
-    stage = Stage(
+        counts = {index: more, index - 1: blocks - more}
+        used = sorted(choice for choice, count in counts.items() if count)
+        kept = sum(count * float(chain.kept_bytes[choice]) for choice, count in counts.items())
+        rebuilt = chain.rebuilt_bytes + float(chain.kept_bytes[-1] - chain.kept_bytes[used[0]])
+        words = _words(facts, chain, {choice: counts[choice] for choice in used})
+    receive_s, return_s = (
+        float(system.cut_s[data] + system.cut_s_per_byte[data] * facts.boundary_bytes[edge])
+        if 0 < edge < len(facts.kind)
+        else 0.0
+        for edge in (first, last)
+    )
+    return Stage(
         layers=layer_names(facts, first, last),
         first=first,
         last=last,
         devices=system.tensor,
-        load_s=load_s,
+        compute_s=float(chain.time_s[first:last].sum()),
+        recompute_s=float(recompute_s),
+        transfer_s=receive_s + return_s,
+        receive_s=receive_s,
         recompute=words,
         memory_bytes={
             "states": states,
@@ -275,8 +269,8 @@ def _stage(
             "rebuilt": rebuilt,
             "buffers": buffers,
         },
+        forward_s=None if forward_s is None else float(forward_s[facts.kind[first:last]].sum()),
     )
-    return stage, float(again_s), float(moved_s)
 
 
 def layer_names(facts: ChainFacts, first: int, last: int) -> tuple[str, ...]:
@@ -288,17 +282,13 @@ def layer_names(facts: ChainFacts, first: int, last: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _words(facts: ChainFacts, indices: Sequence[int], blocks: int, more: int, top: int) -> str:
+def _words(facts: ChainFacts, chain: Chain, counts: Mapping[int, int]) -> str:
+    """What is rerun, for numbers of blocks by choice."""
     layer = facts.model.layers[facts.block_kind][0]
-
-    def phrase(index: int) -> str:
-        rerun = facts.choices[indices[index]].rerun
-        if not rerun:
-            return "none"
-        return "+".join(layer.forward[i].name for i in rerun)
-
-    if more == blocks:
-        return phrase(top)
-    if more == 0:
-        return phrase(top - 1)
-    return f"{blocks - more} blocks: {phrase(top - 1)}, {more} blocks: {phrase(top)}"
+    phrases = {}
+    for choice, count in counts.items():
+        rerun = facts.choices[chain.choice[choice]].rerun
+        phrases["+".join(layer.forward[i].name for i in rerun) or "none"] = count
+    if len(phrases) == 1:
+        return next(iter(phrases))
+    return ", ".join(f"{count} blocks: {phrase}" for phrase, count in phrases.items())

@@ -30,6 +30,7 @@ class Chain(NamedTuple):
     block: NDArray[np.bool_]  # layers that may recompute, all alike
     kept_bytes: NDArray[np.float64]  # recomputation choices of a block, ascending
     extra_s: NDArray[np.float64]  # and the time each adds, descending (convex)
+    choice: NDArray[np.int64]  # and where each stands in the list of all choices
     rebuilt_bytes: float  # activations that even the largest choice rebuilds, a block at a time
     boundary_bytes: NDArray[np.float64]  # (layers + 1,): activation entering each layer
 

@@ -14,10 +14,11 @@ from atoll.hardware.network import Network
 from atoll.placement.chain import ChainFacts, layer_names
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.table import LayerEdge, LayerGraph, LayerNode, LayerTable
-from atoll.placement.table_dp import TablePlan, solve_table
+from atoll.placement.table_dp import TablePlan, TableStage, solve_table
 
 FloatArray = NDArray[np.float64]
 _WEIGHT_BYTES = 2.0
+_BITS = {"none": (False,), "full": (True,), "optimal": (False, True)}
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class FlatPlan:
     plan: TablePlan
     recompute: bool
     step_time_s: float
+    table: LayerTable
 
 
 def divide_flat(
@@ -43,6 +45,40 @@ def divide_flat(
     recompute: str,
 ) -> FlatPlan | None:
     """The fastest placement with times per kind of layer, or None if nothing fits."""
+    best: FlatPlan | None = None
+    for table in flat_tables(
+        facts,
+        forward_s,
+        backward_s,
+        network,
+        devices=devices,
+        tensor=tensor,
+        microbatches=microbatches,
+        memory_bytes=memory_bytes,
+        optimizer=optimizer,
+        recompute=recompute,
+    ):
+        plan = solve_table(table)
+        step_s = plan.time_per_batch_s
+        if step_s is not None and (best is None or step_s < best.step_time_s):
+            best = FlatPlan(plan, table.recompute, step_s, table)
+    return best
+
+
+def flat_tables(
+    facts: ChainFacts,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    network: Network,
+    *,
+    devices: int,
+    tensor: int,
+    microbatches: int,
+    memory_bytes: float,
+    optimizer: str,
+    recompute: str,
+) -> tuple[LayerTable, ...]:
+    """The chain as a layer table, once for each recomputation bit that the policy allows."""
     table = LayerTable(
         devices=devices,
         memory_bytes=memory_bytes,
@@ -53,14 +89,7 @@ def divide_flat(
         widths={tensor: _graph(facts, forward_s, backward_s, tensor)},
         source=facts.model.name,
     )
-    bits = {"none": (False,), "full": (True,), "optimal": (False, True)}[recompute]
-    best: FlatPlan | None = None
-    for bit in bits:
-        plan = solve_table(replace(table, recompute=bit))
-        step = plan.time_per_batch_s
-        if step is not None and (best is None or step < best.step_time_s):
-            best = FlatPlan(plan, bit, step)
-    return best
+    return tuple(replace(table, recompute=bit) for bit in _BITS[recompute])
 
 
 def _graph(
@@ -84,6 +113,58 @@ def _graph(
     return LayerGraph(nodes, edges)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """One stage of a chain by part: seconds of one microbatch, bytes of a device."""
+
+    forward_s: float
+    backward_s: float
+    recompute_s: float
+    receive_s: float
+    return_s: float
+    state_bytes: float
+    activation_bytes: float
+
+    @property
+    def transfer_s(self) -> float:
+        """Gradients may arrive while the stage recomputes its forward pass."""
+        return self.receive_s + max(0.0, self.return_s - self.recompute_s)
+
+
+def _parts(table: LayerTable, tensor: int, first: int, last: int, from_end: int) -> _Parts:
+    """Layers first..last-1 of a chain as a stage; `from_end` = 1 for the last of the pipeline."""
+    graph = table.widths[tensor]
+    own = graph.nodes[first:last]
+    forward_s = sum(node.forward_s for node in own)
+    activation_bytes = sum(node.activation_bytes for node in own)
+    entering_bytes = graph.edges[first - 1].size_bytes if first > 0 else 0.0
+    leaving_bytes = graph.edges[last - 1].size_bytes if last < len(graph.nodes) else 0.0
+    stash_bytes = entering_bytes if table.recompute else activation_bytes
+    copies = 3.0 if table.optimizer == "Adam" else 2.0
+    return _Parts(
+        forward_s=forward_s,
+        backward_s=sum(node.backward_s for node in own),
+        recompute_s=forward_s if table.recompute and from_end > 1 else 0.0,
+        receive_s=entering_bytes / table.bandwidth_Bps,
+        return_s=leaving_bytes / table.bandwidth_Bps,
+        state_bytes=copies * sum(node.weight_bytes for node in own),
+        activation_bytes=activation_bytes + (from_end - 1) * stash_bytes,
+    )
+
+
+def chain_stage(
+    table: LayerTable, tensor: int, first: int, last: int, from_end: int
+) -> TableStage:
+    """Layers first..last-1 of a table that is a chain, as a stage of it."""
+    parts = _parts(table, tensor, first, last, from_end)
+    return TableStage(
+        nodes=tuple(node.id for node in table.widths[tensor].nodes[first:last]),
+        devices=tensor,
+        load_s=parts.forward_s + parts.backward_s + parts.recompute_s + parts.transfer_s,
+        memory_bytes=parts.state_bytes + parts.activation_bytes,
+    )
+
+
 def describe_flat(
     facts: ChainFacts, flat: FlatPlan, network: Network, microbatches: int
 ) -> Placement:
@@ -93,23 +174,30 @@ def describe_flat(
     stages = []
     for number, stage in enumerate(plan.stages):
         first, last = stage.nodes[0], stage.nodes[-1] + 1
-        again = flat.recompute and number < len(plan.stages) - 1
+        parts = _parts(flat.table, plan.tensor_parallel, first, last, len(plan.stages) - number)
         stages.append(
             Stage(
                 layers=layer_names(facts, first, last),
                 first=first,
                 last=last,
                 devices=stage.devices,
-                load_s=stage.load_s,
-                recompute="whole stage" if again else "none",
-                memory_bytes={"all": stage.memory_bytes},
+                compute_s=parts.forward_s + parts.backward_s,
+                recompute_s=parts.recompute_s,
+                transfer_s=parts.transfer_s,
+                receive_s=parts.receive_s,
+                forward_s=parts.forward_s,
+                recompute="whole stage" if parts.recompute_s else "none",
+                memory_bytes={
+                    "states": parts.state_bytes,
+                    "activations": parts.activation_bytes,
+                },
             )
         )
     rounds = -(-microbatches // plan.data_parallel)
-    load = max(stage.load_s for stage in stages)
+    slowest = max(stages, key=lambda stage: stage.load_s)
     data = plan.data_parallel
     weights = _WEIGHT_BYTES * float(facts.parameters[: stages[0].last].sum())
-    reduction = 4.0 * (data - 1) / data * weights / network.levels[-1].bandwidth_Bps
+    reduction_s = 4.0 * (data - 1) / data * weights / network.levels[-1].bandwidth_Bps
     return Placement(
         pipeline=len(stages),
         tensor=plan.tensor_parallel,
@@ -119,8 +207,10 @@ def describe_flat(
         step_time_s=flat.step_time_s,
         stages=tuple(stages),
         time_parts_s={
-            "stages": rounds * load,
-            "bubble": (len(stages) - 1) * load,
-            "gradient reduction": reduction,
+            "compute": rounds * slowest.compute_s,
+            "recompute": rounds * slowest.recompute_s,
+            "transfers": rounds * slowest.transfer_s,
+            "bubble": (len(stages) - 1) * slowest.load_s,
+            "gradient reduction": reduction_s,
         },
     )

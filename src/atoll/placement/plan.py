@@ -17,12 +17,24 @@ class Stage:
     last: int
     """Layers first..last-1 of the chain."""
     devices: int
-    load_s: float
-    """What one microbatch costs: forward, backward, recomputation, incoming transfers."""
+    compute_s: float
+    """Forward and backward of one microbatch, without recomputation."""
+    recompute_s: float
+    transfer_s: float
+    """What one microbatch waits for transfers into this stage, of activations and gradients."""
+    receive_s: float
+    """Transfer of one activation from the stage before; its gradient takes as long back."""
     recompute: str
     """What the stage recomputes, in words."""
     memory_bytes: Mapping[str, float]
     """By part: states, activations, rebuilt, buffers."""
+    forward_s: float | None = None
+    """The forward part of `compute_s`, where it is known."""
+
+    @property
+    def load_s(self) -> float:
+        """What one microbatch costs this stage."""
+        return self.compute_s + self.recompute_s + self.transfer_s
 
     @property
     def total_memory_bytes(self) -> float:
@@ -70,6 +82,9 @@ class Placement:
                     "layers": list(stage.layers),
                     "devices": stage.devices,
                     "load_s": stage.load_s,
+                    "compute_s": stage.compute_s,
+                    "recompute_s": stage.recompute_s,
+                    "transfer_s": stage.transfer_s,
                     "recompute": stage.recompute,
                     "memory_bytes": dict(stage.memory_bytes)
                     | {"total": stage.total_memory_bytes},

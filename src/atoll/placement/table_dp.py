@@ -103,10 +103,15 @@ def cost_of_plan(
     Written apart from the compiled programme, to check it. A placement that breaks a rule
     (layers missing or out of order, too many devices, too little memory) is an `InfeasibleError`.
     """
+    if width not in table.widths:
+        raise InfeasibleError(f"Width {width} is not one of the table's: {list(table.widths)}.")
     graph = table.widths[width]
     stage_of = {node: i for i, nodes in enumerate(stages) for node in nodes}
-    if sorted(n for nodes in stages for n in nodes) != sorted(node.id for node in graph.nodes):
-        raise InfeasibleError("The stages of a placement must hold every layer exactly once.")
+    placed = sorted(node for nodes in stages for node in nodes)
+    if placed != sorted(node.id for node in graph.nodes) or not all(stages):
+        raise InfeasibleError(
+            "The stages of a placement must hold every layer exactly once, and none be empty."
+        )
     for edge in graph.edges:
         if stage_of[edge.source] > stage_of[edge.target]:
             raise InfeasibleError(

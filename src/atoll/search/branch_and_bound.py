@@ -26,6 +26,7 @@ from atoll.cost.table import link_s
 from atoll.cost.vector import operations_per_element
 from atoll.hardware.space import Space
 from atoll.jit import over_ranges
+from atoll.schedule.solve import Effort
 from atoll.search.bound_kernels import layout_bounds, roofline
 from atoll.search.evaluate import Plan, Priced
 from atoll.search.layouts import Layouts, Setting, list_layouts
@@ -47,7 +48,7 @@ class Found:
     variant: int
     pass_s: FloatArray
     plan: Plan
-    schedule_method: str = "list"
+    effort: Effort = "quick"
 
 
 @dataclass
@@ -109,6 +110,8 @@ class Search:
         self.frontier = Frontier(chips, lower_s, stage=np.zeros(len(chips), np.int8))
         self.best: int | None = None
         self.score = 0.0
+        self.sparing = False
+        """Evaluate every chip for its own sake: nothing becomes the incumbent."""
         self.tightened = 0
 
     def run(self) -> Outcome:
@@ -123,9 +126,33 @@ class Search:
             self._batch(order)
             size = min(4 * size, LARGEST_BATCH)
         self._tighten()
-        scores = self.upper_scores()
-        bound = max(float(scores.max(initial=0.0)), self.score)
+        return self.outcome()
+
+    def outcome(self) -> Outcome:
+        """What is known now."""
+        bound = max(float(self.upper_scores().max(initial=0.0)), self.score)
         return Outcome(self.frontier, self.best, self.score, bound, self.tightened)
+
+    def evaluate_all(self, order: IntArray) -> FloatArray:
+        """Scores of these chips, each with its own best layouts, whatever the incumbent is."""
+        incumbent = self.best, self.score
+        self.best, self.score, self.sparing = None, 0.0, True
+        self._batch(order)
+        (self.best, self.score), self.sparing = incumbent, False
+        return np.array([self.found_score(int(chip)) for chip in order])
+
+    def accept(self, chip: int, score: float) -> None:
+        """Take a chip for the incumbent if it scores higher."""
+        if score > self.score:
+            self.best, self.score = chip, score
+
+    def found_score(self, chip: int) -> float:
+        """Score of the plans found for a chip; -1 where some model has none."""
+        found = self.frontier.found.get(chip, {})
+        if len(found) < len(self.by_model):
+            return -1.0
+        times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
+        return float(self.objective.scores(times)[0])
 
     # --- Bounds ---------------------------------------------------------------------------------
 
@@ -293,14 +320,8 @@ class Search:
 
     def _offer(self, chip: int) -> None:
         """Make the chip the incumbent if it is better."""
-        found = self.frontier.found[chip]
-        if len(found) < len(self.by_model):
-            return
-        times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
-        score = float(self.objective.scores(times)[0])
-        if score > self.score:
-            self.score = score
-            self.best = chip
+        if not self.sparing:
+            self.accept(chip, self.found_score(chip))
 
     def _priced(self, order: IntArray) -> Priced:
         chips = self.frontier.chips.subset(order)
@@ -310,7 +331,7 @@ class Search:
 
     def _tighten(self) -> None:
         """Solve the schedules that keep the bound away from the incumbent."""
-        done: set[tuple[int, int, str]] = set()
+        done: set[tuple[int, int, Effort]] = set()
         frontier = self.frontier
         while self.best is not None and time.monotonic() < self.deadline:
             scores = self.upper_scores()
@@ -326,7 +347,9 @@ class Search:
             self._solve_node(chip, model, v, effort)
             frontier.stage[chip] = 2
 
-    def _loosest(self, chip: int, done: set[tuple[int, int, str]]) -> tuple[int, int, str] | None:
+    def _loosest(
+        self, chip: int, done: set[tuple[int, int, Effort]]
+    ) -> tuple[int, int, Effort] | None:
         """The chip's model and variant whose bound is the lowest and can still be improved."""
         lower = self.frontier.lower_s[chip]
         for model, own in enumerate(self.by_model):
@@ -334,16 +357,17 @@ class Search:
             known = self.frontier.found.get(chip, {}).get(model)
             if known is not None and lower[v] >= known.step_time_s / (1.0 + self.tolerance):
                 continue
-            for effort in ("bounded", "exact"):
+            efforts: tuple[Effort, ...] = ("bounded", "exact")
+            for effort in efforts:
                 if (chip, v, effort) not in done:
                     return model, v, effort
         return None
 
-    def _solve_node(self, chip: int, model: int, v: int, effort: str) -> None:
+    def _solve_node(self, chip: int, model: int, v: int, effort: Effort) -> None:
         self.tightened += 1
         variant = self.variants.variants[v]
         priced = self._priced(np.array([chip]))
-        solved = priced.schedules(0, variant, effort, self.tolerance / 4.0, 10.0)  # type: ignore[arg-type]
+        solved = priced.schedules(0, variant, effort, self.tolerance / 4.0, 10.0)
         lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
         upper = np.array([[s.makespan_s for s in pair] for pair in solved])
         frontier = self.frontier
@@ -354,8 +378,7 @@ class Search:
         most = priced.place(0, variant, upper)
         found = frontier.found.setdefault(chip, {})
         if most is not None and (model not in found or most[0] < found[model].step_time_s):
-            method = max((s.method for pair in solved for s in pair), key=len)
-            found[model] = Found(most[0], v, upper, most[1], method)
+            found[model] = Found(most[0], v, upper, most[1], effort)
             self._offer(chip)
 
     def _report(self, phase: str, left: int, bound: float) -> None:

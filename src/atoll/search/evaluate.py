@@ -78,7 +78,7 @@ class Priced:
         memory_bytes: float | None = None,
     ) -> tuple[float, Plan] | None:
         """The best placement with these times (layers, forward and backward), below the cutoff."""
-        memory = float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes
+        memory = self._memory(chip, memory_bytes)
         times = pass_s[: variant.layers]
         if not np.isfinite(times).all():
             return None
@@ -111,11 +111,9 @@ class Priced:
         memory_bytes: float | None = None,
     ) -> Placement:
         """The placement behind a plan, in full."""
-        memory = float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes
+        memory = self._memory(chip, memory_bytes)
         if isinstance(plan, FlatPlan):
-            return describe_flat(
-                variant.facts, plan, self.setting.network, variant.microbatches
-            )
+            return describe_flat(variant.facts, plan, self.setting.network, variant.microbatches)
         times = pass_s[: variant.layers]
         chain = make_chain(variant.facts, times.sum(axis=1), self.operators_s(chip, variant))
         return describe(variant.facts, chain, self._system(chip, variant, memory), plan)
@@ -147,6 +145,9 @@ class Priced:
             ]
             result.append((pair[0], pair[1]))
         return result
+
+    def _memory(self, chip: int, memory_bytes: float | None) -> float:
+        return float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes
 
     def _system(self, chip: int, variant: Variant, memory_bytes: float) -> System:
         hbm_Bps = float(self.chips.hbm_Bps[chip])

@@ -1,0 +1,201 @@
+"""The public functions: the same jobs as on the command line, from Python.
+
+>>> import atoll
+>>> atoll.describe_model("gpt2-xl")["parameters"]
+1557611200
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll import units
+from atoll.errors import AtollError
+
+if TYPE_CHECKING:
+    from atoll.placement.table_dp import TablePlan
+    from atoll.search.branch_and_bound import Progress
+    from atoll.search.job import Job
+    from atoll.search.result import SearchResult
+
+
+def search(
+    job: Job | str | Path | None = None,
+    *,
+    model: str | None = None,
+    models: Sequence[str] | None = None,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    sequence: int | None = None,
+    microbatches: Sequence[int] | None = None,
+    tensor_widths: Sequence[int] | None = None,
+    hbm: Sequence[str | int] | None = None,
+    recompute: str | None = None,
+    profile: str | None = None,
+    space: str | None = None,
+    network: str | None = None,
+    optimizer: str | None = None,
+    objective: str | None = None,
+    strategy: str | None = None,
+    max_area: str | float | None = None,
+    max_power: str | float | None = None,
+    tolerance: float | None = None,
+    time_limit: str | float | None = None,
+    seed: int | None = None,
+    pareto: bool | None = None,
+    baselines: bool | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Find the best chip, schedule and placement, with proof.
+
+    `job` is a `Job` or a job file; keywords override its fields. Quantities take units
+    ("80 GiB", "280 mm2", "250 W", "10 min"); plain numbers are bytes, mm2, W and s.
+    """
+    from atoll.search.job import Job, ModelJob, load_job
+    from atoll.search.run import run_search
+
+    base = Job() if job is None else job if isinstance(job, Job) else load_job(job)
+    given: dict[str, Any] = {
+        "devices": devices,
+        "global_batch": global_batch,
+        "microbatches": None if microbatches is None else tuple(microbatches),
+        "tensor_widths": None if tensor_widths is None else tuple(tensor_widths),
+        "recompute": recompute,
+        "profile": profile,
+        "space": space,
+        "network": network,
+        "optimizer": optimizer,
+        "objective": objective,
+        "strategy": strategy,
+        "tolerance": tolerance,
+        "seed": seed,
+        "pareto": pareto,
+        "baselines": baselines,
+    }
+    if hbm is not None:
+        given["hbm_capacities_bytes"] = tuple(
+            int(_quantity("hbm", value, units.BYTES, "B")) for value in hbm
+        )
+    for name, field, value, dimension, unit in (
+        ("max_area", "max_area_mm2", max_area, units.AREA, "mm2"),
+        ("max_power", "max_power_W", max_power, units.POWER, "W"),
+        ("time_limit", "time_limit_s", time_limit, units.TIME, "s"),
+    ):
+        if value is not None:
+            given[field] = _quantity(name, value, dimension, unit)
+    names = [model] if model is not None else models
+    if names:
+        given["models"] = tuple(ModelJob(name, sequence=sequence) for name in names)
+    elif sequence is not None:
+        given["models"] = tuple(replace(entry, sequence=sequence) for entry in base.models)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return run_search(replace(base, **chosen), progress)
+
+
+def _quantity(field: str, value: str | float, dimension: units.Dimension, unit: str) -> float:
+    """Parse a quantity and name the field in a complaint."""
+    try:
+        return units.parse_quantity(value, dimension, unit)
+    except AtollError as error:
+        raise AtollError(f"{field}: {error}") from None
+
+
+def place(table: str | Path, *, profile: str = "phaze") -> TablePlan:
+    """The optimal placement of a table of layer costs (JSON) on its devices."""
+    from atoll.placement.table import read_table
+    from atoll.placement.table_dp import solve_table
+
+    if profile != "phaze":
+        raise AtollError(
+            f"profile: layer tables are priced under profile 'phaze' only, got {profile!r}; "
+            "the default profile needs a model: use atoll search."
+        )
+    return solve_table(read_table(table))
+
+
+def list_models() -> list[dict[str, Any]]:
+    """The zoo: one row a model."""
+    from atoll.workload import build_model, load_config, zoo_names
+
+    rows = []
+    for name in zoo_names():
+        config = load_config(name)
+        rows.append(
+            {
+                "name": name,
+                "parameters": build_model(config, 1).parameters,
+                "layers": config.layers,
+                "hidden": config.hidden,
+                "heads": config.heads,
+                "sequence": config.sequence,
+            }
+        )
+    return rows
+
+
+def describe_model(
+    name: str, *, microbatch: int = 1, sequence: int | None = None, tensor: int = 1
+) -> dict[str, Any]:
+    """Parameters and the layer table of a model, with its operators."""
+    from atoll.workload import layer_table, load_config, prepare
+
+    for field, value in (("microbatch", microbatch), ("sequence", sequence), ("tensor", tensor)):
+        if value is not None and value < 1:
+            raise AtollError(f"{field}: expected a positive whole number, got {value}.")
+    config = load_config(name)
+    model = prepare(config, microbatch, sequence, tensor, tensor > 1)
+    whole = model if tensor == 1 else prepare(config, microbatch, sequence)
+    return {
+        "name": name,
+        "parameters": whole.parameters,
+        "microbatch": microbatch,
+        "sequence": model.sequence,
+        "tensor_parallel": tensor,
+        "layers": layer_table(model),
+    }
+
+
+def describe_hardware(name: str | None = None) -> dict[str, Any]:
+    """The catalogue, or one accelerator or network of it."""
+    from atoll.hardware import (
+        accelerator_names,
+        area_parts,
+        load_accelerator,
+        load_network,
+        network_names,
+        peak_power_W,
+    )
+    from atoll.search.result import accelerator_dict
+
+    if name is None:
+        return {
+            "accelerators": list(accelerator_names()),
+            "networks": list(network_names()),
+            "spaces": ["phaze"],
+        }
+    if name in network_names():
+        network = load_network(name)
+        return {
+            "network": name,
+            "levels": [
+                {
+                    "name": level.name,
+                    "devices": level.devices,
+                    "bandwidth_GBps": level.bandwidth_Bps / 1e9,
+                    "latency_us": level.latency_s * 1e6,
+                }
+                for level in network.levels
+            ],
+        }
+    chip = load_accelerator(name)
+    parts = area_parts(chip)
+    return {
+        "accelerator": name,
+        **accelerator_dict(chip),
+        "peak_power_W": peak_power_W(chip),
+        "area_mm2": parts.total_mm2,
+        "area_parts_mm2": asdict(parts),
+    }

@@ -1,0 +1,183 @@
+"""Layouts made by hand: what a given division costs, in plain Python.
+
+`step_time_of` states the rules of the default profile a second time, stage by stage and without
+prefix sums, bounds or labels: it prices an expert's layout, and it is the oracle that the compiled
+search is tested against.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import InfeasibleError
+from atoll.hardware.network import Network
+from atoll.placement.chain import ChainFacts, Division
+from atoll.placement.chain_kernels import Chain, System
+from atoll.placement.flat import FlatPlan, chain_stage, flat_tables
+from atoll.placement.table_dp import TablePlan, cost_of_plan
+
+FloatArray = NDArray[np.float64]
+
+
+def fixed_division(chain: Chain, system: System, *, pipeline: int, data: int) -> Division | None:
+    """The even layout of so many stages and replicas, or None where it is not possible.
+
+    Blocks are spread evenly, as Megatron-LM does (the first stages take one more when they do not
+    divide); what comes before them is on the first stage, what comes after on the last. Each stage
+    still recomputes as little as its memory allows.
+    """
+    starts = even_starts(chain.block, pipeline)
+    if starts is None:
+        return None
+    step_time_s = step_time_of(chain, system, starts, data)
+    return Division(step_time_s, pipeline, data, starts) if math.isfinite(step_time_s) else None
+
+
+def fixed_flat(
+    facts: ChainFacts,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    network: Network,
+    *,
+    devices: int,
+    tensor: int,
+    pipeline: int,
+    data: int,
+    microbatches: int,
+    memory_bytes: float,
+    optimizer: str,
+    recompute: str,
+) -> FlatPlan | None:
+    """The same even layout under the seed's assumptions, with the better recomputation bit."""
+    starts = even_starts(facts.block, pipeline)
+    if starts is None:
+        return None
+    spans = list(zip(starts, (*starts[1:], len(facts.kind)), strict=True))
+    best: FlatPlan | None = None
+    for table in flat_tables(
+        facts,
+        forward_s,
+        backward_s,
+        network,
+        devices=devices,
+        tensor=tensor,
+        microbatches=microbatches,
+        memory_bytes=memory_bytes,
+        optimizer=optimizer,
+        recompute=recompute,
+    ):
+        try:
+            step_s = cost_of_plan(table, tensor, data, [range(*span) for span in spans])
+        except InfeasibleError:
+            continue
+        if best is None or step_s < best.step_time_s:
+            stages = tuple(
+                chain_stage(table, tensor, first, last, pipeline - number)
+                for number, (first, last) in enumerate(spans)
+            )
+            plan = TablePlan(step_s, tensor, data, stages, {tensor: step_s})
+            best = FlatPlan(plan, table.recompute, step_s, table)
+    return best
+
+
+def even_starts(block: NDArray[np.bool_], pipeline: int) -> tuple[int, ...] | None:
+    """First layer of each stage with the blocks spread evenly; None with fewer blocks than stages.
+
+    Layers between blocks stay with the block before them.
+    """
+    if pipeline == 1:
+        return (0,)
+    blocks = np.flatnonzero(block)
+    if not 1 <= pipeline <= len(blocks):
+        return None
+    share, more = divmod(len(blocks), pipeline)
+    before = [stage * share + min(stage, more) for stage in range(1, pipeline)]
+    return (0, *(int(blocks[count]) for count in before))
+
+
+def step_time_of(chain: Chain, system: System, starts: Sequence[int], data: int) -> float:
+    """Seconds of a step with stages that begin at these layers; infinite if it does not fit.
+
+    It does not fit with more devices than there are, more replicas than microbatches, or a stage
+    that exceeds its memory with every mixture of recomputation choices.
+    """
+    pipeline = len(starts)
+    if not 1 <= data <= system.microbatches:
+        return math.inf
+    if pipeline * data * system.tensor > system.devices:
+        return math.inf
+    rounds = math.ceil(system.microbatches / data)
+    loads_s = []
+    tails_s = []
+    for number, (first, last) in enumerate(
+        zip(starts, (*starts[1:], len(chain.time_s)), strict=True)
+    ):
+        in_flight = min(pipeline - number, rounds)
+        loads_s.append(
+            sum(chain.time_s[first:last])
+            + _least_recompute_s(chain, system, first, last, in_flight)
+            + _transfers_s(chain, system, first, last, data)
+        )
+        tails_s.append(_tail_s(system, sum(chain.parameters[first:last]), data))
+    return float((rounds - 1) * max(loads_s) + sum(loads_s) + max(tails_s))
+
+
+def _least_recompute_s(
+    chain: Chain, system: System, first: int, last: int, in_flight: int
+) -> float:
+    """Least seconds of recomputation over all mixtures that fit; infinite if none does."""
+    own = range(first, last)
+    blocks = sum(bool(chain.block[i]) for i in own)
+    resident_bytes = (
+        system.state_bytes * sum(chain.parameters[i] for i in own)
+        + in_flight * sum(chain.saved_bytes[i] for i in own if not chain.block[i])
+        + 2.0 * chain.boundary_bytes[first]
+    )
+    fitting_s = [
+        sum(chain.extra_s[choice] for choice in mixture)
+        for mixture in _mixtures(blocks, len(chain.kept_bytes))
+        if resident_bytes
+        + in_flight * sum(chain.kept_bytes[choice] for choice in mixture)
+        + _rebuilt_bytes(chain, mixture)
+        <= system.memory_bytes
+    ]
+    return min(fitting_s, default=math.inf)
+
+
+def _mixtures(blocks: int, choices: int) -> Iterator[list[int]]:
+    """A choice for each of the blocks: all the same, or two neighbouring ones."""
+    for choice in range(choices):
+        yield [choice] * blocks
+        if choice + 1 < choices:
+            for more in range(1, blocks):
+                yield [choice] * (blocks - more) + [choice + 1] * more
+
+
+def _rebuilt_bytes(chain: Chain, mixture: Sequence[int]) -> float:
+    """Dropped activations of one block, the one that drops the most: blocks take turns."""
+    all_bytes = chain.kept_bytes[-1] + chain.rebuilt_bytes
+    return max((float(all_bytes - chain.kept_bytes[choice]) for choice in mixture), default=0.0)
+
+
+def _transfers_s(chain: Chain, system: System, first: int, last: int, data: int) -> float:
+    """A stage receives activations from the stage before and gradients from the one after."""
+    edges = [edge for edge in (first, last) if 0 < edge < len(chain.time_s)]
+    return sum(
+        float(system.cut_s[data] + system.cut_s_per_byte[data] * chain.boundary_bytes[edge])
+        for edge in edges
+    )
+
+
+def _tail_s(system: System, parameters: float, data: int) -> float:
+    """Gradient reduction by the better of two algorithms, then the optimizer."""
+    reduce_s = min(
+        fixed_s + s_per_parameter * parameters
+        for fixed_s, s_per_parameter in zip(
+            system.reduce_s[data], system.reduce_s_per_parameter[data], strict=True
+        )
+    )
+    return float(reduce_s + system.optimizer_s * parameters)

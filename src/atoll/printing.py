@@ -1,0 +1,262 @@
+"""Results for people: compact tables in a terminal, plain text on a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from atoll.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from atoll.placement.plan import Placement
+    from atoll.placement.table_dp import TablePlan
+    from atoll.search.result import SearchResult
+
+_BAR = 40
+
+
+def _console() -> Console:
+    width = None if sys.stdout.isatty() else 110
+    return Console(width=width, highlight=False)
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str, int, int, float, float], None] | None]:
+    """A status line on a terminal; nothing on a pipe or when quiet."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    console = Console(stderr=True)
+    began = time.monotonic()
+    with console.status("preparing") as status:
+
+        def show(phase: str, left: int, total: int, best: float, bound: float) -> None:
+            gap = f", gap {1 - best / bound:.2%}" if best > 0 else ""
+            status.update(
+                f"{phase}: {left:,} of {total:,} chips left, best {best:,.1f}{gap} "
+                f"({time.monotonic() - began:.0f} s)"
+            )
+
+        yield show
+
+
+def print_result(result: SearchResult) -> None:
+    console = _console()
+    best = result.best
+    console.print(f"Best chip    {best.accelerator.describe()}", markup=False)
+    console.print(
+        f"             {best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} TFLOP/s, "
+        f"{best.peak_power_W:.0f} W at peak"
+    )
+    for plan in best.plans:
+        console.print(f"Model        {plan.model}", markup=False)
+        console.print(
+            f"Throughput   {plan.samples_per_s:,.1f} samples/s, "
+            f"{plan.tokens_per_s_per_device:,.0f} tokens/s a device, MFU {plan.mfu:.1%}, "
+            f"{plan.power_W:.0f} W a device, {plan.energy_per_token_J * 1e3:.2f} mJ a token"
+        )
+        _print_placement(console, plan.placement)
+    if result.baselines:
+        _print_baselines(console, result)
+    if result.pareto:
+        _print_front(console, result.pareto)
+    counts = result.certificate
+    console.print(f"Certificate  {counts.sentence()}")
+    pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.pruned.items())
+    console.print(
+        f"             {counts.evaluated:,} evaluated, ruled out: {pruned}; "
+        f"{result.wall_time_s:.1f} s"
+    )
+
+
+def _print_placement(console: Console, placement: Placement) -> None:
+    console.print(
+        f"Placement    pipeline {placement.pipeline} x tensor {placement.tensor} x data "
+        f"{placement.data} = {placement.devices} devices, microbatch {placement.microbatch}, "
+        f"{placement.microbatches} rounds"
+    )
+    console.print(f"Recompute    {placement.recompute}", markup=False)
+    worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
+    parts = ", ".join(
+        f"{name} {format_bytes(value)}" for name, value in worst.memory_bytes.items() if value
+    )
+    console.print(f"Memory       {format_bytes(worst.total_memory_bytes)} at most: {parts}")
+    console.print(f"Step         {format_seconds(placement.step_time_s)}")
+    _print_bars(console, placement.time_parts_s, placement.step_time_s)
+
+
+def _print_bars(console: Console, parts: Mapping[str, float], whole: float) -> None:
+    for name, seconds in parts.items():
+        if seconds > 5e-4 * whole:
+            bar = "█" * max(1, round(_BAR * seconds / whole))
+            console.print(f"  {name:<19}{format_seconds(seconds):>10}  {seconds / whole:6.1%}  {bar}")
+
+
+def _print_baselines(console: Console, result: SearchResult) -> None:
+    table = Table(box=None, pad_edge=False, header_style="")
+    unit = "samples/s" if len(result.best.plans) == 1 else "score"
+    table.add_column("Beside")
+    table.add_column(unit, justify="right")
+    table.add_column("ours is", justify="right")
+    for name, value in result.baselines.items():
+        if value is None:
+            table.add_row(name, "does not fit", "")
+        else:
+            table.add_row(name, f"{value:,.1f}", f"{result.score / value:.2f}x")
+    console.print(table)
+
+
+def _print_front(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="", title_justify="left")
+    shown = [name for name in rows[0] if name.endswith("samples_per_s")]
+    for name in ("area mm2", "tensor", "vector", "GLB MiB", *shown):
+        table.add_column(name, justify="right")
+    step = max(1, len(rows) // 20)
+    for row in rows[::step]:
+        table.add_row(
+            f"{row['area_mm2']:.1f}",
+            f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
+            f"{row['vector_cores']} x {row['vector_width']}",
+            f"{row['glb_bytes'] / 2**20:g}",
+            *(f"{row[name]:,.1f}" for name in shown),
+        )
+    console.print(f"Front        {len(rows)} chips of throughput against area")
+    console.print(table)
+
+
+
+def print_table_plan(plan: TablePlan) -> None:
+    console = _console()
+    if plan.time_per_batch_s is None:
+        console.print("Infeasible: no placement fits in memory and devices.")
+        return
+    console.print(
+        f"{format_seconds(plan.time_per_batch_s)} per batch: {len(plan.stages)} stages x tensor "
+        f"{plan.tensor_parallel} x data {plan.data_parallel}"
+    )
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("stage", "layers", "devices", "load", "memory"):
+        table.add_column(name, justify="right")
+    for number, stage in enumerate(plan.stages):
+        nodes = stage.nodes
+        span = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else f"{nodes[0]}"
+        table.add_row(
+            str(number), span, str(stage.devices), format_seconds(stage.load_s),
+            format_bytes(stage.memory_bytes),
+        )  # fmt: skip
+    console.print(table)
+
+
+def print_models(rows: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "name" else "right")
+    for row in rows:
+        table.add_row(
+            row["name"], format_count(row["parameters"]),
+            *(str(row[name]) for name in row if name not in ("name", "parameters")),
+        )  # fmt: skip
+    _console().print(table)
+
+
+def print_model(shown: Mapping[str, Any]) -> None:
+    console = _console()
+    console.print(
+        f"{shown['name']}: {shown['parameters']:,} parameters; sequence {shown['sequence']}, "
+        f"microbatch {shown['microbatch']}, tensor width {shown['tensor_parallel']}",
+        markup=False,
+    )
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("layer", "repeat", "parameters", "TFLOP fwd", "TFLOP bwd", "saved", "operators"):
+        table.add_column(name, justify="left" if name == "layer" else "right")
+    for layer in shown["layers"]:
+        table.add_row(
+            layer["name"],
+            str(layer["repeat"]),
+            f"{layer['parameters']:,}",
+            f"{layer['flops_forward'] / 1e12:.3f}",
+            f"{layer['flops_backward'] / 1e12:.3f}",
+            format_bytes(layer["saved_bytes"]),
+            str(len(layer["operators"])),
+        )
+    console.print(table)
+
+
+def print_hardware(shown: Mapping[str, Any]) -> None:
+    console = _console()
+    for name, value in shown.items():
+        if isinstance(value, Mapping):
+            inner = ", ".join(f"{key} {_short(item)}" for key, item in value.items())
+            console.print(f"{name:<20} {inner}", markup=False)
+        elif isinstance(value, list):
+            for item in value:
+                text = (
+                    ", ".join(f"{key} {_short(v)}" for key, v in item.items())
+                    if isinstance(item, Mapping)
+                    else str(item)
+                )
+                console.print(f"{name:<20} {text}", markup=False)
+        else:
+            console.print(f"{name:<20} {_short(value)}", markup=False)
+
+
+def print_explanation(shown: Mapping[str, Any]) -> None:
+    console = _console()
+    chip = shown["best"]
+    console.print(
+        f"Chosen: {chip['tensor_cores']} TC {chip['width']}x{chip['depth']}, "
+        f"{chip['vector_cores']} VC x{chip['vector_width']}, {chip['glb_MiB']:g} MiB GLB, "
+        f"{chip['hbm_GiB']:g} GiB HBM, {chip['area_mm2']:.1f} mm2"
+    )
+    for model in shown["models"]:
+        console.print(
+            f"\n{model['model']}: {model['samples_per_s']:,.1f} samples/s, MFU {model['mfu']:.1%}; "
+            "a step by cause:",
+            markup=False,
+        )
+        parts = model["time_parts_s"]
+        _print_bars(console, parts, sum(parts.values()))
+        limits = ", ".join(f"{name} {share:.0%}" for name, share in model["limits"].items())
+        console.print(f"Operators are limited by: {limits} of their time.")
+        console.print("Slowest operators of a block:")
+        for row in model["slowest_operators"]:
+            console.print(
+                f"  {row['pass']:<9}{row['name']:<34}{format_seconds(row['duration_s']):>10}  "
+                f"{row['core']:<7} limited by {row['limit']}",
+                markup=False,
+            )
+        worst = max(model["schedules"], key=lambda entry: entry["gap"])
+        console.print(
+            f"Schedules: the loosest proof is {worst['layer']} {worst['pass']}, gap "
+            f"{worst['gap']:.2%} (bound: {worst['bound']})."
+        )
+    for number, other in enumerate(shown["runners_up"], start=1):
+        console.print(f"\nRunner-up {number}: {_difference(other['differs'])}", markup=False)
+        for reason in other["reasons"]:
+            console.print(
+                f"  {reason['model']}: {reason['slower_by']:.2%} slower, mostly {reason['part']} "
+                f"({format_seconds(reason['part_s'][0])} -> {format_seconds(reason['part_s'][1])}); "
+                f"{reason['layout'][1]}",
+                markup=False,
+            )
+    status = shown["certificate"]
+    console.print(
+        f"\nProof: {status['status']}, gap {status['gap']:.2%} over "
+        f"{status['architectures']:,} architectures."
+    )
+
+
+def _difference(changed: Mapping[str, Sequence[Any]]) -> str:
+    if not changed:
+        return "the same chip with another memory"
+    return ", ".join(f"{name} {_short(a)} -> {_short(b)}" for name, (a, b) in changed.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,74 @@
+"""A search's result on disk: a folder with result.json and designs.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.search.result import SearchResult
+
+RESULT = "result.json"
+DESIGNS = "designs.csv"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse, before any work, a folder that could not be written in the end."""
+    if folder.exists() and not folder.is_dir():
+        raise AtollError(f"out: {folder} is a file; give a folder.")
+    parent = folder
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK):
+        raise AtollError(f"out: {parent} cannot be written; give another folder.")
+
+
+def write_result(result: SearchResult, folder: Path) -> None:
+    """Write all files, or none: each appears whole under its name at the end."""
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in result.designs for name in row))
+    writer = csv.DictWriter(text, fieldnames=columns)
+    writer.writeheader()
+    writer.writerows(result.designs)
+    contents = {
+        DESIGNS: text.getvalue(),
+        RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
+    }
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            part = folder / f".{name}.part"
+            written.append(part)
+            part.write_text(content, encoding="utf-8")
+        for name in contents:
+            (folder / f".{name}.part").replace(folder / name)
+    except OSError as error:
+        for part in written:
+            part.unlink(missing_ok=True)
+        raise AtollError(f"out: {folder} cannot be written ({error.strerror}).") from None
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The result in a folder."""
+    path = folder / RESULT
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AtollError(
+            f"{folder}: no {RESULT} in it; give a folder that atoll search --out wrote."
+        ) from None
+    except json.JSONDecodeError as error:
+        raise AtollError(
+            f"{path}:{error.lineno}:{error.colno}: not valid JSON ({error.msg}); run the search "
+            "again."
+        ) from None
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be read ({error.strerror}).") from None
+    if not isinstance(content, dict) or "best" not in content or "certificate" not in content:
+        raise AtollError(f"{path}: not a result of atoll search: best or certificate is missing.")
+    return content

@@ -1,0 +1,254 @@
+"""A search job: what the user asks, as a file or as keywords, checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from atoll.errors import AtollError, InfeasibleError
+from atoll.hardware import Space, load_network, load_space, phaze_space
+from atoll.hardware.accelerator import Hbm
+from atoll.placement.chain import RECOMPUTE, get_optimizer
+from atoll.profile import get_profile
+from atoll.search.objective import KINDS
+from atoll.workload import load_config
+from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_yaml
+
+STRATEGIES = ("exact", "phaze")
+DEFAULT_MODEL = "llama2-7b"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJob:
+    """One model to train; `sequence` None means the model's own."""
+
+    name: str
+    weight: float = 1.0
+    global_batch: int | None = None
+    sequence: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a search needs to know. The defaults are the seed's whole grid."""
+
+    models: tuple[ModelJob, ...] = (ModelJob(DEFAULT_MODEL),)
+    devices: int = 1024
+    global_batch: int = 4096
+    microbatches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    tensor_widths: tuple[int, ...] = (1, 2, 4, 8)
+    recompute: str = "optimal"
+    profile: str = "default"
+    space: str = "phaze"
+    hbm_capacities_bytes: tuple[int, ...] = ()
+    """Restricts the space's HBM options to these capacities (empty: all of them)."""
+    network: str | None = None
+    optimizer: str | None = None
+    objective: str = "mean"
+    strategy: str = "exact"
+    tolerance: float = 1e-3
+    time_limit_s: float = 3600.0
+    max_area_mm2: float | None = None
+    max_power_W: float | None = None
+    pareto: bool = False
+    baselines: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise AtollError("job: models: at least one model is needed.")
+        for name in ("devices", "global_batch"):
+            _positive(name, getattr(self, name))
+        for name in ("microbatches", "tensor_widths"):
+            values = getattr(self, name)
+            if not values:
+                raise AtollError(f"job: {name}: at least one value is needed.")
+            for value in values:
+                _positive(name, value)
+        _one_of("recompute", self.recompute, RECOMPUTE)
+        _one_of("objective", self.objective, KINDS)
+        _one_of("strategy", self.strategy, STRATEGIES)
+        if not 0.0 <= self.tolerance < 1.0:
+            raise AtollError(f"job: tolerance: expected 0 <= tolerance < 1, got {self.tolerance}.")
+        if self.time_limit_s <= 0.0:
+            raise AtollError(f"job: time_limit: expected a positive time, got {self.time_limit_s}.")
+        profile = get_profile(self.profile)
+        get_optimizer(self.optimizer or profile.optimizer)
+        load_network(self.network or profile.network)
+        for model in self.models:
+            load_config(model.name)
+            if model.weight <= 0.0 or not np.isfinite(model.weight):
+                raise AtollError(
+                    f"job: models: {model.name}: expected a positive weight, got {model.weight}."
+                )
+            if model.sequence is not None:
+                _positive(f"models: {model.name}: sequence", model.sequence)
+            if model.global_batch is not None:
+                _positive(f"models: {model.name}: global_batch", model.global_batch)
+
+    def load_space(self) -> Space:
+        """The space with the job's own constraints applied."""
+        if self.space == "phaze":
+            space = phaze_space("phaze" if self.profile == "phaze" else "default")
+        else:
+            space = load_space(self.space)
+        return restrict(space, self.hbm_capacities_bytes, self.max_area_mm2, self.max_power_W)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "models": [
+                {f.name: getattr(model, f.name) for f in fields(model)} for model in self.models
+            ]
+        } | {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "models"}
+
+
+def restrict(
+    space: Space,
+    hbm_capacities_bytes: tuple[int, ...],
+    max_area_mm2: float | None,
+    max_power_W: float | None,
+) -> Space:
+    """The designs of a space that satisfy a job's constraints."""
+    if hbm_capacities_bytes:
+        kept = [
+            i
+            for i, option in enumerate(space.hbm_options)
+            if option.capacity_bytes in hbm_capacities_bytes
+        ]
+        known = {option.capacity_bytes for option in space.hbm_options}
+        if set(hbm_capacities_bytes) - known:
+            # A capacity that the space does not list: the bandwidth of its first option.
+            bandwidth = space.hbm_options[0].bandwidth_Bps
+            options = tuple(Hbm(capacity, bandwidth) for capacity in hbm_capacities_bytes)
+            allowed = np.ones((len(space), len(options)), np.bool_)
+        else:
+            options = tuple(space.hbm_options[i] for i in kept)
+            allowed = space.hbm_allowed[:, kept]
+        space = replace(space, hbm_options=options, hbm_allowed=allowed.copy())
+    mask = np.asarray(space.hbm_allowed.any(axis=1))
+    if max_area_mm2 is not None:
+        mask &= space.area_mm2 <= max_area_mm2
+        if not mask.any():
+            raise InfeasibleError(
+                f"job: max_area: no design of space {space.name} is within {max_area_mm2:g} mm2; "
+                f"the smallest takes {space.area_mm2.min():.3f} mm2."
+            )
+    if max_power_W is not None:
+        watts = np.stack([space.peak_power_with(option) for option in space.hbm_options], axis=1)
+        allowed = space.hbm_allowed & (watts <= max_power_W)
+        mask &= allowed.any(axis=1)
+        if not mask.any():
+            raise InfeasibleError(
+                f"job: max_power: no design of space {space.name} stays within {max_power_W:g} W; "
+                f"the least takes {watts[space.hbm_allowed].min():.1f} W at its peak."
+            )
+        space = replace(space, hbm_allowed=allowed)
+    return space if mask.all() else space.subset(mask)
+
+
+def _positive(name: str, value: int) -> None:
+    if value <= 0:
+        raise AtollError(f"job: {name}: expected a positive whole number, got {value}.")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise AtollError(f"job: {name}: allowed are {', '.join(allowed)}; got {value!r}.")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+# --- The job file ---------------------------------------------------------------------------------
+
+
+class ModelEntry(FileModel):
+    """A model in a job file."""
+
+    name: str
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    global_batch: Count | None = None
+    sequence: Count | None = None
+
+
+class JobFile(FileModel):
+    """A job file; every field is optional and defaults to the seed's grid."""
+
+    model: str | None = None
+    models: tuple[ModelEntry | str, ...] | None = None
+    sequence: Count | None = None
+    devices: Count | None = None
+    global_batch: Count | None = None
+    microbatches: tuple[Count, ...] | None = None
+    tensor_widths: tuple[Count, ...] | None = None
+    recompute: Literal["optimal", "none", "full"] | None = None
+    profile: Literal["default", "phaze"] | None = None
+    space: str | None = None
+    hbm: tuple[Bytes, ...] | None = None
+    network: str | None = None
+    optimizer: Literal["adam", "sgd"] | None = None
+    objective: Literal["mean", "weighted", "worst"] | None = None
+    strategy: Literal["exact", "phaze"] | None = None
+    tolerance: Annotated[float, Field(ge=0, lt=1)] | None = None
+    time_limit: Seconds | None = None
+    max_area: Area | None = None
+    max_power: Power | None = None
+    pareto: bool | None = None
+    baselines: bool | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_name_models(self) -> JobFile:
+        if self.model is not None and self.models is not None:
+            raise ValueError("give either model or models, not both")
+        return self
+
+
+_RENAMED = {
+    "hbm": "hbm_capacities_bytes",
+    "time_limit": "time_limit_s",
+    "max_area": "max_area_mm2",
+    "max_power": "max_power_W",
+}
+
+
+def load_job(path: str | Path) -> Job:
+    """The job in a YAML file. Files that it names are looked up beside it."""
+    where = Path(path)
+    file = load_yaml(where, JobFile)
+    given: dict[str, Any] = {}
+    for name in JobFile.model_fields:
+        value = getattr(file, name)
+        if value is not None and name not in ("model", "models", "sequence"):
+            given[_RENAMED.get(name, name)] = value
+    entries = file.models if file.models is not None else (file.model or DEFAULT_MODEL,)
+    given["models"] = tuple(
+        ModelJob(_beside(where, entry), sequence=file.sequence)
+        if isinstance(entry, str)
+        else ModelJob(
+            _beside(where, entry.name),
+            entry.weight,
+            entry.global_batch,
+            entry.sequence or file.sequence,
+        )
+        for entry in entries
+    )
+    for name in ("space", "network"):
+        if name in given:
+            given[name] = _beside(where, given[name])
+    try:
+        return Job(**given)
+    except AtollError as error:
+        raise AtollError(f"{path}: {str(error).removeprefix('job: ')}") from None
+
+
+def _beside(job: Path, name: str) -> str:
+    """A file next to the job file if there is one of that name; otherwise the name itself."""
+    candidate = job.parent / name
+    return str(candidate) if candidate.exists() and not Path(name).exists() else name
+

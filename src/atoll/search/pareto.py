@@ -1,0 +1,58 @@
+"""The front of throughput against area, with the same bounds as the search.
+
+A chip is on the front if none as small is as fast. A chip need not be evaluated when its bound
+shows that a smaller evaluated one is at least as fast, within the tolerance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.search.branch_and_bound import Search
+
+BATCH = 512
+
+
+def area_front(search: Search, tolerance: float = 0.01) -> list[int]:
+    """Chips of the front, largest first; proven within `tolerance` of the true front."""
+    chips = search.frontier.chips
+    by_area = np.argsort(chips.area_mm2, kind="stable")
+    known = np.full(len(chips), -np.inf)
+    for chip in search.frontier.found:
+        known[chip] = search.found_score(chip)
+    evaluated = known > -np.inf
+    while True:
+        best_smaller = np.empty(len(chips))
+        best_smaller[by_area] = np.maximum.accumulate(known[by_area])
+        bound = search.upper_scores()
+        promise = np.where(evaluated, -np.inf, bound / np.maximum(best_smaller, 1e-300))
+        wanted = np.flatnonzero(promise > 1.0 + tolerance)
+        if len(wanted) == 0:
+            break
+        chosen = _spread(wanted, chips.area_mm2, promise)
+        known[chosen] = search.evaluate_all(chosen)
+        evaluated[chosen] = True
+    front = []
+    best = -np.inf
+    for chip in by_area:
+        if evaluated[chip] and known[chip] > best:
+            best = known[chip]
+            front.append(int(chip))
+    return front[::-1]
+
+
+def _spread(
+    wanted: NDArray[np.int64], area_mm2: NDArray[np.float64], promise: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """The most promising chips of every range of areas, so that one round helps them all."""
+    edges = np.quantile(area_mm2[wanted], np.linspace(0, 1, 33))
+    group = np.searchsorted(edges, area_mm2[wanted])
+    order = np.lexsort((-promise[wanted], group))
+    rank = np.zeros(len(wanted), np.int64)
+    previous, count = -1, 0
+    for position in order:
+        count = count + 1 if group[position] == previous else 0
+        previous = int(group[position])
+        rank[position] = count
+    return wanted[np.argsort(rank, kind="stable")[:BATCH]]

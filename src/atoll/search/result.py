@@ -1,0 +1,191 @@
+"""What a search returns: the best design, its proof, its baselines; printable and serialisable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from atoll.hardware.accelerator import GIB, MIB, Accelerator
+from atoll.placement.plan import Placement
+from atoll.search.job import Job
+from atoll.units import format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How good the answer is, and over what.
+
+    `gap` is the relative distance between the best design and the bound on every other; "optimal"
+    means that it is at most `tolerance`.
+    """
+
+    gap: float
+    tolerance: float
+    architectures: int
+    evaluated: int
+    pruned: Mapping[str, int]
+    """Architectures ruled out, by the bound that did it."""
+    tightened: int
+
+    @property
+    def status(self) -> str:
+        # The search stops at the tolerance itself: allow for the rounding of the division.
+        return "optimal" if self.gap <= self.tolerance * (1 + 1e-9) else "gap"
+
+    def sentence(self) -> str:
+        if self.status == "optimal":
+            return (
+                f"proven optimal over {self.architectures:,} architectures "
+                f"(gap {self.gap:.2%}, tolerance {self.tolerance:.2%})"
+            )
+        return (
+            f"not proven optimal: at most {self.gap:.2%} below the best of "
+            f"{self.architectures:,} architectures"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "status": self.status,
+            "gap": self.gap,
+            "tolerance": self.tolerance,
+            "architectures": self.architectures,
+            "evaluated": self.evaluated,
+            "pruned": sum(self.pruned.values()),
+            "pruned_by": dict(self.pruned),
+            "tightened": self.tightened,
+        }
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """One model on one chip."""
+
+    model: str
+    samples_per_s: float
+    tokens_per_s_per_device: float
+    mfu: float
+    placement: Placement
+    power_W: float
+    energy_per_token_J: float
+    energy_parts_J: Mapping[str, float]
+    layers: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    """Where each layer's time goes, operator by operator."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "mfu": self.mfu,
+            "placement": self.placement.to_dict(),
+            "microbatch": self.placement.microbatch,
+            "recompute": self.placement.recompute,
+            "power_W": self.power_W,
+            "energy_per_token_J": self.energy_per_token_J,
+            "energy_parts_J": dict(self.energy_parts_J),
+            "layers": list(self.layers),
+        }
+
+
+@dataclass(frozen=True)
+class Design:
+    """One accelerator with the best plan of each model on it."""
+
+    accelerator: Accelerator
+    area_mm2: float
+    peak_power_W: float
+    plans: tuple[ModelPlan, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        first = self.plans[0]
+        return {
+            "accelerator": accelerator_dict(self.accelerator)
+            | {"area_mm2": self.area_mm2, "peak_power_W": self.peak_power_W},
+            "placement": first.placement.to_dict(),
+            "microbatch": first.placement.microbatch,
+            "recompute": first.placement.recompute,
+            "models": [plan.to_dict() for plan in self.plans],
+        }
+
+
+def accelerator_dict(chip: Accelerator) -> dict[str, Any]:
+    return {
+        "tensor_cores": chip.tensor_cores,
+        "vector_cores": chip.vector_cores,
+        "width": chip.width,
+        "depth": chip.depth,
+        "vector_width": chip.vector_width,
+        "glb_MiB": chip.glb_bytes / MIB,
+        "glb_bandwidth_Bpc": chip.glb_bandwidth_Bpc,
+        "clock_GHz": chip.clock_Hz / 1e9,
+        "hbm_GiB": chip.hbm.capacity_bytes / GIB,
+        "hbm_bandwidth_GBps": chip.hbm.bandwidth_Bps / 1e9,
+        "peak_TFLOPs": chip.peak_flops / 1e12,
+    }
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The answer to a job."""
+
+    job: Job
+    best: Design
+    score: float
+    certificate: Certificate
+    baselines: Mapping[str, float | None]
+    runners_up: tuple[Design, ...]
+    designs: Sequence[Mapping[str, Any]] = field(repr=False)
+    """Every evaluated design, one flat record each."""
+    pareto: Sequence[Mapping[str, Any]] = field(repr=False)
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    wall_time_s: float = 0.0
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """Samples per second of the (first) model on the best design."""
+        return self.best.plans[0].samples_per_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "best": self.best.to_dict(),
+            "throughput_samples_per_s": self.throughput_samples_per_s,
+            "score": self.score,
+            "certificate": self.certificate.to_dict(),
+            "baselines": dict(self.baselines),
+            "wall_time_s": self.wall_time_s,
+            "phases_s": dict(self.phases_s),
+            "runners_up": [design.to_dict() for design in self.runners_up],
+            "pareto": list(self.pareto),
+            "job": self.job.to_dict(),
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Every evaluated design, best first."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.designs))
+
+    def __str__(self) -> str:
+        lines = [f"{self.best.accelerator.describe()}, {self.best.area_mm2:.1f} mm2"]
+        for plan in self.best.plans:
+            where = plan.placement
+            lines.append(
+                f"{plan.model}: {plan.samples_per_s:,.1f} samples/s on {where.devices} devices, "
+                f"step {format_seconds(where.step_time_s)}, MFU {plan.mfu:.1%}; "
+                f"pipeline {where.pipeline} x tensor {where.tensor} x data {where.data}, "
+                f"microbatch {where.microbatch}, recompute {where.recompute}"
+            )
+        for name, value in self.baselines.items():
+            if value is None:
+                lines.append(f"  {name}: does not fit")
+            else:
+                lines.append(f"  {name}: {value:,.1f} ({self.score / value:.2f}x)")
+        lines.append(self.certificate.sentence())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"

@@ -1,0 +1,292 @@
+"""The whole road of a search in one function: job to answer, with its proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import InfeasibleError
+from atoll.hardware import Space, load_network, peak_power_W
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.placement.chain import get_optimizer
+from atoll.profile import get_profile
+from atoll.search.baselines import reference_space, run_baselines
+from atoll.search.branch_and_bound import Found, Outcome, Progress, Search
+from atoll.search.energy import step_energy
+from atoll.search.evaluate import Priced
+from atoll.search.explain import layer_report
+from atoll.search.job import Job
+from atoll.search.layouts import Setting
+from atoll.search.objective import Objective
+from atoll.search.result import Certificate, Design, ModelPlan, SearchResult
+from atoll.search.seed_strategy import seed_search
+from atoll.search.workloads import Variants, make_variants, make_workload
+from atoll.units import format_bytes
+
+RUNNERS_UP = 3
+_SAME = 1e-9  # relative: two step times that are the same to rounding
+
+
+def run_search(job: Job, progress: Progress | None = None) -> SearchResult:
+    """Find the best design of the job's space, prove it, and lay baselines beside it."""
+    began = time.monotonic()
+    phases: dict[str, float] = {}
+
+    def timed(name: str, since: float) -> float:
+        now = time.monotonic()
+        phases[name] = now - since
+        return now
+
+    space = job.load_space()
+    setting, variants = prepare_search(job)
+    objective = make_objective(job, space, setting, variants)
+    mark = timed("preparation", began)
+    search = Search(
+        space, variants, setting, objective, job.tolerance, job.time_limit_s, progress
+    )
+    outcome = seed_search(search) if job.strategy == "phaze" else search.run()
+    mark = timed("search", mark)
+    if outcome.best is None:
+        raise _nothing_fits(job, space, variants)
+    finder = _Finder(job, space, search, variants, setting)
+    ranked = _ranked(outcome, objective)
+    best = finder.design(ranked[0], with_layers=True)
+    runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
+    mark = timed("description", mark)
+    pareto: Sequence[dict[str, Any]] = ()
+    if job.pareto:
+        from atoll.search.pareto import area_front
+
+        pareto = [finder.record(chip) for chip in area_front(search)]
+        mark = timed("pareto", mark)
+    baselines: dict[str, float | None] = {}
+    if job.baselines:
+        baselines = dict(run_baselines(space, variants, setting, objective, job.seed))
+        timed("baselines", mark)
+    return SearchResult(
+        job=job,
+        best=best,
+        score=outcome.score,
+        certificate=_certificate(outcome, job, len(space)),
+        baselines=baselines,
+        runners_up=runners_up,
+        designs=[finder.record(chip) for chip in ranked],
+        pareto=pareto,
+        phases_s=phases,
+        wall_time_s=time.monotonic() - began,
+    )
+
+
+def prepare_search(job: Job) -> tuple[Setting, Variants]:
+    """The network, optimizer and profile; and the models at every microbatch and width."""
+    profile = get_profile(job.profile)
+    setting = Setting(
+        network=load_network(job.network or profile.network),
+        profile=profile,
+        optimizer=get_optimizer(job.optimizer or profile.optimizer),
+        devices=job.devices,
+        recompute=job.recompute,
+    )
+    workloads = [
+        make_workload(model.name, model.global_batch or job.global_batch, model.sequence)
+        for model in job.models
+    ]
+    variants = make_variants(
+        workloads, job.microbatches, job.tensor_widths, job.devices, job.recompute, profile
+    )
+    return setting, variants
+
+
+def make_objective(job: Job, space: Space, setting: Setting, variants: Variants) -> Objective:
+    """One model: its samples per second. Several: as the job says, against the reference chip."""
+    batches = tuple(workload.global_batch for workload in variants.workloads)
+    if len(batches) == 1:
+        return Objective.single(batches[0])
+    references: tuple[float, ...] = (1.0,) * len(batches)
+    if job.objective != "mean":
+        references = tuple(
+            _reference_samples(job, space, setting, index) for index in range(len(batches))
+        )
+    weights = tuple(model.weight for model in job.models)
+    return Objective(job.objective, batches, weights, references)
+
+
+def _reference_samples(job: Job, space: Space, setting: Setting, index: int) -> float:
+    alone = replace(job, models=(job.models[index],))
+    _, variants = prepare_search(alone)
+    objective = Objective.single(variants.workloads[0].global_batch)
+    outcome = Search(reference_space(space), variants, setting, objective, 1e-3).run()
+    if outcome.best is None:
+        raise InfeasibleError(
+            f"model {job.models[index].name} does not fit the reference chip on {job.devices} "
+            f"devices, so that objective {job.objective!r} has nothing to compare with; use mean."
+        )
+    return outcome.score
+
+
+def _ranked(outcome: Outcome, objective: Objective) -> list[int]:
+    """Evaluated chips, best first."""
+    models = len(objective.batches)
+    chips = [chip for chip, found in outcome.frontier.found.items() if len(found) == models]
+    times = np.array(
+        [[outcome.frontier.found[c][i].step_time_s for i in range(models)] for c in chips]
+    )
+    scores = objective.scores(times)
+    area = outcome.frontier.chips.area_mm2
+    return [chips[i] for i in sorted(range(len(chips)), key=lambda i: (-scores[i], area[chips[i]]))]
+
+
+def _certificate(outcome: Outcome, job: Job, architectures: int) -> Certificate:
+    frontier = outcome.frontier
+    stage = np.zeros(architectures, np.int64)
+    np.maximum.at(stage, frontier.chips.design, frontier.stage)
+    return Certificate(
+        gap=outcome.gap,
+        tolerance=job.tolerance,
+        architectures=architectures,
+        evaluated=int((stage == 2).sum()),
+        pruned={"roofline": int((stage == 0).sum()), "schedule": int((stage == 1).sum())},
+        tightened=outcome.tightened,
+    )
+
+
+@dataclass(frozen=True)
+class _Finder:
+    """Turns indices of the search into designs in full."""
+
+    job: Job
+    space: Space
+    search: Search
+    variants: Variants
+    setting: Setting
+
+    def design(self, chip: int, with_layers: bool = False) -> Design:
+        chips = self.search.frontier.chips
+        found = self.search.frontier.found[chip]
+        priced = Priced.of(chips.subset(np.array([chip])), self.variants, self.setting)
+        design = int(chips.design[chip])
+        hbm = self._smallest_hbm(priced, design, float(chips.hbm_Bps[chip]), found)
+        accelerator = replace(self.space.accelerator(design, hbm), name="")
+        plans = tuple(
+            self._model_plan(priced, accelerator, model, found[model], with_layers)
+            for model in range(len(self.variants.workloads))
+        )
+        return Design(
+            accelerator=accelerator,
+            area_mm2=float(self.space.area_with(hbm)[design]),
+            peak_power_W=peak_power_W(accelerator),
+            plans=plans,
+        )
+
+    def _smallest_hbm(
+        self, priced: Priced, design: int, hbm_Bps: float, found: dict[int, Found]
+    ) -> Hbm:
+        """The least capacity that keeps every model's step time."""
+        override = self.setting.profile.hbm_bandwidth_Bps
+        options = [
+            option
+            for index, option in enumerate(self.space.hbm_options)
+            if self.space.hbm_allowed[design, index]
+            and (override is not None or option.bandwidth_Bps == hbm_Bps)
+        ]
+        options.sort(key=lambda option: option.capacity_bytes)
+        for option in options[:-1]:
+            if all(
+                self._step(priced, plan, option) <= plan.step_time_s * (1 + _SAME)
+                for plan in found.values()
+            ):
+                return option
+        return options[-1]
+
+    def _step(self, priced: Priced, plan: Found, hbm: Hbm) -> float:
+        variant = self.variants.variants[plan.variant]
+        placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
+        return np.inf if placed is None else placed[0]
+
+    def _model_plan(
+        self,
+        priced: Priced,
+        accelerator: Accelerator,
+        model: int,
+        found: Found,
+        with_layers: bool,
+    ) -> ModelPlan:
+        variant = self.variants.variants[found.variant]
+        memory = float(accelerator.hbm.capacity_bytes)
+        placed = priced.place(0, variant, found.pass_s, memory_bytes=memory)
+        assert placed is not None
+        placement = priced.describe(0, variant, found.pass_s, placed[1], memory_bytes=memory)
+        workload = self.variants.workloads[model]
+        energy = step_energy(priced, 0, variant, placement)
+        whole = self.variants.variants[self.variants.of(model)[0]]
+        flops = sum(
+            (layer.flops_forward * 3) * repeat * whole.tensor / whole.model.microbatch
+            for layer, repeat in whole.model.layers
+        )
+        samples_per_s = workload.global_batch / placement.step_time_s
+        peak = accelerator.peak_flops * placement.devices
+        layers = []
+        if with_layers:
+            solved = priced.schedules(0, variant, found.effort, self.job.tolerance / 4.0, 10.0)
+            layers = layer_report(priced, 0, variant, solved)
+        return ModelPlan(
+            model=workload.name,
+            samples_per_s=samples_per_s,
+            tokens_per_s_per_device=samples_per_s * workload.sequence / placement.devices,
+            mfu=samples_per_s * flops / peak,
+            placement=placement,
+            power_W=energy.power_W,
+            energy_per_token_J=energy.per_token_J,
+            energy_parts_J=energy.parts_J,
+            layers=layers,
+        )
+
+    def record(self, chip: int) -> dict[str, Any]:
+        """One flat record of an evaluated design."""
+        chips = self.search.frontier.chips
+        design = int(chips.design[chip])
+        space = self.space
+        row: dict[str, Any] = {
+            "design": design,
+            "tensor_cores": int(space.tensor_cores[design]),
+            "vector_cores": int(space.vector_cores[design]),
+            "width": int(space.width[design]),
+            "depth": int(space.depth[design]),
+            "vector_width": int(space.vector_width[design]),
+            "glb_bytes": int(space.glb_bytes[design]),
+            "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
+            "area_mm2": float(space.area_mm2[design]),
+        }
+        for model, found in sorted(self.search.frontier.found[chip].items()):
+            variant = self.variants.variants[found.variant]
+            workload = self.variants.workloads[model]
+            row |= {
+                f"{workload.name}: samples_per_s": workload.global_batch / found.step_time_s,
+                f"{workload.name}: step_time_s": found.step_time_s,
+                f"{workload.name}: microbatch": variant.microbatch,
+                f"{workload.name}: tensor": variant.tensor,
+            }
+        return row
+
+
+def _nothing_fits(job: Job, space: Space, variants: Variants) -> InfeasibleError:
+    """Say what the largest part of memory is, and the way out."""
+    names = ", ".join(workload.name for workload in variants.workloads)
+    capacity = max(option.capacity_bytes for option in space.hbm_options)
+    least = min(
+        float(v.facts.parameters.sum()) for v in variants.variants
+    )
+    optimizer = get_optimizer(job.optimizer or get_profile(job.profile).optimizer)
+    states = least * optimizer.state_bytes
+    return InfeasibleError(
+        f"{names} fits no chip of space {space.name} on {job.devices} devices: weights, gradients "
+        f"and optimizer state alone take {format_bytes(states)} per tensor-parallel rank, to be "
+        f"divided over the pipeline's stages of {format_bytes(capacity)} each, beside the "
+        f"activations; use more devices, wider tensor parallelism or more HBM."
+    )
+
+
