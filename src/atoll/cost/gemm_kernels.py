@@ -1,7 +1,8 @@
 """The GEMM mapper's hot loops, compiled.
 
 All kernels live in this one file: numba's on-disk cache does not notice edits in other modules.
-The model that they evaluate is described in `atoll.cost.gemm`.
+The model that they evaluate is described in `atoll.cost.gemm`; letters are those of its text: A is
+the operand whose rows stream through the arrays, B the one whose tiles rest in them.
 """
 
 from __future__ import annotations
@@ -21,179 +22,219 @@ RECORD = 12
 
 
 @kernel
-def _panel(kept, rounds, granule, k_part, other_granule, depth, budget):
-    """Rounds of the kept operand's rows that fit as one panel (0 when not even one fits).
+def _panel_rounds(kept, rounds, granule, other_granule, k_part, depth, followed, budget):
+    """Rounds of the kept operand that fit as one panel (0 when not even one does).
 
-    A panel of `rounds x granule` rows by `k_part` in 2-byte words, doubled when several panels
-    follow each other (the next is fetched meanwhile); the other operand streams through a double
-    buffer of one array depth; finished outputs leave through a staging granule.
+    Two bytes an element, and room for the next panel while this one is in use, if there is a next:
+    `followed` says that there is one even when a panel holds the whole operand. The other operand
+    streams through a double buffer of one array depth, outputs leave through one round's staging.
     """
-    overhead = 4.0 * depth * other_granule + 2.0 * granule * other_granule
-    room = budget - overhead
-    if room <= 0.0:
-        return 0
-    if 2.0 * kept * k_part <= room:
+    room = budget - 4.0 * depth * other_granule - 2.0 * granule * other_granule
+    whole = 2.0 * kept * k_part
+    if (2.0 * whole if followed else whole) <= room:
         return rounds
-    fit = int(room / (4.0 * granule * k_part))
-    return min(fit, rounds - 1)
+    return max(0, int(room / (4.0 * granule * k_part)))
 
 
 @kernel
-def best_tile(batch_each, m, n, k, fraction, extra, g_m, g_n, depth, budget,
-              glb_base, compute_s, hbm_Bps, glb_Bps, out):
-    """The macro tile with the least time for one core-level mapping.
+def _best_tile(batch, each, m, n, k, fraction, extra, rounds_m, rounds_n, g_m, g_n, depth, budget,
+               glb_base, compute_s, hbm_Bps, glb_Bps, best, best_hbm, out):
+    """The macro tile with the least time for one core-level mapping, if it beats the best so far.
 
-    Fills out[HBM:GLB+1] and out[ORDER:] and returns the time without the array's fill. `budget`
-    is the buffer for one of the products that run side by side; bytes are for all products.
+    Better is a lower time, or the same with fewer HBM bytes. Fills out[HBM], out[GLB] and
+    out[ORDER:] and returns the time where it is better; otherwise returns infinity. `budget` is the
+    buffer for one of the products that run side by side, `each` how many follow each other there;
+    bytes are for all.
     """
-    rounds_m = -(-m // g_m)
-    rounds_n = -(-n // g_n)
-    a_bytes = 2.0 * m * k * batch_each
-    b_bytes = 2.0 * k * n * batch_each
-    c_bytes = 2.0 * m * n * batch_each * fraction
-    compulsory = a_bytes + b_bytes + c_bytes + extra
+    a_bytes = 2.0 * m * k * batch
+    b_bytes = 2.0 * k * n * batch
+    other = 2.0 * m * n * batch * fraction + extra
+    compulsory = a_bytes + b_bytes + other
     floor_s = max(compute_s, max(compulsory / hbm_Bps, glb_base / glb_Bps))
-    best = np.inf
-    best_hbm = np.inf
+    found = np.inf
     folds_k = -(-k // depth)
     parts = 1
     while True:
         k_part = min(k, depth * (-(-folds_k // parts)))
         real_parts = -(-k // k_part)
-        spill = 8.0 * m * n * batch_each * fraction * (real_parts - 1)
-        # One operand resident as a panel; partial sums of a split reduction spill to HBM.
+        # Partial sums of a split reduction, 4 bytes written and read again for each further part.
+        spill = 8.0 * m * n * batch * fraction * (real_parts - 1)
+        glb = glb_base + spill
+        glb_s = glb / glb_Bps
+        if glb_s > best:
+            return found
+        # One operand stays as a panel; partial sums spill to HBM.
+        followed = each > 1 or real_parts > 1
         for order in range(2):
+            tiles_m = 1
+            tiles_n = 1
             if order == A_PANEL:
-                fit = _panel(m, rounds_m, g_m, k_part, g_n, depth, budget)
+                fit = _panel_rounds(m, rounds_m, g_m, g_n, k_part, depth, followed, budget)
+                if fit >= 1:
+                    tiles_m = -(-rounds_m // fit)
             else:
-                fit = _panel(n, rounds_n, g_n, k_part, g_m, depth, budget)
+                fit = _panel_rounds(n, rounds_n, g_n, g_m, k_part, depth, followed, budget)
+                if fit >= 1:
+                    tiles_n = -(-rounds_n // fit)
             if fit < 1:
                 continue
-            if order == A_PANEL:
-                tiles_m = -(-rounds_m // fit)
-                tiles_n = 1
-                hbm = a_bytes + b_bytes * tiles_m * fraction + b_bytes * (1.0 - fraction)
-            else:
-                tiles_m = 1
-                tiles_n = -(-rounds_n // fit)
-                hbm = b_bytes + a_bytes * tiles_n * fraction + a_bytes * (1.0 - fraction)
-            hbm += c_bytes + spill + extra
-            time = max(compute_s, max(hbm / hbm_Bps, glb_base / glb_Bps))
+            again = a_bytes * (tiles_n - 1) + b_bytes * (tiles_m - 1)
+            hbm = compulsory + fraction * again + spill
+            time = max(compute_s, max(hbm / hbm_Bps, glb_s))
             if time < best or (time == best and hbm < best_hbm):
                 best = time
+                found = time
                 best_hbm = hbm
                 out[HBM] = hbm
-                out[GLB] = glb_base
+                out[GLB] = glb
                 out[ORDER] = order
                 out[K_PARTS] = real_parts
                 out[TILES_M] = tiles_m
                 out[TILES_N] = tiles_n
         if best <= floor_s and best_hbm <= compulsory:
-            return best
-        # Output tile resident as 4-byte partial sums; slices of both operands stream.
-        glb = glb_base + spill
-        glb_s = glb / glb_Bps
-        # No tile of x by x sums and its slices, 4 x^2 + 8 k x bytes, moves fewer bytes than this.
-        side = -k_part + np.sqrt(k_part * k_part + budget / 4.0)
-        square = 4.0 * m * n * k * batch_each * fraction / side + c_bytes + extra
+            return found
+        # An output tile stays as 4-byte partial sums; slices of both operands stream. No tile of
+        # x by x sums with its slices, 4 x^2 + 8 k x bytes, fetches fewer bytes than this:
+        side = budget / 4.0 / (k_part + np.sqrt(k_part * k_part + budget / 4.0))
+        fetched = 4.0 * m * n * k * batch / side
+        square = fraction * fetched + (1.0 - fraction) * (a_bytes + b_bytes) + other
         hopeless = square / hbm_Bps > best or (best <= floor_s and square >= best_hbm)
-        if max(compute_s, glb_s) <= best and not hopeless:
-            widest = int(budget / (4.0 * k_part * g_m))
-            tiles_m = 1 if widest < 1 else -(-rounds_m // min(widest, rounds_m))
-            while tiles_m <= rounds_m:
-                fewest = (a_bytes + b_bytes * tiles_m) * fraction + c_bytes + extra
-                if fewest / hbm_Bps > best or (best <= floor_s and fewest >= best_hbm):
+        per = rounds_m
+        if 4.0 * k_part * m > budget:
+            per = min(rounds_m, int(budget / (4.0 * k_part * g_m)))
+        while per >= 1 and not hopeless:
+            # As few tiles as this size allows, then evened out: every smaller size is met too.
+            tiles_m = -(-rounds_m // per)
+            per = -(-rounds_m // tiles_m)
+            fewest = compulsory + fraction * b_bytes * (tiles_m - 1)
+            if fewest / hbm_Bps > best or (best <= floor_s and fewest >= best_hbm):
+                break
+            rows = min(m, per * g_m)
+            room = budget - 4.0 * k_part * rows
+            column = 4.0 * rows + 4.0 * k_part
+            fit = rounds_n if column * n <= room else int(room / (column * g_n))
+            if fit >= 1:
+                tiles_n = -(-rounds_n // fit)
+                hbm = fewest + fraction * a_bytes * (tiles_n - 1)
+                time = max(compute_s, max(hbm / hbm_Bps, glb_s))
+                if time < best or (time == best and hbm < best_hbm):
+                    best = time
+                    found = time
+                    best_hbm = hbm
+                    out[HBM] = hbm
+                    out[GLB] = glb
+                    out[ORDER] = C_TILE
+                    out[K_PARTS] = real_parts
+                    out[TILES_M] = tiles_m
+                    out[TILES_N] = tiles_n
+                if tiles_n == 1:
                     break
-                per = -(-rounds_m // tiles_m)
-                rows = min(m, per * g_m)
-                room = budget - 4.0 * k_part * rows
-                fit = int(room / ((4.0 * rows + 4.0 * k_part) * g_n))
-                if fit >= 1:
-                    fit = min(fit, rounds_n)
-                    tiles_n = -(-rounds_n // fit)
-                    hbm = (a_bytes * tiles_n + b_bytes * tiles_m) * fraction
-                    hbm = max(hbm, a_bytes + b_bytes) + c_bytes + extra
-                    time = max(compute_s, max(hbm / hbm_Bps, glb_s))
-                    if time < best or (time == best and hbm < best_hbm):
-                        best = time
-                        best_hbm = hbm
-                        out[HBM] = hbm
-                        out[GLB] = glb
-                        out[ORDER] = C_TILE
-                        out[K_PARTS] = real_parts
-                        out[TILES_M] = tiles_m
-                        out[TILES_N] = tiles_n
-                    if tiles_n == 1:
-                        break
-                # The next count of tiles that shrinks a tile.
-                tiles_m = -(-rounds_m // (per - 1)) if per > 1 else rounds_m + 1
+            per -= 1
         if (best <= floor_s and best_hbm <= compulsory) or parts >= folds_k:
-            return best
+            return found
         parts = min(2 * parts, folds_k)
+
+
+@kernel
+def _best_columns(batch, each, m, n, k, fraction, extra, on_chip, split_m, most_n, rows_max, width,
+                  depth, budget, compulsory, outputs, hbm_Bps, glb_Bps, clock_Hz, best, out):
+    """The best cores for the columns, chunks of rows and macro tile, if they beat the best so far.
+
+    Fills `out` and returns the time like `_best_tile`. Fewer than `most_n` cores and more chunks
+    than the core's buffer asks for make smaller rounds, which fit a small GLB better; but they cost
+    cycles and GLB reads, so that they are only tried where they could be faster.
+    """
+    found = np.inf
+    rows_core = -(-m // split_m)
+    fewest_chunks = -(-rows_core // rows_max)
+    folds_k = -(-k // depth)
+    coarsest = True
+    split_n = most_n
+    while True:
+        folds_n = -(-(-(-n // split_n)) // width)
+        chunks = fewest_chunks
+        while True:
+            # Chunks of even size: the array waits for weights only if they are shorter than it.
+            stream = max(rows_core, chunks * depth)
+            cycles = fraction * each * folds_k * folds_n * stream + 2 * depth + width
+            compute_s = cycles / clock_Hz
+            reads = float(m) * k * folds_n + float(k) * n * chunks
+            glb = 2.0 * batch * fraction * reads + outputs
+            floor_s = max(compute_s, max(compulsory / hbm_Bps, glb / glb_Bps))
+            # The floor only rises from here, with the chunks and with fewer cores.
+            tie = coarsest and floor_s == best and compulsory < out[HBM]
+            if floor_s >= best and not tie:
+                if chunks == fewest_chunks:
+                    return found
+                break
+            rows = -(-rows_core // chunks)
+            if on_chip:
+                time = floor_s
+                out[HBM] = 0.0
+                out[GLB] = glb
+            else:
+                time = _best_tile(
+                    batch, each, m, n, k, fraction, extra, chunks, folds_n, min(m, split_m * rows),
+                    min(n, split_n * width), depth, budget, glb, compute_s, hbm_Bps, glb_Bps, best,
+                    out[HBM] if coarsest else 0.0, out)
+            coarsest = False
+            if time < np.inf:
+                best = time
+                found = time
+                out[COMPUTE] = cycles
+                out[SPLIT_M] = split_m
+                out[SPLIT_N] = split_n
+                out[ROWS] = rows
+            if 2 * chunks > rows_core:
+                break
+            chunks *= 2
+        if split_n == 1:
+            return found
+        fewer = 1
+        while 2 * fewer < split_n:
+            fewer *= 2
+        split_n = fewer
 
 
 @entry
 def map_one(batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffer_bytes,
             glb_budget, hbm_Bps, glb_Bps, clock_Hz, out):
-    """The fastest mapping of one (batched) product on exactly or fewer than `cores` cores.
+    """The fastest mapping of one (batched) product on at most `cores` cores.
 
-    Enumerates orientation (which operand streams), the split of batch, rows and columns over the
-    cores (powers of two), and for each the macro tile through the buffer. Fills `out` with the
-    record and returns the time in seconds.
+    Fills `out` with the record and returns the time in seconds, infinite when nothing fits the
+    buffer. Products that are `on_chip` move nothing through HBM.
     """
     best = np.inf
     rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
-    fill = 2 * depth + width
-    scratch = np.zeros(RECORD)
+    outputs = 2.0 * batch * float(m) * n * fraction + extra
+    compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
+    # No mapping beats full arrays on all cores: where one meets this, the search ends.
+    folds_k = -(-k // depth)
+    ideal = fraction * batch * folds_k * float(m) * n / (width * cores) + 2 * depth + width
+    ideal_s = max(ideal / clock_Hz, compulsory / hbm_Bps)
+    out[:] = 0.0
     out[HBM] = np.inf
-    compulsory = 2.0 * batch * (float(m) * k + float(k) * n + float(m) * n * fraction) + extra
     for stream_n in range(2):
         sm = n if stream_n else m
         sn = m if stream_n else n
-        folds_k = -(-k // depth)
         split_batch = 1
         while split_batch <= cores and split_batch < 2 * batch:
             each = -(-batch // split_batch)
+            budget = glb_budget / min(split_batch, batch)
             split_m = 1
             while split_batch * split_m <= cores:
-                split_n = cores // (split_batch * split_m)
-                # Cores beyond the columns would idle: halve until they have work.
-                while split_n > 1 and split_n // 2 * width >= sn:
-                    split_n //= 2
-                rows_core = -(-sm // split_m)
-                cols_core = -(-sn // split_n)
-                chunks = -(-rows_core // rows_max)
-                rows = -(-rows_core // chunks)
-                folds_n = -(-cols_core // width)
-                cycles = fraction * each * folds_k * folds_n * chunks * max(rows, depth) + fill
-                compute_s = cycles / clock_Hz
-                glb = 2.0 * batch * fraction * (
-                    float(sm) * k * folds_n + float(k) * sn * chunks)
-                if on_chip:
-                    scratch[HBM] = 0.0
-                    scratch[GLB] = glb
-                    time = max(compute_s, glb / glb_Bps)
-                else:
-                    glb += 2.0 * batch * float(m) * n * fraction
-                    # No tile beats the candidate's own floor: most splits end here.
-                    floor_s = max(compute_s, max(compulsory / hbm_Bps, glb / glb_Bps))
-                    time = np.inf
-                    if floor_s < best or (floor_s == best and compulsory < out[HBM]):
-                        g_m = min(sm, split_m * rows)
-                        g_n = min(sn, split_n * width)
-                        time = best_tile(batch, sm, sn, k, fraction, extra, g_m, g_n, depth,
-                                         glb_budget / split_batch, glb, compute_s, hbm_Bps,
-                                         glb_Bps, scratch)
-                if time < best or (time == best and scratch[HBM] < out[HBM]):
+                # All cores that are left, as far as they have columns to work on.
+                most_n = min(cores // (split_batch * split_m), -(-sn // width))
+                time = _best_columns(
+                    batch, each, sm, sn, k, fraction, extra, on_chip, split_m, most_n, rows_max,
+                    width, depth, budget, compulsory, outputs, hbm_Bps, glb_Bps, clock_Hz, best,
+                    out)
+                if time < np.inf:
                     best = time
-                    for i in range(RECORD):
-                        out[i] = scratch[i]
-                    out[COMPUTE] = cycles
                     out[STREAM_N] = stream_n
                     out[SPLIT_BATCH] = split_batch
-                    out[SPLIT_M] = split_m
-                    out[SPLIT_N] = split_n
-                    out[ROWS] = rows
+                    if best <= ideal_s and out[HBM] <= compulsory:
+                        return best
                 if split_m >= sm:
                     break
                 split_m *= 2

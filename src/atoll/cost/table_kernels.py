@@ -65,10 +65,17 @@ def capacities(c, chip):
 
 
 @kernel
-def operator_options(c, chip, op, duration, demand):
-    """Fill one operator's options on one chip (a row of the schedule problem)."""
+def operator_options(c, chip, op, duration, demand, traffic):
+    """Fill one operator's options on one chip (a row of the schedule problem).
+
+    `traffic` gets the seconds that each option keeps HBM and GLB busy. Bandwidth is no resource of
+    the schedule: the buffer lets transfers run ahead of the cores by some microseconds, so that
+    what counts is each operator's own traffic (in its duration) and the sum over the pass.
+    """
     for o in range(duration.shape[0]):
         duration[o] = np.inf
+        traffic[o, 0] = 0.0
+        traffic[o, 1] = 0.0
         for r in range(RESOURCES):
             demand[o, r] = 0.0
     kind = c.kind[op]
@@ -85,7 +92,7 @@ def operator_options(c, chip, op, duration, demand):
     if kind == NONE:
         if c.vector_memory:
             duration[0] = c.bytes[op] / hbm_Bps
-            demand[0, R_HBM] = 1.0
+            traffic[0, 0] = duration[0]
         else:
             duration[0] = 0.0
         return
@@ -119,6 +126,9 @@ def operator_options(c, chip, op, duration, demand):
             continue  # more cores that do not help are no option
         best = time
         duration[o] = time
+        if c.free_spread:
+            traffic[o, 0] = hbm_s
+            traffic[o, 1] = glb_s
         if not c.free_spread:
             # The seed: an operator on all cores excludes every other, of both kinds.
             everything = o == 1
@@ -127,23 +137,21 @@ def operator_options(c, chip, op, duration, demand):
             continue
         demand[o, R_TENSOR] = count_t
         demand[o, R_VECTOR] = count_v
-        if time > 0.0:
-            demand[o, R_HBM] = min(1.0, hbm_s / time)
-            demand[o, R_GLB] = min(1.0, glb_s / time)
         demand[o, R_SLOT] = 0.0 if kind == VECTOR else 1.0
 
 
 @entry
 def pass_problem(c, passes, p, chip):
-    """Durations and demands of one pass on one chip, as a schedule problem wants them."""
+    """Durations, demands and traffic of one pass on one chip, as a schedule problem wants them."""
     first = passes.ptr[p]
     count = passes.ptr[p + 1] - first
     options = c.tensor_count.shape[1]
     duration = np.empty((count, options))
     demand = np.empty((count, options, RESOURCES))
+    traffic = np.empty((count, options, 2))
     for j in range(count):
-        operator_options(c, chip, passes.op[first + j], duration[j], demand[j])
-    return duration, demand
+        operator_options(c, chip, passes.op[first + j], duration[j], demand[j], traffic[j])
+    return duration, demand, traffic
 
 
 @entry

@@ -19,7 +19,7 @@ from atoll.hardware.network import Network
 from atoll.placement import chain_kernels as kernels
 from atoll.placement.chain_kernels import Chain, System
 from atoll.placement.plan import Placement, Stage
-from atoll.placement.recompute import KeepChoice, frontier, keep_choices
+from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
 from atoll.workload.layer import Model
 
 FloatArray = NDArray[np.float64]
@@ -57,28 +57,31 @@ def get_optimizer(name: str) -> Optimizer:
 
 @dataclass(frozen=True, eq=False)
 class ChainFacts:
-    """What a placement needs of a sharded model apart from times."""
+    """What a placement needs of a sharded model apart from times: its layers one by one."""
 
     model: Model
-    kind: NDArray[np.int64]  # (layers of the chain,): index into model.layers
+    kind: NDArray[np.int64]  # index into model.layers
     saved_bytes: FloatArray
     parameters: FloatArray
     block: NDArray[np.bool_]
-    boundary_bytes: FloatArray
+    boundary_bytes: FloatArray  # (layers + 1,): activation entering each layer
     block_kind: int
-    choices: tuple[KeepChoice, ...]
+    choices: tuple[KeepChoice, ...]  # of the block, as the policy allows
+    kept_bytes: FloatArray  # of each choice
+    rerun: FloatArray  # (choices, forward operators of the block): 1 where it runs again
 
 
 def chain_facts(model: Model, recompute: str) -> ChainFacts:
-    """Lay the model out as a chain; the repeated layer is the one that may recompute."""
+    """Lay the model out as a chain; the most repeated layer is the block, which may recompute."""
     if recompute not in RECOMPUTE:
         raise AtollError(
             f"recompute: unknown policy {recompute!r}; allowed are {', '.join(RECOMPUTE)}."
         )
     repeats = [repeat for _, repeat in model.layers]
-    block_kind = int(np.argmax(repeats))
-    kind = np.repeat(np.arange(len(repeats)), repeats)
     layers = [layer for layer, _ in model.layers]
+    # In a model of one block only its size tells it from the embedding and the head.
+    block_kind = max(range(len(layers)), key=lambda k: (repeats[k], len(layers[k].forward)))
+    kind = np.repeat(np.arange(len(repeats)), repeats)
     choices = keep_choices(layers[block_kind])
     if recompute == "none":
         choices = choices[-1:]
@@ -90,17 +93,20 @@ def chain_facts(model: Model, recompute: str) -> ChainFacts:
         saved_bytes=np.array([float(layers[k].saved_bytes) for k in kind]),
         parameters=np.array([float(layers[k].parameters) for k in kind]),
         block=kind == block_kind,
+        # Nothing enters the first layer from another stage, and nothing leaves the last.
         boundary_bytes=np.array(
-            [0.0] + [float(layers[k].boundary_bytes) for k in kind[:-1]] + [0.0]
+            [0.0, *(float(layers[k].boundary_bytes) for k in kind[:-1]), 0.0]
         ),
         block_kind=block_kind,
         choices=choices,
+        kept_bytes=np.array([float(choice.kept_bytes) for choice in choices]),
+        rerun=rerun_table(choices, len(layers[block_kind].forward)),
     )
 
 
 def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) -> Chain:
     """Add times: `layer_s` per kind of layer, `forward_s` per forward operator of the block."""
-    kept, extra, choice = frontier(facts.choices, forward_s)
+    kept, extra, choice = frontier(facts.kept_bytes, (facts.rerun * forward_s).sum(axis=1))
     return Chain(
         time_s=layer_s[facts.kind],
         saved_bytes=facts.saved_bytes,
@@ -163,9 +169,13 @@ class Division:
     starts: tuple[int, ...]
 
 
-def divide(chain: Chain, system: System, cutoff_s: float = np.inf) -> Division | None:
-    """The fastest plan below the cutoff, or None."""
-    capacity = 16
+def divide(
+    chain: Chain, system: System, cutoff_s: float = np.inf, *, capacity: int = 16
+) -> Division | None:
+    """The fastest plan below the cutoff, or None.
+
+    `capacity` is the room for partial plans that the search begins with; it grows as needed.
+    """
     while True:
         step, pipeline, data, ends = kernels.best_plan(chain, system, cutoff_s, capacity)
         if step >= 0.0:

@@ -9,6 +9,8 @@ and tail_i its gradient reduction and optimizer step, which grow with its parame
 plan is judged by three numbers (largest load, sum of loads, most parameters); a plan that is no
 better in any of them is dropped. Stages are numbered from the end: stage s holds the activations
 of min(s, M) microbatches.
+
+`fixed.step_time_of` states the same rules in plain Python.
 """
 
 from __future__ import annotations
@@ -25,26 +27,28 @@ class Chain(NamedTuple):
     """Layers in order, on one tensor-parallel rank, for one microbatch."""
 
     time_s: NDArray[np.float64]  # forward and backward
-    saved_bytes: NDArray[np.float64]  # kept for backward when nothing is recomputed
+    saved_bytes: NDArray[np.float64]  # kept for backward by layers that do not recompute
     parameters: NDArray[np.float64]
-    block: NDArray[np.bool_]  # layers that may recompute, all alike
+    block: NDArray[np.bool_]  # layers that may recompute, with the same choices
     kept_bytes: NDArray[np.float64]  # recomputation choices of a block, ascending
     extra_s: NDArray[np.float64]  # and the time each adds, descending (convex)
     choice: NDArray[np.int64]  # and where each stands in the list of all choices
     rebuilt_bytes: float  # activations that even the largest choice rebuilds, a block at a time
-    boundary_bytes: NDArray[np.float64]  # (layers + 1,): activation entering each layer
+    boundary_bytes: NDArray[np.float64]  # (layers + 1,): entering each layer; 0 at both ends
 
 
 class System(NamedTuple):
+    """Devices, memory and links; rows of the tables belong to data-parallel degrees."""
+
     devices: int
     tensor: int
     microbatches: int  # in the whole batch
     memory_bytes: float
     state_bytes: float  # weights, gradients and optimizer state per parameter
     optimizer_s: float  # seconds of the optimizer step per parameter
-    reduce_s: NDArray[np.float64]  # (devices + 1, 2): fixed seconds, two algorithms
+    reduce_s: NDArray[np.float64]  # (devices + 1, 2): gradient reduction, fixed; two algorithms
     reduce_s_per_parameter: NDArray[np.float64]  # (devices + 1, 2)
-    cut_s: NDArray[np.float64]  # (devices + 1,): fixed seconds of a transfer between stages
+    cut_s: NDArray[np.float64]  # (devices + 1,): transfer between neighbouring stages, fixed
     cut_s_per_byte: NDArray[np.float64]  # (devices + 1,)
 
 
@@ -77,9 +81,26 @@ def recompute_choice(blocks, room, in_flight, kept, extra):
 
 
 @kernel
-def stage_cost(chain, first, last, in_flight, cut_s, cut_s_per_byte, memory_bytes,
-               state_bytes, time_sum, saved_sum, parameter_sum, block_sum):
+def prefix_sums(chain):
+    """Over the layers before each: seconds, saved bytes outside blocks, parameters, blocks."""
+    n = chain.time_s.shape[0]
+    time_sum = np.zeros(n + 1)
+    saved_sum = np.zeros(n + 1)
+    parameter_sum = np.zeros(n + 1)
+    block_sum = np.zeros(n + 1, np.int64)
+    for i in range(n):
+        time_sum[i + 1] = time_sum[i] + chain.time_s[i]
+        saved_sum[i + 1] = saved_sum[i] + (0.0 if chain.block[i] else chain.saved_bytes[i])
+        parameter_sum[i + 1] = parameter_sum[i] + chain.parameters[i]
+        block_sum[i + 1] = block_sum[i] + (1 if chain.block[i] else 0)
+    return time_sum, saved_sum, parameter_sum, block_sum
+
+
+@kernel
+def stage_cost(chain, sums, first, last, in_flight, cut_s, cut_s_per_byte, memory_bytes,
+               state_bytes):
     """(load, parameters) of layers first..last-1; an infinite load if they do not fit."""
+    time_sum, saved_sum, parameter_sum, block_sum = sums
     n = chain.time_s.shape[0]
     parameters = parameter_sum[last] - parameter_sum[first]
     blocks = block_sum[last] - block_sum[first]
@@ -147,23 +168,17 @@ def best_plan(chain, system, cutoff, capacity):
     too few: call again with more.
     """
     n = chain.time_s.shape[0]
-    time_sum = np.zeros(n + 1)
-    saved_sum = np.zeros(n + 1)
-    parameter_sum = np.zeros(n + 1)
-    block_sum = np.zeros(n + 1, np.int64)
+    sums = prefix_sums(chain)
+    total_s = sums[0][n]
+    blocks = sums[3][n]
     largest = 0.0
+    block_s = np.inf
     for i in range(n):
-        time_sum[i + 1] = time_sum[i] + chain.time_s[i]
-        saved_sum[i + 1] = saved_sum[i] + (0.0 if chain.block[i] else chain.saved_bytes[i])
-        parameter_sum[i + 1] = parameter_sum[i] + chain.parameters[i]
-        block_sum[i + 1] = block_sum[i] + (1 if chain.block[i] else 0)
         largest = max(largest, chain.time_s[i])
-    block_s = 0.0
-    for i in range(n):
         if chain.block[i]:
-            block_s = chain.time_s[i]
-    blocks = block_sum[n]
-    total_s = time_sum[n]
+            block_s = min(block_s, chain.time_s[i])
+    if blocks == 0:
+        block_s = 0.0
     best = cutoff
     best_p = 0
     best_d = 0
@@ -183,7 +198,7 @@ def best_plan(chain, system, cutoff, capacity):
             cut = system.cut_s[lead]
             slope = system.cut_s_per_byte[lead]
             # The pipeline depths for which some degree of this class can still win.
-            deepest = 0
+            deepest = np.int64(0)  # a plain 0 is a type of its own, and would compile _divide twice
             for d in range(lead, 0, -1):
                 m = -(-system.microbatches // d)
                 same = system.cut_s[d] == cut and system.cut_s_per_byte[d] == slope
@@ -201,8 +216,7 @@ def best_plan(chain, system, cutoff, capacity):
                 continue
             clip = lead_m if clipped else n
             labels, counts, back = _divide(
-                chain, system, deepest, clip, cut, slope, time_sum, saved_sum, parameter_sum,
-                block_sum, best, capacity)
+                chain, sums, system, deepest, clip, cut, slope, best, capacity)
             if counts[0, 0] < 0:
                 return -1.0, 0, 0, ends
             for p in range(1, deepest + 1):
@@ -235,8 +249,7 @@ def best_plan(chain, system, cutoff, capacity):
 
 
 @kernel
-def _divide(chain, system, deepest, clip, cut, slope, time_sum, saved_sum, parameter_sum,
-            block_sum, cutoff, capacity):
+def _divide(chain, sums, system, deepest, clip, cut, slope, cutoff, capacity):
     """Partial plans for every suffix of the chain in 1..deepest stages."""
     n = chain.time_s.shape[0]
     labels = np.empty((deepest + 1, n + 1, capacity, 3))
@@ -250,14 +263,14 @@ def _divide(chain, system, deepest, clip, cut, slope, time_sum, saved_sum, param
         for first in range(n - s, -1, -1):
             if s == deepest and first > 0:
                 continue
-            count = 0
+            count = np.int64(0)
             for last in range(first + 1, n - s + 2):
                 following = counts[s - 1, last]
                 if following == 0:
                     continue
                 load, parameters = stage_cost(
-                    chain, first, last, in_flight, cut, slope, system.memory_bytes,
-                    system.state_bytes, time_sum, saved_sum, parameter_sum, block_sum)
+                    chain, sums, first, last, in_flight, cut, slope, system.memory_bytes,
+                    system.state_bytes)
                 if load == np.inf:
                     continue
                 for a in range(following):
@@ -277,16 +290,9 @@ def _divide(chain, system, deepest, clip, cut, slope, time_sum, saved_sum, param
 
 @entry
 def feasible_depths(chain, system):
-    """feasible[p]: whether the chain fits some division into p stages, with the least memory."""
+    """feasible[p]: whether some division into p stages fits, with at least p microbatches."""
     n = chain.time_s.shape[0]
-    saved_sum = np.zeros(n + 1)
-    parameter_sum = np.zeros(n + 1)
-    block_sum = np.zeros(n + 1, np.int64)
-    for i in range(n):
-        saved_sum[i + 1] = saved_sum[i] + (0.0 if chain.block[i] else chain.saved_bytes[i])
-        parameter_sum[i + 1] = parameter_sum[i] + chain.parameters[i]
-        block_sum[i + 1] = block_sum[i] + (1 if chain.block[i] else 0)
-    time_sum = np.zeros(n + 1)
+    sums = prefix_sums(chain)
     most = min(n, system.devices // system.tensor)
     feasible = np.zeros(most + 1, np.bool_)
     reach = np.zeros(n + 1, np.bool_)
@@ -297,9 +303,8 @@ def feasible_depths(chain, system):
             for last in range(first + 1, n - s + 2):
                 if not reach[last]:
                     continue
-                load, _ = stage_cost(chain, first, last, float(s), 0.0, 0.0,
-                                     system.memory_bytes, system.state_bytes, time_sum,
-                                     saved_sum, parameter_sum, block_sum)
+                load, _ = stage_cost(chain, sums, first, last, float(s), 0.0, 0.0,
+                                     system.memory_bytes, system.state_bytes)
                 if load < np.inf:
                     following[first] = True
                     break

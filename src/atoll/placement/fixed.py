@@ -117,11 +117,11 @@ def step_time_of(chain: Chain, system: System, starts: Sequence[int], data: int)
         zip(starts, (*starts[1:], len(chain.time_s)), strict=True)
     ):
         in_flight = min(pipeline - number, rounds)
-        loads_s.append(
-            sum(chain.time_s[first:last])
-            + _least_recompute_s(chain, system, first, last, in_flight)
-            + _transfers_s(chain, system, first, last, data)
-        )
+        again_s = _least_recompute_s(chain, system, first, last, in_flight)
+        if again_s == math.inf:
+            return math.inf
+        transfers_s = _transfers_s(chain, system, first, last, data)
+        loads_s.append(sum(chain.time_s[first:last]) + again_s + transfers_s)
         tails_s.append(_tail_s(system, sum(chain.parameters[first:last]), data))
     return float((rounds - 1) * max(loads_s) + sum(loads_s) + max(tails_s))
 

@@ -3,8 +3,8 @@
 Dropping a tensor means running its producer again before the backward pass, and whatever that
 needs which was dropped too (its closure, back to kept tensors or the layer's input). Keeping a set
 of tensors costs bytes and saves a set of operators. `keep_choices` lists every choice that no other
-beats whatever the operators' times are; `frontier` prices them on a chip and keeps the convex
-lower hull, from which stages mix neighbouring choices.
+beats whatever the operators' times are; `frontier` takes those that matter on a chip: the convex
+lower hull of bytes and seconds, from which stages mix neighbouring choices.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.workload.layer import Layer
+
+FloatArray = NDArray[np.float64]
 
 _MOST_TENSORS = 16  # 65,536 subsets; beyond that the smallest tensors are always kept
 
@@ -30,87 +32,94 @@ class KeepChoice:
 
 
 def keep_choices(layer: Layer) -> tuple[KeepChoice, ...]:
-    """Non-dominated choices, from the fewest kept bytes to all (the layer's input always is)."""
-    writer = {name: index for index, op in enumerate(layer.forward) for name in op.writes}
-    optional = [name for name in layer.saved if name != layer.input and name in writer]
-    optional.sort(key=lambda name: layer.tensors[name].bytes, reverse=True)
-    fixed = [name for name in layer.saved if name not in optional[:_MOST_TENSORS]]
-    optional = optional[:_MOST_TENSORS]
-    base = sum(layer.tensors[name].bytes for name in fixed)
-    # Bit i of a mask: optional tensor i. Operators likewise in `rerun` masks.
-    position = {name: i for i, name in enumerate(optional)}
-    available = set(fixed) | {layer.input}
-    found: dict[int, tuple[int, int]] = {}
-    for mask in range(1 << len(optional)):
-        rerun = _closure(layer, writer, optional, position, available, mask)
-        kept = base + sum(
-            layer.tensors[name].bytes for name, i in position.items() if mask >> i & 1
-        )
-        if rerun not in found or kept < found[rerun][0]:
-            found[rerun] = (kept, mask)
-    ordered = sorted((kept, rerun, mask) for rerun, (kept, mask) in found.items())
-    choices: list[tuple[int, int, int]] = []
-    for kept, rerun, mask in ordered:
-        if not any(other & ~rerun == 0 for _, other, _ in choices):
-            choices.append((kept, rerun, mask))
+    """Choices that no other beats in both bytes and operators, from the fewest bytes to all.
+
+    The layer's input is always there to start from, and counted wherever it is used.
+    """
+    size = {name: tensor.bytes for name, tensor in layer.tensors.items()}
+    droppable = sorted(
+        (name for name in layer.saved if name != layer.input), key=size.__getitem__, reverse=True
+    )[:_MOST_TENSORS]
+    fixed = [name for name in layer.saved if name not in droppable]
+    subset = np.arange(1 << len(droppable))
+    kept = {name: (subset >> i & 1).astype(np.bool_) for i, name in enumerate(droppable)}
+    rerun = _rerun(layer, kept, set(fixed))
+    bytes_ = sum(size[name] for name in fixed) + sum(
+        (size[name] * held for name, held in kept.items()), np.zeros(len(subset), np.int64)
+    )
+    if layer.input not in fixed:
+        # Backward itself does not read it, but operators that run again may.
+        first = [i for i, op in enumerate(layer.forward) if layer.input in op.reads]
+        uses_input: NDArray[np.bool_] = np.asarray(rerun[:, first].any(axis=1))
+        bytes_ += size[layer.input] * uses_input
+        kept[layer.input] = uses_input
     return tuple(
         KeepChoice(
-            keep=tuple(fixed) + tuple(n for n, i in position.items() if mask >> i & 1),
-            rerun=tuple(i for i in range(len(layer.forward)) if rerun >> i & 1),
-            kept_bytes=kept,
+            keep=(*fixed, *(name for name, held in kept.items() if held[i])),
+            rerun=tuple(int(j) for j in np.flatnonzero(rerun[i])),
+            kept_bytes=int(bytes_[i]),
         )
-        for kept, rerun, mask in choices
+        for i in _undominated(bytes_, rerun)
     )
 
 
-def _closure(
-    layer: Layer,
-    writer: dict[str, int],
-    optional: Sequence[str],
-    position: dict[str, int],
-    available: set[str],
-    mask: int,
-) -> int:
-    """Mask of the operators that rebuild every dropped tensor."""
-    rerun = 0
-    pending = [name for name in optional if not mask >> position[name] & 1]
-    while pending:
-        index = writer[pending.pop()]
-        if rerun >> index & 1:
-            continue
-        rerun |= 1 << index
-        for name in layer.forward[index].reads:
-            kept = name in available or (name in position and mask >> position[name] & 1)
-            if not kept and name in writer:
-                pending.append(name)
+def _rerun(
+    layer: Layer, kept: dict[str, NDArray[np.bool_]], fixed: set[str]
+) -> NDArray[np.bool_]:
+    """(subsets, operators): which operators rebuild the dropped tensors of every subset.
+
+    From the last operator to the first: one runs again if it writes a dropped tensor, or one that
+    was never saved and that a later operator needs to run again.
+    """
+    subsets = len(next(iter(kept.values()), np.zeros(1)))
+    rerun = np.zeros((subsets, len(layer.forward)), np.bool_)
+    for index in reversed(range(len(layer.forward))):
+        for name in layer.forward[index].writes:
+            if name in kept:
+                rerun[:, index] |= ~kept[name]
+            elif name not in fixed:
+                readers = [i for i, op in enumerate(layer.forward) if name in op.reads]
+                rerun[:, index] |= rerun[:, readers].any(axis=1)
     return rerun
 
 
+def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[int]:
+    """Rows for which no other has as few bytes and reruns no other operators; bytes ascending."""
+    # Among equal bytes fewer operators first, so that what comes later never beats what is taken.
+    order = np.lexsort((rerun.sum(axis=1), bytes_))
+    _, first = np.unique(np.packbits(rerun[order], axis=1), axis=0, return_index=True)
+    taken: list[int] = []
+    needless = np.zeros((len(first), rerun.shape[1]), np.bool_)
+    for row in order[np.sort(first)]:
+        if not (needless[: len(taken)] | rerun[row]).all(axis=1).any():
+            needless[len(taken)] = ~rerun[row]
+            taken.append(int(row))
+    return taken
+
+
+def rerun_table(choices: Sequence[KeepChoice], operators: int) -> FloatArray:
+    """1 where a choice (row) runs an operator (column) again, and 0 elsewhere."""
+    table = np.zeros((len(choices), operators))
+    for row, choice in zip(table, choices, strict=True):
+        row[list(choice.rerun)] = 1.0
+    return table
+
+
 def frontier(
-    choices: Sequence[KeepChoice], forward_s: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Kept bytes (ascending), extra seconds (descending) and indices of the convex lower hull.
-
-    `forward_s` are the durations of the layer's forward operators on the chip at hand.
-    """
-    points = sorted(
-        (choice.kept_bytes, float(sum(forward_s[i] for i in choice.rerun)), index)
-        for index, choice in enumerate(choices)
-    )
-    hull: list[tuple[int, float, int]] = []
-    for point in points:
-        if hull and point[1] >= hull[-1][1]:
-            continue
-        while len(hull) >= 2 and _above(hull[-2], hull[-1], point):
+    kept_bytes: FloatArray, extra_s: FloatArray
+) -> tuple[FloatArray, FloatArray, NDArray[np.int64]]:
+    """Kept bytes (ascending), extra seconds (descending) and indices of the convex lower hull."""
+    order = np.lexsort((extra_s, kept_bytes))
+    least_s = np.minimum.accumulate(extra_s[order])
+    faster = np.append(True, least_s[1:] < least_s[:-1])
+    hull: list[int] = []
+    for point in order[faster]:
+        while len(hull) >= 2 and not _below(kept_bytes, extra_s, hull[-2], hull[-1], point):
             hull.pop()
-        hull.append(point)
-    return (
-        np.array([p[0] for p in hull], np.float64),
-        np.array([p[1] for p in hull], np.float64),
-        np.array([p[2] for p in hull], np.int64),
-    )
+        hull.append(int(point))
+    return kept_bytes[hull], extra_s[hull], np.array(hull, np.int64)
 
 
-def _above(a: tuple[int, float, int], b: tuple[int, float, int], c: tuple[int, float, int]) -> bool:
-    """Whether b lies on or above the line from a to c."""
-    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
+def _below(x: FloatArray, y: FloatArray, a: int, b: int, c: int) -> bool:
+    """Whether b lies strictly below the line from a to c."""
+    return bool((y[b] - y[a]) * (x[c] - x[a]) < (y[c] - y[a]) * (x[b] - x[a]))

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from atoll.schedule.jit import kernel
 
 EPSILON = 1e-9
 """Relative slack of a capacity: shares of a bandwidth are fractions that add up inexactly."""
@@ -36,7 +37,7 @@ class Instance(NamedTuple):
     succ_idx: NDArray[np.int64]
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def useful_options(duration, demand, capacity):
     """Options that fit the chip and that no other one beats in time and in every demand.
 
@@ -81,7 +82,7 @@ def useful_options(duration, demand, capacity):
     return options, count
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def instance(duration, demand, capacity, pred_ptr, pred_idx):
     """Prepare a problem for the kernels."""
     n = duration.shape[0]
@@ -117,14 +118,14 @@ def instance(duration, demand, capacity, pred_ptr, pred_idx):
                     succ_ptr, succ_idx)  # fmt: skip
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def mirrored(p):
     """The same problem in reversed time."""
     return Instance(p.duration, p.demand, p.capacity, p.options, p.count, p.fastest, p.work,
                     p.succ_ptr, p.succ_idx, p.pred_ptr, p.pred_idx)  # fmt: skip
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def ancestors(n, pred_ptr, pred_idx):
     """before[j, i]: operator i must finish before j starts."""
     before = np.zeros((n, n), np.bool_)
@@ -137,7 +138,7 @@ def ancestors(n, pred_ptr, pred_idx):
     return before
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def series_cuts(before):
     """Positions where everything earlier precedes everything later: the makespans there add up.
 
@@ -161,7 +162,7 @@ def series_cuts(before):
     return cuts[:found]
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def heads_and_tails(lo, hi, length, pred_ptr, pred_idx, head, tail):
     """Longest path before and after each operator of lo:hi. Returns the longest path of all."""
     longest = 0.0
@@ -182,7 +183,7 @@ def heads_and_tails(lo, hi, length, pred_ptr, pred_idx, head, tail):
     return longest
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def falling(key, lo, hi):
     """Indices lo:hi from the largest key to the smallest, equal ones in order of index.
 
@@ -198,7 +199,7 @@ def falling(key, lo, hi):
     return order
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def window_bound(lo, hi, head, tail, work):
     """Largest head + work + tail over the sets {head >= h, tail >= t}: one resource serves a set
     that cannot begin before h and is followed by t. Returns (seconds, resource)."""
@@ -224,7 +225,7 @@ def window_bound(lo, hi, head, tail, work):
     return best, resource
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def trade_bound(lo, hi, r, share, p, finish):
     """share x (a path) + (1 - share) x (work on r), each operator choosing its best option.
 
@@ -260,7 +261,7 @@ def trade_bound(lo, hi, r, share, p, finish):
     return longest + total
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def series_bound(lo, hi, p, head, tail):
     """Best cheap lower bound of operators lo:hi: (seconds, kind, resource)."""
     capacity = p.capacity

@@ -9,7 +9,6 @@ and options give an optimum; the first is the better guess.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from atoll.schedule.bound_kernels import (
     ancestors,
@@ -21,6 +20,8 @@ from atoll.schedule.bound_kernels import (
     series_cuts,
 )
 
+from atoll.schedule.jit import entry, kernel
+
 GREEDY, WAIT, STRICT, SHARE = 0, 1, 2, 3
 """How the parallel scheme picks an option: see `list_schedule`."""
 
@@ -28,7 +29,7 @@ MET = 1e-7
 """A makespan this close to its lower bound (relative) is taken for optimal."""
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def earliest_fit(j, o, p, free, running, active, option, finish, now):
     """Earliest time at which option o of j fits if nothing else starts before it."""
     demand = p.demand
@@ -56,7 +57,7 @@ def earliest_fit(j, o, p, free, running, active, option, finish, now):
         when = later
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def list_schedule(lo, hi, p, first, order, rule, start, option):
     """Parallel scheme on lo:hi, urgent first by `order`. Fills start, option; returns the makespan.
 
@@ -153,7 +154,7 @@ def list_schedule(lo, hi, p, first, order, rule, start, option):
     return now
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def serial_schedule(lo, hi, p, order, option, start, times, use):
     """Serial scheme: place `order` (precedence-feasible) in the given options; returns the makespan.
 
@@ -209,7 +210,7 @@ def serial_schedule(lo, hi, p, order, option, start, times, use):
     return makespan
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def split_profile(times, use, points, at, t):
     """Insert the time t as point `at` of the profile; returns the new number of points."""
     for m in range(points, at - 1, -1):
@@ -220,7 +221,7 @@ def split_profile(times, use, points, at, t):
     return points + 1
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def justify(lo, hi, p, start, option):
     """Shift everything as late, then as early as it goes, in the same options (double
     justification, Valls et al. 2005): never longer, often shorter. Returns the makespan."""
@@ -242,7 +243,7 @@ def justify(lo, hi, p, start, option):
     return serial_schedule(lo, hi, p, order, option, start, times, use)
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def granted_options(lo, hi, p, theta, widest, first):
     """Allotment rule: the fastest option minimising duration + theta x work among those that take
     at most the share `widest` of every resource they use (the leanest if none does)."""
@@ -266,7 +267,7 @@ def granted_options(lo, hi, p, theta, widest, first):
                 first[j] = k
 
 
-@njit(cache=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@kernel
 def portfolio(lo, hi, p, lower, best_start, best_option):
     """Best of a fixed set of list schedules of lo:hi. Returns the makespan; stops at `lower`."""
     duration = p.duration
@@ -311,7 +312,7 @@ def portfolio(lo, hi, p, lower, best_start, best_option):
     return best
 
 
-@njit(cache=True, error_model="numpy")
+@entry
 def quick_bounds(duration, demand, capacity, pred_ptr, pred_idx):
     """Cheap lower bound and portfolio, per series part: the entry for search loops.
 

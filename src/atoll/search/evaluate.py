@@ -6,7 +6,7 @@ exist; both go through the same exact placement, so that a node's true optimum l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from atoll.placement.flat import FlatPlan, describe_flat, divide_flat
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve
-from atoll.search.bound_kernels import fastest_s, schedule_bounds
+from atoll.search.bound_kernels import fastest_s, schedule_bounds, traffic_s
 from atoll.search.layouts import Setting
 from atoll.search.workloads import Variant, Variants
 from atoll.workload.layer import predecessors
@@ -120,7 +120,7 @@ class Priced:
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
         """The scheduling problem of one pass on one chip."""
-        duration, demand = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
+        duration, demand, _ = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
         return ScheduleProblem(
             duration_s=duration,
             demand=demand,
@@ -135,16 +135,28 @@ class Priced:
         result = []
         for layer in range(variant.first_layer, variant.first_layer + variant.layers):
             pair = [
-                solve(
-                    self.problem(chip, 2 * layer + direction),
-                    effort=effort,
-                    tolerance=tolerance,
-                    time_limit_s=time_limit_s,
-                )
+                self._schedule(chip, 2 * layer + direction, effort, tolerance, time_limit_s)
                 for direction in range(2)
             ]
             result.append((pair[0], pair[1]))
         return result
+
+    def _schedule(
+        self, chip: int, pass_index: int, effort: Effort, tolerance: float, time_limit_s: float
+    ) -> Schedule:
+        """One pass's schedule on the cores, and no faster than its traffic in all."""
+        problem = self.problem(chip, pass_index)
+        schedule = solve(problem, effort=effort, tolerance=tolerance, time_limit_s=time_limit_s)
+        _, _, traffic = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
+        option = np.array(schedule.option, np.int64)
+        least, chosen = traffic_s(problem.duration_s, traffic, option)
+        bound = "memory traffic" if least > schedule.lower_bound_s else schedule.bound
+        return replace(
+            schedule,
+            makespan_s=max(schedule.makespan_s, chosen),
+            lower_bound_s=max(schedule.lower_bound_s, least),
+            bound=bound,
+        )
 
     def _memory(self, chip: int, memory_bytes: float | None) -> float:
         return float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes

@@ -13,7 +13,7 @@ from atoll.errors import InfeasibleError
 from atoll.hardware import Space, load_network, peak_power_W
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.placement.chain import get_optimizer
-from atoll.profile import get_profile
+from atoll.profile import Profile, get_profile
 from atoll.search.baselines import reference_space, run_baselines
 from atoll.search.branch_and_bound import Found, Outcome, Progress, Search
 from atoll.search.energy import step_energy
@@ -81,9 +81,9 @@ def run_search(job: Job, progress: Progress | None = None) -> SearchResult:
     )
 
 
-def prepare_search(job: Job) -> tuple[Setting, Variants]:
+def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, Variants]:
     """The network, optimizer and profile; and the models at every microbatch and width."""
-    profile = get_profile(job.profile)
+    profile = profile or get_profile(job.profile)
     setting = Setting(
         network=load_network(job.network or profile.network),
         profile=profile,

@@ -1,0 +1,305 @@
+"""The replay of a 1F1B pipeline obeys its rules, and the step formula stays within its bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.errors import AtollError
+from atoll.hardware.network import Level, Network
+from atoll.placement.chain import (
+    chain_facts,
+    describe,
+    divide,
+    get_optimizer,
+    make_chain,
+    make_system,
+)
+from atoll.placement.fixed import fixed_division
+from atoll.placement.flat import describe_flat, divide_flat
+from atoll.placement.plan import Placement
+from atoll.placement.simulate import Timeline, replay, simulate_pipeline
+from atoll.workload import load_config, prepare
+
+ROUNDING = 1e-9
+
+
+def estimate_s(
+    forward_s: list[float], backward_s: list[float], transfer_s: list[float], microbatches: int
+) -> float:
+    """The placement's formula for the same pipeline."""
+    loads = loads_s(forward_s, backward_s, transfer_s)
+    return (microbatches - 1) * max(loads) + sum(loads)
+
+
+def loads_s(
+    forward_s: list[float], backward_s: list[float], transfer_s: list[float]
+) -> list[float]:
+    received = [0.0, *transfer_s]
+    returned = [*transfer_s, 0.0]
+    return [sum(parts) for parts in zip(forward_s, backward_s, received, returned, strict=True)]
+
+
+# Whole numbers make ties; cubes of fractions make stages of very different size.
+durations = st.integers(0, 4).map(float) | st.floats(0.0, 1.0).map(lambda x: x**3)
+
+
+@st.composite
+def pipelines(
+    draw: st.DrawFn, transfers: st.SearchStrategy[float] = durations
+) -> tuple[list[float], list[float], list[float], int]:
+    stages = draw(st.integers(1, 7))
+
+    def several(one: st.SearchStrategy[float], count: int) -> list[float]:
+        return draw(st.lists(one, min_size=count, max_size=count))
+
+    return (
+        several(durations, stages),
+        several(durations, stages),
+        several(transfers, stages - 1),
+        draw(st.integers(1, 12)),
+    )
+
+
+# --- Rules ----------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 8), st.integers(0, 12), st.integers(0, 5), st.integers(0, 5))
+def test_equal_stages_without_transfers_take_the_textbook_time(
+    stages: int, more: int, forward_s: int, backward_s: int
+) -> None:
+    microbatches = stages + more
+    timeline = simulate_pipeline(
+        [forward_s] * stages, [backward_s] * stages, [0.0] * (stages - 1), microbatches
+    )
+    textbook_s = (microbatches - 1 + stages) * (forward_s + backward_s)
+    assert timeline.makespan_s == textbook_s
+    assert timeline.bubble_s.tolist() == [(stages - 1) * (forward_s + backward_s)] * stages
+
+
+@given(pipelines())
+def test_every_pass_runs_once_after_what_it_needs(
+    case: tuple[list[float], list[float], list[float], int],
+) -> None:
+    forward_s, backward_s, transfer_s, microbatches = case
+    stages = len(forward_s)
+    timeline = simulate_pipeline(*case)
+    start, end = timeline.start_s, timeline.end_s
+    assert start.min() == 0.0
+    durations_s = np.stack([forward_s, backward_s], axis=-1)[:, None, :]
+    assert end - start == pytest.approx(np.broadcast_to(durations_s, end.shape), abs=ROUNDING)
+    for i, transfer in enumerate(transfer_s):
+        assert (start[i + 1, :, 0] >= end[i, :, 0] + transfer).all()
+        assert (start[i, :, 1] >= end[i + 1, :, 1] + transfer).all()
+    assert (start[-1, :, 1] >= end[-1, :, 0]).all()
+    assert len(list(timeline.events())) == 2 * stages * microbatches
+
+
+@given(pipelines())
+def test_a_stage_does_one_thing_at_a_time_in_1f1b_order(
+    case: tuple[list[float], list[float], list[float], int],
+) -> None:
+    stages, microbatches = len(case[0]), case[3]
+    timeline = simulate_pipeline(*case)
+    for stage in range(stages):
+        own = [event for event in timeline.events() if event.stage == stage]
+        assert all(before.end_s <= after.start_s for before, after in pairwise(own))
+        directions = [event.direction for event in own]
+        ahead = min(stages - stage, microbatches)
+        steady = ["backward", "forward"] * (microbatches - ahead)
+        assert directions == ["forward"] * ahead + steady + ["backward"] * ahead
+
+
+@given(pipelines())
+def test_no_more_microbatches_are_in_flight_than_the_memory_rule_counts(
+    case: tuple[list[float], list[float], list[float], int],
+) -> None:
+    stages, microbatches = len(case[0]), case[3]
+    timeline = simulate_pipeline(*case)
+    for stage in range(stages):
+        in_flight, most = 0, 0
+        for event in (event for event in timeline.events() if event.stage == stage):
+            in_flight += 1 if event.direction == "forward" else -1
+            most = max(most, in_flight)
+        assert most == min(stages - stage, microbatches)
+
+
+@given(pipelines())
+def test_a_link_carries_one_message_at_a_time(
+    case: tuple[list[float], list[float], list[float], int],
+) -> None:
+    # Each message arrives no sooner than all those before it, one after another.
+    start, end = (getattr(simulate_pipeline(*case), name) for name in ("start_s", "end_s"))
+    for i, transfer in enumerate(case[2]):
+        for m in range(case[3]):
+            for earlier in range(m + 1):
+                queue_s = (m - earlier + 1) * transfer - ROUNDING
+                assert start[i + 1, m, 0] >= end[i, earlier, 0] + queue_s
+                assert start[i, m, 1] >= end[i + 1, earlier, 1] + queue_s
+
+
+def test_two_stages_by_hand() -> None:
+    # F0 F1 .. B0 F2 B1 .. B2 on the first stage, F0 B0 F1 B1 F2 B2 on the second.
+    timeline = simulate_pipeline([1.0, 2.0], [2.0, 3.0], [0.5], 3)
+    assert timeline.start_s[1].tolist() == [[1.5, 3.5], [6.5, 8.5], [11.5, 13.5]]
+    assert timeline.start_s[0].tolist() == [[0.0, 7.0], [1.0, 12.0], [9.0, 17.0]]
+    assert timeline.makespan_s == 19.0
+    assert timeline.bubble_s.tolist() == [10.0, 4.0]
+    first = next(timeline.events())
+    assert (first.stage, first.microbatch, first.direction, first.end_s) == (0, 0, "forward", 1.0)
+
+
+# --- The estimate against the replay --------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(pipelines())
+def test_the_replay_exceeds_the_estimate_only_by_unmatched_passes(
+    case: tuple[list[float], list[float], list[float], int],
+) -> None:
+    forward_s, backward_s, transfer_s, microbatches = case
+    longest_s = max(transfer_s, default=0.0)
+    unmatched_s = (
+        max(*forward_s, longest_s) + max(*backward_s, longest_s) - max(loads_s(*case[:3]))
+    )
+    passes = max(0, min(len(forward_s) - 2, microbatches - 1))
+    bound_s = estimate_s(*case) + passes * max(0.0, unmatched_s)
+    assert simulate_pipeline(*case).makespan_s <= bound_s + ROUNDING
+
+
+@settings(max_examples=300)
+@given(pipelines())
+def test_the_replay_falls_short_only_by_what_runs_beside_the_slowest_stage(
+    case: tuple[list[float], list[float], list[float], int],
+) -> None:
+    forward_s, backward_s, _, microbatches = case
+    loads = loads_s(*case[:3])
+    slowest = int(np.argmax(loads))
+    transfers_s = loads[slowest] - forward_s[slowest] - backward_s[slowest]
+    least_s = estimate_s(*case) - sum(loads[slowest + 1 :]) - microbatches * transfers_s
+    assert simulate_pipeline(*case).makespan_s >= least_s - ROUNDING
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=7),
+    st.floats(0.0, 3.0),
+    st.floats(0.0, 1.0),
+    st.integers(1, 12),
+)
+def test_stages_that_differ_only_in_size_never_exceed_the_estimate(
+    size: list[float], ratio: float, share: float, microbatches: int
+) -> None:
+    backward_s = [ratio * forward_s for forward_s in size]
+    transfer_s = [share * min(1.0, ratio) * max(size)] * (len(size) - 1)
+    case = (size, backward_s, transfer_s, microbatches)
+    assert simulate_pipeline(*case).makespan_s <= estimate_s(*case) + ROUNDING
+
+
+@pytest.mark.parametrize("stages", range(3, 9))
+def test_a_forward_heavy_stage_before_a_backward_heavy_one_exceeds_it_by_all_that_is_allowed(
+    stages: int,
+) -> None:
+    forward_s = [1.0, 0.0] + [0.0] * (stages - 2)
+    backward_s = [0.0, 1.0] + [0.0] * (stages - 2)
+    case = (forward_s, backward_s, [0.0] * (stages - 1), stages)
+    assert estimate_s(*case) == stages + 1
+    assert simulate_pipeline(*case).makespan_s == estimate_s(*case) + stages - 2
+
+
+# --- Placements -----------------------------------------------------------------------------------
+
+NETWORK = Network("two levels", (Level("node", 8, 300e9, 3e-6), Level("pod", 256, 25e9, 5e-6)))
+
+
+def placements(name: str, tensor: int, recompute: str) -> list[Placement]:
+    """The best and the even layouts of a model at half the speed of an A100, several memories."""
+    model = prepare(load_config(name), 1, tensor_parallel=tensor, sequence_parallel=tensor > 1)
+    facts = chain_facts(model, recompute)
+    layers = [layer for layer, _ in model.layers]
+    forward_s = np.array([layer.flops_forward for layer in layers]) / 150e12
+    backward_s = np.array([layer.flops_backward for layer in layers]) / 150e12
+    operators_s = np.array([op.flops for op in layers[facts.block_kind].forward]) / 150e12
+    chain = make_chain(facts, forward_s + backward_s, operators_s)
+    found = []
+    for memory_bytes in (24e9, 40e9, 80e9):
+        for microbatches in (16, 256):
+            system = make_system(
+                NETWORK,
+                get_optimizer("adam"),
+                devices=128,
+                tensor=tensor,
+                microbatches=microbatches,
+                memory_bytes=memory_bytes,
+                hbm_Bps=2e12,
+            )
+            divisions = [
+                divide(chain, system),
+                fixed_division(chain, system, pipeline=8, data=16 // tensor),
+            ]
+            found += [
+                describe(facts, chain, system, division, forward_s)
+                for division in divisions
+                if division is not None and division.pipeline > 1
+            ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "recompute"),
+    [("llama2-13b", 2, "optimal"), ("megatron-18.4b", 8, "full"), ("gpt2-xl", 1, "none")],
+)
+def test_placements_of_models_are_overestimated_by_a_few_percent_at_most(
+    name: str, tensor: int, recompute: str
+) -> None:
+    replays = [replay(placement) for placement in placements(name, tensor, recompute)]
+    assert len(replays) >= 4
+    assert all(-0.10 <= again.difference <= ROUNDING for again in replays)
+
+
+def test_a_replay_has_the_placements_stages_and_tail() -> None:
+    placement = placements("llama2-13b", 2, "optimal")[0]
+    again = replay(placement)
+    timeline: Timeline = again.timeline
+    assert timeline.start_s.shape == (placement.pipeline, placement.microbatches, 2)
+    busy_s = timeline.makespan_s - timeline.bubble_s
+    assert busy_s == pytest.approx(
+        [placement.microbatches * (s.compute_s + s.recompute_s) for s in placement.stages]
+    )
+    tail_s = placement.time_parts_s["gradient reduction"] + placement.time_parts_s["optimizer"]
+    assert again.step_time_s == pytest.approx(timeline.makespan_s + tail_s)
+
+
+def test_the_flat_formula_is_never_exceeded() -> None:
+    # It counts every stage as the slowest.
+    model = prepare(load_config("gpt2-xl"), 1, 1024, attention="unfused", fusion="phaze")
+    facts = chain_facts(model, "optimal")
+    flat = divide_flat(
+        facts,
+        np.array([1e-3, 2e-3, 3e-3, 1e-4]),
+        np.array([1e-3, 4e-3, 6e-3, 1e-4]),
+        NETWORK,
+        devices=32,
+        tensor=1,
+        microbatches=64,
+        memory_bytes=6e9,
+        optimizer="sgd",
+        recompute="optimal",
+    )
+    assert flat is not None
+    placement = describe_flat(facts, flat, NETWORK, 64)
+    assert placement.pipeline > 2
+    assert -0.5 < replay(placement).difference <= ROUNDING
+
+
+def test_a_placement_without_forward_times_is_not_replayed() -> None:
+    placement = placements("llama2-13b", 2, "optimal")[0]
+    silent = replace(
+        placement, stages=tuple(replace(stage, forward_s=None) for stage in placement.stages)
+    )
+    with pytest.raises(AtollError, match="describe it with the forward times"):
+        replay(silent)

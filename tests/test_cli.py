@@ -1,0 +1,167 @@
+"""The command line as a user meets it: answers on stdout, one sentence and exit code 2 on error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from atoll import __version__
+from atoll.cli import main
+
+ROOT = Path(__file__).parent.parent
+TINY = str(ROOT / "examples" / "jobs" / "tiny.yaml")
+CASES = ROOT / "tests" / "data" / "phaze_dp_cases"
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def atoll(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["atoll", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+            sys.exit(0)
+        shown = capsys.readouterr()
+        code = stop.value.code
+        return int(code) if isinstance(code, int) else 0, shown.out, shown.err
+
+    return run
+
+
+def assert_refused(answer: tuple[int, str, str], *words: str) -> None:
+    code, out, err = answer
+    assert code == 2
+    assert out == ""
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+def test_prints_its_version(atoll: Run) -> None:
+    assert atoll("--version") == (0, f"atoll {__version__}\n", "")
+
+
+def test_lists_models_and_shows_one(atoll: Run) -> None:
+    _, out, _ = atoll("models", "--json")
+    assert {"llama2-7b", "gpt3-175b"} <= {row["name"] for row in json.loads(out)["models"]}
+    _, out, _ = atoll("models", "gpt2-xl", "--json")
+    shown = json.loads(out)
+    assert shown["parameters"] == 1_557_611_200
+    assert [layer["name"] for layer in shown["layers"]] == ["embedding", "block", "head", "loss"]
+
+
+def test_shows_hardware(atoll: Run) -> None:
+    _, out, _ = atoll("hardware", "--json")
+    assert "phaze-tpuv4" in json.loads(out)["accelerators"]
+    _, out, _ = atoll("hardware", "phaze-tpuv4", "--json")
+    assert json.loads(out)["area_mm2"] == pytest.approx(278.826676, rel=1e-6)
+
+
+def test_places_a_table_of_layers(atoll: Run) -> None:
+    file = next(CASES.glob("10_*.in.json"))
+    code, out, _ = atoll("place", str(file), "--profile", "phaze", "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["time_per_batch_s"] == pytest.approx(20.896821501207278, rel=1e-9)
+    assert (len(plan["stages"]), plan["tensor_parallel"], plan["data_parallel"]) == (4, 2, 8)
+
+
+def test_an_infeasible_table_is_an_answer(atoll: Run) -> None:
+    file = next(CASES.glob("04_*.in.json"))
+    code, out, _ = atoll("place", str(file), "--json")
+    assert code == 0
+    assert json.loads(out)["time_per_batch_s"] is None
+
+
+def test_searches_a_job_and_explains_it(atoll: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, out, _ = atoll("search", TINY, "--json", "--out", str(folder))
+    assert code == 0
+    result = json.loads(out)
+    assert {"accelerator", "placement", "microbatch", "recompute"} <= result["best"].keys()
+    proof = result["certificate"]
+    assert proof["status"] in ("optimal", "gap")
+    assert proof["architectures"] == 15
+    assert proof["evaluated"] + proof["pruned"] == 15
+    assert set(result["baselines"]) == {"tpuv4-expert", "tpuv4-placed", "spotlight", "random"}
+    assert result["throughput_samples_per_s"] > 0
+    assert result["wall_time_s"] > 0
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert (folder / "designs.csv").read_text().startswith("design,tensor_cores")
+    code, out, _ = atoll("explain", str(folder))
+    assert code == 0
+    assert "Operators are limited by" in out
+
+
+def test_options_override_the_job_file(atoll: Run) -> None:
+    _, out, _ = atoll("search", TINY, "--devices", "16", "--no-baselines", "--json")
+    result = json.loads(out)
+    assert result["job"]["devices"] == 16
+    assert result["best"]["placement"]["devices"] <= 16
+    assert result["baselines"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("search", "--model", "lama2-7b"), ("lama2-7b", "llama2-7b")),
+        (("search", "--devices", "-4"), ("devices", "-4")),
+        (("search", "--batch", "0"), ("global_batch", "0")),
+        (("search", "--max-area", "1 mm2"), ("max_area", "1 mm2", "3.355")),
+        (("search", "--max-area", "1 GB"), ("max_area", "area")),
+        (("search", "--max-power", "1 W"), ("max_power", "1 W")),
+        (("search", "--profile", "honest"), ("profile", "honest", "phaze")),
+        (("search", "--recompute", "some"), ("recompute", "some", "optimal")),
+        (("search", "--space", "nowhere.yaml"), ("nowhere.yaml",)),
+        (("search", "--hbm", "80 GHz"), ("hbm", "80 GHz")),
+        (("search", "--network", "token-ring"), ("token-ring", "dgx-a100")),
+        (("search", "nowhere.yaml"), ("nowhere.yaml", "no such file")),
+        (("models", "bert-largo"), ("bert-largo", "bert-large")),
+        (("models", "gpt2-xl", "--tensor", "2"), ("gpt2-xl", "25", "2")),
+        (("hardware", "tpu"), ("tpu",)),
+        (("place", "nowhere.json"), ("nowhere.json",)),
+        (("explain", "."), ("result.json",)),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    atoll: Run, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert_refused(atoll(*arguments), *words)
+
+
+def test_a_model_that_fits_no_chip_says_what_takes_the_memory(atoll: Run, tmp_path: Path) -> None:
+    answer = atoll(
+        "search", TINY, "--model", "megatron-1t", "--devices", "8", "--out", str(tmp_path / "run")
+    )
+    assert_refused(answer, "megatron-1t", "optimizer state", "more devices")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_typo_in_a_job_file_names_line_and_field(atoll: Run, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("model: bert-large\ndevises: 64\n")
+    assert_refused(atoll("search", str(file)), "job.yaml:2:1", "devises", "devices")
+
+
+def test_a_negative_size_in_a_job_file_is_refused(atoll: Run, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("model: bert-large\ndevices: -8\n")
+    assert_refused(atoll("search", str(file)), "job.yaml:2:10", "devices")
+
+
+def test_truncated_json_names_line_and_column(atoll: Run, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    file.write_text(next(CASES.glob("10_*.in.json")).read_text()[:500])
+    assert_refused(atoll("place", str(file)), "table.json", "line")
+
+
+def test_an_output_that_is_a_file_is_refused_before_the_search(atoll: Run, tmp_path: Path) -> None:
+    file = tmp_path / "run"
+    file.write_text("mine")
+    assert_refused(atoll("search", TINY, "--out", str(file)), "run", "folder")
+    assert file.read_text() == "mine"
