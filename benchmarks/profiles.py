@@ -18,10 +18,10 @@ import numpy as np
 import atoll
 from atoll.hardware import phaze_space
 from atoll.profile import DEFAULT, PHAZE, Profile
-from atoll.search.branch_and_bound import Search
-from atoll.search.job import Job, ModelJob
-from atoll.search.objective import Objective
-from atoll.search.run import prepare_search
+from atoll.explore.branch_and_bound import Search
+from atoll.explore.job import Job, ModelJob
+from atoll.explore.objective import Objective
+from atoll.explore.run import prepare_search
 
 MODELS = (
     "bert-large", "gpt2-xl", "opt-350m", "llama2-7b", "megatron-bert", "megatron-gpt2-2.5b",

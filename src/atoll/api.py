@@ -17,9 +17,9 @@ from atoll.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.placement.table_dp import TablePlan
-    from atoll.search.branch_and_bound import Progress
-    from atoll.search.job import Job
-    from atoll.search.result import SearchResult
+    from atoll.explore.branch_and_bound import Progress
+    from atoll.explore.job import Job
+    from atoll.explore.result import SearchResult
 
 
 def search(
@@ -54,8 +54,8 @@ def search(
     `job` is a `Job` or a job file; keywords override its fields. Quantities take units
     ("80 GiB", "280 mm2", "250 W", "10 min"); plain numbers are bytes, mm2, W and s.
     """
-    from atoll.search.job import Job, ModelJob, load_job
-    from atoll.search.run import run_search
+    from atoll.explore.job import Job, ModelJob, load_job
+    from atoll.explore.run import run_search
 
     base = Job() if job is None else job if isinstance(job, Job) else load_job(job)
     given: dict[str, Any] = {
@@ -168,7 +168,7 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
         network_names,
         peak_power_W,
     )
-    from atoll.search.result import accelerator_dict
+    from atoll.explore.result import accelerator_dict
 
     if name is None:
         return {

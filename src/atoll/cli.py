@@ -120,7 +120,7 @@ def search(
     Without arguments: Llama-2 7B on 1,024 devices over the seed's 29,360 chips.
     """
     from atoll.api import search as run
-    from atoll.search.files import check_folder, write_result
+    from atoll.explore.files import check_folder, write_result
 
     if out is not None:
         check_folder(out)
@@ -224,8 +224,8 @@ def explain(
     as_json: JsonFlag = False,
 ) -> None:
     """Say why this chip: where the time goes, what limits it, what the runner-up lacks."""
-    from atoll.search.files import read_result
-    from atoll.search.why import explain_result
+    from atoll.explore.files import read_result
+    from atoll.explore.why import explain_result
 
     shown = explain_result(read_result(folder))
     if as_json:

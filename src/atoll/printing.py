@@ -16,7 +16,7 @@ from atoll.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from atoll.placement.plan import Placement
     from atoll.placement.table_dp import TablePlan
-    from atoll.search.result import SearchResult
+    from atoll.explore.result import SearchResult
 
 _BAR = 40
 

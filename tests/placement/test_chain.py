@@ -109,9 +109,40 @@ def systems(draw: st.DrawFn) -> System:
     )
 
 
-@settings(max_examples=150, deadline=None)
-@given(chains(), systems())
-def test_the_optimum_equals_exhaustive_search(chain: Chain, system: System) -> None:
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Chain, System]:
+    """A chain and a system, often with just the memory that some division needs."""
+    chain, system = draw(chains()), draw(systems())
+    starts = draw(st.sampled_from(list(divisions(len(chain.time_s)))))
+    data = draw(st.integers(1, system.microbatches))
+    choice = draw(st.integers(0, len(chain.kept_bytes) - 1))
+    spare_bytes = draw(st.sampled_from([-1.0, 0.0, 0.0, 1.0, np.inf]))
+    exact_bytes = needed_bytes(chain, system, starts, data, choice)
+    return chain, system._replace(memory_bytes=max(0.0, exact_bytes + spare_bytes))
+
+
+def needed_bytes(
+    chain: Chain, system: System, starts: tuple[int, ...], data: int, choice: int
+) -> float:
+    """Memory of the largest stage if all blocks take the same recomputation choice."""
+    rounds = -(-system.microbatches // data)
+    kept = np.where(chain.block, chain.kept_bytes[choice], chain.saved_bytes)
+    rebuilt = chain.rebuilt_bytes + chain.kept_bytes[-1] - chain.kept_bytes[choice]
+    return max(
+        system.state_bytes * chain.parameters[first:last].sum()
+        + min(len(starts) - number, rounds) * kept[first:last].sum()
+        + rebuilt * chain.block[first:last].any()
+        + 2.0 * chain.boundary_bytes[first]
+        for number, (first, last) in enumerate(
+            zip(starts, (*starts[1:], len(kept)), strict=True)
+        )
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(cases())
+def test_the_optimum_equals_exhaustive_search(case: tuple[Chain, System]) -> None:
+    chain, system = case
     least_s = brute_force_s(chain, system)
     found = divide(chain, system)
     if found is None:

@@ -161,7 +161,7 @@ def _best_columns(batch, each, m, n, k, fraction, extra, on_chip, split_m, most_
             reads = float(m) * k * folds_n + float(k) * n * chunks
             glb = 2.0 * batch * fraction * reads + outputs
             floor_s = max(compute_s, max(compulsory / hbm_Bps, glb / glb_Bps))
-            # The floor only rises from here, with the chunks and with fewer cores.
+            # The floor only rises from here, with more chunks and with fewer cores.
             tie = coarsest and floor_s == best and compulsory < out[HBM]
             if floor_s >= best and not tie:
                 if chunks == fewest_chunks:
@@ -185,6 +185,8 @@ def _best_columns(batch, each, m, n, k, fraction, extra, on_chip, split_m, most_
                 out[SPLIT_M] = split_m
                 out[SPLIT_N] = split_n
                 out[ROWS] = rows
+            if time <= floor_s and chunks == fewest_chunks:
+                return found
             if 2 * chunks > rows_core:
                 break
             chunks *= 2

@@ -158,6 +158,34 @@ def step_time(system, data, microbatches, load, total, parameters):
     return (microbatches - 1) * load + total + reduce + system.optimizer_s * parameters
 
 
+@kernel
+def _even_step(chain, sums, system, pipeline, data, ends):
+    """Step seconds with the layers' compute cut evenly, writing the ends; infinite if too large."""
+    n = chain.time_s.shape[0]
+    m = -(-system.microbatches // data)
+    largest = 0.0
+    total = 0.0
+    most = 0.0
+    first = np.int64(0)
+    for i in range(pipeline):
+        last = first + 1
+        left = pipeline - 1 - i
+        while last < n - left and (
+                left == 0 or sums[0][last] * pipeline < sums[0][n] * (i + 1)):
+            last += 1
+        load, parameters = stage_cost(
+            chain, sums, first, last, float(min(pipeline - i, m)), system.cut_s[data],
+            system.cut_s_per_byte[data], system.memory_bytes, system.state_bytes)
+        largest = max(largest, load)
+        total += load
+        most = max(most, parameters)
+        ends[i] = last
+        first = last
+    if total == np.inf:
+        return np.inf
+    return step_time(system, data, m, largest, total, most)
+
+
 @entry
 def best_plan(chain, system, cutoff, capacity):
     """The fastest plan below `cutoff`.
@@ -182,12 +210,23 @@ def best_plan(chain, system, cutoff, capacity):
     best = cutoff
     best_p = 0
     best_d = 0
-    best_label = -1
     most = min(n, system.devices // system.tensor)
+    top_d = min(system.devices // system.tensor, system.microbatches)
+    ends = np.zeros(n + 1, np.int64)
+    # Plans at hand first: what cannot beat them need not be built.
+    even = np.zeros(n + 1, np.int64)
+    for p in range(1, most + 1):
+        d = min(top_d, system.devices // (system.tensor * p))
+        seconds = _even_step(chain, sums, system, p, d, even)
+        if seconds < best:
+            best = seconds
+            best_p = p
+            best_d = d
+            for s in range(p):
+                ends[s] = even[s]
+    rounds = np.zeros(most + 1, np.int64)
     # Data degrees with equal transfer costs and equal in-flight counts share one programme.
     done = np.zeros(system.devices + 1, np.bool_)
-    ends = np.zeros(n + 1, np.int64)
-    top_d = min(system.devices // system.tensor, system.microbatches)
     for clipped in range(2):
         for d in range(top_d + 1):
             done[d] = False
@@ -215,8 +254,11 @@ def best_plan(chain, system, cutoff, capacity):
             if deepest == 0:
                 continue
             clip = lead_m if clipped else n
+            for s in range(1, deepest + 1):
+                d = min(lead, system.devices // (system.tensor * s))
+                rounds[s] = lead_m if clipped else max(s, -(-system.microbatches // d))
             labels, counts, back = _divide(
-                chain, sums, system, deepest, clip, cut, slope, best, capacity)
+                chain, sums, system, deepest, clip, rounds, cut, slope, best, capacity)
             if counts[0, 0] < 0:
                 return -1.0, 0, 0, ends
             for p in range(1, deepest + 1):
@@ -235,7 +277,6 @@ def best_plan(chain, system, cutoff, capacity):
                             best = seconds
                             best_p = p
                             best_d = d
-                            best_label = a
                             layer = 0
                             index = a
                             for s in range(p, 0, -1):
@@ -243,15 +284,20 @@ def best_plan(chain, system, cutoff, capacity):
                                 index = back[s, layer, index, 1]
                                 layer = following
                                 ends[p - s] = layer
-    if best_label < 0:
+    if best_p == 0:
         return np.inf, 0, 0, ends
     return best, best_p, best_d, ends
 
 
 @kernel
-def _divide(chain, sums, system, deepest, clip, cut, slope, cutoff, capacity):
-    """Partial plans for every suffix of the chain in 1..deepest stages."""
+def _divide(chain, sums, system, deepest, clip, rounds, cut, slope, cutoff, capacity):
+    """Partial plans for every suffix of the chain in 1..deepest stages.
+
+    rounds[s] is the fewest microbatches of a replica in any plan of s stages or more: plans that
+    reach the cutoff even so, with the remaining layers' compute alone, are left out.
+    """
     n = chain.time_s.shape[0]
+    time_sum = sums[0]
     labels = np.empty((deepest + 1, n + 1, capacity, 3))
     back = np.empty((deepest + 1, n + 1, capacity, 2), np.int64)
     counts = np.zeros((deepest + 1, n + 1), np.int64)
@@ -265,6 +311,9 @@ def _divide(chain, sums, system, deepest, clip, cut, slope, cutoff, capacity):
                 continue
             count = np.int64(0)
             for last in range(first + 1, n - s + 2):
+                compute = time_sum[last] - time_sum[first]
+                if (rounds[s] - 1) * compute + time_sum[n] >= cutoff:
+                    break
                 following = counts[s - 1, last]
                 if following == 0:
                     continue
@@ -275,11 +324,11 @@ def _divide(chain, sums, system, deepest, clip, cut, slope, cutoff, capacity):
                     continue
                 for a in range(following):
                     worst = max(load, labels[s - 1, last, a, 0])
-                    if worst >= cutoff:
+                    total = load + labels[s - 1, last, a, 1]
+                    if (rounds[s] - 1) * worst + total + time_sum[first] >= cutoff:
                         continue
                     count = add_label(
-                        labels[s, first], back[s, first], count, worst,
-                        load + labels[s - 1, last, a, 1],
+                        labels[s, first], back[s, first], count, worst, total,
                         max(parameters, labels[s - 1, last, a, 2]), last, a)
                     if count < 0:
                         counts[0, 0] = -1

@@ -1,8 +1,8 @@
 """Compiled lower bounds and the structure they rest on: options worth having, heads, tails, cuts.
 
 Operators are in topological order and edges come as CSR arrays. A range `lo:hi` of operators
-stands for a series part of the graph. Work is always counted in seconds of a whole resource:
-duration x demand / capacity.
+stands for a series part of the graph. Loads are shares of a capacity, and work is in seconds of a
+whole resource: duration x load.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.schedule.jit import kernel
+from atoll.schedule.jit import entry, kernel
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 EPSILON = 1e-9
 """Relative slack of a capacity: shares of a bandwidth are fractions that add up inexactly."""
@@ -20,36 +24,44 @@ EPSILON = 1e-9
 PATH, WORK, WINDOW, TRADE = 0, 1, 2, 3
 """Kinds of lower bound, as `series_bound` reports them."""
 
+TENSOR, SLOT = 0, 4
+MIXES = (0.05, 0.12, 0.3)
+"""Blends of tensor cores and slots, by the share of slots, that count as resources of their own.
+
+What fits two resources fits every weighted mean of them. Where few operators may run at once, one
+must be wide to fill the chip, at the cost of some efficiency: neither resource alone shows that.
+"""
+
 
 class Instance(NamedTuple):
     """A schedule problem with what every kernel needs of it, built by `instance`."""
 
-    duration: NDArray[np.float64]  # (operators, options)
-    demand: NDArray[np.float64]  # (operators, options, resources)
-    capacity: NDArray[np.float64]  # (resources,), the slack included
-    options: NDArray[np.int64]  # (operators, options): the useful ones, the fastest first
-    count: NDArray[np.int64]  # (operators,): how many of those
-    fastest: NDArray[np.float64]  # (operators,): shortest duration
-    work: NDArray[np.float64]  # (operators, resources): least work over the options
-    pred_ptr: NDArray[np.int64]
-    pred_idx: NDArray[np.int64]
-    succ_ptr: NDArray[np.int64]
-    succ_idx: NDArray[np.int64]
+    duration: Floats  # (operators, options)
+    demand: Floats  # (operators, options, resources)
+    capacity: Floats  # (resources,), the slack included
+    options: Ints  # (operators, options): the useful ones, the fastest first
+    count: Ints  # (operators,): how many of those
+    fastest: Floats  # (operators,): shortest duration
+    load: Floats  # (operators, options, resources and mixes)
+    work: Floats  # (operators, resources and mixes): least work over the options
+    pred_ptr: Ints
+    pred_idx: Ints
+    succ_ptr: Ints
+    succ_idx: Ints
 
 
 @kernel
-def useful_options(duration, demand, capacity):
+def useful_options(
+    duration: Floats, demand: Floats, capacity: Floats, options: Ints, count: Ints
+) -> None:
     """Options that fit the chip and that no other one beats in time and in every demand.
 
-    Returns (options, count): `options[j, :count[j]]` from the fastest to the leanest.
+    Fills `options[j, :count[j]]` from the fastest to the leanest.
     """
-    n, width = duration.shape
     resources = capacity.shape[0]
-    options = np.zeros((n, width), np.int64)
-    count = np.zeros(n, np.int64)
-    for j in range(n):
+    for j in range(duration.shape[0]):
         found = 0
-        for o in range(width):
+        for o in range(duration.shape[1]):
             d = duration[j, o]
             fits = d < np.inf
             for r in range(resources):
@@ -79,29 +91,38 @@ def useful_options(duration, demand, capacity):
                 options[j, kept] = o
                 kept += 1
         count[j] = kept
-    return options, count
 
 
 @kernel
-def instance(duration, demand, capacity, pred_ptr, pred_idx):
+def instance(
+    duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints
+) -> Instance:
     """Prepare a problem for the kernels."""
-    n = duration.shape[0]
+    n, width = duration.shape
     resources = capacity.shape[0]
-    slack = np.empty(resources)
+    mixes = len(MIXES) if resources > SLOT else 0
+    slack = np.zeros(resources)
     for r in range(resources):
         slack[r] = capacity[r] * (1.0 + EPSILON)
-    options, count = useful_options(duration, demand, slack)
-    fastest = np.empty(n)
-    work = np.zeros((n, resources))
+    options = np.zeros((n, width), np.int64)
+    count = np.zeros(n, np.int64)
+    useful_options(duration, demand, slack, options, count)
+    fastest = np.zeros(n)
+    load = np.zeros((n, width, resources + mixes))
+    work = np.zeros((n, resources + mixes))
     for j in range(n):
         fastest[j] = duration[j, options[j, 0]] if count[j] > 0 else np.inf
-        for r in range(resources):
-            least = np.inf
-            for k in range(count[j]):
-                o = options[j, k]
-                least = min(least, duration[j, o] * demand[j, o, r])
-            if 0.0 < least < np.inf:
-                work[j, r] = least / slack[r]
+        for k in range(count[j]):
+            o = options[j, k]
+            for r in range(resources):
+                if demand[j, o, r] > 0.0:
+                    load[j, o, r] = demand[j, o, r] / slack[r]
+            for m in range(mixes):
+                part = MIXES[m]
+                load[j, o, resources + m] = (1.0 - part) * load[j, o, TENSOR] + part * load[j, o, SLOT]
+            for r in range(resources + mixes):
+                least = duration[j, o] * load[j, o, r]
+                work[j, r] = least if k == 0 else min(work[j, r], least)
     succ_ptr = np.zeros(n + 1, np.int64)
     for e in range(pred_ptr[n]):
         succ_ptr[pred_idx[e] + 1] += 1
@@ -114,19 +135,19 @@ def instance(duration, demand, capacity, pred_ptr, pred_idx):
             i = pred_idx[e]
             succ_idx[succ_ptr[i] + filled[i]] = j
             filled[i] += 1
-    return Instance(duration, demand, slack, options, count, fastest, work, pred_ptr, pred_idx,
-                    succ_ptr, succ_idx)  # fmt: skip
+    return Instance(duration, demand, slack, options, count, fastest, load, work, pred_ptr,
+                    pred_idx, succ_ptr, succ_idx)  # fmt: skip
 
 
 @kernel
-def mirrored(p):
+def mirrored(p: Instance) -> Instance:
     """The same problem in reversed time."""
-    return Instance(p.duration, p.demand, p.capacity, p.options, p.count, p.fastest, p.work,
+    return Instance(p.duration, p.demand, p.capacity, p.options, p.count, p.fastest, p.load, p.work,
                     p.succ_ptr, p.succ_idx, p.pred_ptr, p.pred_idx)  # fmt: skip
 
 
 @kernel
-def ancestors(n, pred_ptr, pred_idx):
+def ancestors(n: int, pred_ptr: Ints, pred_idx: Ints) -> Bools:
     """before[j, i]: operator i must finish before j starts."""
     before = np.zeros((n, n), np.bool_)
     for j in range(n):
@@ -139,11 +160,12 @@ def ancestors(n, pred_ptr, pred_idx):
 
 
 @kernel
-def series_cuts(before):
+def series_cuts(before: Bools, cuts: Ints) -> int:
     """Positions where everything earlier precedes everything later: the makespans there add up.
 
     A part of the graph that is wholly before the rest is a prefix of every topological order, so
-    that it is enough to look at the prefixes of the given one. 0 and n are included.
+    that it is enough to look at the prefixes of the given one. Fills cuts, 0 and n included, and
+    returns how many parts they make.
     """
     n = before.shape[0]
     lowest = np.zeros(n + 1, np.int64)  # operators 0 .. lowest[k]-1 precede all of k, k+1, ...
@@ -153,17 +175,50 @@ def series_cuts(before):
         while reach < j and before[j, reach]:
             reach += 1
         lowest[j] = min(reach, lowest[j + 1])
-    cuts = np.zeros(n + 1, np.int64)
-    found = 1
+    parts = 0
     for k in range(1, n + 1):
         if lowest[k] >= k:
-            cuts[found] = k
-            found += 1
-    return cuts[:found]
+            parts += 1
+            cuts[parts] = k
+    return parts
+
+
+@entry
+def prepare(
+    duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints
+) -> tuple[Instance, Bools, Ints]:
+    """The instance, which operators are ordered by precedence, and the cuts into series parts."""
+    n = duration.shape[0]
+    before = ancestors(n, pred_ptr, pred_idx)
+    cuts = np.zeros(n + 1, np.int64)
+    parts = series_cuts(before, cuts)
+    for j in range(n):
+        for i in range(j):
+            before[i, j] = before[j, i]
+    p = instance(duration, demand, capacity, pred_ptr, pred_idx)
+    return p, before, cuts[: parts + 1]
 
 
 @kernel
-def heads_and_tails(lo, hi, length, pred_ptr, pred_idx, head, tail):
+def falling(key: Floats, lo: int, hi: int) -> Ints:
+    """Indices lo:hi from the largest key to the smallest, equal ones in order of index.
+
+    Insertion sort: the arrays are short, and numba's own sort takes seconds to compile.
+    """
+    order = np.zeros(hi - lo, np.int64)
+    for j in range(lo, hi):
+        at = j - lo
+        while at > 0 and key[order[at - 1]] < key[j]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = j
+    return order
+
+
+@kernel
+def heads_and_tails(
+    lo: int, hi: int, length: Floats, pred_ptr: Ints, pred_idx: Ints, head: Floats, tail: Floats
+) -> float:
     """Longest path before and after each operator of lo:hi. Returns the longest path of all."""
     longest = 0.0
     for j in range(lo, hi):
@@ -184,39 +239,24 @@ def heads_and_tails(lo, hi, length, pred_ptr, pred_idx, head, tail):
 
 
 @kernel
-def falling(key, lo, hi):
-    """Indices lo:hi from the largest key to the smallest, equal ones in order of index.
-
-    Insertion sort: the arrays are short, and numba's own sort takes seconds to compile.
-    """
-    order = np.empty(hi - lo, np.int64)
-    for j in range(lo, hi):
-        at = j - lo
-        while at > 0 and key[order[at - 1]] < key[j]:
-            order[at] = order[at - 1]
-            at -= 1
-        order[at] = j
-    return order
-
-
-@kernel
-def window_bound(lo, hi, head, tail, work):
+def window_bound(
+    lo: int, hi: int, head: Floats, tail: Floats, work: Floats
+) -> tuple[float, int]:
     """Largest head + work + tail over the sets {head >= h, tail >= t}: one resource serves a set
     that cannot begin before h and is followed by t. Returns (seconds, resource)."""
-    resources = work.shape[1]
     by_tail = falling(tail, lo, hi)
     best = 0.0
     resource = 0
-    total = np.zeros(resources)
+    total = np.zeros(work.shape[1])
     for a in range(lo, hi):
         h = head[a]
-        for r in range(resources):
+        for r in range(work.shape[1]):
             total[r] = 0.0
         for at in range(hi - lo):
             j = by_tail[at]
             if head[j] < h:
                 continue
-            for r in range(resources):
+            for r in range(work.shape[1]):
                 total[r] += work[j, r]
                 value = h + total[r] + tail[j]
                 if value > best:
@@ -226,34 +266,25 @@ def window_bound(lo, hi, head, tail, work):
 
 
 @kernel
-def trade_bound(lo, hi, r, share, p, finish):
+def trade_bound(lo: int, hi: int, r: int, share: float, p: Instance, finish: Floats) -> float:
     """share x (a path) + (1 - share) x (work on r), each operator choosing its best option.
 
     Both the path and the work bound the makespan, hence so does any mean of the two; choosing
     options for the mean, instead of for each alone, is what makes it stronger (the Lagrangian
     dual of the discrete time-cost trade-off; cf. Lepère, Trystram and Woeginger 2002).
     """
-    duration = p.duration
-    demand = p.demand
-    capacity = p.capacity
-    options = p.options
-    count = p.count
-    work = p.work
-    pred_ptr = p.pred_ptr
-    pred_idx = p.pred_idx
     longest = 0.0
     total = 0.0
     for j in range(lo, hi):
-        rest = (1.0 - share) * work[j, r]
+        rest = (1.0 - share) * p.work[j, r]
         total += rest
         mean = np.inf
-        for k in range(count[j]):
-            o = options[j, k]
-            used = demand[j, o, r] / capacity[r]
-            mean = min(mean, duration[j, o] * (share + (1.0 - share) * used))
+        for k in range(p.count[j]):
+            o = p.options[j, k]
+            mean = min(mean, p.duration[j, o] * (share + (1.0 - share) * p.load[j, o, r]))
         ready = 0.0
-        for e in range(pred_ptr[j], pred_ptr[j + 1]):
-            i = pred_idx[e]
+        for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+            i = p.pred_idx[e]
             if i >= lo:
                 ready = max(ready, finish[i])
         finish[j] = ready + mean - rest
@@ -262,32 +293,29 @@ def trade_bound(lo, hi, r, share, p, finish):
 
 
 @kernel
-def series_bound(lo, hi, p, head, tail):
+def series_bound(
+    lo: int, hi: int, p: Instance, head: Floats, tail: Floats
+) -> tuple[float, int, int]:
     """Best cheap lower bound of operators lo:hi: (seconds, kind, resource)."""
-    capacity = p.capacity
-    fastest = p.fastest
-    work = p.work
-    pred_ptr = p.pred_ptr
-    pred_idx = p.pred_idx
-    best = heads_and_tails(lo, hi, fastest, pred_ptr, pred_idx, head, tail)
+    best = heads_and_tails(lo, hi, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
     kind = PATH
     resource = 0
     if hi - lo == 1:
         return best, kind, resource
-    value, r = window_bound(lo, hi, head, tail, work)
+    value, r = window_bound(lo, hi, head, tail, p.work)
     if value > best * (1.0 + 1e-12):
         best, kind, resource = value, WINDOW, r
-    finish = np.empty(hi)
-    for r in range(capacity.shape[0]):
+    finish = np.zeros(hi)
+    for r in range(p.work.shape[1]):
         total = 0.0
         for j in range(lo, hi):
-            total += work[j, r]
+            total += p.work[j, r]
         if total >= best * (1.0 - 1e-12):
             best, kind, resource = total, WORK, r
-        if total < 0.25 * best:
+        if total < 0.5 * best:
             continue
-        for step in range(1, 8):
-            value = trade_bound(lo, hi, r, step / 8.0, p, finish)
+        for step in range(1, 6):
+            value = trade_bound(lo, hi, r, step / 6.0, p, finish)
             if value > best * (1.0 + 1e-12):
                 best, kind, resource = value, TRADE, r
     return best, kind, resource

@@ -2,8 +2,7 @@
 
 The parallel scheme walks through time and starts what fits, adapting widths as it goes; the serial
 scheme places operators one by one in a given order, in given options, at the earliest time that
-the resource profile allows (Kolisch 1996). The second reaches every active schedule, so some order
-and options give an optimum; the first is the better guess.
+the resource profile allows (Kolisch 1996).
 """
 
 from __future__ import annotations
@@ -11,6 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.schedule.bound_kernels import (
+    Floats,
+    Instance,
+    Ints,
     ancestors,
     falling,
     heads_and_tails,
@@ -19,10 +21,9 @@ from atoll.schedule.bound_kernels import (
     series_bound,
     series_cuts,
 )
-
 from atoll.schedule.jit import entry, kernel
 
-GREEDY, WAIT, STRICT, SHARE = 0, 1, 2, 3
+WAIT, STRICT, SHARE = 0, 1, 2
 """How the parallel scheme picks an option: see `list_schedule`."""
 
 MET = 1e-7
@@ -30,9 +31,11 @@ MET = 1e-7
 
 
 @kernel
-def earliest_fit(j, o, p, free, running, active, option, finish, now):
+def earliest_fit(
+    j: int, o: int, p: Instance, free: Floats, running: Ints, active: int, option: Ints,
+    finish: Floats, now: float,
+) -> float:  # fmt: skip
     """Earliest time at which option o of j fits if nothing else starts before it."""
-    demand = p.demand
     when = now
     while True:
         fits = True
@@ -41,8 +44,8 @@ def earliest_fit(j, o, p, free, running, active, option, finish, now):
             for a in range(active):
                 i = running[a]
                 if finish[i] <= when:
-                    have += demand[i, option[i], r]
-            if demand[j, o, r] > have:
+                    have += p.demand[i, option[i], r]
+            if p.demand[j, o, r] > have:
                 fits = False
                 break
         if fits:
@@ -58,36 +61,29 @@ def earliest_fit(j, o, p, free, running, active, option, finish, now):
 
 
 @kernel
-def list_schedule(lo, hi, p, first, order, rule, start, option):
+def list_schedule(
+    lo: int, hi: int, p: Instance, first: Ints, order: Ints, rule: int, start: Floats, option: Ints
+) -> float:
     """Parallel scheme on lo:hi, urgent first by `order`. Fills start, option; returns the makespan.
 
-    `first[j]` is the fastest option (position in `options[j]`) that the allotment grants. GREEDY
-    takes the fastest that fits now, from there on; WAIT does so unless waiting for the granted one
-    ends sooner; STRICT takes the granted one only; SHARE is GREEDY, with everything granted to an
+    `first[j]` is the fastest option (position in `options[j]`) that the allotment grants. From
+    there on, each rule takes the fastest that fits now; but WAIT takes none if waiting for the
+    granted one ends sooner, STRICT takes the granted one only, and SHARE grants everything to an
     operator that has the chip to itself.
     """
-    duration = p.duration
-    demand = p.demand
-    capacity = p.capacity
-    options = p.options
-    count = p.count
-    pred_ptr = p.pred_ptr
-    pred_idx = p.pred_idx
-    succ_ptr = p.succ_ptr
-    succ_idx = p.succ_idx
-    resources = capacity.shape[0]
+    resources = p.capacity.shape[0]
     pending = np.zeros(hi, np.int64)
-    started = np.zeros(hi, np.bool_)
+    started = np.zeros(hi, np.int64)
     finish = np.zeros(hi)
-    running = np.empty(hi - lo, np.int64)
-    free = np.empty(resources)
+    running = np.zeros(hi, np.int64)
+    free = np.zeros(resources)
     for r in range(resources):
-        free[r] = capacity[r]
+        free[r] = p.capacity[r]
     active = 0
     ready = 0
     for j in range(lo, hi):
-        for e in range(pred_ptr[j], pred_ptr[j + 1]):
-            if lo <= pred_idx[e] < hi:
+        for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+            if lo <= p.pred_idx[e] < hi:
                 pending[j] += 1
         if pending[j] == 0:
             ready += 1
@@ -98,17 +94,17 @@ def list_schedule(lo, hi, p, first, order, rule, start, option):
             if ready == 0:
                 break
             j = order[at]
-            if started[j] or pending[j] > 0:
+            if started[j] > 0 or pending[j] > 0:
                 continue
             begin = first[j]
             if rule == SHARE and active == 0 and ready == 1:
                 begin = 0
-            end = begin + 1 if rule == STRICT else count[j]
+            end = begin + 1 if rule == STRICT else p.count[j]
             pick = -1
             for k in range(begin, end):
                 fits = True
                 for r in range(resources):
-                    if demand[j, options[j, k], r] > free[r]:
+                    if p.demand[j, p.options[j, k], r] > free[r]:
                         fits = False
                         break
                 if fits:
@@ -116,21 +112,21 @@ def list_schedule(lo, hi, p, first, order, rule, start, option):
                     break
             if pick < 0:
                 continue
-            o = options[j, pick]
+            o = p.options[j, pick]
             if rule == WAIT and pick > begin:
-                granted = options[j, begin]
+                granted = p.options[j, begin]
                 when = earliest_fit(j, granted, p, free, running, active, option, finish, now)
-                if when + duration[j, granted] < now + duration[j, o]:
+                if when + p.duration[j, granted] < now + p.duration[j, o]:
                     continue
-            started[j] = True
+            started[j] = 1
             ready -= 1
             start[j] = now
             option[j] = o
-            finish[j] = now + duration[j, o]
+            finish[j] = now + p.duration[j, o]
             running[active] = j
             active += 1
             for r in range(resources):
-                free[r] -= demand[j, o, r]
+                free[r] -= p.demand[j, o, r]
         now = np.inf
         for a in range(active):
             now = min(now, finish[running[a]])
@@ -143,9 +139,9 @@ def list_schedule(lo, hi, p, first, order, rule, start, option):
                 continue
             left -= 1
             for r in range(resources):
-                free[r] += demand[j, option[j], r]
-            for e in range(succ_ptr[j], succ_ptr[j + 1]):
-                i = succ_idx[e]
+                free[r] += p.demand[j, option[j], r]
+            for e in range(p.succ_ptr[j], p.succ_ptr[j + 1]):
+                i = p.succ_idx[e]
                 if lo <= i < hi:
                     pending[i] -= 1
                     if pending[i] == 0:
@@ -155,18 +151,27 @@ def list_schedule(lo, hi, p, first, order, rule, start, option):
 
 
 @kernel
-def serial_schedule(lo, hi, p, order, option, start, times, use):
-    """Serial scheme: place `order` (precedence-feasible) in the given options; returns the makespan.
+def split_profile(times: Floats, use: Floats, points: int, at: int, t: float) -> int:
+    """Insert the time t as point `at` of the profile; returns the new number of points."""
+    for m in range(points, at - 1, -1):
+        times[m + 1] = times[m]
+        for r in range(use.shape[1]):
+            use[m, r] = use[m - 1, r]
+    times[at] = t
+    return points + 1
 
-    `times` and `use` are scratch for the profile, of 2 (hi - lo) + 2 rows: `use[k]` holds from
+
+@kernel
+def serial_schedule(
+    lo: int, hi: int, p: Instance, order: Ints, option: Ints, start: Floats, times: Floats,
+    use: Floats,
+) -> float:  # fmt: skip
+    """Serial scheme: place `order`, precedence-feasible, in the given options. Returns the makespan.
+
+    `times` and `use` are scratch for the profile, of 2 (hi - lo) + 3 rows: `use[k]` holds from
     `times[k]` to `times[k + 1]`, and the last interval is always empty.
     """
-    duration = p.duration
-    demand = p.demand
-    capacity = p.capacity
-    pred_ptr = p.pred_ptr
-    pred_idx = p.pred_idx
-    resources = capacity.shape[0]
+    resources = p.capacity.shape[0]
     points = 1
     times[0] = 0.0
     times[1] = np.inf
@@ -176,19 +181,19 @@ def serial_schedule(lo, hi, p, order, option, start, times, use):
     for at in range(hi - lo):
         j = order[at]
         o = option[j]
-        d = duration[j, o]
+        d = p.duration[j, o]
         t = 0.0
-        for e in range(pred_ptr[j], pred_ptr[j + 1]):
-            i = pred_idx[e]
+        for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+            i = p.pred_idx[e]
             if lo <= i < hi:
-                t = max(t, start[i] + duration[i, option[i]])
+                t = max(t, start[i] + p.duration[i, option[i]])
         k = points - 1
         while times[k] > t:
             k -= 1
         begin = k
         while k < points and times[k] < t + d:
             for r in range(resources):
-                if use[k, r] + demand[j, o, r] > capacity[r]:
+                if use[k, r] + p.demand[j, o, r] > p.capacity[r]:
                     begin = k + 1
                     t = times[begin]
                     break
@@ -206,103 +211,83 @@ def serial_schedule(lo, hi, p, order, option, start, times, use):
             points = split_profile(times, use, points, k, end)
         for m in range(begin, k):
             for r in range(resources):
-                use[m, r] += demand[j, o, r]
+                use[m, r] += p.demand[j, o, r]
     return makespan
 
 
 @kernel
-def split_profile(times, use, points, at, t):
-    """Insert the time t as point `at` of the profile; returns the new number of points."""
-    for m in range(points, at - 1, -1):
-        times[m + 1] = times[m]
-        for r in range(use.shape[1]):
-            use[m, r] = use[m - 1, r]
-    times[at] = t
-    return points + 1
-
-
-@kernel
-def justify(lo, hi, p, start, option):
+def justify(lo: int, hi: int, p: Instance, start: Floats, option: Ints) -> float:
     """Shift everything as late, then as early as it goes, in the same options (double
     justification, Valls et al. 2005): never longer, often shorter. Returns the makespan."""
-    duration = p.duration
-    capacity = p.capacity
     m = hi - lo
-    times = np.empty(2 * m + 3)
-    use = np.empty((2 * m + 3, capacity.shape[0]))
-    late = np.empty(hi)
-    key = np.empty(hi)
-    # Ends sort successors first in reversed time; equal ends by falling index (durations of zero).
+    times = np.zeros(2 * m + 3)
+    use = np.zeros((2 * m + 3, p.capacity.shape[0]))
+    late = np.zeros(hi)
+    key = np.zeros(hi)
+    # In reversed time the last to end comes first; equal ends (durations of zero) by falling index.
     for j in range(lo, hi):
-        key[j] = start[j] + duration[j, option[j]]
+        key[hi - 1 - j + lo] = start[j] + p.duration[j, option[j]]
     order = falling(key, lo, hi)
+    for at in range(m):
+        order[at] = hi - 1 - order[at] + lo
     serial_schedule(lo, hi, mirrored(p), order, option, late, times, use)
     for j in range(lo, hi):
-        key[j] = late[j] + duration[j, option[j]]
-    order = falling(key, lo, hi)
-    return serial_schedule(lo, hi, p, order, option, start, times, use)
+        key[j] = late[j] + p.duration[j, option[j]]
+    return serial_schedule(lo, hi, p, falling(key, lo, hi), option, start, times, use)
 
 
 @kernel
-def granted_options(lo, hi, p, theta, widest, first):
-    """Allotment rule: the fastest option minimising duration + theta x work among those that take
-    at most the share `widest` of every resource they use (the leanest if none does)."""
-    duration = p.duration
-    demand = p.demand
-    capacity = p.capacity
-    options = p.options
-    count = p.count
+def grant_options(lo: int, hi: int, p: Instance, theta: float, widest: float, first: Ints) -> None:
+    """Allotment rule: the option minimising duration + theta x work among those that take at most
+    the share `widest` of each resource (the leanest if none does)."""
     for j in range(lo, hi):
         best = np.inf
-        first[j] = count[j] - 1
-        for k in range(count[j]):
-            o = options[j, k]
+        first[j] = p.count[j] - 1
+        for k in range(p.count[j]):
+            o = p.options[j, k]
             share = 0.0
-            for r in range(capacity.shape[0]):
-                if demand[j, o, r] > 0.0:
-                    share = max(share, demand[j, o, r] / capacity[r])
-            value = duration[j, o] * (1.0 + theta * share)
+            for r in range(p.load.shape[2]):
+                share = max(share, p.load[j, o, r])
+            value = p.duration[j, o] * (1.0 + theta * share)
             if share <= widest and value < best:
                 best = value
                 first[j] = k
 
 
 @kernel
-def portfolio(lo, hi, p, lower, best_start, best_option):
+def portfolio(
+    lo: int, hi: int, p: Instance, lower: float, best_start: Floats, best_option: Ints
+) -> float:
     """Best of a fixed set of list schedules of lo:hi. Returns the makespan; stops at `lower`."""
-    duration = p.duration
-    options = p.options
-    pred_ptr = p.pred_ptr
-    pred_idx = p.pred_idx
     first = np.zeros(hi, np.int64)
-    length = np.empty(hi)
-    head = np.empty(hi)
-    tail = np.empty(hi)
-    priority = np.empty(hi)
-    start = np.empty(hi)
+    length = np.zeros(hi)
+    head = np.zeros(hi)
+    tail = np.zeros(hi)
+    priority = np.zeros(hi)
+    start = np.zeros(hi)
     option = np.zeros(hi, np.int64)
     best = np.inf
     for allotment in range(6):
         # Wide for all; then narrower in two ways: by price of work, and by a share of the chip.
         theta = (0.0, 0.0, 16.0, 2.0, 64.0, 0.0)[allotment]
         widest = (1.0, 0.51, 1.0, 1.0, 1.0, 0.26)[allotment]
-        granted_options(lo, hi, p, theta, widest, first)
+        grant_options(lo, hi, p, theta, widest, first)
         for j in range(lo, hi):
-            length[j] = duration[j, options[j, first[j]]]
-        heads_and_tails(lo, hi, length, pred_ptr, pred_idx, head, tail)
+            length[j] = p.duration[j, p.options[j, first[j]]]
+        heads_and_tails(lo, hi, length, p.pred_ptr, p.pred_idx, head, tail)
         for backward in range(2):
             q = mirrored(p) if backward == 1 else p
             for j in range(lo, hi):
                 priority[j] = length[j] + (head[j] if backward == 1 else tail[j])
             order = falling(priority, lo, hi)
-            for rule in range(WAIT, SHARE + 1):
+            for rule in range(3):
                 if allotment == 0 and rule == STRICT:
                     continue
                 value = list_schedule(lo, hi, q, first, order, rule, start, option)
                 if value < best * (1.0 - 1e-12):
                     if backward == 1:
                         for j in range(lo, hi):
-                            start[j] = value - start[j] - duration[j, option[j]]
+                            start[j] = value - start[j] - p.duration[j, option[j]]
                     best = justify(lo, hi, p, start, option)
                     for j in range(lo, hi):
                         best_start[j] = start[j]
@@ -313,7 +298,9 @@ def portfolio(lo, hi, p, lower, best_start, best_option):
 
 
 @entry
-def quick_bounds(duration, demand, capacity, pred_ptr, pred_idx):
+def quick_bounds(
+    duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints
+) -> tuple[float, float, int, int, Floats, Ints]:
     """Cheap lower bound and portfolio, per series part: the entry for search loops.
 
     The arrays are those of `ScheduleProblem`, with the edges in CSR form. Returns (lower bound,
@@ -327,15 +314,16 @@ def quick_bounds(duration, demand, capacity, pred_ptr, pred_idx):
     for j in range(n):
         if p.count[j] == 0:
             return np.inf, np.inf, 0, 0, start, option
-    head = np.empty(n)
-    tail = np.empty(n)
+    head = np.zeros(n)
+    tail = np.zeros(n)
     lower = 0.0
     upper = 0.0
     longest = -1.0
     kind = 0
     resource = 0
-    cuts = series_cuts(ancestors(n, p.pred_ptr, p.pred_idx))
-    for c in range(cuts.shape[0] - 1):
+    cuts = np.zeros(n + 1, np.int64)
+    parts = series_cuts(ancestors(n, p.pred_ptr, p.pred_idx), cuts)
+    for c in range(parts):
         lo = cuts[c]
         hi = cuts[c + 1]
         bound, what, r = series_bound(lo, hi, p, head, tail)

@@ -15,14 +15,9 @@ method cannot make a bound invalid: the weights are scaled by an exact search fo
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.schedule.bound_kernels import Instance, falling
-from atoll.schedule.jit import kernel
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from atoll.schedule.bound_kernels import Bools, Floats, Instance, Ints, falling
+from atoll.schedule.jit import entry, kernel
 
 IMPROVING = 1e-8
 """A set must earn this much more than 1 to count as improving."""
@@ -287,7 +282,7 @@ def running_at(lo: int, hi: int, p: Instance, ordered: Bools, start: Floats, opt
     return size
 
 
-@kernel
+@entry
 def subset_bound(lo: int, hi: int, p: Instance, ordered: Bools, start: Floats, option: Ints,
                  enough: float, limit: int, weight: Floats) -> float:  # fmt: skip
     """Solve the linear programme for operators lo:hi by column generation (revised simplex method).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.search.explain import shares
+from atoll.explore.explain import shares
 
 _CHIP_FIELDS = (
     "tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_MiB", "hbm_GiB",

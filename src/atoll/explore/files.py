@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.search.result import SearchResult
+from atoll.explore.result import SearchResult
 
 RESULT = "result.json"
 DESIGNS = "designs.csv"

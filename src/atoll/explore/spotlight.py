@@ -15,9 +15,9 @@ from scipy.special import ndtr
 
 from atoll.cost.chips import chips_of_space
 from atoll.hardware import Space
-from atoll.search.evaluate import Priced
-from atoll.search.layouts import Setting
-from atoll.search.workloads import Variants, make_variants
+from atoll.explore.evaluate import Priced
+from atoll.explore.layouts import Setting
+from atoll.explore.workloads import Variants, make_variants
 
 FloatArray = NDArray[np.float64]
 

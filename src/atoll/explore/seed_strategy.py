@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from atoll.search.branch_and_bound import Outcome, Search
+from atoll.explore.branch_and_bound import Outcome, Search
 
 BUCKET_MM2 = 0.01
 PATIENCE = 5
@@ -29,7 +29,7 @@ def seed_search(search: Search) -> Outcome:
     for start in range(0, len(order), _AHEAD):
         ahead = order[start : start + _AHEAD]
         scores = search.evaluate_all(ahead)
-        for chip, score in zip(ahead, scores, strict=True):
+        for position, (chip, score) in enumerate(zip(ahead, scores, strict=True)):
             if current is not None and buckets[chip] != current:
                 recent.append(bucket_best if bucket_best is not None else -1.0)
                 bucket_best = None
@@ -37,6 +37,7 @@ def seed_search(search: Search) -> Outcome:
                 if len(last) == PATIENCE and all(
                     after <= before for before, after in pairwise(last)
                 ):
+                    search.forget(ahead[position:])
                     return search.outcome()
             current = int(buckets[chip])
             search.accept(int(chip), score)

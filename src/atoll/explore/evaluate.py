@@ -21,9 +21,9 @@ from atoll.placement.flat import FlatPlan, describe_flat, divide_flat
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve
-from atoll.search.bound_kernels import fastest_s, schedule_bounds, traffic_s
-from atoll.search.layouts import Setting
-from atoll.search.workloads import Variant, Variants
+from atoll.explore.bound_kernels import fastest_s, schedule_bounds, traffic_s
+from atoll.explore.layouts import Setting
+from atoll.explore.workloads import Variant, Variants
 from atoll.workload.layer import predecessors
 
 FloatArray = NDArray[np.float64]

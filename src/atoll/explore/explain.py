@@ -9,8 +9,8 @@ import numpy as np
 
 from atoll.cost.table_kernels import LINK, NONE, VECTOR, Costs
 from atoll.schedule.problem import Schedule
-from atoll.search.evaluate import Priced
-from atoll.search.workloads import Variant
+from atoll.explore.evaluate import Priced
+from atoll.explore.workloads import Variant
 
 
 def layer_report(

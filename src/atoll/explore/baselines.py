@@ -16,12 +16,12 @@ import numpy as np
 from atoll.hardware import Accelerator, Space, accelerator_area_mm2, load_accelerator
 from atoll.placement.chain import make_chain
 from atoll.placement.fixed import fixed_division, fixed_flat
-from atoll.search.branch_and_bound import Outcome, Search
-from atoll.search.evaluate import Priced
-from atoll.search.layouts import Setting
-from atoll.search.objective import Objective
-from atoll.search.spotlight import spotlight_chip
-from atoll.search.workloads import Variant, Variants
+from atoll.explore.branch_and_bound import Outcome, Search
+from atoll.explore.evaluate import Priced
+from atoll.explore.layouts import Setting
+from atoll.explore.objective import Objective
+from atoll.explore.spotlight import spotlight_chip
+from atoll.explore.workloads import Variant, Variants
 
 RANDOM_CHIPS = 64
 REFERENCE = "phaze-tpuv4"

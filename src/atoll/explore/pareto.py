@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.search.branch_and_bound import Search
+from atoll.explore.branch_and_bound import Search
 
 BATCH = 512
 

@@ -14,17 +14,17 @@ from atoll.hardware import Space, load_network, peak_power_W
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.placement.chain import get_optimizer
 from atoll.profile import Profile, get_profile
-from atoll.search.baselines import reference_space, run_baselines
-from atoll.search.branch_and_bound import Found, Outcome, Progress, Search
-from atoll.search.energy import step_energy
-from atoll.search.evaluate import Priced
-from atoll.search.explain import layer_report
-from atoll.search.job import Job
-from atoll.search.layouts import Setting
-from atoll.search.objective import Objective
-from atoll.search.result import Certificate, Design, ModelPlan, SearchResult
-from atoll.search.seed_strategy import seed_search
-from atoll.search.workloads import Variants, make_variants, make_workload
+from atoll.explore.baselines import reference_space, run_baselines
+from atoll.explore.branch_and_bound import Found, Outcome, Progress, Search
+from atoll.explore.energy import step_energy
+from atoll.explore.evaluate import Priced
+from atoll.explore.explain import layer_report
+from atoll.explore.job import Job
+from atoll.explore.layouts import Setting
+from atoll.explore.objective import Objective
+from atoll.explore.result import Certificate, Design, ModelPlan, SearchResult
+from atoll.explore.seed_strategy import seed_search
+from atoll.explore.workloads import Variants, make_variants, make_workload
 from atoll.units import format_bytes
 
 RUNNERS_UP = 3
@@ -59,7 +59,7 @@ def run_search(job: Job, progress: Progress | None = None) -> SearchResult:
     mark = timed("description", mark)
     pareto: Sequence[dict[str, Any]] = ()
     if job.pareto:
-        from atoll.search.pareto import area_front
+        from atoll.explore.pareto import area_front
 
         pareto = [finder.record(chip) for chip in area_front(search)]
         mark = timed("pareto", mark)

@@ -8,8 +8,8 @@ from atoll.hardware import GIB, MIB, Axes, GlbBandwidth, Hbm, Limits, Space, bui
 from atoll.hardware.network import Level, Network
 from atoll.placement.chain import get_optimizer
 from atoll.profile import Profile
-from atoll.search.layouts import Setting
-from atoll.search.workloads import Variants, Workload, make_variants
+from atoll.explore.layouts import Setting
+from atoll.explore.workloads import Variants, Workload, make_variants
 from atoll.workload import ModelConfig, config_from_hf
 
 NETWORK = Network(

@@ -13,12 +13,12 @@ from atoll.hardware import Space
 from atoll.placement.chain import make_chain
 from atoll.placement.fixed import step_time_of
 from atoll.profile import DEFAULT, PHAZE, Profile
-from atoll.search import branch_and_bound
-from atoll.search.branch_and_bound import Outcome, Search
-from atoll.search.evaluate import Priced
-from atoll.search.layouts import Setting
-from atoll.search.objective import Objective
-from atoll.search.workloads import Variants
+from atoll.explore import branch_and_bound
+from atoll.explore.branch_and_bound import Outcome, Search
+from atoll.explore.evaluate import Priced
+from atoll.explore.layouts import Setting
+from atoll.explore.objective import Objective
+from atoll.explore.workloads import Variants
 
 BATCH = 16
 TOLERANCE = 1e-3

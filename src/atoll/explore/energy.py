@@ -15,8 +15,8 @@ from atoll.cost.table_kernels import LINK
 from atoll.cost.vector import operations_per_element
 from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel
 from atoll.placement.plan import Placement
-from atoll.search.evaluate import Priced
-from atoll.search.workloads import Variant
+from atoll.explore.evaluate import Priced
+from atoll.explore.workloads import Variant
 
 
 @dataclass(frozen=True)

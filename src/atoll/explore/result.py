@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.placement.plan import Placement
-from atoll.search.job import Job
+from atoll.explore.job import Job
 from atoll.units import format_seconds
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from atoll.hardware import Space, load_network, load_space, phaze_space
 from atoll.hardware.accelerator import Hbm
 from atoll.placement.chain import RECOMPUTE, get_optimizer
 from atoll.profile import get_profile
-from atoll.search.objective import KINDS
+from atoll.explore.objective import KINDS
 from atoll.workload import load_config
 from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_yaml
 

@@ -27,11 +27,11 @@ from atoll.cost.vector import operations_per_element
 from atoll.hardware.space import Space
 from atoll.jit import over_ranges
 from atoll.schedule.solve import Effort
-from atoll.search.bound_kernels import layout_bounds, roofline
-from atoll.search.evaluate import Plan, Priced
-from atoll.search.layouts import Layouts, Setting, list_layouts
-from atoll.search.objective import Objective
-from atoll.search.workloads import Variants
+from atoll.explore.bound_kernels import layout_bounds, roofline
+from atoll.explore.evaluate import Plan, Priced
+from atoll.explore.layouts import Layouts, Setting, list_layouts
+from atoll.explore.objective import Objective
+from atoll.explore.workloads import Variants
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -134,12 +134,21 @@ class Search:
         return Outcome(self.frontier, self.best, self.score, bound, self.tightened)
 
     def evaluate_all(self, order: IntArray) -> FloatArray:
-        """Scores of these chips, each with its own best layouts, whatever the incumbent is."""
+        """Scores of these chips, each with its own best layouts, whatever the incumbent is.
+
+        Only what exists is computed; bounds stay those of the schedules.
+        """
         incumbent = self.best, self.score
         self.best, self.score, self.sparing = None, 0.0, True
         self._batch(order)
         (self.best, self.score), self.sparing = incumbent, False
         return np.array([self.found_score(int(chip)) for chip in order])
+
+    def forget(self, chips: IntArray) -> None:
+        """Drop what was found for chips that a strategy did not visit in the end."""
+        self.frontier.stage[chips] = 0
+        for chip in chips:
+            self.frontier.found.pop(int(chip), None)
 
     def accept(self, chip: int, score: float) -> None:
         """Take a chip for the incumbent if it scores higher."""
@@ -303,13 +312,14 @@ class Search:
                     break
                 node = position[(local, int(v))]
                 variant = self.variants.variants[v]
-                least = priced.place(local, variant, lower[node], limit)
-                frontier.lower_s[chip, v] = max(
-                    frontier.lower_s[chip, v], limit if least is None else least[0]
-                )
-                if least is None:
-                    continue
-                most = priced.place(local, variant, upper[node])
+                if not self.sparing:
+                    least = priced.place(local, variant, lower[node], limit)
+                    frontier.lower_s[chip, v] = max(
+                        frontier.lower_s[chip, v], limit if least is None else least[0]
+                    )
+                    if least is None:
+                        continue
+                most = priced.place(local, variant, upper[node], limit)
                 if most is not None and (
                     model not in found or most[0] < found[model].step_time_s
                 ):

@@ -1,0 +1,319 @@
+"""Branch and bound forward in time, with the weights of the feasible-subset bound as compass.
+
+A node is a schedule begun: which operators have started, the time `now` of the last start, and
+what runs with which ends. Its children start one more operator in one option, now or when
+something ends: at the earliest such time at which it is ready and fits. That is enough, since
+any later start could be shifted there. A node cannot end before
+
+    now + weights of what has not started + weight left of what runs,
+
+because no set of operators earns more than one second per second; so the bound grows by exactly
+the time that a poor set wastes, and the little waste that an incumbent allows leaves few nodes.
+
+All nodes of a level have started as many operators. One that another one dominates (same started,
+same running, no end and no `now` later) is dropped. A level keeps at most `width` nodes, the most
+promising; the bounds of the others go into the lower bound that is returned, so the result is a
+proof whatever the width, and the optimum if nothing was left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.schedule.bound_kernels import (
+    Bools,
+    Floats,
+    Instance,
+    Ints,
+    falling,
+    heads_and_tails,
+)
+from atoll.schedule.jit import entry, kernel
+
+BINS = 2048
+"""Resolution at which nodes of a level are ranked by their bounds."""
+
+
+class Level(NamedTuple):
+    """Nodes that have started equally many operators."""
+
+    started: Bools  # (width, operators)
+    now: Floats
+    latest: Floats  # end of the last operator to end, so far
+    running: Ints  # how many operators run
+    operator: Ints  # (width, most running), by end
+    option: Ints
+    end: Floats
+
+
+class Children(NamedTuple):
+    """Candidates for the next level: who starts what, when, and the bound then."""
+
+    parent: Ints
+    operator: Ints
+    option: Ints
+    start: Floats
+    bound: Floats
+    following: Ints  # next candidate in the same bin
+
+
+@kernel
+def empty_level(width: int, operators: int, most: int) -> Level:
+    return Level(
+        np.zeros((width, operators), np.bool_), np.zeros(width), np.zeros(width),
+        np.zeros(width, np.int64), np.zeros((width, most), np.int64),
+        np.zeros((width, most), np.int64), np.zeros((width, most)),
+    )  # fmt: skip
+
+
+@kernel
+def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, urgent: Ints,
+           cut: float, level: Level, children: Children, number: int, busy: Bools,
+           tried: Bools, free: Floats) -> tuple[int, float]:  # fmt: skip
+    """Append the children of node v whose bound is below `cut`.
+
+    Returns (new number of children, least bound of those that found no room).
+    """
+    resources = free.shape[0]
+    lost = np.inf
+    started = level.started[v]
+    running = level.running[v]
+    waiting = 0.0  # weight, and longest path, of what has not started
+    path = 0.0
+    for at in range(hi - lo):
+        j = urgent[at]
+        if not started[j]:
+            waiting += weight[j]
+            path = max(path, p.fastest[j] + tail[j])
+            for c in range(p.count[j]):
+                tried[j, c] = False
+    for r in range(resources):
+        free[r] = p.capacity[r]
+    ends = level.latest[v]
+    for x in range(running):
+        j = level.operator[v, x]
+        busy[j] = True
+        ends = max(ends, level.end[v, x] + tail[j])
+        for r in range(resources):
+            free[r] -= p.demand[j, level.option[v, x], r]
+    ended = 0
+    now = level.now[v]
+    while True:
+        bound = now + waiting
+        for x in range(ended, running):
+            j = level.operator[v, x]
+            left = (level.end[v, x] - now) / p.duration[j, level.option[v, x]]
+            bound += weight[j] * left
+        bound = max(bound, max(ends, now + path))
+        if bound >= cut:
+            break
+        for j in range(lo, hi):
+            if started[j]:
+                continue
+            ready = True
+            for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+                i = p.pred_idx[e]
+                if i >= lo and (busy[i] or not started[i]):
+                    ready = False
+                    break
+            if not ready:
+                continue
+            for c in range(p.count[j]):
+                if tried[j, c]:
+                    continue
+                o = p.options[j, c]
+                fits = True
+                for r in range(resources):
+                    if p.demand[j, o, r] > free[r]:
+                        fits = False
+                        break
+                if not fits:
+                    continue
+                tried[j, c] = True
+                value = max(bound, now + p.duration[j, o] + tail[j])
+                if value >= cut:
+                    continue
+                if number >= children.parent.shape[0] or running - ended >= level.end.shape[1]:
+                    lost = min(lost, value)
+                    continue
+                children.parent[number] = v
+                children.operator[number] = j
+                children.option[number] = o
+                children.start[number] = now
+                children.bound[number] = value
+                number += 1
+        if ended >= running:
+            break
+        now = level.end[v, ended]
+        while ended < running and level.end[v, ended] <= now:
+            j = level.operator[v, ended]
+            busy[j] = False
+            for r in range(resources):
+                free[r] += p.demand[j, level.option[v, ended], r]
+            ended += 1
+    for x in range(running):
+        busy[level.operator[v, x]] = False
+    return number, lost
+
+
+@kernel
+def start_child(c: int, p: Instance, children: Children, level: Level, m: int,
+                below: Level) -> int:  # fmt: skip
+    """Write child c as node m of the level below; returns a hash of what has started and runs."""
+    v = children.parent[c]
+    j = children.operator[c]
+    o = children.option[c]
+    now = children.start[c]
+    end = now + p.duration[j, o]
+    code = 0
+    for i in range(level.started.shape[1]):
+        below.started[m, i] = level.started[v, i]
+    below.started[m, j] = True
+    size = 0
+    placed = False
+    for x in range(level.running[v]):
+        if level.end[v, x] <= now:
+            continue
+        if not placed and end < level.end[v, x]:
+            below.operator[m, size], below.option[m, size], below.end[m, size] = j, o, end
+            placed = True
+            size += 1
+        below.operator[m, size] = level.operator[v, x]
+        below.option[m, size] = level.option[v, x]
+        below.end[m, size] = level.end[v, x]
+        size += 1
+    if not placed:
+        below.operator[m, size], below.option[m, size], below.end[m, size] = j, o, end
+        size += 1
+    below.running[m] = size
+    below.now[m] = now
+    below.latest[m] = max(level.latest[v], end)
+    # Any function of the two sets that does not depend on order will do.
+    for i in range(level.started.shape[1]):
+        if below.started[m, i]:
+            code += (i + 1) * 2654435761 + ((i + 3) * (i + 3) * 40503 << 13)
+    for x in range(size):
+        i = below.operator[m, x] * 64 + below.option[m, x]
+        code += (i + 7) * 97531 * (i + 11) + ((i + 5) << 31)
+    code ^= code >> 17
+    return code & 0x7FFFFFFFFFFFFFFF
+
+
+@kernel
+def dominated(m: int, other: int, level: Level) -> bool:
+    """Whether node `other` has all that node m has, no later."""
+    size = level.running[m]
+    if level.running[other] != size or level.now[other] > level.now[m]:
+        return False
+    for i in range(level.started.shape[1]):
+        if level.started[m, i] != level.started[other, i]:
+            return False
+    for x in range(size):
+        found = False
+        for z in range(size):
+            if (
+                level.operator[other, z] == level.operator[m, x]
+                and level.option[other, z] == level.option[m, x]
+                and level.end[other, z] <= level.end[m, x]
+            ):
+                found = True
+                break
+        if not found:
+            return False
+    return True
+
+
+@entry
+def branch(lo: int, hi: int, p: Instance, weight: Floats, lower: float, upper: float,
+           tolerance: float, width: int, start: Floats, option: Ints
+           ) -> tuple[float, float, int]:  # fmt: skip
+    """Search operators lo:hi for a schedule shorter than `upper` (1 - tolerance).
+
+    `weight` are valid weights of the feasible-subset bound. Fills start and option if it finds
+    one. Returns (lower bound, best makespan, nodes kept).
+    """
+    m = hi - lo
+    n = p.duration.shape[0]
+    most = min(m, 24)
+    head = np.zeros(n)
+    tail = np.zeros(n)
+    heads_and_tails(lo, hi, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
+    urgent = falling(tail, lo, hi)
+    level = empty_level(width, n, most)
+    below = empty_level(width, n, most)
+    room = 16 * width + 4096
+    children = Children(
+        np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64),
+        np.zeros(room), np.zeros(room), np.zeros(room, np.int64),
+    )  # fmt: skip
+    past = np.zeros((m, width, 3), np.int64)  # parent, operator, option of each kept node
+    past_start = np.zeros((m, width))
+    buckets = 1
+    while buckets < 2 * width:
+        buckets *= 2
+    table = np.zeros(buckets, np.int64)
+    chain = np.zeros(width, np.int64)
+    bins = np.zeros(BINS, np.int64)
+    busy = np.zeros(n, np.bool_)
+    tried = np.zeros((n, p.options.shape[1]), np.bool_)
+    free = np.zeros(p.capacity.shape[0])
+    cut = upper * (1.0 - tolerance)
+    lost = np.inf
+    kept = 1
+    nodes = 0
+    for depth in range(m):
+        number = 0
+        for v in range(kept):
+            number, missed = expand(v, lo, hi, p, weight, tail, urgent, cut, level, children,
+                                    number, busy, tried, free)  # fmt: skip
+            lost = min(lost, missed)
+        for b in range(BINS):
+            bins[b] = -1
+        for b in range(buckets):
+            table[b] = -1
+        scale = BINS / max(cut - lower, 1e-12 * upper)
+        for c in range(number - 1, -1, -1):
+            b = min(max(int((children.bound[c] - lower) * scale), 0), BINS - 1)
+            children.following[c] = bins[b]
+            bins[b] = c
+        kept = 0
+        for b in range(BINS):
+            c = bins[b]
+            while c >= 0:
+                if kept >= width:
+                    lost = min(lost, children.bound[c])
+                    c = children.following[c]
+                    continue
+                code = start_child(c, p, children, level, kept, below)
+                bucket = code & (buckets - 1)
+                other = table[bucket]
+                while other >= 0 and not dominated(kept, other, below):
+                    other = chain[other]
+                if other < 0:
+                    chain[kept] = table[bucket]
+                    table[bucket] = kept
+                    past[depth, kept, 0] = children.parent[c]
+                    past[depth, kept, 1] = children.operator[c]
+                    past[depth, kept, 2] = children.option[c]
+                    past_start[depth, kept] = children.start[c]
+                    kept += 1
+                c = children.following[c]
+        nodes += kept
+        level, below = below, level
+        if kept == 0:
+            break
+    best = upper
+    leaf = -1
+    for v in range(kept):
+        if level.latest[v] < best:
+            best = level.latest[v]
+            leaf = v
+    if leaf >= 0:
+        for depth in range(m - 1, -1, -1):
+            j = past[depth, leaf, 1]
+            start[j] = past_start[depth, leaf]
+            option[j] = past[depth, leaf, 2]
+            leaf = past[depth, leaf, 0]
+    return min(min(cut, lost), best), best, nodes
