@@ -185,6 +185,30 @@ def test_a_full_table_is_reported_and_not_cut_off() -> None:
     assert step_s == brute_force_s(chain, system)
 
 
+def test_a_smaller_sum_of_loads_is_kept_beside_a_smaller_largest_load() -> None:
+    # The first layer is the slowest stage whatever follows, so the uneven but cheap cut wins.
+    chain = plain_chain(
+        time_s=[20.0, 3.0, 1.0, 4.0],
+        parameters=[0.0, 1.0, 1.0, 1.0],
+        boundary_bytes=[0.0, 0.0, 0.0, 2.0, 0.0],
+    )
+    system = plain_system(devices=3, microbatches=9, memory_bytes=6.0)._replace(
+        state_bytes=1.0, cut_s_per_byte=np.full(4, 0.25)
+    )
+    best = divide(chain, system)
+    assert best is not None and best.starts == (0, 1, 2)
+    assert best.step_time_s == 8 * 20.0 + 28.0
+
+
+def test_blocks_of_unequal_times_are_not_taken_for_equal_ones() -> None:
+    chain = plain_chain(
+        time_s=[1.0, 1.0, 1.0, 3.0], boundary_bytes=[0.0, 0.0, 0.0, 99.0, 0.0]
+    )
+    system = plain_system(devices=2, microbatches=9)._replace(cut_s_per_byte=np.ones(3))
+    best = divide(chain, system._replace(reduce_s=np.full((3, 2), 99.0)))
+    assert best is not None and best.starts == (0, 2)
+
+
 @settings(max_examples=60, deadline=None)
 @given(chains(most_layers=12), systems(), st.data())
 def test_more_of_anything_never_hurts(chain: Chain, system: System, data: st.DataObject) -> None:

@@ -20,6 +20,8 @@ COMPUTE, HBM, GLB, STREAM_N, SPLIT_BATCH, SPLIT_M, SPLIT_N, ROWS = range(8)
 ORDER, K_PARTS, TILES_M, TILES_N = range(8, 12)
 RECORD = 12
 
+_LOG_CORES = 31  # more than any chip's
+
 
 @kernel
 def _panel_rounds(kept, rounds, granule, other_granule, k_part, depth, followed, budget):
@@ -219,12 +221,16 @@ def map_one(batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffe
     for stream_n in range(2):
         sm = n if stream_n else m
         sn = m if stream_n else n
-        split_batch = 1
-        while split_batch <= cores and split_batch < 2 * batch:
+        for log_batch in range(_LOG_CORES):
+            split_batch = 1 << log_batch
+            if split_batch > cores or split_batch >= 2 * batch:
+                break
             each = -(-batch // split_batch)
             budget = glb_budget / min(split_batch, batch)
-            split_m = 1
-            while split_batch * split_m <= cores:
+            for log_m in range(_LOG_CORES):
+                split_m = 1 << log_m
+                if split_batch * split_m > cores or split_m >= 2 * sm:
+                    break
                 # All cores that are left, as far as they have columns to work on.
                 most_n = min(cores // (split_batch * split_m), -(-sn // width))
                 time = _best_columns(
@@ -237,10 +243,6 @@ def map_one(batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffe
                     out[SPLIT_BATCH] = split_batch
                     if best <= ideal_s and out[HBM] <= compulsory:
                         return best
-                if split_m >= sm:
-                    break
-                split_m *= 2
-            split_batch *= 2
     return best
 
 

@@ -74,6 +74,8 @@ class Outcome:
     """No chip scores higher."""
     tightened: int
     """Nodes whose schedules were solved with more effort."""
+    ruled_out: NDArray[np.bool_]
+    """Per chip: its bound cannot beat the incumbent by more than the tolerance."""
 
     @property
     def gap(self) -> float:
@@ -130,8 +132,10 @@ class Search:
 
     def outcome(self) -> Outcome:
         """What is known now."""
-        bound = max(float(self.upper_scores().max(initial=0.0)), self.score)
-        return Outcome(self.frontier, self.best, self.score, bound, self.tightened)
+        scores = self.upper_scores()
+        bound = max(float(scores.max(initial=0.0)), self.score)
+        ruled_out = scores <= self._threshold()
+        return Outcome(self.frontier, self.best, self.score, bound, self.tightened, ruled_out)
 
     def evaluate_all(self, order: IntArray) -> FloatArray:
         """Scores of these chips, each with its own best layouts, whatever the incumbent is.

@@ -144,12 +144,17 @@ def _certificate(outcome: Outcome, job: Job, architectures: int) -> Certificate:
     frontier = outcome.frontier
     stage = np.zeros(architectures, np.int64)
     np.maximum.at(stage, frontier.chips.design, frontier.stage)
+    closed = np.ones(architectures, np.bool_)
+    np.logical_and.at(closed, frontier.chips.design, outcome.ruled_out)
     return Certificate(
         gap=outcome.gap,
         tolerance=job.tolerance,
         architectures=architectures,
         evaluated=int((stage == 2).sum()),
-        pruned={"roofline": int((stage == 0).sum()), "schedule": int((stage == 1).sum())},
+        pruned={
+            "roofline": int((closed & (stage == 0)).sum()),
+            "schedule": int((closed & (stage == 1)).sum()),
+        },
         tightened=outcome.tightened,
     )
 

@@ -1,0 +1,124 @@
+"""Objectives, the seed's stop rule, the front and the baselines, on small spaces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import random_space, tiny_setting, tiny_variants
+
+from atoll.errors import AtollError
+from atoll.explore.branch_and_bound import Search
+from atoll.explore.objective import Objective
+from atoll.explore.pareto import area_front
+from atoll.explore.seed_strategy import seed_search
+from atoll.explore.spotlight import expected_improvement
+from atoll.profile import DEFAULT
+
+BATCH = 16
+
+
+def make_search(seed: int = 0, chips: int = 120, tolerance: float = 1e-3) -> Search:
+    return Search(
+        random_space(seed, chips),
+        tiny_variants(DEFAULT, 4, layers=2),
+        tiny_setting(DEFAULT, 4),
+        Objective.single(BATCH),
+        tolerance,
+    )
+
+
+def all_scores(search: Search) -> np.ndarray:
+    return search.evaluate_all(np.arange(len(search.frontier.chips)))
+
+
+class TestObjective:
+    times = np.array([[1.0, 4.0], [2.0, 2.0]])
+
+    def test_mean_is_of_samples_per_second(self) -> None:
+        objective = Objective("mean", (8, 16), (1.0, 1.0), (1.0, 1.0))
+        assert objective.scores(self.times).tolist() == [6.0, 6.0]
+
+    def test_worst_is_the_least_gain_over_the_reference(self) -> None:
+        objective = Objective("worst", (8, 16), (1.0, 1.0), (2.0, 4.0))
+        assert objective.scores(self.times).tolist() == [1.0, 2.0]
+
+    def test_weights_count_relative_gains(self) -> None:
+        objective = Objective("weighted", (8, 16), (3.0, 1.0), (2.0, 4.0))
+        assert objective.scores(self.times).tolist() == [3.25, 2.0]
+
+    def test_a_model_that_does_not_fit_scores_nothing(self) -> None:
+        objective = Objective("worst", (8, 16), (1.0, 1.0), (2.0, 4.0))
+        assert objective.scores(np.array([[1.0, np.inf]])).tolist() == [0.0]
+
+    def test_an_unknown_kind_is_refused(self) -> None:
+        with pytest.raises(AtollError, match="best.*mean"):
+            Objective("best", (8,), (1.0,), (1.0,))
+
+    @given(
+        st.sampled_from(["mean", "weighted", "worst"]),
+        st.lists(st.floats(0.1, 10), min_size=2, max_size=2),
+        st.lists(st.floats(1.0, 3.0), min_size=2, max_size=2),
+    )
+    def test_a_faster_chip_never_scores_lower(
+        self, kind: str, times: list[float], slower: list[float]
+    ) -> None:
+        objective = Objective(kind, (8, 16), (1.0, 2.0), (2.0, 4.0))
+        fast = np.array([times])
+        assert objective.scores(fast) >= objective.scores(fast * np.array(slower))
+
+
+def test_the_seeds_rule_stops_early_and_says_what_it_does_not_know() -> None:
+    search = make_search(1, 150)
+    best = all_scores(make_search(1, 150)).max()
+    outcome = seed_search(search)
+    visited = len(outcome.frontier.found)
+    assert 0 < visited < 150
+    assert outcome.score <= best * (1 + 1e-9)
+    assert outcome.bound >= best * (1 - 1e-9)
+
+
+def test_the_front_holds_every_chip_that_no_smaller_one_equals() -> None:
+    search = make_search(2, 150)
+    search.run()
+    tolerance = 0.01
+    front = area_front(search, tolerance)
+    scores = all_scores(make_search(2, 150))
+    area = search.frontier.chips.area_mm2
+    for chip in range(len(area)):
+        as_small = [scores[other] for other in front if area[other] <= area[chip] + 1e-12]
+        assert as_small, "the smallest chip is on the front"
+        assert scores[chip] <= max(as_small) * (1 + tolerance + 1e-3)
+    assert list(scores[front]) == sorted(scores[front], reverse=True)
+
+
+def test_two_models_at_once_are_optimal_too() -> None:
+    from tiny import tiny_config
+
+    from atoll.explore.workloads import Workload, make_variants
+
+    workloads = [
+        Workload("a", tiny_config(2, 256, 4), 128, BATCH),
+        Workload("b", tiny_config(2, 128, 4), 256, BATCH),
+    ]
+    variants = make_variants(workloads, (1, 2), (1, 2), 4, "optimal", DEFAULT)
+    setting = tiny_setting(DEFAULT, 4)
+    objective = Objective("worst", (BATCH, BATCH), (1.0, 1.0), (1000.0, 2000.0))
+    search = Search(random_space(4, 80), variants, setting, objective, 1e-3)
+    outcome = search.run()
+    fresh = Search(random_space(4, 80), variants, setting, objective, 1e-3)
+    scores = fresh.evaluate_all(np.arange(80))
+    assert outcome.score >= scores.max() * (1 - 2e-3)
+    assert outcome.bound >= scores.max() * (1 - 1e-9)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 1000))
+def test_expected_improvement_is_least_where_the_value_is_known(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    known = rng.normal(size=(8, 3))
+    points = np.concatenate([known, rng.normal(size=(20, 3)) * 3])
+    gain = expected_improvement(known, rng.normal(size=8), points)
+    assert (gain >= -1e-9).all()
+    assert gain[:8].max() <= gain.max() + 1e-9
