@@ -16,12 +16,12 @@ from dataclasses import replace
 import numpy as np
 
 import atoll
-from atoll.hardware import phaze_space
-from atoll.profile import DEFAULT, PHAZE, Profile
 from atoll.explore.branch_and_bound import Search
 from atoll.explore.job import Job, ModelJob
 from atoll.explore.objective import Objective
 from atoll.explore.run import prepare_search
+from atoll.hardware import phaze_space
+from atoll.profile import DEFAULT, PHAZE, Profile
 
 MODELS = (
     "bert-large", "gpt2-xl", "opt-350m", "llama2-7b", "megatron-bert", "megatron-gpt2-2.5b",

@@ -16,10 +16,10 @@ from atoll import units
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
-    from atoll.placement.table_dp import TablePlan
     from atoll.explore.branch_and_bound import Progress
     from atoll.explore.job import Job
     from atoll.explore.result import SearchResult
+    from atoll.placement.table_dp import TablePlan
 
 
 def search(
@@ -160,6 +160,7 @@ def describe_model(
 
 def describe_hardware(name: str | None = None) -> dict[str, Any]:
     """The catalogue, or one accelerator or network of it."""
+    from atoll.explore.result import accelerator_dict
     from atoll.hardware import (
         accelerator_names,
         area_parts,
@@ -168,7 +169,6 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
         network_names,
         peak_power_W,
     )
-    from atoll.explore.result import accelerator_dict
 
     if name is None:
         return {

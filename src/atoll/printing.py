@@ -14,9 +14,9 @@ from rich.table import Table
 from atoll.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
+    from atoll.explore.result import SearchResult
     from atoll.placement.plan import Placement
     from atoll.placement.table_dp import TablePlan
-    from atoll.explore.result import SearchResult
 
 _BAR = 40
 
@@ -64,8 +64,8 @@ def print_result(result: SearchResult) -> None:
         _print_placement(console, plan.placement)
     if result.baselines:
         _print_baselines(console, result)
-    if result.pareto:
-        _print_front(console, result.pareto)
+    for against, front in result.pareto.items():
+        _print_front(console, against, front)
     counts = result.certificate
     console.print(f"Certificate  {counts.sentence()}")
     pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.pruned.items())
@@ -112,23 +112,25 @@ def _print_baselines(console: Console, result: SearchResult) -> None:
     console.print(table)
 
 
-def _print_front(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="", title_justify="left")
-    shown = [name for name in rows[0] if name.endswith("samples_per_s")]
-    for name in ("area mm2", "tensor", "vector", "GLB MiB", *shown):
+def _print_front(console: Console, against: str, front: Mapping[str, Any]) -> None:
+    rows = front["designs"]
+    proof = front["proven_within"]
+    words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
+    console.print(f"Front        {len(rows)} chips of throughput against {against}, {words}")
+    table = Table(box=None, pad_edge=False, header_style="")
+    speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
+    cost = next(name for name in rows[0] if name.endswith(against))
+    for name in (against, "tensor cores", "vector cores", "GLB MiB", speed):
         table.add_column(name, justify="right")
-    step = max(1, len(rows) // 20)
-    for row in rows[::step]:
+    for row in rows[:: max(1, len(rows) // 12)]:
         table.add_row(
-            f"{row['area_mm2']:.1f}",
+            f"{row[cost]:.4g}",
             f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
             f"{row['vector_cores']} x {row['vector_width']}",
             f"{row['glb_bytes'] / 2**20:g}",
-            *(f"{row[name]:,.1f}" for name in shown),
+            f"{row[speed]:,.1f}",
         )
-    console.print(f"Front        {len(rows)} chips of throughput against area")
     console.print(table)
-
 
 
 def print_table_plan(plan: TablePlan) -> None:

@@ -9,16 +9,16 @@ import pytest
 from tiny import random_space, tiny_setting, tiny_variants
 
 from atoll.cost.chips import chips_of_space
-from atoll.hardware import Space
-from atoll.placement.chain import make_chain
-from atoll.placement.fixed import step_time_of
-from atoll.profile import DEFAULT, PHAZE, Profile
 from atoll.explore import branch_and_bound
 from atoll.explore.branch_and_bound import Outcome, Search
 from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.workloads import Variants
+from atoll.hardware import Space
+from atoll.placement.chain import make_chain
+from atoll.placement.fixed import step_time_of
+from atoll.profile import DEFAULT, PHAZE, Profile
 
 BATCH = 16
 TOLERANCE = 1e-3

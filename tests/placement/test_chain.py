@@ -190,10 +190,11 @@ def test_a_smaller_sum_of_loads_is_kept_beside_a_smaller_largest_load() -> None:
     chain = plain_chain(
         time_s=[20.0, 3.0, 1.0, 4.0],
         parameters=[0.0, 1.0, 1.0, 1.0],
-        boundary_bytes=[0.0, 0.0, 0.0, 2.0, 0.0],
+        boundary_bytes=[0.0, 0.0, 0.0, 0.125, 0.0],
     )
-    system = plain_system(devices=3, microbatches=9, memory_bytes=6.0)._replace(
-        state_bytes=1.0, cut_s_per_byte=np.full(4, 0.25)
+    # Two layers with parameters fit on a stage, three do not.
+    system = plain_system(devices=3, microbatches=9, memory_bytes=2.5)._replace(
+        state_bytes=1.0, cut_s_per_byte=np.full(4, 4.0)
     )
     best = divide(chain, system)
     assert best is not None and best.starts == (0, 1, 2)
@@ -204,8 +205,10 @@ def test_blocks_of_unequal_times_are_not_taken_for_equal_ones() -> None:
     chain = plain_chain(
         time_s=[1.0, 1.0, 1.0, 3.0], boundary_bytes=[0.0, 0.0, 0.0, 99.0, 0.0]
     )
-    system = plain_system(devices=2, microbatches=9)._replace(cut_s_per_byte=np.ones(3))
-    best = divide(chain, system._replace(reduce_s=np.full((3, 2), 99.0)))
+    system = plain_system(devices=2, microbatches=9)._replace(
+        cut_s_per_byte=np.ones(3), reduce_s=np.array([[0.0] * 2, [0.0] * 2, [15.0] * 2])
+    )
+    best = divide(chain, system)
     assert best is not None and best.starts == (0, 2)
 
 

@@ -119,15 +119,18 @@ def _pick(configs: C, rows: IntArray) -> C:
 def chips_of_space(space: Space, profile: Profile) -> Chips:
     """Every design of a space with every HBM bandwidth that it may take."""
     bandwidths = sorted({_hbm_Bps(option, profile) for option in space.hbm_options})
-    columns: list[tuple[IntArray, FloatArray, IntArray]] = []
+    columns: list[tuple[IntArray, FloatArray, IntArray, FloatArray]] = []
     for bandwidth in bandwidths:
         capacity = np.zeros(len(space), np.int64)
+        phy_mm2 = np.zeros(len(space))
         for index, option in enumerate(space.hbm_options):
             if _hbm_Bps(option, profile) == bandwidth:
-                here = np.where(space.hbm_allowed[:, index], option.capacity_bytes, 0)
-                capacity = np.maximum(capacity, here)
+                larger = space.hbm_allowed[:, index] & (option.capacity_bytes > capacity)
+                capacity[larger] = option.capacity_bytes
+                phy_mm2[larger] = option.area_mm2
         design = np.flatnonzero(capacity > 0)
-        columns.append((design, np.full(len(design), bandwidth), capacity[design]))
+        rates = np.full(len(design), bandwidth)
+        columns.append((design, rates, capacity[design], phy_mm2[design]))
     design = np.concatenate([column[0] for column in columns])
     return _chips(
         profile,
@@ -142,7 +145,7 @@ def chips_of_space(space: Space, profile: Profile) -> Chips:
         clock_Hz=space.clock_Hz[design],
         hbm_Bps=np.concatenate([column[1] for column in columns]),
         hbm_capacity_bytes=np.concatenate([column[2] for column in columns]),
-        area_mm2=space.area_mm2[design],
+        area_mm2=space.area_mm2[design] + np.concatenate([column[3] for column in columns]),
     )
 
 

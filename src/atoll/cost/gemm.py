@@ -4,22 +4,27 @@ Model. A product (batch x) m x k by k x n runs on some number of tensor cores, e
 stationary systolic array of `depth` rows (reduction) by `width` columns (outputs):
 
 * Orientation: the rows of A stream past resident tiles of B, or the columns of B past tiles of A.
-* Cores split the batch, the streamed rows and the output columns by powers of two. What does not
-  divide is padded: each core takes the ceiling of its share.
-* Core: rows stream in chunks that fit its buffer (double-buffered 2-byte inputs and 4-byte
-  accumulators: 4 depth + 4 width bytes a row). Each resident tile takes max(rows, depth) cycles:
-  the next tile of weights loads meanwhile, a row a cycle. Accumulation over k stays in the core.
-  Filling and draining the array costs 2 depth + width cycles once per operator.
-* Shared buffer (GLB): the streamed operand is read once per round of columns, the resident one
-  once per chunk of rows; cores that need the same data share one read (multicast).
-* HBM: macro tiles in the buffer, in one of three orders: a panel of A or of B stays while the
-  other operand streams (partial sums of a split reduction spill to HBM), or a tile of C stays in
-  4-byte partial sums while slices of both stream (partial sums then pass through the GLB). Tiles
-  are whole rounds of the cores, so tiling adds no padding; the reduction is cut in powers of two.
+  Below, A is the operand that streams and B the one that rests.
+* Cores split the batch and the streamed rows by powers of two, the columns by a power of two or by
+  all cores that are left. What does not divide is padded: the slowest core has the ceiling.
+* Core: its rows stream in chunks of even size that fit its buffer (double-buffered 2-byte inputs
+  and 4-byte accumulators: 4 depth + 4 width bytes a row), in the fewest such chunks or two, four,
+  ... times as many. A resident tile takes a cycle a row, but at least `depth` a chunk: the next
+  tile of weights loads meanwhile, a row a cycle. Accumulation over k stays in the core. Filling and
+  draining the array costs 2 depth + width cycles once per product.
+* Shared buffer (GLB): A is read once per round of columns, B once per chunk of rows; cores that
+  need the same data share one read (multicast). Outputs, and what a fused epilogue moves, pass once.
+* HBM: macro tiles in the buffer, in one of three orders. A panel of A, or of B, stays while the
+  other operand streams; room for the next panel is kept where one follows. Or a tile of C stays in
+  4-byte partial sums while slices of both operands stream. The reduction is cut into a power of two
+  of parts of whole array depths, or into single depths; partial sums then pass the GLB, and in the
+  panel orders HBM, once out and once in for each further part. Tiles are whole rounds of the cores
+  (a chunk of rows, or an array's columns, on each), so that tiling adds no padding. Products that
+  run side by side share the buffer.
 
 Time is the largest of compute, GLB and HBM time: all levels are double buffered. The mapper is
-exact over this space: for each split it finds the best macro tile in closed form or by enumerating
-every distinct tile count. Among equally fast mappings it takes the one with the least HBM traffic.
+exact over this space. Among equally fast mappings with the fewest chunks and most cores it takes
+one with the least HBM traffic. `docs/cost-model.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -27,10 +32,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.cost import gemm_kernels as kernels
-from atoll.hardware.accelerator import Accelerator
+from atoll.errors import AtollError
+from atoll.hardware.accelerator import KIB, Accelerator
 from atoll.workload.operator import Matmul
 
 ORDERS = ("A panel", "B panel", "C tile")
@@ -65,22 +70,21 @@ def map_matmul(
 ) -> Mapping:
     """The fastest mapping of a product on at most `cores` tensor cores (default: all).
 
-    `extra_bytes` is HBM traffic that rides along (a fused epilogue's operands).
+    `extra_bytes` is traffic that rides along (a fused epilogue's operands).
     """
-    limit = chip.tensor_cores if cores is None else cores
-    best: tuple[float, NDArray[np.float64]] | None = None
-    for count in core_counts(limit):
-        record = np.zeros(kernels.RECORD)
-        time_s = kernels.map_one(
-            product.batch, product.m, product.n, product.k, product.fraction, extra_bytes, False,
-            count, chip.width, chip.depth, float(chip.core_buffer_bytes),
-            chip.glb_bytes * glb_share, chip.hbm.bandwidth_Bps,
-            chip.glb_bandwidth_Bpc * chip.clock_Hz, chip.clock_Hz, record,
-        )  # fmt: skip
-        if best is None or time_s < best[0]:
-            best = (time_s, record)
-    assert best is not None
-    time_s, record = best
+    record = np.zeros(kernels.RECORD)
+    time_s = kernels.map_one(
+        product.batch, product.m, product.n, product.k, product.fraction, extra_bytes, False,
+        chip.tensor_cores if cores is None else cores, chip.width, chip.depth,
+        float(chip.core_buffer_bytes), chip.glb_bytes * glb_share, chip.hbm.bandwidth_Bps,
+        chip.glb_bandwidth_Bpc * chip.clock_Hz, chip.clock_Hz, record,
+    )  # fmt: skip
+    if not np.isfinite(time_s):
+        raise AtollError(
+            f"{chip.name or 'chip'}: no tile of a product {product.m} x {product.k} x {product.n} "
+            f"fits {chip.glb_bytes * glb_share / KIB:g} KiB of the shared buffer beside arrays of "
+            f"{chip.width} x {chip.depth}; enlarge the buffer."
+        )
     return Mapping(
         time_s=time_s,
         compute_cycles=float(record[kernels.COMPUTE]),

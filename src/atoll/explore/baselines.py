@@ -13,15 +13,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.hardware import Accelerator, Space, accelerator_area_mm2, load_accelerator
-from atoll.placement.chain import make_chain
-from atoll.placement.fixed import fixed_division, fixed_flat
 from atoll.explore.branch_and_bound import Outcome, Search
 from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
 from atoll.explore.workloads import Variant, Variants
+from atoll.hardware import Accelerator, Space, accelerator_area_mm2, load_accelerator
+from atoll.placement.chain import make_chain
+from atoll.placement.fixed import fixed_division, fixed_flat
 
 RANDOM_CHIPS = 64
 REFERENCE = "phaze-tpuv4"

@@ -22,16 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips, chips_of_space
-from atoll.cost.table import link_s
-from atoll.cost.vector import operations_per_element
-from atoll.hardware.space import Space
-from atoll.jit import over_ranges
-from atoll.schedule.solve import Effort
 from atoll.explore.bound_kernels import layout_bounds, roofline
+from atoll.explore.energy import StepEnergy, step_energy
 from atoll.explore.evaluate import Plan, Priced
 from atoll.explore.layouts import Layouts, Setting, list_layouts
 from atoll.explore.objective import Objective
+from atoll.explore.work import operator_work
 from atoll.explore.workloads import Variants
+from atoll.hardware.space import Space
+from atoll.jit import over_ranges
+from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -48,6 +48,7 @@ class Found:
     variant: int
     pass_s: FloatArray
     plan: Plan
+    energy: StepEnergy
     effort: Effort = "quick"
 
 
@@ -108,6 +109,7 @@ class Search:
         self.deadline = time.monotonic() + time_limit_s
         self.by_model = [np.array(variants.of(i)) for i in range(len(variants.workloads))]
         chips = chips_of_space(space, setting.profile)
+        self.work = operator_work(variants.passes.keys, setting.network, setting.profile.name)
         self.layouts, lower_s = self._roofline(chips)
         self.frontier = Frontier(chips, lower_s, stage=np.zeros(len(chips), np.int8))
         self.best: int | None = None
@@ -181,31 +183,15 @@ class Search:
     def _roofline(self, chips: Chips) -> tuple[Layouts, FloatArray]:
         variants, setting = self.variants, self.setting
         profile = setting.profile
-        keys = variants.passes.keys
-        macs = np.array(
-            [sum(m.flops / 2 * m.fraction for m in key.operator.matmuls) for key in keys]
-        )
-        vector_ops = np.array(
-            [
-                float(
-                    sum(
-                        work.elements * operations_per_element(work.function, profile.name)
-                        for work in key.operator.vectors
-                    )
-                )
-                for key in keys
-            ]
-        )
-        bytes_ = np.array([float(key.bytes) for key in keys])
-        links = np.array([link_s(key.operator, setting.network) for key in keys])
+        work = self.work
         lanes = chips.vector_configs.lanes[chips.vector_config[:, 0]]
         bounds = np.zeros((len(chips), 2 * len(variants.passes.layers)))
         arguments = (
             variants.passes.arrays,
-            macs,
-            vector_ops,
-            bytes_,
-            links,
+            work.macs,
+            work.vector_ops,
+            work.bytes,
+            work.link_s,
             chips.peak_flops / 2.0,
             chips.vector_cores * lanes * chips.clock_Hz,
             chips.hbm_Bps,
@@ -327,7 +313,7 @@ class Search:
                 if most is not None and (
                     model not in found or most[0] < found[model].step_time_s
                 ):
-                    found[model] = Found(most[0], int(v), upper[node], most[1])
+                    found[model] = _found(priced, local, int(v), upper[node], most)
                     self._offer(chip)
             if self.upper_scores_of(chip) <= self._threshold():
                 return
@@ -339,7 +325,7 @@ class Search:
 
     def _priced(self, order: IntArray) -> Priced:
         chips = self.frontier.chips.subset(order)
-        return Priced.of(chips, self.variants, self.setting)
+        return Priced.of(chips, self.variants, self.setting, self.work)
 
     # --- More effort where the proof needs it ---------------------------------------------------
 
@@ -392,10 +378,24 @@ class Search:
         most = priced.place(0, variant, upper)
         found = frontier.found.setdefault(chip, {})
         if most is not None and (model not in found or most[0] < found[model].step_time_s):
-            found[model] = Found(most[0], v, upper, most[1], effort)
+            found[model] = _found(priced, 0, v, upper, most, effort)
             self._offer(chip)
 
     def _report(self, phase: str, left: int, bound: float) -> None:
         if self.progress is not None:
             self.progress(phase, left, len(self.frontier.chips), self.score, bound)
 
+
+def _found(
+    priced: Priced,
+    chip: int,
+    v: int,
+    pass_s: FloatArray,
+    placed: tuple[float, Plan],
+    effort: Effort = "quick",
+) -> Found:
+    variant = priced.variants.variants[v]
+    energy = step_energy(
+        priced, chip, variant, step_time_s=placed[0], devices=priced.setting.devices
+    )
+    return Found(placed[0], v, pass_s, placed[1], energy, effort)

@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from atoll.cost.chips import Chips
 from atoll.cost.table import PassSet, build_costs
 from atoll.cost.table_kernels import Costs, capacities, pass_problem
+from atoll.explore.bound_kernels import fastest_s, schedule_bounds, traffic_s
+from atoll.explore.layouts import Setting
+from atoll.explore.work import OperatorWork, operator_work
+from atoll.explore.workloads import Variant, Variants
 from atoll.jit import over_ranges
 from atoll.placement.chain import Division, describe, divide, make_chain
 from atoll.placement.chain_kernels import System
@@ -21,9 +25,6 @@ from atoll.placement.flat import FlatPlan, describe_flat, divide_flat
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve
-from atoll.explore.bound_kernels import fastest_s, schedule_bounds, traffic_s
-from atoll.explore.layouts import Setting
-from atoll.explore.workloads import Variant, Variants
 from atoll.workload.layer import predecessors
 
 FloatArray = NDArray[np.float64]
@@ -38,12 +39,17 @@ class Priced:
     variants: Variants
     setting: Setting
     costs: Costs
+    work: OperatorWork
     _systems: dict[tuple[int, float, float], System] = field(default_factory=dict)
 
     @staticmethod
-    def of(chips: Chips, variants: Variants, setting: Setting) -> Priced:
-        costs = build_costs(variants.passes.keys, chips, setting.network, setting.profile)
-        return Priced(chips, variants, setting, costs)
+    def of(
+        chips: Chips, variants: Variants, setting: Setting, work: OperatorWork | None = None
+    ) -> Priced:
+        keys = variants.passes.keys
+        costs = build_costs(keys, chips, setting.network, setting.profile)
+        work = work or operator_work(keys, setting.network, setting.profile.name)
+        return Priced(chips, variants, setting, costs, work)
 
     @property
     def passes(self) -> PassSet:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from atoll.cost.table_kernels import LINK, NONE, VECTOR, Costs
-from atoll.schedule.problem import Schedule
 from atoll.explore.evaluate import Priced
 from atoll.explore.workloads import Variant
+from atoll.schedule.problem import Schedule
 
 
 def layer_report(

@@ -10,11 +10,11 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from atoll.errors import AtollError, InfeasibleError
+from atoll.explore.objective import KINDS
 from atoll.hardware import Space, load_network, load_space, phaze_space
 from atoll.hardware.accelerator import Hbm
 from atoll.placement.chain import RECOMPUTE, get_optimizer
 from atoll.profile import get_profile
-from atoll.explore.objective import KINDS
 from atoll.workload import load_config
 from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_yaml
 

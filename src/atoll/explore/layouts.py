@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.explore.workloads import Variant
 from atoll.hardware.network import Network
 from atoll.placement.chain import Optimizer, make_chain, make_system
 from atoll.placement.chain_kernels import System, feasible_depths
 from atoll.profile import Profile
-from atoll.explore.workloads import Variant
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -1,10 +1,14 @@
-"""The front of throughput against area, with the same bounds as the search.
+"""Fronts of throughput against area, power and energy per token.
 
-A chip is on the front if none as small is as fast. A chip need not be evaluated when its bound
-shows that a smaller evaluated one is at least as fast, within the tolerance.
+Against area with the bounds of the search: a chip is on the front if none as small is as fast, and
+need not be evaluated when its bound shows that a smaller evaluated one is at least as fast, within
+the tolerance. Power and energy have no such bound that would rule much out; their fronts are over
+the designs that were evaluated for the area front, and say so.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +16,44 @@ from numpy.typing import NDArray
 from atoll.explore.branch_and_bound import Search
 
 BATCH = 512
+TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Front:
+    """Chips of a front, the fastest first; `proven_within` None: among evaluated designs only."""
+
+    chips: list[int]
+    proven_within: float | None
+
+
+def fronts(search: Search) -> dict[str, Front]:
+    """The three fronts, by the name of what throughput is held against."""
+    area = area_front(search, TOLERANCE)
+    known = [chip for chip in search.frontier.found if search.found_score(chip) > 0.0]
+    power = {
+        chip: max(f.energy.power_W for f in search.frontier.found[chip].values()) for chip in known
+    }
+    energy = {
+        chip: sum(f.energy.per_token_J for f in search.frontier.found[chip].values())
+        for chip in known
+    }
+    return {
+        "area_mm2": Front(area, TOLERANCE),
+        "power_W": Front(_cheapest(search, power), None),
+        "energy_per_token_J": Front(_cheapest(search, energy), None),
+    }
+
+
+def _cheapest(search: Search, cost: dict[int, float]) -> list[int]:
+    """Chips that no other beats in both score and cost."""
+    chosen: list[int] = []
+    least = np.inf
+    for chip in sorted(cost, key=lambda c: (-search.found_score(c), cost[c])):
+        if cost[chip] < least:
+            least = cost[chip]
+            chosen.append(chip)
+    return chosen
 
 
 def area_front(search: Search, tolerance: float = 0.01) -> list[int]:
@@ -35,7 +77,7 @@ def area_front(search: Search, tolerance: float = 0.01) -> list[int]:
         evaluated[chosen] = True
     front = []
     best = -np.inf
-    for chip in by_area:
+    for chip in np.lexsort((-known, chips.area_mm2)):
         if evaluated[chip] and known[chip] > best:
             best = known[chip]
             front.append(int(chip))

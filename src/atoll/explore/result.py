@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from atoll.explore.job import Job
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.placement.plan import Placement
-from atoll.explore.job import Job
 from atoll.units import format_seconds
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class SearchResult:
     runners_up: tuple[Design, ...]
     designs: Sequence[Mapping[str, Any]] = field(repr=False)
     """Every evaluated design, one flat record each."""
-    pareto: Sequence[Mapping[str, Any]] = field(repr=False)
+    pareto: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    """Fronts of throughput against area, power and energy per token, where asked for."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
 
@@ -159,7 +160,7 @@ class SearchResult:
             "wall_time_s": self.wall_time_s,
             "phases_s": dict(self.phases_s),
             "runners_up": [design.to_dict() for design in self.runners_up],
-            "pareto": list(self.pareto),
+            "pareto": dict(self.pareto),
             "job": self.job.to_dict(),
         }
 

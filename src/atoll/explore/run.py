@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from atoll.errors import InfeasibleError
-from atoll.hardware import Space, load_network, peak_power_W
-from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.placement.chain import get_optimizer
-from atoll.profile import Profile, get_profile
 from atoll.explore.baselines import reference_space, run_baselines
 from atoll.explore.branch_and_bound import Found, Outcome, Progress, Search
 from atoll.explore.energy import step_energy
@@ -22,9 +17,14 @@ from atoll.explore.explain import layer_report
 from atoll.explore.job import Job
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
+from atoll.explore.pareto import fronts
 from atoll.explore.result import Certificate, Design, ModelPlan, SearchResult
 from atoll.explore.seed_strategy import seed_search
 from atoll.explore.workloads import Variants, make_variants, make_workload
+from atoll.hardware import Space, load_network, peak_power_W
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.placement.chain import get_optimizer
+from atoll.profile import Profile, get_profile
 from atoll.units import format_bytes
 
 RUNNERS_UP = 3
@@ -57,11 +57,15 @@ def run_search(job: Job, progress: Progress | None = None) -> SearchResult:
     best = finder.design(ranked[0], with_layers=True)
     runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
     mark = timed("description", mark)
-    pareto: Sequence[dict[str, Any]] = ()
+    pareto: dict[str, Any] = {}
     if job.pareto:
-        from atoll.explore.pareto import area_front
-
-        pareto = [finder.record(chip) for chip in area_front(search)]
+        pareto = {
+            name: {
+                "proven_within": front.proven_within,
+                "designs": [finder.record(chip) for chip in front.chips],
+            }
+            for name, front in fronts(search).items()
+        }
         mark = timed("pareto", mark)
     baselines: dict[str, float | None] = {}
     if job.baselines:
@@ -226,7 +230,16 @@ class _Finder:
         assert placed is not None
         placement = priced.describe(0, variant, found.pass_s, placed[1], memory_bytes=memory)
         workload = self.variants.workloads[model]
-        energy = step_energy(priced, 0, variant, placement)
+        busy = placement.time_parts_s.get("compute", 0.0)
+        again = placement.time_parts_s.get("recompute", 0.0)
+        energy = step_energy(
+            priced,
+            0,
+            variant,
+            step_time_s=placement.step_time_s,
+            devices=placement.devices,
+            recompute_share=again / busy if busy else 0.0,
+        )
         whole = self.variants.variants[self.variants.of(model)[0]]
         flops = sum(
             (layer.flops_forward * 3) * repeat * whole.tensor / whole.model.microbatch
@@ -274,6 +287,8 @@ class _Finder:
                 f"{workload.name}: step_time_s": found.step_time_s,
                 f"{workload.name}: microbatch": variant.microbatch,
                 f"{workload.name}: tensor": variant.tensor,
+                f"{workload.name}: power_W": found.energy.power_W,
+                f"{workload.name}: energy_per_token_J": found.energy.per_token_J,
             }
         return row
 

@@ -14,10 +14,10 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.special import ndtr
 
 from atoll.cost.chips import chips_of_space
-from atoll.hardware import Space
 from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
 from atoll.explore.workloads import Variants, make_variants
+from atoll.hardware import Space
 
 FloatArray = NDArray[np.float64]
 

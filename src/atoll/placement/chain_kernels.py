@@ -210,7 +210,7 @@ def best_plan(chain, system, cutoff, capacity):
     best = cutoff
     best_p = 0
     best_d = 0
-    most = min(n, system.devices // system.tensor)
+    most = min(n, system.devices // system.tensor) if system.microbatches > 0 else 0
     top_d = min(system.devices // system.tensor, system.microbatches)
     ends = np.zeros(n + 1, np.int64)
     # Plans at hand first: what cannot beat them need not be built.
@@ -225,7 +225,8 @@ def best_plan(chain, system, cutoff, capacity):
             for s in range(p):
                 ends[s] = even[s]
     rounds = np.zeros(most + 1, np.int64)
-    # Data degrees with equal transfer costs and equal in-flight counts share one programme.
+    # Data degrees with equal transfer costs and equal in-flight counts share one programme: first
+    # plans of no more stages than microbatches, then (clipped) the others.
     done = np.zeros(system.devices + 1, np.bool_)
     for clipped in range(2):
         for d in range(top_d + 1):
