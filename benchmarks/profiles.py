@@ -78,7 +78,8 @@ def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tu
 def which_assumption(name: str) -> None:
     best, score = _search(name, DEFAULT)
     space = phaze_space()
-    print(f"\n{name}: default winner {space.accelerator(best).describe()}, {score:,.1f} samples/s\n")
+    winner = space.accelerator(best).describe()
+    print(f"\n{name}: under default {winner} wins with {score:,.1f} samples/s\n")
     print("| assumption put back | chip that then wins | claims | really, under default | loss |")
     print("|---|---|---|---|---|")
     for words, profile in ASSUMPTIONS.items():

@@ -94,8 +94,9 @@ def _print_placement(console: Console, placement: Placement) -> None:
 def _print_bars(console: Console, parts: Mapping[str, float], whole: float) -> None:
     for name, seconds in parts.items():
         if seconds > 5e-4 * whole:
-            bar = "█" * max(1, round(_BAR * seconds / whole))
-            console.print(f"  {name:<19}{format_seconds(seconds):>10}  {seconds / whole:6.1%}  {bar}")
+            share = seconds / whole
+            bar = "█" * max(1, round(_BAR * share))
+            console.print(f"  {name:<19}{format_seconds(seconds):>10}  {share:6.1%}  {bar}")
 
 
 def _print_baselines(console: Console, result: SearchResult) -> None:
@@ -241,10 +242,10 @@ def print_explanation(shown: Mapping[str, Any]) -> None:
     for number, other in enumerate(shown["runners_up"], start=1):
         console.print(f"\nRunner-up {number}: {_difference(other['differs'])}", markup=False)
         for reason in other["reasons"]:
+            before, after = (format_seconds(value) for value in reason["part_s"])
             console.print(
                 f"  {reason['model']}: {reason['slower_by']:.2%} slower, mostly {reason['part']} "
-                f"({format_seconds(reason['part_s'][0])} -> {format_seconds(reason['part_s'][1])}); "
-                f"{reason['layout'][1]}",
+                f"({before} -> {after}); {reason['layout'][1]}",
                 markup=False,
             )
     status = shown["certificate"]

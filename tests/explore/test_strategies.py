@@ -53,7 +53,7 @@ class TestObjective:
         assert objective.scores(np.array([[1.0, np.inf]])).tolist() == [0.0]
 
     def test_an_unknown_kind_is_refused(self) -> None:
-        with pytest.raises(AtollError, match="best.*mean"):
+        with pytest.raises(AtollError, match=r"best.*mean"):
             Objective("best", (8,), (1.0,), (1.0,))
 
     @given(

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from atoll.cost.collective import collective_s
 from atoll.errors import AtollError
 from atoll.hardware.network import Level, Network
 from atoll.placement.chain import (
@@ -30,6 +31,7 @@ from atoll.placement.chain import (
 from atoll.placement.chain_kernels import Chain, System, best_plan, feasible_depths
 from atoll.placement.fixed import even_starts, fixed_division, step_time_of
 from atoll.workload import load_config, prepare
+from atoll.workload.operator import CollectiveKind
 
 EXACT = 1e-12
 
@@ -484,6 +486,19 @@ def rerun_s(phrase: str, seconds: dict[str, float]) -> float:
             total_s += seconds[name]
     assert not phrase.strip("+")
     return total_s
+
+
+def test_links_are_priced_like_any_collective_and_any_send() -> None:
+    _, system = case_of(facts_of(), 32, 8, 1e9)
+    for data in (1, 2, 3, 8, 16):
+        for parameters in (1e3, 1e9):
+            reduction_s = system.reduce_s[data] + system.reduce_s_per_parameter[data] * parameters
+            assert reduction_s.min() == pytest.approx(
+                collective_s(NETWORK, CollectiveKind.ALL_REDUCE, 2.0 * parameters, data, stride=2)
+            )
+    # Stages two devices apart share a node of four; stages four apart do not.
+    assert (system.cut_s[1], system.cut_s_per_byte[1]) == (3e-6, 1 / 300e9)
+    assert (system.cut_s[2], system.cut_s_per_byte[2]) == (5e-6, 1 / 25e9)
 
 
 def test_policies_differ_only_in_the_choices_they_allow() -> None:

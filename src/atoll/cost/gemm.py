@@ -6,7 +6,8 @@ stationary systolic array of `depth` rows (reduction) by `width` columns (output
 * Orientation: the rows of A stream past resident tiles of B, or the columns of B past tiles of A.
   Below, A is the operand that streams and B the one that rests.
 * Cores split the batch and the streamed rows by powers of two, the columns by a power of two or by
-  all cores that are left. What does not divide is padded: the slowest core has the ceiling.
+  all cores that are left and have columns to work on. What does not divide is padded: each core
+  takes the ceiling of its share.
 * Core: its rows stream in chunks of even size that fit its buffer (double-buffered 2-byte inputs
   and 4-byte accumulators: 4 depth + 4 width bytes a row), in the fewest such chunks or two, four,
   ... times as many. A resident tile takes a cycle a row, but at least `depth` a chunk: the next
@@ -74,10 +75,11 @@ def map_matmul(
     """
     record = np.zeros(kernels.RECORD)
     time_s = kernels.map_one(
-        product.batch, product.m, product.n, product.k, product.fraction, extra_bytes, False,
-        chip.tensor_cores if cores is None else cores, chip.width, chip.depth,
-        float(chip.core_buffer_bytes), chip.glb_bytes * glb_share, chip.hbm.bandwidth_Bps,
-        chip.glb_bandwidth_Bpc * chip.clock_Hz, chip.clock_Hz, record,
+        product.batch, product.m, product.n, product.k, float(product.fraction),
+        float(extra_bytes), False, chip.tensor_cores if cores is None else cores, chip.width,
+        chip.depth, float(chip.core_buffer_bytes), float(chip.glb_bytes * glb_share),
+        float(chip.hbm.bandwidth_Bps), float(chip.glb_bandwidth_Bpc * chip.clock_Hz),
+        float(chip.clock_Hz), record,
     )  # fmt: skip
     if not np.isfinite(time_s):
         raise AtollError(

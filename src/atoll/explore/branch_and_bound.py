@@ -219,7 +219,9 @@ class Search:
         lower = self._layout_bounds(layouts, rows.reshape(-1, most), nodes)
         return layouts, lower.reshape(len(chips), count)
 
-    def _layout_bounds(self, layouts: Layouts, layer_s: FloatArray, variant: IntArray) -> FloatArray:
+    def _layout_bounds(
+        self, layouts: Layouts, layer_s: FloatArray, variant: IntArray
+    ) -> FloatArray:
         variants = self.variants
         repeats = np.array(
             [repeat for v in variants.variants for _, repeat in v.model.layers], np.int64

@@ -32,8 +32,9 @@ def operator_work(keys: tuple[OperatorKey, ...], network: Network, profile: str)
         macs=np.array([sum(m.flops / 2 * m.fraction for m in op.matmuls) for op in operators]),
         vector_ops=np.array(
             [
-                float(
-                    sum(w.elements * operations_per_element(w.function, profile) for w in op.vectors)
+                sum(
+                    float(w.elements * operations_per_element(w.function, profile))
+                    for w in op.vectors
                 )
                 for op in operators
             ]

@@ -141,9 +141,10 @@ def make_system(
         for column, (fixed_s, s_per_byte) in enumerate(terms):
             reduce_s[data, column] = 2.0 * fixed_s
             reduce_slope[data, column] = 2.0 * s_per_byte * optimizer.gradient_bytes
-        # Neighbouring stages are a whole data-parallel group of tensor-parallel groups apart.
-        stride = min(tensor * data, devices - 1)
-        if stride >= 1:
+        # Neighbouring stages are a whole data-parallel group of tensor-parallel groups apart;
+        # where that leaves no room for a second stage there is nothing to price.
+        stride = tensor * data
+        if 2 * stride <= devices:
             cut_s[data], cut_slope[data] = point_to_point_terms(network, stride)
     return System(
         devices=devices,

@@ -213,10 +213,15 @@ def best_plan(chain, system, cutoff, capacity):
     most = min(n, system.devices // system.tensor) if system.microbatches > 0 else 0
     top_d = min(system.devices // system.tensor, system.microbatches)
     ends = np.zeros(n + 1, np.int64)
+    # least[p]: no division into p stages has a smaller largest load.
+    least = np.zeros(most + 1)
     # Plans at hand first: what cannot beat them need not be built.
     even = np.zeros(n + 1, np.int64)
     for p in range(1, most + 1):
+        least[p] = max(total_s / p, max(largest, -(-blocks // p) * block_s))
         d = min(top_d, system.devices // (system.tensor * p))
+        if (-(-system.microbatches // d) - 1) * least[p] + total_s >= best:
+            continue
         seconds = _even_step(chain, sums, system, p, d, even)
         if seconds < best:
             best = seconds
@@ -248,8 +253,7 @@ def best_plan(chain, system, cutoff, capacity):
                 for p in range(most, deepest, -1):
                     if p * d * system.tensor > system.devices or (clipped == 1) != (p > m):
                         continue
-                    load = max(total_s / p, max(largest, -(-blocks // p) * block_s))
-                    if (m - 1) * load + total_s < best:
+                    if (m - 1) * least[p] + total_s < best:
                         deepest = p
                         break
             if deepest == 0:

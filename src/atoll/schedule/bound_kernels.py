@@ -273,6 +273,7 @@ def trade_bound(lo: int, hi: int, r: int, share: float, p: Instance, finish: Flo
     options for the mean, instead of for each alone, is what makes it stronger (the Lagrangian
     dual of the discrete time-cost trade-off; cf. Lepère, Trystram and Woeginger 2002).
     """
+    pred_ptr = p.pred_ptr
     longest = 0.0
     total = 0.0
     for j in range(lo, hi):
@@ -283,7 +284,7 @@ def trade_bound(lo: int, hi: int, r: int, share: float, p: Instance, finish: Flo
             o = p.options[j, k]
             mean = min(mean, p.duration[j, o] * (share + (1.0 - share) * p.load[j, o, r]))
         ready = 0.0
-        for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+        for e in range(pred_ptr[j], pred_ptr[j + 1]):
             i = p.pred_idx[e]
             if i >= lo:
                 ready = max(ready, finish[i])

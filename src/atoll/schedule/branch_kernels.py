@@ -76,6 +76,7 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
 
     Returns (new number of children, least bound of those that found no room).
     """
+    duration, demand, count, pred_ptr = p.duration, p.demand, p.count, p.pred_ptr
     resources = free.shape[0]
     lost = np.inf
     started = level.started[v]
@@ -87,7 +88,7 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
         if not started[j]:
             waiting += weight[j]
             path = max(path, p.fastest[j] + tail[j])
-            for c in range(p.count[j]):
+            for c in range(count[j]):
                 tried[j, c] = False
     for r in range(resources):
         free[r] = p.capacity[r]
@@ -97,14 +98,14 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
         busy[j] = True
         ends = max(ends, level.end[v, x] + tail[j])
         for r in range(resources):
-            free[r] -= p.demand[j, level.option[v, x], r]
+            free[r] -= demand[j, level.option[v, x], r]
     ended = 0
     now = level.now[v]
     while True:
         bound = now + waiting
         for x in range(ended, running):
             j = level.operator[v, x]
-            left = (level.end[v, x] - now) / p.duration[j, level.option[v, x]]
+            left = (level.end[v, x] - now) / duration[j, level.option[v, x]]
             bound += weight[j] * left
         bound = max(bound, max(ends, now + path))
         if bound >= cut:
@@ -113,26 +114,26 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
             if started[j]:
                 continue
             ready = True
-            for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+            for e in range(pred_ptr[j], pred_ptr[j + 1]):
                 i = p.pred_idx[e]
                 if i >= lo and (busy[i] or not started[i]):
                     ready = False
                     break
             if not ready:
                 continue
-            for c in range(p.count[j]):
+            for c in range(count[j]):
                 if tried[j, c]:
                     continue
                 o = p.options[j, c]
                 fits = True
                 for r in range(resources):
-                    if p.demand[j, o, r] > free[r]:
+                    if demand[j, o, r] > free[r]:
                         fits = False
                         break
                 if not fits:
                     continue
                 tried[j, c] = True
-                value = max(bound, now + p.duration[j, o] + tail[j])
+                value = max(bound, now + duration[j, o] + tail[j])
                 if value >= cut:
                     continue
                 if number >= children.parent.shape[0] or running - ended >= level.end.shape[1]:
@@ -151,7 +152,7 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
             j = level.operator[v, ended]
             busy[j] = False
             for r in range(resources):
-                free[r] += p.demand[j, level.option[v, ended], r]
+                free[r] += demand[j, level.option[v, ended], r]
             ended += 1
     for x in range(running):
         busy[level.operator[v, x]] = False
@@ -261,10 +262,11 @@ def branch(lo: int, hi: int, p: Instance, weight: Floats, lower: float, upper: f
     free = np.zeros(p.capacity.shape[0])
     cut = upper * (1.0 - tolerance)
     lost = np.inf
-    kept = 1
+    zero = np.int64(0)
+    kept = zero + 1
     nodes = 0
     for depth in range(m):
-        number = 0
+        number = zero
         for v in range(kept):
             number, missed = expand(v, lo, hi, p, weight, tail, urgent, cut, level, children,
                                     number, busy, tried, free)  # fmt: skip
@@ -278,7 +280,7 @@ def branch(lo: int, hi: int, p: Instance, weight: Floats, lower: float, upper: f
             b = min(max(int((children.bound[c] - lower) * scale), 0), BINS - 1)
             children.following[c] = bins[b]
             bins[b] = c
-        kept = 0
+        kept = zero
         for b in range(BINS):
             c = bins[b]
             while c >= 0:

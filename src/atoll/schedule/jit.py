@@ -1,4 +1,8 @@
-"""How this package compiles its kernels: typed, cached on disk, and quick to compile."""
+"""How this package compiles its kernels: typed, cached on disk, and quick to compile.
+
+Two habits of the kernels serve the last point: arrays of a named tuple get local names, and counters
+that are handed on start as np.int64(0), since numba compiles a callee anew for a literal 0.
+"""
 
 from __future__ import annotations
 

@@ -23,8 +23,24 @@ from atoll.schedule.bound_kernels import (
 )
 from atoll.schedule.jit import entry, kernel
 
-WAIT, STRICT, SHARE = 0, 1, 2
+WAIT, SHARE = 0.0, 1.0
 """How the parallel scheme picks an option: see `list_schedule`."""
+
+PORTFOLIO = (
+    (4.0, 1.0, 0.0, WAIT),
+    (16.0, 0.51, 1.0, SHARE),
+    (0.0, 1.0, 1.0, WAIT),
+    (32.0, 1.0, 0.0, SHARE),
+    (0.0, 1.0, 0.0, SHARE),
+    (64.0, 1.0, 1.0, SHARE),
+    (64.0, 1.0, 0.0, WAIT),
+    (16.0, 1.0, 1.0, WAIT),
+)
+"""Price of work, widest share of the chip, time reversed or not, rule.
+
+Picked greedily from 216 combinations on 392 generated backward passes, best addition first; the
+other combinations improve the mean makespan by less than one part in a thousand.
+"""
 
 MET = 1e-7
 """A makespan this close to its lower bound (relative) is taken for optimal."""
@@ -36,6 +52,7 @@ def earliest_fit(
     finish: Floats, now: float,
 ) -> float:  # fmt: skip
     """Earliest time at which option o of j fits if nothing else starts before it."""
+    demand = p.demand
     when = now
     while True:
         fits = True
@@ -44,8 +61,8 @@ def earliest_fit(
             for a in range(active):
                 i = running[a]
                 if finish[i] <= when:
-                    have += p.demand[i, option[i], r]
-            if p.demand[j, o, r] > have:
+                    have += demand[i, option[i], r]
+            if demand[j, o, r] > have:
                 fits = False
                 break
         if fits:
@@ -62,27 +79,27 @@ def earliest_fit(
 
 @kernel
 def list_schedule(
-    lo: int, hi: int, p: Instance, first: Ints, order: Ints, rule: int, start: Floats, option: Ints
+    lo: int, hi: int, p: Instance, first: Ints, order: Ints, rule: float, start: Floats, option: Ints
 ) -> float:
     """Parallel scheme on lo:hi, urgent first by `order`. Fills start, option; returns the makespan.
 
     `first[j]` is the fastest option (position in `options[j]`) that the allotment grants. From
     there on, each rule takes the fastest that fits now; but WAIT takes none if waiting for the
-    granted one ends sooner, STRICT takes the granted one only, and SHARE grants everything to an
-    operator that has the chip to itself.
+    granted one ends sooner, and SHARE grants everything to an operator with the chip to itself.
     """
-    resources = p.capacity.shape[0]
+    duration, demand, capacity, options, pred_ptr, succ_ptr = p.duration, p.demand, p.capacity, p.options, p.pred_ptr, p.succ_ptr
+    resources = capacity.shape[0]
     pending = np.zeros(hi, np.int64)
     started = np.zeros(hi, np.int64)
     finish = np.zeros(hi)
     running = np.zeros(hi, np.int64)
     free = np.zeros(resources)
     for r in range(resources):
-        free[r] = p.capacity[r]
-    active = 0
+        free[r] = capacity[r]
+    active = np.int64(0)
     ready = 0
     for j in range(lo, hi):
-        for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+        for e in range(pred_ptr[j], pred_ptr[j + 1]):
             if lo <= p.pred_idx[e] < hi:
                 pending[j] += 1
         if pending[j] == 0:
@@ -99,12 +116,11 @@ def list_schedule(
             begin = first[j]
             if rule == SHARE and active == 0 and ready == 1:
                 begin = 0
-            end = begin + 1 if rule == STRICT else p.count[j]
             pick = -1
-            for k in range(begin, end):
+            for k in range(begin, p.count[j]):
                 fits = True
                 for r in range(resources):
-                    if p.demand[j, p.options[j, k], r] > free[r]:
+                    if demand[j, options[j, k], r] > free[r]:
                         fits = False
                         break
                 if fits:
@@ -112,21 +128,21 @@ def list_schedule(
                     break
             if pick < 0:
                 continue
-            o = p.options[j, pick]
+            o = options[j, pick]
             if rule == WAIT and pick > begin:
-                granted = p.options[j, begin]
+                granted = options[j, begin]
                 when = earliest_fit(j, granted, p, free, running, active, option, finish, now)
-                if when + p.duration[j, granted] < now + p.duration[j, o]:
+                if when + duration[j, granted] < now + duration[j, o]:
                     continue
             started[j] = 1
             ready -= 1
             start[j] = now
             option[j] = o
-            finish[j] = now + p.duration[j, o]
+            finish[j] = now + duration[j, o]
             running[active] = j
             active += 1
             for r in range(resources):
-                free[r] -= p.demand[j, o, r]
+                free[r] -= demand[j, o, r]
         now = np.inf
         for a in range(active):
             now = min(now, finish[running[a]])
@@ -139,8 +155,8 @@ def list_schedule(
                 continue
             left -= 1
             for r in range(resources):
-                free[r] += p.demand[j, option[j], r]
-            for e in range(p.succ_ptr[j], p.succ_ptr[j + 1]):
+                free[r] += demand[j, option[j], r]
+            for e in range(succ_ptr[j], succ_ptr[j + 1]):
                 i = p.succ_idx[e]
                 if lo <= i < hi:
                     pending[i] -= 1
@@ -171,8 +187,9 @@ def serial_schedule(
     `times` and `use` are scratch for the profile, of 2 (hi - lo) + 3 rows: `use[k]` holds from
     `times[k]` to `times[k + 1]`, and the last interval is always empty.
     """
-    resources = p.capacity.shape[0]
-    points = 1
+    duration, demand, capacity, pred_ptr = p.duration, p.demand, p.capacity, p.pred_ptr
+    resources = capacity.shape[0]
+    points = np.int64(1)
     times[0] = 0.0
     times[1] = np.inf
     for r in range(resources):
@@ -181,19 +198,19 @@ def serial_schedule(
     for at in range(hi - lo):
         j = order[at]
         o = option[j]
-        d = p.duration[j, o]
+        d = duration[j, o]
         t = 0.0
-        for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+        for e in range(pred_ptr[j], pred_ptr[j + 1]):
             i = p.pred_idx[e]
             if lo <= i < hi:
-                t = max(t, start[i] + p.duration[i, option[i]])
+                t = max(t, start[i] + duration[i, option[i]])
         k = points - 1
         while times[k] > t:
             k -= 1
         begin = k
         while k < points and times[k] < t + d:
             for r in range(resources):
-                if use[k, r] + p.demand[j, o, r] > p.capacity[r]:
+                if use[k, r] + demand[j, o, r] > capacity[r]:
                     begin = k + 1
                     t = times[begin]
                     break
@@ -211,7 +228,7 @@ def serial_schedule(
             points = split_profile(times, use, points, k, end)
         for m in range(begin, k):
             for r in range(resources):
-                use[m, r] += p.demand[j, o, r]
+                use[m, r] += demand[j, o, r]
     return makespan
 
 
@@ -263,37 +280,30 @@ def portfolio(
     length = np.zeros(hi)
     head = np.zeros(hi)
     tail = np.zeros(hi)
-    priority = np.zeros(hi)
     start = np.zeros(hi)
     option = np.zeros(hi, np.int64)
     best = np.inf
-    for allotment in range(6):
-        # Wide for all; then narrower in two ways: by price of work, and by a share of the chip.
-        theta = (0.0, 0.0, 16.0, 2.0, 64.0, 0.0)[allotment]
-        widest = (1.0, 0.51, 1.0, 1.0, 1.0, 0.26)[allotment]
+    for member in range(len(PORTFOLIO)):
+        theta, widest, backward, rule = PORTFOLIO[member]
+        q = mirrored(p) if backward > 0.0 else p
         grant_options(lo, hi, p, theta, widest, first)
         for j in range(lo, hi):
             length[j] = p.duration[j, p.options[j, first[j]]]
         heads_and_tails(lo, hi, length, p.pred_ptr, p.pred_idx, head, tail)
-        for backward in range(2):
-            q = mirrored(p) if backward == 1 else p
+        for j in range(lo, hi):
+            length[j] += head[j] if backward > 0.0 else tail[j]
+        value = list_schedule(lo, hi, q, first, falling(length, lo, hi), rule, start, option)
+        if backward > 0.0:
             for j in range(lo, hi):
-                priority[j] = length[j] + (head[j] if backward == 1 else tail[j])
-            order = falling(priority, lo, hi)
-            for rule in range(3):
-                if allotment == 0 and rule == STRICT:
-                    continue
-                value = list_schedule(lo, hi, q, first, order, rule, start, option)
-                if value < best * (1.0 - 1e-12):
-                    if backward == 1:
-                        for j in range(lo, hi):
-                            start[j] = value - start[j] - p.duration[j, option[j]]
-                    best = justify(lo, hi, p, start, option)
-                    for j in range(lo, hi):
-                        best_start[j] = start[j]
-                        best_option[j] = option[j]
-                    if best <= lower * (1.0 + MET):
-                        return best
+                start[j] = value - start[j] - p.duration[j, option[j]]
+        value = justify(lo, hi, p, start, option)
+        if value < best:
+            best = value
+            for j in range(lo, hi):
+                best_start[j] = start[j]
+                best_option[j] = option[j]
+            if best <= lower * (1.0 + MET):
+                break
     return best
 
 

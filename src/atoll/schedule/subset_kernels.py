@@ -22,11 +22,16 @@ from atoll.schedule.jit import entry, kernel
 IMPROVING = 1e-8
 """A set must earn this much more than 1 to count as improving."""
 
+ROUNDING = 1e-12
+"""Loads are sums of quotients: what fits may seem to miss by this much, never the other way."""
+
 
 @kernel
 def chains(lo: int, hi: int, ordered: Bools) -> Ints:
     """Cover lo:hi by chains of ordered operators, greedily; returns the chain of each."""
-    chain = np.full(hi, -1, np.int64)
+    chain = np.zeros(hi, np.int64)
+    for j in range(lo, hi):
+        chain[j] = -1
     number = 0
     for j in range(lo, hi):
         if chain[j] >= 0:
@@ -41,102 +46,20 @@ def chains(lo: int, hi: int, ordered: Bools) -> Ints:
 
 
 @kernel
-def surplus(lo: int, hi: int, p: Instance, weight: Floats, price: Floats, extra: Floats,
-            pick: Ints) -> None:  # fmt: skip
-    """What each operator earns, in its best option, above the price of the resources it takes."""
-    for j in range(lo, hi):
-        extra[j] = 0.0
-        pick[j] = -1
-        for c in range(p.count[j]):
-            o = p.options[j, c]
-            value = weight[j] / p.duration[j, o]
-            for r in range(price.shape[0]):
-                value -= price[r] * p.demand[j, o, r]
-            if value > extra[j]:
-                extra[j] = value
-                pick[j] = o
-
-
-@kernel
-def price_resources(lo: int, hi: int, p: Instance, chain: Ints, weight: Floats, price: Floats,
-                    extra: Floats) -> float:  # fmt: skip
-    """Prices per unit of each resource that bound the earnings of every feasible set:
-
-    sum of price x capacity + the largest surplus in each chain. Subgradient steps of Polyak's
-    length towards 1, the value at the optimum of the linear programme, from the prices given.
-    """
-    resources = price.shape[0]
-    best = np.inf
-    trial = price.copy()
-    slope = np.zeros(resources)
-    pick = np.zeros(hi, np.int64)
-    lead = np.zeros(hi, np.int64)
-    value = np.zeros(hi)
-    for _ in range(12):
-        surplus(lo, hi, p, weight, trial, value, pick)
-        bound = 0.0
-        for r in range(resources):
-            bound += trial[r] * p.capacity[r]
-            slope[r] = p.capacity[r]
-        for j in range(lo, hi):
-            lead[j] = -1
-        for j in range(lo, hi):
-            c = lo + chain[j]
-            if pick[j] >= 0 and (lead[c] < 0 or value[j] > value[lead[c]]):
-                lead[c] = j
-        for c in range(lo, hi):
-            if lead[c] >= 0:
-                j = lead[c]
-                bound += value[j]
-                for r in range(resources):
-                    slope[r] -= p.demand[j, pick[j], r]
-        if bound < best:
-            best = bound
-            for r in range(resources):
-                price[r] = trial[r]
-            for j in range(lo, hi):
-                extra[j] = value[j]
-        if best <= 1.0:
-            break
-        steep = 0.0
-        for r in range(resources):
-            slope[r] /= p.capacity[r] if p.capacity[r] > 0.0 else 1.0
-            if trial[r] <= 0.0 and slope[r] > 0.0:
-                slope[r] = 0.0
-            steep += slope[r] * slope[r]
-        if steep <= 1e-12:
-            break
-        for r in range(resources):
-            cap = p.capacity[r] if p.capacity[r] > 0.0 else 1.0
-            trial[r] = max(0.0, trial[r] - (bound - 1.0) / steep * slope[r] / cap)
-    return best
-
-
-@kernel
 def still_to_earn(first: int, size: int, candidates: Ints, chain: Ints, top: Floats,
-                  density: Floats, extra: Floats, price: Floats, free: Floats,
-                  lead: Ints) -> float:  # fmt: skip
-    """Most that candidates first:size can add, one per chain: by their top values, within the
-    priced resources, and within each resource at their best value per unit."""
-    by_price = 0.0
-    by_top = 0.0
-    for r in range(price.shape[0]):
-        by_price += price[r] * free[r]
+                  density: Floats, free: Floats, taken: Ints) -> float:  # fmt: skip
+    """Most that candidates first:size can add: one per chain at its top value and, on each
+    resource, no more than their best value per unit of what is free."""
+    best = 0.0
     for c in range(first, size):
         j = candidates[c]
-        k = chain[j]
         # Candidates come with falling top value: the first of a chain has its largest.
-        if lead[k] < 0:
-            lead[k] = j
-            by_top += top[j]
-            by_price += extra[j]
-        elif extra[j] > extra[lead[k]]:
-            by_price += extra[j] - extra[lead[k]]
-            lead[k] = j
+        if taken[chain[j]] == 0:
+            taken[chain[j]] = 1
+            best += top[j]
     for c in range(first, size):
-        lead[chain[candidates[c]]] = -1
-    best = min(by_top, by_price)
-    for r in range(price.shape[0]):
+        taken[chain[candidates[c]]] = 0
+    for r in range(free.shape[0]):
         dearest = 0.0
         for c in range(first, size):
             dearest = max(dearest, density[candidates[c], r])
@@ -146,7 +69,7 @@ def still_to_earn(first: int, size: int, candidates: Ints, chain: Ints, top: Flo
 
 @kernel
 def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, weight: Floats,
-                  price: Floats, limit: int, found: Ints, found_size: Ints) -> float:  # fmt: skip
+                  limit: int, found: Ints, found_size: Ints) -> float:  # fmt: skip
     """Search the feasible sets for those that earn more than 1 under `weight`.
 
     For each operator, the best such set in which it comes first goes to a row of `found` as pairs
@@ -154,21 +77,16 @@ def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, we
     least 1; it is exact unless some operator's search passes `limit` nodes.
     """
     m = hi - lo
-    resources = p.capacity.shape[0]
-    for root in range(m):
-        found_size[root] = 0
-    goal = 1.0 + IMPROVING
-    extra = np.zeros(hi)
-    if price_resources(lo, hi, p, chain, weight, price, extra) <= goal:
-        return goal
+    duration, options, count, load = p.duration, p.options, p.count, p.load
+    resources = load.shape[2]
     top = np.zeros(hi)
     density = np.zeros((hi, resources))
     for j in range(lo, hi):
         top[j] = weight[j] / p.fastest[j]
-        for c in range(p.count[j]):
-            o = p.options[j, c]
+        for c in range(count[j]):
+            o = options[j, c]
             for r in range(resources):
-                need = p.duration[j, o] * p.demand[j, o, r]
+                need = duration[j, o] * load[j, o, r]
                 density[j, r] = max(density[j, r], weight[j] / need if need > 0.0 else np.inf)
     order = falling(top, lo, hi)
     candidates = np.zeros((m + 1, m), np.int64)
@@ -178,9 +96,12 @@ def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, we
     path = np.zeros(2 * m, np.int64)
     earned = np.zeros(m + 1)
     free = np.zeros((m + 1, resources))
-    lead = np.full(m, -1, np.int64)
+    taken = np.zeros(m, np.int64)
+    goal = 1.0 + IMPROVING
     highest = goal
+    zero = np.int64(0)
     for root in range(m):
+        found_size[root] = 0
         nodes = 0
         best = goal
         candidates[0, 0] = order[root]
@@ -188,7 +109,7 @@ def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, we
         at[0] = 0
         choice[0] = 0
         for r in range(resources):
-            free[0, r] = p.capacity[r]
+            free[0, r] = 1.0
         depth = 0
         while depth >= 0:
             if at[depth] >= size[depth]:
@@ -196,26 +117,26 @@ def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, we
                 continue
             j = candidates[depth, at[depth]]
             c = choice[depth]
-            if c >= p.count[j] or top[j] <= 0.0:
+            if c >= count[j] or top[j] <= 0.0:
                 at[depth] += 1
                 choice[depth] = 0
                 if depth > 0:
                     rest = still_to_earn(at[depth], size[depth], candidates[depth], chain, top,
-                                         density, extra, price, free[depth], lead)  # fmt: skip
+                                         density, free[depth], taken)  # fmt: skip
                     if earned[depth] + rest <= best:
                         at[depth] = size[depth]
                 continue
             choice[depth] += 1
-            o = p.options[j, c]
+            o = options[j, c]
             fits = True
             for r in range(resources):
-                if p.demand[j, o, r] > free[depth, r]:
+                if load[j, o, r] > free[depth, r] + ROUNDING:
                     fits = False
                     break
             if not fits:
                 continue
             nodes += 1
-            total = earned[depth] + weight[j] / p.duration[j, o]
+            total = earned[depth] + weight[j] / duration[j, o]
             path[2 * depth] = j
             path[2 * depth + 1] = o
             if total > best:
@@ -224,23 +145,20 @@ def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, we
                 for i in range(2 * depth + 2):
                     found[root, i] = path[i]
             below = depth + 1
-            number = 0
-            if depth == 0:
-                for other in range(root + 1, m):
-                    if not ordered[j, order[other]]:
-                        candidates[below, number] = order[other]
-                        number += 1
-            else:
-                for other in range(at[depth] + 1, size[depth]):
-                    if not ordered[j, candidates[depth, other]]:
-                        candidates[below, number] = candidates[depth, other]
-                        number += 1
+            number = zero
+            others = order if depth == 0 else candidates[depth]
+            begin = root + 1 if depth == 0 else at[depth] + 1
+            end = m if depth == 0 else size[depth]
+            for c in range(begin, end):
+                if not ordered[j, others[c]]:
+                    candidates[below, number] = others[c]
+                    number += 1
             if number == 0:
                 continue
             for r in range(resources):
-                free[below, r] = free[depth, r] - p.demand[j, o, r]
-            rest = still_to_earn(0, number, candidates[below], chain, top, density, extra,
-                                 price, free[below], lead)  # fmt: skip
+                free[below, r] = free[depth, r] - load[j, o, r]
+            rest = still_to_earn(zero, number, candidates[below], chain, top, density, free[below],
+                                 taken)  # fmt: skip
             if total + rest <= best:
                 continue
             if nodes > limit:
@@ -317,7 +235,6 @@ def subset_bound(lo: int, hi: int, p: Instance, ordered: Bools, start: Floats, o
     column = np.zeros(m)
     trial = np.zeros(hi)
     chain = chains(lo, hi, ordered)
-    price = np.zeros(p.capacity.shape[0])
     best = 0.0
     for _ in range(60 * m):
         objective = 0.0
@@ -349,8 +266,7 @@ def subset_bound(lo: int, hi: int, p: Instance, ordered: Bools, start: Floats, o
             for i in range(m):
                 trial[lo + i] = max(dual[i], 0.0) * p.fastest[lo + i]
                 total += trial[lo + i]
-            highest = price_subsets(lo, hi, p, ordered, chain, trial, price, limit, found,
-                                    found_size)  # fmt: skip
+            highest = price_subsets(lo, hi, p, ordered, chain, trial, limit, found, found_size)
             if total / highest > best:
                 best = total / highest
                 for j in range(lo, hi):

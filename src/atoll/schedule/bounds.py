@@ -1,0 +1,167 @@
+"""The allotment bound: a linear programme that chooses options fractionally.
+
+Operator j runs a fraction f[j, o] of itself in option o. Then its duration is the mean of those of
+its options, starts s[j] follow the precedence on these durations, and on every resource the work
+of all operators, or of those that lie behind (ahead of) one of them, fits the time that is left:
+
+    min T   s.t.  sum_o f[j, o] = 1
+                  s[j] >= s[i] + sum_o duration[i, o] f[i, o]         i before j
+                  T    >= s[j] + sum_o duration[j, o] f[j, o]
+                  T - end[i] >= work on r of the descendants of i     windows; all: T >= work
+                  s[j]       >= work on r of the ancestors of j
+
+Any schedule with its options satisfies all rows, so T bounds the makespan (the relaxation behind
+the allotment phase of Jansen and Zhang 2006, with windows added). It sees neither that options are
+not mixed nor which operators fit together; `subset_kernels` sees the latter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from atoll.schedule.bound_kernels import Bools, Floats, Instance
+
+@dataclass(frozen=True)
+class AllotmentBound:
+    """The bound, and what guides a search: the options that attain it and weights that prove it."""
+
+    lower_bound_s: float
+    binding: str  # "critical path", "<resource> work", "<resource> work in a window"
+    fraction: Floats  # (operators, options)
+    weight_s: Floats  # (operators,): no feasible set of operators earns more than 1 per second
+
+
+class _Rows:
+    """Inequalities sum(value x variable) <= right, collected entry by entry."""
+
+    def __init__(self) -> None:
+        self.row: list[int] = []
+        self.column: list[int] = []
+        self.value: list[float] = []
+        self.name: list[str] = []
+
+    def add(self, name: str, entries: list[tuple[int, float]]) -> None:
+        for column, value in entries:
+            self.row.append(len(self.name))
+            self.column.append(column)
+            self.value.append(value)
+        self.name.append(name)
+
+
+def allotment_bound(
+    p: Instance, before: Bools, *, names: tuple[str, ...], windows: bool = True
+) -> AllotmentBound:
+    """Solve the programme for a whole instance; `before[j, i]` says that i precedes j."""
+    n, width = p.duration.shape
+    resources = p.capacity.shape[0]
+    scale = float(p.fastest.max())
+    index = np.full((n, width), -1, dtype=np.int64)
+    for j in range(n):
+        for o in p.options[j, : p.count[j]]:
+            index[j, o] = index.max() + 1
+    fractions = int(index.max()) + 1
+    start = fractions + np.arange(n)
+    span = fractions + n
+
+    def length(j: int) -> list[tuple[int, float]]:
+        chosen = p.options[j, : p.count[j]]
+        return [(int(index[j, o]), float(p.duration[j, o]) / scale) for o in chosen]
+
+    def work(members: NDArray[np.int64], r: int) -> list[tuple[int, float]]:
+        return [
+            (int(index[j, o]), float(p.duration[j, o] * p.load[j, o, r]) / scale)
+            for j in members
+            for o in p.options[j, : p.count[j]]
+            if p.load[j, o, r] > 0.0
+        ]
+
+    rows = _Rows()
+    everything = np.arange(n)
+    for j in range(n):
+        for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+            i = int(p.pred_idx[e])
+            rows.add("critical path", [*length(i), (start[i], 1.0), (start[j], -1.0)])
+        rows.add("critical path", [*length(j), (start[j], 1.0), (span, -1.0)])
+    used = [r for r in range(resources) if p.work[:, r].sum() > 0.0]
+    for r in used:
+        rows.add(f"{names[r]} work", [*work(everything, r), (span, -1.0)])
+    for j in range(n if windows else 0):
+        after = np.flatnonzero(before[:, j])
+        ahead = np.flatnonzero(before[j])
+        for r in used:
+            name = f"{names[r]} work in a window"
+            if after.size > 1:
+                rows.add(name, [*length(j), *work(after, r), (start[j], 1.0), (span, -1.0)])
+            if ahead.size > 1:
+                rows.add(name, [*work(ahead, r), (start[j], -1.0)])
+    cost = np.zeros(span + 1)
+    cost[span] = 1.0
+    owner = np.repeat(everything, p.count)
+    equal = coo_array((np.ones(fractions), (owner, np.arange(fractions))), shape=(n, span + 1))
+    matrix = coo_array((rows.value, (rows.row, rows.column)), shape=(len(rows.name), span + 1))
+    result = linprog(
+        cost,
+        A_ub=matrix.tocsr(),
+        b_ub=np.zeros(len(rows.name)),
+        A_eq=equal.tocsr(),
+        b_eq=np.ones(n),
+        method="highs",
+    )
+    if result.status != 0:
+        raise ArithmeticError(f"the allotment programme was not solved: {result.message}")
+    dual = np.maximum(0.0, -np.asarray(result.ineqlin.marginals))
+    chosen = np.asarray(result.eqlin.marginals)
+    # The dual value less what infeasible reduced costs could gain is a bound whatever the solver's
+    # tolerances (Neumaier and Shcherbina 2004): fractions are at most 1, times at most the sum of
+    # all shortest durations.
+    reduced = cost + matrix.T @ dual - equal.T @ chosen
+    largest = np.append(np.ones(fractions), np.full(n + 1, p.fastest.sum() / scale))
+    value = float(chosen.sum() + np.minimum(0.0, reduced) @ largest) * scale
+    share: dict[str, float] = {}
+    for name, amount in zip(rows.name, dual, strict=True):
+        share[name] = share.get(name, 0.0) + float(amount)
+    fraction = np.zeros((n, width))
+    fraction[index >= 0] = np.asarray(result.x)[index[index >= 0]]
+    price = np.array([share.get(f"{names[r]} work", 0.0) for r in range(resources)])
+    return AllotmentBound(
+        lower_bound_s=value,
+        binding=max(share, key=lambda name: share[name]),
+        fraction=fraction,
+        weight_s=path_and_work_weights(p, price),
+    )
+
+
+def path_and_work_weights(p: Instance, price: Floats) -> Floats:
+    """Valid weights of operators from prices of resources that add up to at most 1.
+
+    What the prices leave of 1 goes to one path: an operator on it earns that much per second more.
+    Operators that run together share the resources and hold at most one of the path, so they earn
+    at most 1; an operator is worth its cheapest option. The path is the one that gains the most.
+    """
+    n = p.duration.shape[0]
+    price = np.maximum(price, 0.0)
+    price = price / max(1.0, float(price.sum()))
+    path_price = 1.0 - float(price.sum())
+    off, on = np.zeros(n), np.zeros(n)
+    gain, via = np.zeros(n), np.full(n, -1, dtype=np.int64)
+    for j in range(n):
+        o = p.options[j, : p.count[j]]
+        rate = p.load[j, o, : price.size] @ price
+        off[j] = (p.duration[j, o] * rate).min()
+        on[j] = (p.duration[j, o] * (rate + path_price)).min()
+        before = p.pred_idx[p.pred_ptr[j] : p.pred_ptr[j + 1]]
+        if before.size:
+            via[j] = before[gain[before].argmax()]
+            gain[j] = gain[via[j]]
+        gain[j] += on[j] - off[j]
+    weight = off.copy()
+    j = int(gain.argmax()) if n else -1
+    while j >= 0:
+        weight[j] = on[j]
+        j = int(via[j])
+    return weight
