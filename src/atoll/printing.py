@@ -61,7 +61,7 @@ def print_result(result: SearchResult) -> None:
             f"{plan.tokens_per_s_per_device:,.0f} tokens/s a device, MFU {plan.mfu:.1%}, "
             f"{plan.power_W:.0f} W a device, {plan.energy_per_token_J * 1e3:.2f} mJ a token"
         )
-        _print_placement(console, plan.placement)
+        _print_placement(console, plan.placement, plan.replay_difference)
     if result.baselines:
         _print_baselines(console, result)
     for against, front in result.pareto.items():
@@ -75,7 +75,7 @@ def print_result(result: SearchResult) -> None:
     )
 
 
-def _print_placement(console: Console, placement: Placement) -> None:
+def _print_placement(console: Console, placement: Placement, replayed: float) -> None:
     console.print(
         f"Placement    pipeline {placement.pipeline} x tensor {placement.tensor} x data "
         f"{placement.data} = {placement.devices} devices, microbatch {placement.microbatch}, "
@@ -87,7 +87,10 @@ def _print_placement(console: Console, placement: Placement) -> None:
         f"{name} {format_bytes(value)}" for name, value in worst.memory_bytes.items() if value
     )
     console.print(f"Memory       {format_bytes(worst.total_memory_bytes)} at most: {parts}")
-    console.print(f"Step         {format_seconds(placement.step_time_s)}")
+    console.print(
+        f"Step         {format_seconds(placement.step_time_s)} (replayed event by event: "
+        f"{replayed:+.2%})"
+    )
     _print_bars(console, placement.time_parts_s, placement.step_time_s)
 
 

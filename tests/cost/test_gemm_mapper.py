@@ -57,8 +57,8 @@ def every_mapping(
 ) -> Iterator[Candidate]:
     limit = chip.tensor_cores
     for streams, rows, columns in (("m", product.m, product.n), ("n", product.n, product.m)):
-        for by_batch in powers_of_two(limit):
-            for by_rows in powers_of_two(limit // by_batch):
+        for by_batch in powers_of_two(min(limit, 2 * product.batch - 1)):
+            for by_rows in powers_of_two(min(limit // by_batch, 2 * rows - 1)):
                 left = limit // (by_batch * by_rows)
                 busy = min(left, ceil_div(columns, chip.width))
                 for by_columns in sorted({*powers_of_two(left), left, busy}):

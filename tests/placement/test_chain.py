@@ -94,9 +94,9 @@ def systems(draw: st.DrawFn) -> System:
     cuts = draw(st.lists(small, min_size=1, max_size=2))
     slopes = draw(st.lists(small, min_size=1, max_size=2))
     degrees = range(devices + 1)
-    table = st.lists(
-        st.tuples(small, small), min_size=devices + 1, max_size=devices + 1
-    ).map(np.array)
+    table = st.lists(st.tuples(small, small), min_size=devices + 1, max_size=devices + 1).map(
+        np.array
+    )
     return System(
         devices=devices,
         tensor=draw(st.sampled_from([1, 1, 2, 3])),
@@ -135,9 +135,7 @@ def needed_bytes(
         + min(len(starts) - number, rounds) * kept[first:last].sum()
         + rebuilt * chain.block[first:last].any()
         + 2.0 * chain.boundary_bytes[first]
-        for number, (first, last) in enumerate(
-            zip(starts, (*starts[1:], len(kept)), strict=True)
-        )
+        for number, (first, last) in enumerate(zip(starts, (*starts[1:], len(kept)), strict=True))
     )
 
 
@@ -166,9 +164,7 @@ def test_only_plans_below_the_cutoff_are_found(
     if best is None or best.step_time_s >= cutoff_s:
         assert below is None
     else:
-        assert below is not None and below.step_time_s == pytest.approx(
-            best.step_time_s, rel=EXACT
-        )
+        assert below is not None and below.step_time_s == pytest.approx(best.step_time_s, rel=EXACT)
 
 
 @settings(max_examples=60, deadline=None)
@@ -204,9 +200,7 @@ def test_a_smaller_sum_of_loads_is_kept_beside_a_smaller_largest_load() -> None:
 
 
 def test_blocks_of_unequal_times_are_not_taken_for_equal_ones() -> None:
-    chain = plain_chain(
-        time_s=[1.0, 1.0, 1.0, 3.0], boundary_bytes=[0.0, 0.0, 0.0, 99.0, 0.0]
-    )
+    chain = plain_chain(time_s=[1.0, 1.0, 1.0, 3.0], boundary_bytes=[0.0, 0.0, 0.0, 99.0, 0.0])
     system = plain_system(devices=2, microbatches=9)._replace(
         cut_s_per_byte=np.ones(3), reduce_s=np.array([[0.0] * 2, [0.0] * 2, [15.0] * 2])
     )

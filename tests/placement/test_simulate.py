@@ -165,9 +165,7 @@ def test_the_replay_exceeds_the_estimate_only_by_unmatched_passes(
 ) -> None:
     forward_s, backward_s, transfer_s, microbatches = case
     longest_s = max(transfer_s, default=0.0)
-    unmatched_s = (
-        max(*forward_s, longest_s) + max(*backward_s, longest_s) - max(loads_s(*case[:3]))
-    )
+    unmatched_s = max(*forward_s, longest_s) + max(*backward_s, longest_s) - max(loads_s(*case[:3]))
     passes = max(0, min(len(forward_s) - 2, microbatches - 1))
     bound_s = estimate_s(*case) + passes * max(0.0, unmatched_s)
     assert simulate_pipeline(*case).makespan_s <= bound_s + ROUNDING

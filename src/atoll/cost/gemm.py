@@ -5,9 +5,9 @@ stationary systolic array of `depth` rows (reduction) by `width` columns (output
 
 * Orientation: the rows of A stream past resident tiles of B, or the columns of B past tiles of A.
   Below, A is the operand that streams and B the one that rests.
-* Cores split the batch and the streamed rows by powers of two, the columns by a power of two or by
-  all cores that are left and have columns to work on. What does not divide is padded: each core
-  takes the ceiling of its share.
+* Cores split the batch and the streamed rows by powers of two (up to the first that leaves one
+  each), the columns by a power of two or by all cores that are left and have columns to work on.
+  What does not divide is padded: each core takes the ceiling of its share.
 * Core: its rows stream in chunks of even size that fit its buffer (double-buffered 2-byte inputs
   and 4-byte accumulators: 4 depth + 4 width bytes a row), in the fewest such chunks or two, four,
   ... times as many. A resident tile takes a cycle a row, but at least `depth` a chunk: the next

@@ -122,7 +122,8 @@ class Priced:
             return describe_flat(variant.facts, plan, self.setting.network, variant.microbatches)
         times = pass_s[: variant.layers]
         chain = make_chain(variant.facts, times.sum(axis=1), self.operators_s(chip, variant))
-        return describe(variant.facts, chain, self._system(chip, variant, memory), plan)
+        system = self._system(chip, variant, memory)
+        return describe(variant.facts, chain, system, plan, times[:, 0])
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
         """The scheduling problem of one pass on one chip."""

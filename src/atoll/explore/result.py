@@ -72,6 +72,8 @@ class ModelPlan:
     power_W: float
     energy_per_token_J: float
     energy_parts_J: Mapping[str, float]
+    replay_difference: float
+    """The pipeline replayed event by event, against the searched model's step: relative."""
     layers: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     """Where each layer's time goes, operator by operator."""
 
@@ -87,6 +89,7 @@ class ModelPlan:
             "power_W": self.power_W,
             "energy_per_token_J": self.energy_per_token_J,
             "energy_parts_J": dict(self.energy_parts_J),
+            "replay_difference": self.replay_difference,
             "layers": list(self.layers),
         }
 

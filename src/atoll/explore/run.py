@@ -24,6 +24,7 @@ from atoll.explore.workloads import Variants, make_variants, make_workload
 from atoll.hardware import Space, load_network, peak_power_W
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.placement.chain import get_optimizer
+from atoll.placement.simulate import replay
 from atoll.profile import Profile, get_profile
 from atoll.units import format_bytes
 
@@ -260,6 +261,7 @@ class _Finder:
             power_W=energy.power_W,
             energy_per_token_J=energy.per_token_J,
             energy_parts_J=energy.parts_J,
+            replay_difference=replay(placement).difference,
             layers=layers,
         )
 

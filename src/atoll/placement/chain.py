@@ -94,9 +94,7 @@ def chain_facts(model: Model, recompute: str) -> ChainFacts:
         parameters=np.array([float(layers[k].parameters) for k in kind]),
         block=kind == block_kind,
         # Nothing enters the first layer from another stage, and nothing leaves the last.
-        boundary_bytes=np.array(
-            [0.0, *(float(layers[k].boundary_bytes) for k in kind[:-1]), 0.0]
-        ),
+        boundary_bytes=np.array([0.0, *(float(layers[k].boundary_bytes) for k in kind[:-1]), 0.0]),
         block_kind=block_kind,
         choices=choices,
         kept_bytes=np.array([float(choice.kept_bytes) for choice in choices]),

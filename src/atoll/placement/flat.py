@@ -152,9 +152,7 @@ def _parts(table: LayerTable, tensor: int, first: int, last: int, from_end: int)
     )
 
 
-def chain_stage(
-    table: LayerTable, tensor: int, first: int, last: int, from_end: int
-) -> TableStage:
+def chain_stage(table: LayerTable, tensor: int, first: int, last: int, from_end: int) -> TableStage:
     """Layers first..last-1 of a table that is a chain, as a stage of it."""
     parts = _parts(table, tensor, first, last, from_end)
     return TableStage(

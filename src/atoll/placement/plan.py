@@ -86,8 +86,7 @@ class Placement:
                     "recompute_s": stage.recompute_s,
                     "transfer_s": stage.transfer_s,
                     "recompute": stage.recompute,
-                    "memory_bytes": dict(stage.memory_bytes)
-                    | {"total": stage.total_memory_bytes},
+                    "memory_bytes": dict(stage.memory_bytes) | {"total": stage.total_memory_bytes},
                 }
                 for stage in self.stages
             ],

@@ -63,9 +63,7 @@ def keep_choices(layer: Layer) -> tuple[KeepChoice, ...]:
     )
 
 
-def _rerun(
-    layer: Layer, kept: dict[str, NDArray[np.bool_]], fixed: set[str]
-) -> NDArray[np.bool_]:
+def _rerun(layer: Layer, kept: dict[str, NDArray[np.bool_]], fixed: set[str]) -> NDArray[np.bool_]:
     """(subsets, operators): which operators rebuild the dropped tensors of every subset.
 
     From the last operator to the first: one runs again if it writes a dropped tensor, or one that

@@ -127,41 +127,45 @@ def allotment_bound(
         share[name] = share.get(name, 0.0) + float(amount)
     fraction = np.zeros((n, width))
     fraction[index >= 0] = np.asarray(result.x)[index[index >= 0]]
-    price = np.array([share.get(f"{names[r]} work", 0.0) for r in range(resources)])
     return AllotmentBound(
         lower_bound_s=value,
         binding=max(share, key=lambda name: share[name]),
         fraction=fraction,
-        weight_s=path_and_work_weights(p, price),
+        weight_s=_weights(p, rows, dual, names),
     )
 
 
-def path_and_work_weights(p: Instance, price: Floats) -> Floats:
-    """Valid weights of operators from prices of resources that add up to at most 1.
+def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> Floats:
+    """Valid weights of operators from the dual variables of precedence and work.
 
-    What the prices leave of 1 goes to one path: an operator on it earns that much per second more.
-    Operators that run together share the resources and hold at most one of the path, so they earn
-    at most 1; an operator is worth its cheapest option. The path is the one that gains the most.
+    The duals of the precedence rows are a flow along the edges. Operators that run together are on
+    different paths, so the flow through them is at most the whole flow; the work they do on a
+    resource is at most its price. Operator j may thus earn its flow plus its priced loads per
+    second, and is worth its cheapest option, once flow and prices are scaled to add up to 1.
     """
     n = p.duration.shape[0]
-    price = np.maximum(price, 0.0)
-    price = price / max(1.0, float(price.sum()))
-    path_price = 1.0 - float(price.sum())
-    off, on = np.zeros(n), np.zeros(n)
-    gain, via = np.zeros(n), np.full(n, -1, dtype=np.int64)
+    price = np.zeros(p.capacity.shape[0])
+    inflow, outflow = np.zeros(n), np.zeros(n)
+    at = 0
+    for j in range(n):
+        for e in range(p.pred_ptr[j], p.pred_ptr[j + 1]):
+            outflow[p.pred_idx[e]] += dual[at]
+            inflow[j] += dual[at]
+            at += 1
+        outflow[j] += dual[at]
+        at += 1
+    for r in range(price.size):
+        price[r] = sum(
+            value
+            for name, value in zip(rows.name, dual, strict=True)
+            if name == f"{names[r]} work"
+        )
+    through = np.maximum(inflow, outflow)  # they differ by what starts here, and by rounding
+    whole = float((through - inflow).sum())
+    total = max(1.0, whole + float(price.sum()))
+    weight = np.zeros(n)
     for j in range(n):
         o = p.options[j, : p.count[j]]
-        rate = p.load[j, o, : price.size] @ price
-        off[j] = (p.duration[j, o] * rate).min()
-        on[j] = (p.duration[j, o] * (rate + path_price)).min()
-        before = p.pred_idx[p.pred_ptr[j] : p.pred_ptr[j + 1]]
-        if before.size:
-            via[j] = before[gain[before].argmax()]
-            gain[j] = gain[via[j]]
-        gain[j] += on[j] - off[j]
-    weight = off.copy()
-    j = int(gain.argmax()) if n else -1
-    while j >= 0:
-        weight[j] = on[j]
-        j = int(via[j])
+        rate = (through[j] + p.load[j, o, : price.size] @ price) / total
+        weight[j] = (p.duration[j, o] * rate).min()
     return weight

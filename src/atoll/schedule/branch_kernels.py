@@ -27,13 +27,15 @@ from atoll.schedule.bound_kernels import (
     Floats,
     Instance,
     Ints,
-    falling,
     heads_and_tails,
 )
 from atoll.schedule.jit import entry, kernel
 
 BINS = 2048
 """Resolution at which nodes of a level are ranked by their bounds."""
+
+MOST_RUNNING = 24
+"""Operators that may run at once in a node; nodes with more count as left out."""
 
 
 class Level(NamedTuple):
@@ -69,22 +71,25 @@ def empty_level(width: int, operators: int, most: int) -> Level:
 
 
 @kernel
-def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, urgent: Ints,
-           cut: float, level: Level, children: Children, number: int, busy: Bools,
-           tried: Bools, free: Floats) -> tuple[int, float]:  # fmt: skip
+def expand(
+    v: int, p: Instance, weight: Floats, tail: Floats, cut: float, level: Level,
+    children: Children, number: int, busy: Bools, tried: Bools, free: Floats,
+) -> tuple[int, float]:  # fmt: skip
     """Append the children of node v whose bound is below `cut`.
 
     Returns (new number of children, least bound of those that found no room).
     """
-    duration, demand, count, pred_ptr = p.duration, p.demand, p.count, p.pred_ptr
+    duration, demand, options, count = p.duration, p.demand, p.options, p.count
+    pred_ptr, pred_idx = p.pred_ptr, p.pred_idx
+    n = duration.shape[0]
     resources = free.shape[0]
-    lost = np.inf
-    started = level.started[v]
+    room = children.parent.shape[0]
+    started, operator, option, end = level.started[v], level.operator[v], level.option[v], level.end[v]
     running = level.running[v]
+    lost = np.inf
     waiting = 0.0  # weight, and longest path, of what has not started
     path = 0.0
-    for at in range(hi - lo):
-        j = urgent[at]
+    for j in range(n):
         if not started[j]:
             waiting += weight[j]
             path = max(path, p.fastest[j] + tail[j])
@@ -94,29 +99,28 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
         free[r] = p.capacity[r]
     ends = level.latest[v]
     for x in range(running):
-        j = level.operator[v, x]
+        j = operator[x]
         busy[j] = True
-        ends = max(ends, level.end[v, x] + tail[j])
+        ends = max(ends, end[x] + tail[j])
         for r in range(resources):
-            free[r] -= demand[j, level.option[v, x], r]
+            free[r] -= demand[j, option[x], r]
     ended = 0
     now = level.now[v]
     while True:
         bound = now + waiting
         for x in range(ended, running):
-            j = level.operator[v, x]
-            left = (level.end[v, x] - now) / duration[j, level.option[v, x]]
-            bound += weight[j] * left
+            j = operator[x]
+            bound += weight[j] * (end[x] - now) / duration[j, option[x]]
         bound = max(bound, max(ends, now + path))
         if bound >= cut:
             break
-        for j in range(lo, hi):
+        for j in range(n):
             if started[j]:
                 continue
             ready = True
             for e in range(pred_ptr[j], pred_ptr[j + 1]):
-                i = p.pred_idx[e]
-                if i >= lo and (busy[i] or not started[i]):
+                i = pred_idx[e]
+                if busy[i] or not started[i]:
                     ready = False
                     break
             if not ready:
@@ -124,7 +128,7 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
             for c in range(count[j]):
                 if tried[j, c]:
                     continue
-                o = p.options[j, c]
+                o = options[j, c]
                 fits = True
                 for r in range(resources):
                     if demand[j, o, r] > free[r]:
@@ -136,7 +140,7 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
                 value = max(bound, now + duration[j, o] + tail[j])
                 if value >= cut:
                     continue
-                if number >= children.parent.shape[0] or running - ended >= level.end.shape[1]:
+                if number >= room or running - ended >= end.shape[0]:
                     lost = min(lost, value)
                     continue
                 children.parent[number] = v
@@ -147,21 +151,22 @@ def expand(v: int, lo: int, hi: int, p: Instance, weight: Floats, tail: Floats, 
                 number += 1
         if ended >= running:
             break
-        now = level.end[v, ended]
-        while ended < running and level.end[v, ended] <= now:
-            j = level.operator[v, ended]
+        now = end[ended]
+        while ended < running and end[ended] <= now:
+            j = operator[ended]
             busy[j] = False
             for r in range(resources):
-                free[r] += demand[j, level.option[v, ended], r]
+                free[r] += demand[j, option[ended], r]
             ended += 1
     for x in range(running):
-        busy[level.operator[v, x]] = False
+        busy[operator[x]] = False
     return number, lost
 
 
 @kernel
-def start_child(c: int, p: Instance, children: Children, level: Level, m: int,
-                below: Level) -> int:  # fmt: skip
+def start_child(
+    c: int, p: Instance, children: Children, level: Level, m: int, below: Level
+) -> int:
     """Write child c as node m of the level below; returns a hash of what has started and runs."""
     v = children.parent[c]
     j = children.operator[c]
@@ -227,21 +232,23 @@ def dominated(m: int, other: int, level: Level) -> bool:
 
 
 @entry
-def branch(lo: int, hi: int, p: Instance, weight: Floats, lower: float, upper: float,
-           tolerance: float, width: int, start: Floats, option: Ints
-           ) -> tuple[float, float, int]:  # fmt: skip
-    """Search operators lo:hi for a schedule shorter than `upper` (1 - tolerance).
+def branch(
+    p: Instance, weight: Floats, upper: float, tolerance: float, width: int, start: Floats,
+    option: Ints,
+) -> tuple[float, float, int]:  # fmt: skip
+    """Search for a schedule shorter than `upper` (1 - tolerance).
 
-    `weight` are valid weights of the feasible-subset bound. Fills start and option if it finds
+    `weight` are valid weights of operators (`subset_kernels`). Fills start and option if it finds
     one. Returns (lower bound, best makespan, nodes kept).
     """
-    m = hi - lo
     n = p.duration.shape[0]
-    most = min(m, 24)
+    most = min(n, MOST_RUNNING)
+    lower = 0.0
+    for j in range(n):
+        lower += weight[j]
     head = np.zeros(n)
     tail = np.zeros(n)
-    heads_and_tails(lo, hi, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
-    urgent = falling(tail, lo, hi)
+    heads_and_tails(0, n, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
     level = empty_level(width, n, most)
     below = empty_level(width, n, most)
     room = 16 * width + 4096
@@ -249,8 +256,8 @@ def branch(lo: int, hi: int, p: Instance, weight: Floats, lower: float, upper: f
         np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64),
         np.zeros(room), np.zeros(room), np.zeros(room, np.int64),
     )  # fmt: skip
-    past = np.zeros((m, width, 3), np.int64)  # parent, operator, option of each kept node
-    past_start = np.zeros((m, width))
+    past = np.zeros((n, width, 3), np.int64)  # parent, operator, option of each kept node
+    past_start = np.zeros((n, width))
     buckets = 1
     while buckets < 2 * width:
         buckets *= 2
@@ -265,11 +272,11 @@ def branch(lo: int, hi: int, p: Instance, weight: Floats, lower: float, upper: f
     zero = np.int64(0)
     kept = zero + 1
     nodes = 0
-    for depth in range(m):
+    for depth in range(n):
         number = zero
         for v in range(kept):
-            number, missed = expand(v, lo, hi, p, weight, tail, urgent, cut, level, children,
-                                    number, busy, tried, free)  # fmt: skip
+            number, missed = expand(v, p, weight, tail, cut, level, children, number, busy, tried,
+                                    free)  # fmt: skip
             lost = min(lost, missed)
         for b in range(BINS):
             bins[b] = -1
@@ -313,7 +320,7 @@ def branch(lo: int, hi: int, p: Instance, weight: Floats, lower: float, upper: f
             best = level.latest[v]
             leaf = v
     if leaf >= 0:
-        for depth in range(m - 1, -1, -1):
+        for depth in range(n - 1, -1, -1):
             j = past[depth, leaf, 1]
             start[j] = past_start[depth, leaf]
             option[j] = past[depth, leaf, 2]

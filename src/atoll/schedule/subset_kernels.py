@@ -22,22 +22,26 @@ from atoll.schedule.jit import entry, kernel
 IMPROVING = 1e-8
 """A set must earn this much more than 1 to count as improving."""
 
+PATIENCE = 2000
+"""Nodes of the search for sets that start with one operator, before it settles for a bound."""
+
 ROUNDING = 1e-12
 """Loads are sums of quotients: what fits may seem to miss by this much, never the other way."""
 
 
 @kernel
-def chains(lo: int, hi: int, ordered: Bools) -> Ints:
-    """Cover lo:hi by chains of ordered operators, greedily; returns the chain of each."""
-    chain = np.zeros(hi, np.int64)
-    for j in range(lo, hi):
+def chains(ordered: Bools) -> Ints:
+    """Cover the operators by chains of ordered ones, greedily; returns the chain of each."""
+    n = ordered.shape[0]
+    chain = np.zeros(n, np.int64)
+    for j in range(n):
         chain[j] = -1
     number = 0
-    for j in range(lo, hi):
+    for j in range(n):
         if chain[j] >= 0:
             continue
         last = j
-        for i in range(j, hi):
+        for i in range(j, n):
             if chain[i] < 0 and (i == j or ordered[last, i]):
                 chain[i] = number
                 last = i
@@ -46,8 +50,10 @@ def chains(lo: int, hi: int, ordered: Bools) -> Ints:
 
 
 @kernel
-def still_to_earn(first: int, size: int, candidates: Ints, chain: Ints, top: Floats,
-                  density: Floats, free: Floats, taken: Ints) -> float:  # fmt: skip
+def still_to_earn(
+    first: int, size: int, candidates: Ints, chain: Ints, top: Floats, density: Floats,
+    free: Floats, taken: Ints,
+) -> float:  # fmt: skip
     """Most that candidates first:size can add: one per chain at its top value and, on each
     resource, no more than their best value per unit of what is free."""
     best = 0.0
@@ -68,39 +74,41 @@ def still_to_earn(first: int, size: int, candidates: Ints, chain: Ints, top: Flo
 
 
 @kernel
-def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, weight: Floats,
-                  limit: int, found: Ints, found_size: Ints) -> float:  # fmt: skip
+def price_subsets(
+    p: Instance, ordered: Bools, chain: Ints, weight: Floats, found: Ints, found_size: Ints
+) -> tuple[float, int]:
     """Search the feasible sets for those that earn more than 1 under `weight`.
 
     For each operator, the best such set in which it comes first goes to a row of `found` as pairs
-    operator, option (found_size 0: none). Returns an upper bound on the earnings of every set, at
-    least 1; it is exact unless some operator's search passes `limit` nodes.
+    operator, option (found_size 0: none). Returns (upper bound on the earnings of every set, at
+    least 1, nodes of the search); the bound is exact unless an operator's search passes PATIENCE.
     """
-    m = hi - lo
     duration, options, count, load = p.duration, p.options, p.count, p.load
+    n = duration.shape[0]
     resources = load.shape[2]
-    top = np.zeros(hi)
-    density = np.zeros((hi, resources))
-    for j in range(lo, hi):
+    top = np.zeros(n)
+    density = np.zeros((n, resources))
+    for j in range(n):
         top[j] = weight[j] / p.fastest[j]
         for c in range(count[j]):
             o = options[j, c]
             for r in range(resources):
                 need = duration[j, o] * load[j, o, r]
                 density[j, r] = max(density[j, r], weight[j] / need if need > 0.0 else np.inf)
-    order = falling(top, lo, hi)
-    candidates = np.zeros((m + 1, m), np.int64)
-    size = np.zeros(m + 1, np.int64)
-    at = np.zeros(m + 1, np.int64)  # candidate and option under trial at each depth
-    choice = np.zeros(m + 1, np.int64)
-    path = np.zeros(2 * m, np.int64)
-    earned = np.zeros(m + 1)
-    free = np.zeros((m + 1, resources))
-    taken = np.zeros(m, np.int64)
+    order = falling(top, 0, n)
+    candidates = np.zeros((n + 1, n), np.int64)
+    size = np.zeros(n + 1, np.int64)
+    at = np.zeros(n + 1, np.int64)  # candidate and option under trial at each depth
+    choice = np.zeros(n + 1, np.int64)
+    path = np.zeros(2 * n, np.int64)
+    earned = np.zeros(n + 1)
+    free = np.zeros((n + 1, resources))
+    taken = np.zeros(n, np.int64)
     goal = 1.0 + IMPROVING
     highest = goal
     zero = np.int64(0)
-    for root in range(m):
+    visited = 0
+    for root in range(n):
         found_size[root] = 0
         nodes = 0
         best = goal
@@ -148,7 +156,7 @@ def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, we
             number = zero
             others = order if depth == 0 else candidates[depth]
             begin = root + 1 if depth == 0 else at[depth] + 1
-            end = m if depth == 0 else size[depth]
+            end = n if depth == 0 else size[depth]
             for c in range(begin, end):
                 if not ordered[j, others[c]]:
                     candidates[below, number] = others[c]
@@ -161,7 +169,7 @@ def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, we
                                  taken)  # fmt: skip
             if total + rest <= best:
                 continue
-            if nodes > limit:
+            if nodes > PATIENCE:
                 highest = max(highest, total + rest)
                 continue
             size[below] = number
@@ -170,145 +178,155 @@ def price_subsets(lo: int, hi: int, p: Instance, ordered: Bools, chain: Ints, we
             earned[below] = total
             depth = below
         highest = max(highest, best)
-    return highest
+        visited += nodes
+    return highest, visited
 
 
 @kernel
-def running_at(lo: int, hi: int, p: Instance, ordered: Bools, start: Floats, option: Ints,
-               when: float, pairs: Ints) -> int:  # fmt: skip
+def running_at(
+    p: Instance, ordered: Bools, start: Floats, option: Ints, when: float, pairs: Ints
+) -> int:
     """The feasible set that a schedule runs at a time; returns its size.
 
     Rounded times may show two operators together that only touch: the later one is left out.
     """
-    resources = p.capacity.shape[0]
     size = 0
-    for i in range(lo, hi):
-        if not start[i] <= when < start[i] + p.duration[i, option[i]]:
+    for i in range(start.shape[0]):
+        o = option[i]
+        if not start[i] <= when < start[i] + p.duration[i, o]:
             continue
         fits = True
         for k in range(size):
             fits = fits and not ordered[i, pairs[2 * k]]
-        for r in range(resources):
-            used = p.demand[i, option[i], r]
+        for r in range(p.capacity.shape[0]):
+            used = p.demand[i, o, r]
             for k in range(size):
                 used += p.demand[pairs[2 * k], pairs[2 * k + 1], r]
             fits = fits and used <= p.capacity[r]
         if fits:
             pairs[2 * size] = i
-            pairs[2 * size + 1] = option[i]
+            pairs[2 * size + 1] = o
             size += 1
     return size
 
 
+@kernel
+def exchange(column: Floats, level: Floats, inverse: Floats) -> int:
+    """One step of the simplex method: bring `column` into the basis; returns the row that leaves
+    (-1: none, which only rounding can cause)."""
+    n = level.shape[0]
+    leave = -1
+    ratio = np.inf
+    for b in range(n):
+        if column[b] > 1e-11 and level[b] < ratio * column[b]:
+            ratio = level[b] / column[b]
+            leave = b
+    if leave < 0:
+        return leave
+    for i in range(n):
+        inverse[leave, i] /= column[leave]
+    level[leave] = ratio
+    for b in range(n):
+        if b != leave and column[b] != 0.0:
+            level[b] = max(0.0, level[b] - ratio * column[b])
+            for i in range(n):
+                inverse[b, i] -= column[b] * inverse[leave, i]
+    return leave
+
+
 @entry
-def subset_bound(lo: int, hi: int, p: Instance, ordered: Bools, start: Floats, option: Ints,
-                 enough: float, limit: int, weight: Floats) -> float:  # fmt: skip
-    """Solve the linear programme for operators lo:hi by column generation (revised simplex method).
+def subset_bound(
+    p: Instance, ordered: Bools, start: Floats, option: Ints, enough: float, budget: int,
+    weight: Floats,
+) -> tuple[float, bool]:  # fmt: skip
+    """Solve the linear programme by column generation (revised simplex method).
 
     `start` and `option` are a feasible schedule, whose sets make a good first pool. Fills `weight`
-    with valid weights of operators and returns their sum, the bound; stops early at `enough`.
+    with valid weights and returns (their sum, which is the bound; whether it is the optimum). Stops
+    early when the bound reaches `enough`, or after `budget` nodes of the search for sets.
     """
-    m = hi - lo
-    room = 40 * m + 100
-    pool = np.zeros((room, 2 * m), np.int64)
+    duration, fastest = p.duration, p.fastest
+    n = fastest.shape[0]
+    room = 40 * n + 100
+    pool = np.zeros((room, 2 * n), np.int64)
     pool_size = np.zeros(room, np.int64)
-    found = np.zeros((m, 2 * m), np.int64)
-    found_size = np.zeros(m, np.int64)
-    pooled = 0
-    for j in range(lo, hi):
-        pool[pooled, 0] = j
-        pool[pooled, 1] = p.options[j, 0]
-        pool_size[pooled] = 1
-        pooled += 1
-    for j in range(lo, hi):
-        pool_size[pooled] = running_at(lo, hi, p, ordered, start, option, start[j], pool[pooled])
-        pooled += 1
+    found = np.zeros((n, 2 * n), np.int64)
+    found_size = np.zeros(n, np.int64)
+    pooled = 2 * n
     # Rows are scaled by the shortest durations: the first basis, every operator alone, is unity.
-    inverse = np.zeros((m, m))
-    level = np.zeros(m)  # values of the basic variables
-    basis = np.zeros(m, np.int64)  # column in the pool; below 0: the surplus of row -1 - basis
-    for i in range(m):
-        inverse[i, i] = 1.0
-        level[i] = p.fastest[lo + i]
-        basis[i] = i
-    dual = np.zeros(m)
-    column = np.zeros(m)
-    trial = np.zeros(hi)
-    chain = chains(lo, hi, ordered)
+    inverse = np.zeros((n, n))
+    level = np.zeros(n)  # values of the basic variables
+    basis = np.zeros(n, np.int64)  # column in the pool; below 0: the surplus of row -1 - basis
+    for j in range(n):
+        pool[j, 0] = j
+        pool[j, 1] = p.options[j, 0]
+        pool_size[j] = 1
+        pool_size[n + j] = running_at(p, ordered, start, option, start[j], pool[n + j])
+        inverse[j, j] = 1.0
+        level[j] = fastest[j]
+        basis[j] = j
+    dual = np.zeros(n)
+    column = np.zeros(n)
+    trial = np.zeros(n)
+    chain = chains(ordered)
     best = 0.0
-    for _ in range(60 * m):
+    for _ in range(100 * n):
         objective = 0.0
-        for i in range(m):
-            dual[i] = 0.0
-        for b in range(m):
+        for j in range(n):
+            dual[j] = 0.0
+        for b in range(n):
             if basis[b] >= 0:
                 objective += level[b]
-                for i in range(m):
-                    dual[i] += inverse[b, i]
-        if best >= objective * (1.0 - 1e-6):
-            break
+                for j in range(n):
+                    dual[j] += inverse[b, j]
         gain = IMPROVING
         enter = room
         for c in range(pooled):
             earned = -1.0
             for k in range(pool_size[c]):
                 j = pool[c, 2 * k]
-                earned += dual[j - lo] * p.fastest[j] / p.duration[j, pool[c, 2 * k + 1]]
+                earned += dual[j] * fastest[j] / duration[j, pool[c, 2 * k + 1]]
             if earned > gain:
                 gain = earned
                 enter = c
-        for i in range(m):
-            if -dual[i] > gain:
-                gain = -dual[i]
-                enter = -1 - i
+        for j in range(n):
+            if -dual[j] > gain:
+                gain = -dual[j]
+                enter = -1 - j
         if enter == room:
             total = 0.0
-            for i in range(m):
-                trial[lo + i] = max(dual[i], 0.0) * p.fastest[lo + i]
-                total += trial[lo + i]
-            highest = price_subsets(lo, hi, p, ordered, chain, trial, limit, found, found_size)
-            if total / highest > best:
+            for j in range(n):
+                trial[j] = max(dual[j], 0.0) * fastest[j]
+                total += trial[j]
+            highest, nodes = price_subsets(p, ordered, chain, trial, found, found_size)
+            budget -= nodes
+            if total > best * highest:
                 best = total / highest
-                for j in range(lo, hi):
+                for j in range(n):
                     weight[j] = trial[j] / highest
             added = 0
-            for root in range(m):
+            for root in range(n):
                 if found_size[root] > 0 and pooled < room:
                     pool_size[pooled] = found_size[root]
                     for k in range(2 * found_size[root]):
                         pool[pooled, k] = found[root, k]
                     pooled += 1
                     added += 1
-            if added == 0 or best >= enough:
-                break
+            if best >= objective * (1.0 - 1e-6):
+                return best, True
+            if added == 0 or best >= enough or budget < 0 or pooled == room:
+                return best, False
             continue
-        for b in range(m):
-            column[b] = 0.0
-        if enter < 0:
-            for b in range(m):
-                column[b] = -inverse[b, -1 - enter]
-        else:
+        for b in range(n):
+            column[b] = -inverse[b, -1 - enter] if enter < 0 else 0.0
+        if enter >= 0:
             for k in range(pool_size[enter]):
                 j = pool[enter, 2 * k]
-                entry = p.fastest[j] / p.duration[j, pool[enter, 2 * k + 1]]
-                for b in range(m):
-                    column[b] += inverse[b, j - lo] * entry
-        leave = -1
-        ratio = np.inf
-        for b in range(m):
-            if column[b] > 1e-11 and level[b] < ratio * column[b]:
-                ratio = level[b] / column[b]
-                leave = b
+                part = fastest[j] / duration[j, pool[enter, 2 * k + 1]]
+                for b in range(n):
+                    column[b] += inverse[b, j] * part
+        leave = exchange(column, level, inverse)
         if leave < 0:
             break
-        pivot = column[leave]
-        for i in range(m):
-            inverse[leave, i] /= pivot
-        level[leave] = ratio
         basis[leave] = enter
-        for b in range(m):
-            if b != leave and column[b] != 0.0:
-                level[b] = max(0.0, level[b] - ratio * column[b])
-                for i in range(m):
-                    inverse[b, i] -= column[b] * inverse[leave, i]
-    return best
+    return best, False
