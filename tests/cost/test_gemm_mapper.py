@@ -260,6 +260,16 @@ def describes(found: Mapping, candidate: Candidate) -> bool:
     )
 
 
+def test_a_linear_layer_on_a_chip_with_a_small_buffer() -> None:
+    """A real size: cores of 128 x 128 with 2 MiB want smaller chunks than their buffers hold."""
+    chip = replace(REFERENCE, tensor_cores=16, glb_bytes=2 * MIB, glb_bandwidth_Bpc=256.0)
+    product = Matmul(1, 512, 1024, 2048)
+    candidates = list(every_mapping(product, chip, 0.5, 0.0))
+    least_s = min(c.time_s for c in candidates)
+    assert map_matmul(product, chip).time_s == pytest.approx(least_s, rel=1e-12)
+    assert least_s < 0.7 * min(c.time_s for c in candidates if c.coarsest)
+
+
 @settings(max_examples=200, deadline=None)
 @given(product=products, chip=chips)
 def test_a_product_costs_what_its_transpose_costs(product: Matmul, chip: Accelerator) -> None:
@@ -339,9 +349,7 @@ def test_more_cores_are_never_slower(product: Matmul, chip: Accelerator, factor:
 
 @settings(max_examples=150, deadline=None)
 @given(product=products, chip=chips, factor=st.floats(1.0, 4.0))
-def test_a_larger_buffer_is_never_slower(
-    product: Matmul, chip: Accelerator, factor: float
-) -> None:
+def test_a_larger_buffer_is_never_slower(product: Matmul, chip: Accelerator, factor: float) -> None:
     larger = replace(chip, glb_bytes=int(chip.glb_bytes * factor))
     assert map_matmul(product, larger).time_s <= at_most(map_matmul(product, chip).time_s)
 
@@ -365,7 +373,7 @@ def test_more_bandwidth_is_never_slower(
 def test_a_larger_product_never_takes_fewer_cycles(
     product: Matmul, chip: Accelerator, dimension: str, more: int
 ) -> None:
-    """Of compute, that is: tiles are whole rounds, and a larger product may cut into better ones."""
+    """Of compute, that is: a larger product may cut into better tiles and move fewer bytes."""
     unbound = replace(
         chip,
         glb_bytes=10**15,

@@ -83,13 +83,10 @@ class Chips:
         stacked = np.stack([self.pair_config[indices], self.vector_config[indices]])
         vector_used, vector_config = _renumber(stacked)
         kept = {
-            name: getattr(self, name)[indices]
-            for name in (
-                "design", "tensor_cores", "vector_cores", "hbm_Bps", "glb_Bps", "clock_Hz",
-                "hbm_capacity_bytes", "area_mm2", "peak_flops", "tensor_count", "pair_count",
-                "vector_count",
-            )
-        }  # fmt: skip
+            f.name: getattr(self, f.name)[indices]
+            for f in fields(self)
+            if not f.name.endswith(("_config", "_configs"))
+        }
         return Chips(
             **kept,
             tensor_config=tensor_config,
@@ -106,10 +103,8 @@ C = TypeVar("C", TensorConfigs, VectorConfigs)
 def _renumber(index: IntArray) -> tuple[IntArray, IntArray]:
     """The configurations in use, and the index with their new numbers (-1 stays)."""
     used, inverse = np.unique(index, return_inverse=True)
-    inverse = inverse.reshape(index.shape)
-    if used[0] < 0:
-        return used[1:], inverse - 1
-    return used, inverse
+    absent = int(np.count_nonzero(used < 0))  # -1 sorts first
+    return used[absent:], inverse.reshape(index.shape) - absent
 
 
 def _pick(configs: C, rows: IntArray) -> C:
@@ -197,8 +192,7 @@ def _chips(
     if profile.glb_bandwidth_Bpc is not None:
         glb_Bpc = np.full(len(design), profile.glb_bandwidth_Bpc)
     most = int(max(tensor_cores.max(), vector_cores.max()))
-    options = max(len(_spreads(n, profile)) for n in {most, *np.unique(tensor_cores).tolist()})
-    shape = (len(design), options)
+    shape = (len(design), len(_spreads(most, profile)))
     tensor_count = np.full(shape, -1, np.int64)
     pair_count = np.full(shape, -1, np.int64)
     vector_count = np.full(shape, -1, np.int64)

@@ -20,8 +20,7 @@ def collective_s(
         return 0.0
     passes = 2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0
     return passes * min(
-        fixed_s + s_per_byte * bytes_
-        for fixed_s, s_per_byte in pass_terms(network, group, stride)
+        fixed_s + s_per_byte * bytes_ for fixed_s, s_per_byte in pass_terms(network, group, stride)
     )
 
 
@@ -42,27 +41,39 @@ def point_to_point_terms(network: Network, stride: int) -> tuple[float, float]:
 
 
 def _hierarchical_terms(network: Network, group: int, stride: int) -> tuple[float, float]:
-    """Level by level, each on the share of the data that the level below left."""
+    """Level by level, each on the share of the data that the level below left.
+
+    Where the members do not fill the last of the inner groups, the few in it carry as much to the
+    outside as the many elsewhere.
+    """
     fixed_s = 0.0
     s_per_byte = 0.0
     inside = 1
     for level in network.levels:
-        here = min(group, max(1, level.devices // stride))
+        holds_all = _span(group, stride) <= level.devices
+        here = group if holds_all else max(1, level.devices // stride)
         if here > inside:
-            ring = -(-here // inside)
-            s_per_byte += (ring - 1) / ring / inside / level.bandwidth_Bps
-            fixed_s += (ring - 1) * level.latency_s
+            fewest = here % inside or inside
+            s_per_byte += (here - fewest) / here / fewest / level.bandwidth_Bps
+            fixed_s += (-(-here // inside) - 1) * level.latency_s
             inside = here
     if inside < group:
-        raise _too_large(network, group * stride)
+        raise _too_large(network, _span(group, stride))
     return fixed_s, s_per_byte
 
 
 def _flat_terms(network: Network, group: int, stride: int) -> tuple[float, float]:
-    """One ring through the slowest level that the group spans."""
-    slowest = _level_of(network, (group - 1) * stride + 1)
-    s_per_byte = (group - 1) / group / slowest.bandwidth_Bps
-    return (group - 1) * slowest.latency_s, s_per_byte
+    """One ring, at the pace of the slowest level that it crosses."""
+    outermost = _level_of(network, _span(group, stride))
+    inner = [level for level in network.levels if stride < level.devices < outermost.devices]
+    bandwidth_Bps = min(level.bandwidth_Bps for level in (*inner, outermost))
+    latency_s = max(level.latency_s for level in (*inner, outermost))
+    return (group - 1) * latency_s, (group - 1) / group / bandwidth_Bps
+
+
+def _span(group: int, stride: int) -> int:
+    """Neighbouring devices from the first member of a group to its last."""
+    return (group - 1) * stride + 1
 
 
 def _level_of(network: Network, devices: int) -> Level:

@@ -14,7 +14,8 @@ stationary systolic array of `depth` rows (reduction) by `width` columns (output
   tile of weights loads meanwhile, a row a cycle. Accumulation over k stays in the core. Filling and
   draining the array costs 2 depth + width cycles once per product.
 * Shared buffer (GLB): A is read once per round of columns, B once per chunk of rows; cores that
-  need the same data share one read (multicast). Outputs, and what a fused epilogue moves, pass once.
+  need the same data share one read (multicast). Outputs, and what a fused epilogue moves, pass
+  once.
 * HBM: macro tiles in the buffer, in one of three orders. A panel of A, or of B, stays while the
   other operand streams; room for the next panel is kept where one follows. Or a tile of C stays in
   4-byte partial sums while slices of both operands stream. The reduction is cut into a power of two

@@ -153,7 +153,8 @@ def _best_columns(batch, each, m, n, k, fraction, extra, on_chip, split_m, most_
     coarsest = True
     split_n = most_n
     while True:
-        folds_n = -(-(-(-n // split_n)) // width)
+        columns_core = -(-n // split_n)
+        folds_n = -(-columns_core // width)
         chunks = fewest_chunks
         while True:
             # Chunks of even size: the array waits for weights only if they are shorter than it.

@@ -7,7 +7,7 @@ chips share their core configurations; the table holds one cost for each pair of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from atoll.cost import gemm_kernels, table_kernels
 from atoll.cost.chips import Chips
 from atoll.cost.collective import collective_s
 from atoll.cost.table_kernels import Costs, Passes
-from atoll.cost.vector import ROW_FUNCTIONS, operations_per_element
+from atoll.cost.vector import vector_cycles
 from atoll.hardware.network import Network
 from atoll.jit import over_ranges
 from atoll.profile import Profile
@@ -44,18 +44,8 @@ class OperatorKey:
 
     @staticmethod
     def of(operator: Operator, layer: Layer) -> OperatorKey:
-        moved = sum(layer.tensors[name].bytes for name in (*operator.reads, *operator.writes))
-        plain = Operator(
-            name="",
-            kind="",
-            reads=(),
-            writes=(),
-            matmuls=operator.matmuls,
-            vectors=operator.vectors,
-            collective=operator.collective,
-            on_chip=operator.on_chip,
-        )
-        return OperatorKey(plain, moved)
+        plain = replace(operator, name="", kind="", reads=(), writes=(), enters=(), exits=False)
+        return OperatorKey(plain, layer.traffic_bytes(operator))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,15 +133,14 @@ def _tensor_costs(
     uses: list[list[int]] = []
     for key in keys:
         rows = []
-        for position, product in enumerate(key.operator.matmuls):
-            operands = 2 * product.batch * (product.m * product.k + product.k * product.n)
-            operands += int(2 * product.batch * product.m * product.n * product.fraction)
-            on_chip = key.operator.on_chip
-            extra = 0.0 if on_chip or position else float(max(0, key.bytes - operands))
+        extra = _epilogue_bytes(key)
+        for product in key.operator.matmuls:
             shape = (
-                product.batch, product.m, product.n, product.k, product.fraction, extra, on_chip
+                product.batch, product.m, product.n, product.k, product.fraction, extra,
+                key.operator.on_chip,
             )  # fmt: skip
             rows.append(shapes.setdefault(shape, len(shapes)))
+            extra = 0.0  # rides along once
         uses.append(rows)
     size = (len(keys), len(configs))
     time_s, hbm, glb = np.zeros(size), np.zeros(size), np.zeros(size)
@@ -184,19 +173,40 @@ def _tensor_costs(
             glb[index] += mapped[2][row]
         if key.operator.on_chip:
             hbm[index] = _attention_bytes(key, configs.glb_budget_bytes)
-            glb[index] += key.bytes
     return time_s, hbm, glb
 
 
+def _epilogue_bytes(key: OperatorKey) -> float:
+    """What an operator moves beside the operands and outputs of its products."""
+    if key.operator.on_chip:
+        return 0.0
+    moved = sum(
+        2 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n * p.fraction) for p in key.operator.matmuls
+    )
+    return max(0.0, key.bytes - moved)
+
+
 def _attention_bytes(key: OperatorKey, glb_budget_bytes: FloatArray) -> FloatArray:
-    """HBM bytes of fused attention: keys and values are fetched again for every block of queries
-    when those of one head do not fit the buffer (tiling of FlashAttention, Dao et al. 2022)."""
+    """HBM bytes of fused attention, tiled as in FlashAttention (Dao et al., arXiv:2205.14135).
+
+    A block of one head's queries, or of its keys and values, stays in half of the buffer while the
+    other side streams past it; for each further block the other side passes again.
+    """
     scores = key.operator.matmuls[0]
-    head_bytes = 2.0 * 2.0 * scores.n * scores.k
-    query_bytes = 2.0 * 2.0 * scores.k  # a query row and its output row
-    blocks = np.ceil(scores.m * query_bytes / (0.5 * glb_budget_bytes))
-    again = np.where(head_bytes <= 0.5 * glb_budget_bytes, 0.0, blocks - 1.0)
-    return key.bytes + again * head_bytes * scores.batch * scores.fraction
+    # Bytes for each row and element of a head: 2 for an input, 4 for a sum, 8 for one that passes.
+    if len(key.operator.matmuls) == 2:
+        query_held, query_passed = 2 + 4, 2 + 8  # q, and sums of the output
+        key_held, key_passed = 2 + 2, 2 + 2  # k and v
+    else:
+        query_held, query_passed = 2 + 2 + 4, 2 + 2 + 8  # q and dout, and sums of dq
+        key_held, key_passed = 2 + 2 + 4 + 4, 2 + 2 + 8 + 8  # k and v, and sums of dk and dv
+    half = 0.5 * glb_budget_bytes
+    queries, keys = float(scores.m * scores.k), float(scores.n * scores.k)
+    again = np.minimum(
+        (np.ceil(queries * query_held / half) - 1.0) * keys * key_passed,
+        (np.ceil(keys * key_held / half) - 1.0) * queries * query_passed,
+    )
+    return np.asarray(key.bytes + again * scores.batch * scores.fraction)
 
 
 def _vector_cycles(keys: Sequence[OperatorKey], chips: Chips, profile: Profile) -> FloatArray:
@@ -204,9 +214,5 @@ def _vector_cycles(keys: Sequence[OperatorKey], chips: Chips, profile: Profile) 
     cycles = np.zeros((len(keys), len(cores)))
     for index, key in enumerate(keys):
         for work in key.operator.vectors:
-            each = operations_per_element(work.function, profile.name)
-            if work.function in ROW_FUNCTIONS:
-                cycles[index] += -(-work.rows // cores) * -(-work.cols // lanes) * each
-            else:
-                cycles[index] += -(-work.elements // (cores * lanes)) * each
+            cycles[index] += vector_cycles(work, cores, lanes, profile.name)
     return cycles

@@ -68,14 +68,13 @@ def capacities(c, chip):
 def operator_options(c, chip, op, duration, demand, traffic):
     """Fill one operator's options on one chip (a row of the schedule problem).
 
-    `traffic` gets the seconds that each option keeps HBM and GLB busy. Bandwidth is no resource of
+    `traffic` gets the seconds that each option keeps HBM busy. HBM's bandwidth is no resource of
     the schedule: the buffer lets transfers run ahead of the cores by some microseconds, so that
     what counts is each operator's own traffic (in its duration) and the sum over the pass.
     """
     for o in range(duration.shape[0]):
         duration[o] = np.inf
-        traffic[o, 0] = 0.0
-        traffic[o, 1] = 0.0
+        traffic[o] = 0.0
         for r in range(RESOURCES):
             demand[o, r] = 0.0
     kind = c.kind[op]
@@ -90,11 +89,10 @@ def operator_options(c, chip, op, duration, demand, traffic):
             demand[0, R_LINK] = 1.0
         return
     if kind == NONE:
+        duration[0] = 1.0 / clock  # free under the seed's assumptions: a clock at least
         if c.vector_memory:
-            duration[0] = c.bytes[op] / hbm_Bps
-            traffic[0, 0] = duration[0]
-        else:
-            duration[0] = 0.0
+            traffic[0] = c.bytes[op] / hbm_Bps
+            duration[0] = max(duration[0], traffic[0])
         return
     best = np.inf
     for o in range(duration.shape[0]):
@@ -126,9 +124,6 @@ def operator_options(c, chip, op, duration, demand, traffic):
             continue  # more cores that do not help are no option
         best = time
         duration[o] = time
-        if c.free_spread:
-            traffic[o, 0] = hbm_s
-            traffic[o, 1] = glb_s
         if not c.free_spread:
             # The seed: an operator on all cores excludes every other, of both kinds.
             everything = o == 1
@@ -137,6 +132,9 @@ def operator_options(c, chip, op, duration, demand, traffic):
             continue
         demand[o, R_TENSOR] = count_t
         demand[o, R_VECTOR] = count_v
+        traffic[o] = hbm_s
+        if time > 0.0:
+            demand[o, R_GLB] = min(1.0, glb_s / time)
         demand[o, R_SLOT] = 0.0 if kind == VECTOR else 1.0
 
 
@@ -148,7 +146,7 @@ def pass_problem(c, passes, p, chip):
     options = c.tensor_count.shape[1]
     duration = np.empty((count, options))
     demand = np.empty((count, options, RESOURCES))
-    traffic = np.empty((count, options, 2))
+    traffic = np.empty((count, options))
     for j in range(count):
         operator_options(c, chip, passes.op[first + j], duration[j], demand[j], traffic[j])
     return duration, demand, traffic

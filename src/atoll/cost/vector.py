@@ -7,6 +7,11 @@ lanes is padded.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
 from atoll.errors import AtollError
 from atoll.workload.operator import VectorWork
 
@@ -35,6 +40,8 @@ PHAZE_OPERATIONS = DEFAULT_OPERATIONS | {
     "softmax": 11, "softmax_bwd": 2, "gelu": 1, "gelu_bwd": 1, "tanh": 27, "tanh_bwd": 2,
 }  # fmt: skip
 
+Counts = TypeVar("Counts", int, NDArray[np.int64])
+
 OPERATIONS = {"default": DEFAULT_OPERATIONS, "phaze": PHAZE_OPERATIONS}
 
 
@@ -46,8 +53,10 @@ def operations_per_element(function: str, profile: str) -> int:
     return table[function]
 
 
-def vector_cycles(work: VectorWork, cores: int, lanes: int, profile: str = "default") -> int:
-    """Cycles of one pass on `cores` vector cores of `lanes` lanes."""
+def vector_cycles(
+    work: VectorWork, cores: Counts, lanes: Counts, profile: str = "default"
+) -> Counts:
+    """Cycles of one pass on `cores` vector cores of `lanes` lanes, or on an array of such pairs."""
     per_element = operations_per_element(work.function, profile)
     if work.function in ROW_FUNCTIONS:
         return -(-work.rows // cores) * -(-work.cols // lanes) * per_element

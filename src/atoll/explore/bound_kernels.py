@@ -85,21 +85,16 @@ def layout_bounds(start, stop, layer_s, node_variant, first_layer, repeats, bloc
 
 @entry
 def traffic_s(duration, traffic, option):
-    """Seconds that a pass keeps HBM or GLB busy: the least possible, and with these options."""
+    """Seconds that a pass keeps HBM busy: the least possible, and with these options."""
     least = 0.0
     chosen = 0.0
-    for r in range(2):
-        low = 0.0
-        high = 0.0
-        for j in range(duration.shape[0]):
-            fewest = np.inf
-            for o in range(duration.shape[1]):
-                if duration[j, o] < np.inf:
-                    fewest = min(fewest, traffic[j, o, r])
-            low += fewest
-            high += traffic[j, option[j], r]
-        least = max(least, low)
-        chosen = max(chosen, high)
+    for j in range(duration.shape[0]):
+        fewest = np.inf
+        for o in range(duration.shape[1]):
+            if duration[j, o] < np.inf:
+                fewest = min(fewest, traffic[j, o])
+        least += fewest
+        chosen += traffic[j, option[j]]
     return least, chosen
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.schedule.jit import entry, kernel
+from atoll.jit import entry, kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,7 +40,7 @@ class Instance(NamedTuple):
     demand: Floats  # (operators, options, resources)
     capacity: Floats  # (resources,), the slack included
     options: Ints  # (operators, options): the useful ones, the fastest first
-    count: Ints  # (operators,): how many of those
+    useful: Ints  # (operators,): how many of those
     fastest: Floats  # (operators,): shortest duration
     load: Floats  # (operators, options, resources and mixes)
     work: Floats  # (operators, resources and mixes): least work over the options
@@ -52,11 +52,11 @@ class Instance(NamedTuple):
 
 @kernel
 def useful_options(
-    duration: Floats, demand: Floats, capacity: Floats, options: Ints, count: Ints
+    duration: Floats, demand: Floats, capacity: Floats, options: Ints, useful: Ints
 ) -> None:
     """Options that fit the chip and that no other one beats in time and in every demand.
 
-    Fills `options[j, :count[j]]` from the fastest to the leanest.
+    Fills `options[j, :useful[j]]` from the fastest to the leanest.
     """
     resources = capacity.shape[0]
     for j in range(duration.shape[0]):
@@ -90,7 +90,7 @@ def useful_options(
             if not beaten:
                 options[j, kept] = o
                 kept += 1
-        count[j] = kept
+        useful[j] = kept
 
 
 @kernel
@@ -105,21 +105,23 @@ def instance(
     for r in range(resources):
         slack[r] = capacity[r] * (1.0 + EPSILON)
     options = np.zeros((n, width), np.int64)
-    count = np.zeros(n, np.int64)
-    useful_options(duration, demand, slack, options, count)
+    useful = np.zeros(n, np.int64)
+    useful_options(duration, demand, slack, options, useful)
     fastest = np.zeros(n)
     load = np.zeros((n, width, resources + mixes))
     work = np.zeros((n, resources + mixes))
     for j in range(n):
-        fastest[j] = duration[j, options[j, 0]] if count[j] > 0 else np.inf
-        for k in range(count[j]):
+        fastest[j] = duration[j, options[j, 0]] if useful[j] > 0 else np.inf
+        for k in range(useful[j]):
             o = options[j, k]
             for r in range(resources):
                 if demand[j, o, r] > 0.0:
                     load[j, o, r] = demand[j, o, r] / slack[r]
             for m in range(mixes):
                 part = MIXES[m]
-                load[j, o, resources + m] = (1.0 - part) * load[j, o, TENSOR] + part * load[j, o, SLOT]
+                load[j, o, resources + m] = (1.0 - part) * load[j, o, TENSOR] + part * load[
+                    j, o, SLOT
+                ]
             for r in range(resources + mixes):
                 least = duration[j, o] * load[j, o, r]
                 work[j, r] = least if k == 0 else min(work[j, r], least)
@@ -135,14 +137,14 @@ def instance(
             i = pred_idx[e]
             succ_idx[succ_ptr[i] + filled[i]] = j
             filled[i] += 1
-    return Instance(duration, demand, slack, options, count, fastest, load, work, pred_ptr,
+    return Instance(duration, demand, slack, options, useful, fastest, load, work, pred_ptr,
                     pred_idx, succ_ptr, succ_idx)  # fmt: skip
 
 
 @kernel
 def mirrored(p: Instance) -> Instance:
     """The same problem in reversed time."""
-    return Instance(p.duration, p.demand, p.capacity, p.options, p.count, p.fastest, p.load, p.work,
+    return Instance(p.duration, p.demand, p.capacity, p.options, p.useful, p.fastest, p.load, p.work,
                     p.succ_ptr, p.succ_idx, p.pred_ptr, p.pred_idx)  # fmt: skip
 
 
@@ -239,9 +241,7 @@ def heads_and_tails(
 
 
 @kernel
-def window_bound(
-    lo: int, hi: int, head: Floats, tail: Floats, work: Floats
-) -> tuple[float, int]:
+def window_bound(lo: int, hi: int, head: Floats, tail: Floats, work: Floats) -> tuple[float, int]:
     """Largest head + work + tail over the sets {head >= h, tail >= t}: one resource serves a set
     that cannot begin before h and is followed by t. Returns (seconds, resource)."""
     by_tail = falling(tail, lo, hi)
@@ -280,7 +280,7 @@ def trade_bound(lo: int, hi: int, r: int, share: float, p: Instance, finish: Flo
         rest = (1.0 - share) * p.work[j, r]
         total += rest
         mean = np.inf
-        for k in range(p.count[j]):
+        for k in range(p.useful[j]):
             o = p.options[j, k]
             mean = min(mean, p.duration[j, o] * (share + (1.0 - share) * p.load[j, o, r]))
         ready = 0.0

@@ -18,6 +18,7 @@ not mixed nor which operators fit together; `subset_kernels` sees the latter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from atoll.schedule.bound_kernels import Bools, Floats, Instance
+
 
 @dataclass(frozen=True)
 class AllotmentBound:
@@ -62,21 +64,21 @@ def allotment_bound(
     scale = float(p.fastest.max())
     index = np.full((n, width), -1, dtype=np.int64)
     for j in range(n):
-        for o in p.options[j, : p.count[j]]:
+        for o in p.options[j, : p.useful[j]]:
             index[j, o] = index.max() + 1
     fractions = int(index.max()) + 1
     start = fractions + np.arange(n)
     span = fractions + n
 
     def length(j: int) -> list[tuple[int, float]]:
-        chosen = p.options[j, : p.count[j]]
+        chosen = p.options[j, : p.useful[j]]
         return [(int(index[j, o]), float(p.duration[j, o]) / scale) for o in chosen]
 
     def work(members: NDArray[np.int64], r: int) -> list[tuple[int, float]]:
         return [
             (int(index[j, o]), float(p.duration[j, o] * p.load[j, o, r]) / scale)
             for j in members
-            for o in p.options[j, : p.count[j]]
+            for o in p.options[j, : p.useful[j]]
             if p.load[j, o, r] > 0.0
         ]
 
@@ -101,14 +103,17 @@ def allotment_bound(
                 rows.add(name, [*work(ahead, r), (start[j], -1.0)])
     cost = np.zeros(span + 1)
     cost[span] = 1.0
-    owner = np.repeat(everything, p.count)
+    owner = np.repeat(everything, p.useful)
     equal = coo_array((np.ones(fractions), (owner, np.arange(fractions))), shape=(n, span + 1))
     matrix = coo_array((rows.value, (rows.row, rows.column)), shape=(len(rows.name), span + 1))
+    # The stubs of scipy do not know that linprog takes sparse matrices.
+    upper: Any = matrix.tocsr()
+    exactly: Any = equal.tocsr()
     result = linprog(
         cost,
-        A_ub=matrix.tocsr(),
+        A_ub=upper,
         b_ub=np.zeros(len(rows.name)),
-        A_eq=equal.tocsr(),
+        A_eq=exactly,
         b_eq=np.ones(n),
         method="highs",
     )
@@ -156,16 +161,14 @@ def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> 
         at += 1
     for r in range(price.size):
         price[r] = sum(
-            value
-            for name, value in zip(rows.name, dual, strict=True)
-            if name == f"{names[r]} work"
+            value for name, value in zip(rows.name, dual, strict=True) if name == f"{names[r]} work"
         )
     through = np.maximum(inflow, outflow)  # they differ by what starts here, and by rounding
     whole = float((through - inflow).sum())
     total = max(1.0, whole + float(price.sum()))
     weight = np.zeros(n)
     for j in range(n):
-        o = p.options[j, : p.count[j]]
+        o = p.options[j, : p.useful[j]]
         rate = (through[j] + p.load[j, o, : price.size] @ price) / total
         weight[j] = (p.duration[j, o] * rate).min()
     return weight

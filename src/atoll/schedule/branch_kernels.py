@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import (
     Bools,
     Floats,
@@ -29,7 +30,6 @@ from atoll.schedule.bound_kernels import (
     Ints,
     heads_and_tails,
 )
-from atoll.schedule.jit import entry, kernel
 
 BINS = 2048
 """Resolution at which nodes of a level are ranked by their bounds."""
@@ -79,12 +79,17 @@ def expand(
 
     Returns (new number of children, least bound of those that found no room).
     """
-    duration, demand, options, count = p.duration, p.demand, p.options, p.count
+    duration, demand, options, useful = p.duration, p.demand, p.options, p.useful
     pred_ptr, pred_idx = p.pred_ptr, p.pred_idx
     n = duration.shape[0]
     resources = free.shape[0]
     room = children.parent.shape[0]
-    started, operator, option, end = level.started[v], level.operator[v], level.option[v], level.end[v]
+    started, operator, option, end = (
+        level.started[v],
+        level.operator[v],
+        level.option[v],
+        level.end[v],
+    )
     running = level.running[v]
     lost = np.inf
     waiting = 0.0  # weight, and longest path, of what has not started
@@ -93,7 +98,7 @@ def expand(
         if not started[j]:
             waiting += weight[j]
             path = max(path, p.fastest[j] + tail[j])
-            for c in range(count[j]):
+            for c in range(useful[j]):
                 tried[j, c] = False
     for r in range(resources):
         free[r] = p.capacity[r]
@@ -125,7 +130,7 @@ def expand(
                     break
             if not ready:
                 continue
-            for c in range(count[j]):
+            for c in range(useful[j]):
                 if tried[j, c]:
                     continue
                 o = options[j, c]
@@ -164,9 +169,7 @@ def expand(
 
 
 @kernel
-def start_child(
-    c: int, p: Instance, children: Children, level: Level, m: int, below: Level
-) -> int:
+def start_child(c: int, p: Instance, children: Children, level: Level, m: int, below: Level) -> int:
     """Write child c as node m of the level below; returns a hash of what has started and runs."""
     v = children.parent[c]
     j = children.operator[c]
@@ -269,7 +272,7 @@ def branch(
     free = np.zeros(p.capacity.shape[0])
     cut = upper * (1.0 - tolerance)
     lost = np.inf
-    zero = np.int64(0)
+    zero = int(np.int64(0))  # not a literal: numba would compile callees twice
     kept = zero + 1
     nodes = 0
     for depth in range(n):

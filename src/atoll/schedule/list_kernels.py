@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import (
     Floats,
     Instance,
@@ -21,7 +22,6 @@ from atoll.schedule.bound_kernels import (
     series_bound,
     series_cuts,
 )
-from atoll.schedule.jit import entry, kernel
 
 WAIT, SHARE = 0.0, 1.0
 """How the parallel scheme picks an option: see `list_schedule`."""
@@ -79,7 +79,14 @@ def earliest_fit(
 
 @kernel
 def list_schedule(
-    lo: int, hi: int, p: Instance, first: Ints, order: Ints, rule: float, start: Floats, option: Ints
+    lo: int,
+    hi: int,
+    p: Instance,
+    first: Ints,
+    order: Ints,
+    rule: float,
+    start: Floats,
+    option: Ints,
 ) -> float:
     """Parallel scheme on lo:hi, urgent first by `order`. Fills start, option; returns the makespan.
 
@@ -87,7 +94,14 @@ def list_schedule(
     there on, each rule takes the fastest that fits now; but WAIT takes none if waiting for the
     granted one ends sooner, and SHARE grants everything to an operator with the chip to itself.
     """
-    duration, demand, capacity, options, pred_ptr, succ_ptr = p.duration, p.demand, p.capacity, p.options, p.pred_ptr, p.succ_ptr
+    duration, demand, capacity, options, pred_ptr, succ_ptr = (
+        p.duration,
+        p.demand,
+        p.capacity,
+        p.options,
+        p.pred_ptr,
+        p.succ_ptr,
+    )
     resources = capacity.shape[0]
     pending = np.zeros(hi, np.int64)
     started = np.zeros(hi, np.int64)
@@ -96,7 +110,7 @@ def list_schedule(
     free = np.zeros(resources)
     for r in range(resources):
         free[r] = capacity[r]
-    active = np.int64(0)
+    active = int(np.int64(0))  # not a literal: numba would compile callees twice
     ready = 0
     for j in range(lo, hi):
         for e in range(pred_ptr[j], pred_ptr[j + 1]):
@@ -117,7 +131,7 @@ def list_schedule(
             if rule == SHARE and active == 0 and ready == 1:
                 begin = 0
             pick = -1
-            for k in range(begin, p.count[j]):
+            for k in range(begin, p.useful[j]):
                 fits = True
                 for r in range(resources):
                     if demand[j, options[j, k], r] > free[r]:
@@ -182,14 +196,14 @@ def serial_schedule(
     lo: int, hi: int, p: Instance, order: Ints, option: Ints, start: Floats, times: Floats,
     use: Floats,
 ) -> float:  # fmt: skip
-    """Serial scheme: place `order`, precedence-feasible, in the given options. Returns the makespan.
+    """Serial scheme: place `order`, precedence-feasible, in the given options; the makespan.
 
     `times` and `use` are scratch for the profile, of 2 (hi - lo) + 3 rows: `use[k]` holds from
     `times[k]` to `times[k + 1]`, and the last interval is always empty.
     """
     duration, demand, capacity, pred_ptr = p.duration, p.demand, p.capacity, p.pred_ptr
     resources = capacity.shape[0]
-    points = np.int64(1)
+    points = int(np.int64(1))  # not a literal, as above
     times[0] = 0.0
     times[1] = np.inf
     for r in range(resources):
@@ -259,8 +273,8 @@ def grant_options(lo: int, hi: int, p: Instance, theta: float, widest: float, fi
     the share `widest` of each resource (the leanest if none does)."""
     for j in range(lo, hi):
         best = np.inf
-        first[j] = p.count[j] - 1
-        for k in range(p.count[j]):
+        first[j] = p.useful[j] - 1
+        for k in range(p.useful[j]):
             o = p.options[j, k]
             share = 0.0
             for r in range(p.load.shape[2]):
@@ -322,7 +336,7 @@ def quick_bounds(
     start = np.zeros(n)
     option = np.zeros(n, np.int64)
     for j in range(n):
-        if p.count[j] == 0:
+        if p.useful[j] == 0:
             return np.inf, np.inf, 0, 0, start, option
     head = np.zeros(n)
     tail = np.zeros(n)

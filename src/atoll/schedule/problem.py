@@ -16,6 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Arrays = tuple[
+    NDArray[np.float64],
+    NDArray[np.float64],
+    NDArray[np.float64],
+    NDArray[np.int64],
+    NDArray[np.int64],
+]
+
 RESOURCES = ("tensor", "vector", "hbm", "glb", "slot", "link")
 """Names of the resources, in the order of the last axis of `demand`."""
 
@@ -30,6 +38,20 @@ class ScheduleProblem:
     @property
     def operators(self) -> int:
         return int(self.duration_s.shape[0])
+
+    def arrays(self) -> Arrays:
+        """Durations, demands, capacities and edges as the compiled functions take them: contiguous,
+        the predecessors of j being idx[ptr[j] : ptr[j + 1]]."""
+        ptr = np.zeros(self.operators + 1, dtype=np.int64)
+        ptr[1:] = np.cumsum([len(before) for before in self.predecessors])
+        idx = np.array([i for before in self.predecessors for i in before], dtype=np.int64)
+        return (
+            np.ascontiguousarray(self.duration_s, dtype=np.float64),
+            np.ascontiguousarray(self.demand, dtype=np.float64),
+            np.ascontiguousarray(self.capacity, dtype=np.float64),
+            ptr,
+            idx,
+        )
 
 
 @dataclass(frozen=True)

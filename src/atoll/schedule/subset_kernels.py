@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import Bools, Floats, Instance, Ints, falling
-from atoll.schedule.jit import entry, kernel
 
 IMPROVING = 1e-8
 """A set must earn this much more than 1 to count as improving."""
 
-PATIENCE = 2000
-"""Nodes of the search for sets that start with one operator, before it settles for a bound."""
+PATIENCE = 1000
+"""Nodes of the search for sets that start with one operator, before it settles for a bound; ten
+times as many each time that it finds nothing."""
 
 ROUNDING = 1e-12
 """Loads are sums of quotients: what fits may seem to miss by this much, never the other way."""
@@ -75,22 +76,23 @@ def still_to_earn(
 
 @kernel
 def price_subsets(
-    p: Instance, ordered: Bools, chain: Ints, weight: Floats, found: Ints, found_size: Ints
-) -> tuple[float, int]:
+    p: Instance, ordered: Bools, chain: Ints, weight: Floats, patience: int, found: Ints,
+    found_size: Ints,
+) -> tuple[float, int]:  # fmt: skip
     """Search the feasible sets for those that earn more than 1 under `weight`.
 
     For each operator, the best such set in which it comes first goes to a row of `found` as pairs
     operator, option (found_size 0: none). Returns (upper bound on the earnings of every set, at
-    least 1, nodes of the search); the bound is exact unless an operator's search passes PATIENCE.
+    least 1, nodes of the search); the bound is exact unless an operator's search passes `patience`.
     """
-    duration, options, count, load = p.duration, p.options, p.count, p.load
+    duration, options, useful, load = p.duration, p.options, p.useful, p.load
     n = duration.shape[0]
     resources = load.shape[2]
     top = np.zeros(n)
     density = np.zeros((n, resources))
     for j in range(n):
         top[j] = weight[j] / p.fastest[j]
-        for c in range(count[j]):
+        for c in range(useful[j]):
             o = options[j, c]
             for r in range(resources):
                 need = duration[j, o] * load[j, o, r]
@@ -106,7 +108,7 @@ def price_subsets(
     taken = np.zeros(n, np.int64)
     goal = 1.0 + IMPROVING
     highest = goal
-    zero = np.int64(0)
+    zero = int(np.int64(0))  # not a literal: numba would compile callees twice
     visited = 0
     for root in range(n):
         found_size[root] = 0
@@ -125,7 +127,7 @@ def price_subsets(
                 continue
             j = candidates[depth, at[depth]]
             c = choice[depth]
-            if c >= count[j] or top[j] <= 0.0:
+            if c >= useful[j] or top[j] <= 0.0:
                 at[depth] += 1
                 choice[depth] = 0
                 if depth > 0:
@@ -169,7 +171,7 @@ def price_subsets(
                                  taken)  # fmt: skip
             if total + rest <= best:
                 continue
-            if nodes > PATIENCE:
+            if nodes > patience:
                 highest = max(highest, total + rest)
                 continue
             size[below] = number
@@ -269,6 +271,7 @@ def subset_bound(
     column = np.zeros(n)
     trial = np.zeros(n)
     chain = chains(ordered)
+    patience = PATIENCE
     best = 0.0
     for _ in range(100 * n):
         objective = 0.0
@@ -298,7 +301,7 @@ def subset_bound(
             for j in range(n):
                 trial[j] = max(dual[j], 0.0) * fastest[j]
                 total += trial[j]
-            highest, nodes = price_subsets(p, ordered, chain, trial, found, found_size)
+            highest, nodes = price_subsets(p, ordered, chain, trial, patience, found, found_size)
             budget -= nodes
             if total > best * highest:
                 best = total / highest
@@ -314,8 +317,10 @@ def subset_bound(
                     added += 1
             if best >= objective * (1.0 - 1e-6):
                 return best, True
-            if added == 0 or best >= enough or budget < 0 or pooled == room:
+            if best >= enough or budget < 0 or pooled == room:
                 return best, False
+            if added == 0:
+                patience *= 10
             continue
         for b in range(n):
             column[b] = -inverse[b, -1 - enter] if enter < 0 else 0.0
