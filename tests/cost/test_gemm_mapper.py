@@ -260,14 +260,15 @@ def describes(found: Mapping, candidate: Candidate) -> bool:
     )
 
 
-def test_a_linear_layer_on_a_chip_with_a_small_buffer() -> None:
-    """A real size: cores of 128 x 128 with 2 MiB want smaller chunks than their buffers hold."""
-    chip = replace(REFERENCE, tensor_cores=16, glb_bytes=2 * MIB, glb_bandwidth_Bpc=256.0)
-    product = Matmul(1, 512, 1024, 2048)
+@pytest.mark.parametrize("cores", [1, 4])
+def test_large_arrays_beside_a_small_buffer_take_smaller_chunks(cores: int) -> None:
+    """Cores of 256 x 256 hold chunks of 512 rows: rounds of them fill 2 MiB, or do not fit."""
+    chip = replace(REFERENCE, tensor_cores=cores, width=256, depth=256, glb_bytes=2 * MIB)
+    product = Matmul(1, 2048, 2048, 512)
     candidates = list(every_mapping(product, chip, 0.5, 0.0))
     least_s = min(c.time_s for c in candidates)
     assert map_matmul(product, chip).time_s == pytest.approx(least_s, rel=1e-12)
-    assert least_s < 0.7 * min(c.time_s for c in candidates if c.coarsest)
+    assert least_s < 0.75 * min((c.time_s for c in candidates if c.coarsest), default=math.inf)
 
 
 @settings(max_examples=200, deadline=None)

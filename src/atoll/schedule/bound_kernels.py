@@ -144,8 +144,8 @@ def instance(
 @kernel
 def mirrored(p: Instance) -> Instance:
     """The same problem in reversed time."""
-    return Instance(p.duration, p.demand, p.capacity, p.options, p.useful, p.fastest, p.load, p.work,
-                    p.succ_ptr, p.succ_idx, p.pred_ptr, p.pred_idx)  # fmt: skip
+    return Instance(p.duration, p.demand, p.capacity, p.options, p.useful, p.fastest, p.load,
+                    p.work, p.succ_ptr, p.succ_idx, p.pred_ptr, p.pred_idx)  # fmt: skip
 
 
 @kernel

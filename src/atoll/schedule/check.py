@@ -33,10 +33,10 @@ def check(problem: ScheduleProblem, schedule: Schedule) -> None:
     slack = TIME * schedule.makespan_s
     if start.min() < -slack:
         raise ValueError(f"operator {int(start.argmin())} starts before time 0")
-    if abs(end.max() - schedule.makespan_s) > slack:
+    if end.max() > schedule.makespan_s + slack:
         raise ValueError(
-            f"the last operator, {int(end.argmax())}, ends at {end.max():.9g} s, but the makespan "
-            f"is given as {schedule.makespan_s:.9g} s"
+            f"operator {int(end.argmax())} ends at {end.max():.9g} s, after the makespan of "
+            f"{schedule.makespan_s:.9g} s"
         )
     for j, before in enumerate(problem.predecessors):
         for i in before:

@@ -264,7 +264,8 @@ def justify(lo: int, hi: int, p: Instance, start: Floats, option: Ints) -> float
     serial_schedule(lo, hi, mirrored(p), order, option, late, times, use)
     for j in range(lo, hi):
         key[j] = late[j] + p.duration[j, option[j]]
-    return serial_schedule(lo, hi, p, falling(key, lo, hi), option, start, times, use)
+    makespan: float = serial_schedule(lo, hi, p, falling(key, lo, hi), option, start, times, use)
+    return makespan
 
 
 @kernel
