@@ -1,9 +1,10 @@
 """The seed's assumptions and the honest ones, side by side, and which of them move the answer.
 
     python benchmarks/profiles.py [MODEL ...]
+    python benchmarks/profiles.py --assumptions MODEL
 
-First table: each model under both profiles, with the winning chip and its gain over the TPU v4-like
-chip placed by the same code. Second table: the default profile with one of the seed's assumptions
+First form: each model under both profiles, with the winning chip and its gain over the TPU v4-like
+chip placed by the same code. Second form: the default profile with one of the seed's assumptions
 put back at a time: the chip that then wins, and how much throughput that chip gives away when it
 is judged under the default profile.
 """
@@ -93,10 +94,10 @@ def which_assumption(name: str) -> None:
 
 
 def main() -> None:
-    models = tuple(sys.argv[1:]) or MODELS
-    side_by_side(models)
-    for name in models if len(models) < len(MODELS) else ("llama2-7b", "gpt2-xl"):
-        which_assumption(name)
+    if sys.argv[1:2] == ["--assumptions"]:
+        which_assumption(sys.argv[2])
+    else:
+        side_by_side(tuple(sys.argv[1:]) or MODELS)
 
 
 if __name__ == "__main__":

@@ -25,13 +25,12 @@ def search(
     option = p.options[:, 0].copy()
     start = np.concatenate(([0.0], np.cumsum(p.fastest)[:-1]))
     upper = float(p.fastest.sum())
+    cut = upper * (1.0 - tolerance)
     weight = np.zeros(problem.operators)
     if weighted:
-        subset_bound(p, ordered, start, option, np.inf, 100_000, weight)
-    lower, upper, _ = branch(p, weight, upper, tolerance, width, start, option)
-    return Schedule(
-        tuple(start.tolist()), tuple(option.tolist()), upper, lower, "branch and bound", ""
-    )
+        subset_bound(p, ordered, start, option, cut, 100_000, weight)
+    lower, found, _ = branch(p, weight, cut, width, start, option)
+    return Schedule(tuple(start.tolist()), tuple(option.tolist()), min(upper, found), lower, "", "")
 
 
 @settings(max_examples=60, deadline=None)

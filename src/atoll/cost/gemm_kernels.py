@@ -20,7 +20,7 @@ COMPUTE, HBM, GLB, STREAM_N, SPLIT_BATCH, SPLIT_M, SPLIT_N, ROWS = range(8)
 ORDER, K_PARTS, TILES_M, TILES_N = range(8, 12)
 RECORD = 12
 
-_LOG_CORES = 31  # more than any chip's
+_LOG_CORES = 31  # no chip has 2^31 cores
 
 
 @kernel

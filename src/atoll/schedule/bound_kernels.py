@@ -241,6 +241,25 @@ def heads_and_tails(
 
 
 @kernel
+def restrict(lo: int, hi: int, p: Instance, cut: float, head: Floats, tail: Floats) -> None:
+    """Drop, in place, options too slow for a schedule shorter than `cut`.
+
+    Bounds that follow hold for such schedules, so their minimum with `cut` holds for all. Heads and
+    tails are those of the shortest durations; every operator keeps its fastest option.
+    """
+    duration, options, useful, work = p.duration, p.options, p.useful, p.work
+    for j in range(lo, hi):
+        around = head[j] + tail[j]
+        while useful[j] > 1 and around + duration[j, options[j, useful[j] - 1]] >= cut:
+            useful[j] -= 1
+        for r in range(work.shape[1]):
+            work[j, r] = np.inf
+            for k in range(useful[j]):
+                o = options[j, k]
+                work[j, r] = min(work[j, r], duration[j, o] * p.load[j, o, r])
+
+
+@kernel
 def window_bound(lo: int, hi: int, head: Floats, tail: Floats, work: Floats) -> tuple[float, int]:
     """Largest head + work + tail over the sets {head >= h, tail >= t}: one resource serves a set
     that cannot begin before h and is followed by t. Returns (seconds, resource)."""

@@ -31,6 +31,7 @@ from atoll.schedule.bound_kernels import (
     heads_and_tails,
 )
 
+W = 0.3
 BINS = 2048
 """Resolution at which nodes of a level are ranked by their bounds."""
 
@@ -58,6 +59,7 @@ class Children(NamedTuple):
     option: Ints
     start: Floats
     bound: Floats
+    rank: Floats
     following: Ints  # next candidate in the same bin
 
 
@@ -72,7 +74,7 @@ def empty_level(width: int, operators: int, most: int) -> Level:
 
 @kernel
 def expand(
-    v: int, p: Instance, weight: Floats, tail: Floats, cut: float, level: Level,
+    v: int, p: Instance, weight: Floats, tail: Floats, longest: float, cut: float, level: Level,
     children: Children, number: int, busy: Bools, tried: Bools, free: Floats,
 ) -> tuple[int, float]:  # fmt: skip
     """Append the children of node v whose bound is below `cut`.
@@ -153,6 +155,7 @@ def expand(
                 children.option[number] = o
                 children.start[number] = now
                 children.bound[number] = value
+                children.rank[number] = value + W * (max(ends, now + path) - longest)
                 number += 1
         if ended >= running:
             break
@@ -236,13 +239,13 @@ def dominated(m: int, other: int, level: Level) -> bool:
 
 @entry
 def branch(
-    p: Instance, weight: Floats, upper: float, tolerance: float, width: int, start: Floats,
-    option: Ints,
-) -> tuple[float, float, int]:  # fmt: skip
-    """Search for a schedule shorter than `upper` (1 - tolerance).
+    p: Instance, weight: Floats, cut: float, width: int, start: Floats, option: Ints
+) -> tuple[float, float, int]:
+    """Search for the shortest schedule below `cut`.
 
-    `weight` are valid weights of operators (`subset_kernels`). Fills start and option if it finds
-    one. Returns (lower bound, best makespan, nodes kept).
+    `weight` are valid weights of operators for such schedules (`subset_kernels`). Fills start and
+    option if it finds one. Returns (bound on the makespan of every schedule, makespan found or
+    infinity, nodes kept).
     """
     n = p.duration.shape[0]
     most = min(n, MOST_RUNNING)
@@ -251,13 +254,13 @@ def branch(
         lower += weight[j]
     head = np.zeros(n)
     tail = np.zeros(n)
-    heads_and_tails(0, n, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
+    longest = heads_and_tails(0, n, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
     level = empty_level(width, n, most)
     below = empty_level(width, n, most)
     room = 16 * width + 4096
     children = Children(
         np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64),
-        np.zeros(room), np.zeros(room), np.zeros(room, np.int64),
+        np.zeros(room), np.zeros(room), np.zeros(room), np.zeros(room, np.int64),
     )  # fmt: skip
     past = np.zeros((n, width, 3), np.int64)  # parent, operator, option of each kept node
     past_start = np.zeros((n, width))
@@ -270,7 +273,6 @@ def branch(
     busy = np.zeros(n, np.bool_)
     tried = np.zeros((n, p.options.shape[1]), np.bool_)
     free = np.zeros(p.capacity.shape[0])
-    cut = upper * (1.0 - tolerance)
     lost = np.inf
     zero = int(np.int64(0))  # not a literal: numba would compile callees twice
     kept = zero + 1
@@ -278,16 +280,16 @@ def branch(
     for depth in range(n):
         number = zero
         for v in range(kept):
-            number, missed = expand(v, p, weight, tail, cut, level, children, number, busy, tried,
+            number, missed = expand(v, p, weight, tail, longest, cut, level, children, number, busy, tried,
                                     free)  # fmt: skip
             lost = min(lost, missed)
         for b in range(BINS):
             bins[b] = -1
         for b in range(buckets):
             table[b] = -1
-        scale = BINS / max(cut - lower, 1e-12 * upper)
+        scale = BINS / max(cut - lower, 1e-12 * cut)
         for c in range(number - 1, -1, -1):
-            b = min(max(int((children.bound[c] - lower) * scale), 0), BINS - 1)
+            b = min(max(int((children.rank[c] - lower) * scale), 0), BINS - 1)
             children.following[c] = bins[b]
             bins[b] = c
         kept = zero
@@ -316,7 +318,7 @@ def branch(
         level, below = below, level
         if kept == 0:
             break
-    best = upper
+    best = np.inf
     leaf = -1
     for v in range(kept):
         if level.latest[v] < best:

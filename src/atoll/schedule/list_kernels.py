@@ -19,6 +19,7 @@ from atoll.schedule.bound_kernels import (
     heads_and_tails,
     instance,
     mirrored,
+    restrict,
     series_bound,
     series_cuts,
 )
@@ -359,6 +360,13 @@ def quick_bounds(
             value = bound
         else:
             value = portfolio(lo, hi, p, bound, start, option)
+            if value > bound * (1.0 + MET):
+                restrict(lo, hi, p, value, head, tail)
+                again, what, r = series_bound(lo, hi, p, head, tail)
+                if again > bound:
+                    bound = again
+                    if longest <= bound:
+                        longest, kind, resource = bound, what, r
         for j in range(lo, hi):
             start[j] += upper
         lower += min(bound, value)

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from atoll.errors import InfeasibleError
-from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Bools, Instance, prepare
+from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Bools, Floats, Instance, prepare
 from atoll.schedule.bounds import allotment_bound
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.list_kernels import quick_bounds
@@ -28,8 +28,8 @@ Effort = Literal["quick", "bounded", "exact"]
 
 WIDTHS: dict[Effort, tuple[int, ...]] = {
     "quick": (),
-    "bounded": (100, 1_000, 20_000),
-    "exact": (100, 1_000, 20_000, 100_000),
+    "bounded": (100, 1_000, 10_000),
+    "exact": (100, 1_000, 10_000, 100_000),
 }
 """Nodes per level of the successive branch and bound searches."""
 
@@ -101,33 +101,55 @@ def _solve_part(
     time_limit_s: float,
 ) -> Schedule:
     """Close the gap of a part that is not in series."""
-    p, ordered, _ = prepare(*problem.arrays())
-    start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
-    weight = np.zeros(problem.operators)
-    enough = known.makespan_s * (1.0 - tolerance)
-    value, optimal = subset_bound(p, ordered, start, option, enough, SUBSET_NODES, weight)
-    known = _improved(known, value, "feasible subsets")
-    if not optimal and known.lower_bound_s < enough:
-        # Many operators at once: the sets are too many to search, but their blends are not.
-        allotment = allotment_bound(p, _before(ordered), names=_resource_names(problem))
-        known = _improved(known, allotment.lower_bound_s, f"allotment, {allotment.binding}")
-        if allotment.weight_s.sum() > value:
-            weight = allotment.weight_s
     mirror = _reversed(problem)
+    forward, ordered, _ = prepare(*problem.arrays())
     backward, _, _ = prepare(*mirror.arrays())
+    weight = np.zeros(problem.operators)
+    weighted_for = np.inf
     for width in WIDTHS[effort]:
-        # Neither direction of time is better on all graphs; the other one profits from the first.
+        if known.makespan_s < weighted_for:
+            # A shorter schedule rules more options out, which may make the weights stronger.
+            weighted_for = known.makespan_s
+            known, weight = _weigh(problem, forward, ordered, known, tolerance)
+        # Neither direction of time is better on all graphs, and each profits from the other.
         if known.gap > tolerance:
-            known = _branch(p, known, weight, tolerance, width)
+            known = _branch(forward, known, weight, tolerance, width)
         if known.gap > tolerance:
             seen = _mirrored(known, problem)
             seen = _branch(backward, seen, weight[::-1].copy(), tolerance, width)
             known = _mirrored(seen, mirror)
-    if effort == "exact" and known.gap > tolerance:
+        if known.gap <= tolerance:
+            return known
+    if effort == "exact":
         from atoll.schedule.exact import solve_exact
 
         known = solve_exact(problem, known, weight, tolerance, time_limit_s)
     return known
+
+
+def _goal(known: Schedule, tolerance: float) -> float:
+    """What a schedule must beat to matter; a bound that reaches it proves the tolerance."""
+    return known.makespan_s * (1.0 - 0.999 * tolerance)
+
+
+def _weigh(
+    problem: ScheduleProblem, p: Instance, ordered: Bools, known: Schedule, tolerance: float
+) -> tuple[Schedule, Floats]:
+    """Bounds by linear programmes, and the weights of operators that prove the best one."""
+    start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
+    weight = np.zeros(problem.operators)
+    # Options too slow for anything shorter than the schedule known are dropped from p.
+    value, optimal = subset_bound(
+        p, ordered, start, option, known.makespan_s, SUBSET_NODES, weight
+    )
+    known = _improved(known, float(value), "feasible subsets")
+    if not optimal and known.gap > tolerance:
+        # Many operators at once: the sets are too many to search, but not their blends.
+        allotment = allotment_bound(p, np.tril(ordered), names=_resource_names(problem))
+        known = _improved(known, allotment.lower_bound_s, f"allotment, {allotment.binding}")
+        if allotment.weight_s.sum() > value:
+            weight = allotment.weight_s
+    return known, weight
 
 
 def _reversed(problem: ScheduleProblem) -> ScheduleProblem:
@@ -155,17 +177,10 @@ def _mirrored(schedule: Schedule, problem: ScheduleProblem) -> Schedule:
     )
 
 
-def _branch(
-    p: Instance,
-    known: Schedule,
-    weight: np.typing.NDArray[np.float64],
-    tolerance: float,
-    width: int,
-) -> Schedule:
-    """One branch and bound search of the given width from the schedule known."""
+def _branch(p: Instance, known: Schedule, weight: Floats, tolerance: float, width: int) -> Schedule:
+    """One branch and bound search of the given width for something better than known."""
     start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
-    # A hair less than the tolerance, so that a finished search proves it after rounding.
-    lower, upper, _ = branch(p, weight, known.makespan_s, 0.999 * tolerance, width, start, option)
+    lower, upper, _ = branch(p, weight, _goal(known, tolerance), width, start, option)
     if upper < known.makespan_s:
         known = replace(
             known,
@@ -181,10 +196,6 @@ def _improved(known: Schedule, lower_bound_s: float, bound: str) -> Schedule:
     if lower_bound_s <= known.lower_bound_s:
         return known
     return replace(known, lower_bound_s=min(lower_bound_s, known.makespan_s), bound=bound)
-
-
-def _before(ordered: Bools) -> Bools:
-    return np.tril(ordered)
 
 
 def _resource_names(problem: ScheduleProblem) -> tuple[str, ...]:

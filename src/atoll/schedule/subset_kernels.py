@@ -17,7 +17,15 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.jit import entry, kernel
-from atoll.schedule.bound_kernels import Bools, Floats, Instance, Ints, falling
+from atoll.schedule.bound_kernels import (
+    Bools,
+    Floats,
+    Instance,
+    Ints,
+    falling,
+    heads_and_tails,
+    restrict,
+)
 
 IMPROVING = 1e-8
 """A set must earn this much more than 1 to count as improving."""
@@ -190,14 +198,16 @@ def running_at(
 ) -> int:
     """The feasible set that a schedule runs at a time; returns its size.
 
-    Rounded times may show two operators together that only touch: the later one is left out.
+    Operators in an option that is no longer useful are left out, and so is the later one of two
+    that only touch but seem to run together after rounding.
     """
     size = 0
     for i in range(start.shape[0]):
         o = option[i]
+        slowest = p.options[i, p.useful[i] - 1]
         if not start[i] <= when < start[i] + p.duration[i, o]:
             continue
-        fits = True
+        fits = p.duration[i, o] <= p.duration[i, slowest]
         for k in range(size):
             fits = fits and not ordered[i, pairs[2 * k]]
         for r in range(p.capacity.shape[0]):
@@ -238,17 +248,23 @@ def exchange(column: Floats, level: Floats, inverse: Floats) -> int:
 
 @entry
 def subset_bound(
-    p: Instance, ordered: Bools, start: Floats, option: Ints, enough: float, budget: int,
+    p: Instance, ordered: Bools, start: Floats, option: Ints, cut: float, budget: int,
     weight: Floats,
 ) -> tuple[float, bool]:  # fmt: skip
-    """Solve the linear programme by column generation (revised simplex method).
+    """Solve the linear programme by column generation (revised simplex method), for schedules
+    shorter than `cut`: options of p that are too slow for that are dropped from it.
 
     `start` and `option` are a feasible schedule, whose sets make a good first pool. Fills `weight`
-    with valid weights and returns (their sum, which is the bound; whether it is the optimum). Stops
-    early when the bound reaches `enough`, or after `budget` nodes of the search for sets.
+    with valid weights and returns (their sum, which bounds all schedules shorter than `cut`;
+    whether it is the optimum). Stops early when the bound reaches `cut`, or after `budget` nodes of
+    the search for sets.
     """
     duration, fastest = p.duration, p.fastest
     n = fastest.shape[0]
+    head = np.zeros(n)
+    tail = np.zeros(n)
+    heads_and_tails(0, n, fastest, p.pred_ptr, p.pred_idx, head, tail)
+    restrict(0, n, p, cut, head, tail)
     room = 40 * n + 100
     pool = np.zeros((room, 2 * n), np.int64)
     pool_size = np.zeros(room, np.int64)
@@ -317,7 +333,7 @@ def subset_bound(
                     added += 1
             if best >= objective * (1.0 - 1e-6):
                 return best, True
-            if best >= enough or budget < 0 or pooled == room:
+            if best >= cut or budget < 0 or pooled == room:
                 return best, False
             if added == 0:
                 patience *= 10

@@ -24,8 +24,7 @@ def backward_vectors(op: Operator) -> tuple[VectorWork, ...]:
 def linear(tape: Tape, op: Operator) -> None:
     """Data gradient and weight gradient apart: schedules may delay the second (zero bubble)."""
     x = op.reads[0]
-    parameters = [name for name in op.reads[1:] if tape.tensors[name].role is Role.WEIGHT]
-    weights = tuple(name for name in parameters if len(tape.tensors[name].shape) > 1)
+    weights = tuple(name for name in _parameters(tape, op) if len(tape.tensors[name].shape) > 1)
     grads = tuple(tape.gradient(name) for name in op.writes)
     (product,) = op.matmuls
     kept = tape.saved(x)
@@ -38,11 +37,25 @@ def linear(tape: Tape, op: Operator) -> None:
         matmuls=(data_gradient(product),),
     )
     tape.operators.extend(after)
+    _linear_weights(tape, op, kept, grads)
+
+
+def data_linear(tape: Tape, op: Operator) -> None:
+    """A linear over the model's data, whose gradient no one asks for."""
+    _linear_weights(tape, op, op.reads[0], tuple(tape.gradient(name) for name in op.writes))
+
+
+def _parameters(tape: Tape, op: Operator) -> list[str]:
+    return [name for name in op.reads[1:] if tape.tensors[name].role is Role.WEIGHT]
+
+
+def _linear_weights(tape: Tape, op: Operator, kept: str, grads: tuple[str, ...]) -> None:
+    (product,) = op.matmuls
     tape.run(
         f"{op.name}.wgrad",
         "linear_wgrad",
         (kept, *grads),
-        tuple(tape.weight_gradient(name) for name in parameters),
+        tuple(tape.weight_gradient(name) for name in _parameters(tape, op)),
         matmuls=(weight_gradient(product),),
         vectors=tuple(replace(v, function="bias_grad") for v in op.vectors),
     )
@@ -72,6 +85,13 @@ def activation(tape: Tape, op: Operator) -> None:
     dy = tape.gradient(op.writes[0])
     vectors = backward_vectors(op)
     tape.run(f"{op.name}.bwd", "activation_bwd", (dy, x), (tape.give(x),), vectors=vectors)
+
+
+def scale(tape: Tape, op: Operator) -> None:
+    """A product with a constant: the gradient is multiplied by it as well."""
+    (x,) = op.reads
+    dy = tape.gradient(op.writes[0])
+    tape.run(f"{op.name}.bwd", "scale", (dy,), (tape.give(x),), vectors=op.vectors)
 
 
 def dropout(tape: Tape, op: Operator) -> None:
@@ -207,6 +227,55 @@ def combine(tape: Tape, op: Operator) -> None:
     tape.operators.extend(after)
 
 
+def gate(tape: Tape, op: Operator) -> None:
+    """One gate a token: its gradient is an inner product with what it lets through."""
+    x, opening = op.reads
+    dy = tape.gradient(op.writes[0])
+    kept = tape.saved(opening)
+    dgate, after = tape.give_entering(op, opening)
+    tape.run(
+        f"{op.name}.bwd",
+        "gate_bwd",
+        (dy, x, kept),
+        (tape.give(x), dgate),
+        vectors=backward_vectors(op),
+    )
+    tape.operators.extend(after)
+
+
+def join_keys(tape: Tape, op: Operator) -> None:
+    """Of the keys' gradient each head keeps its own part; the common part sums over the heads."""
+    own, common = op.reads
+    dy = tape.gradient(op.writes[0])
+    joined = tape.tensors[op.writes[0]]
+    columns = joined.shape[-1] - tape.tensors[own].shape[-1]
+    dcommon, after = tape.give_entering(op, common)
+    tape.run(
+        f"{op.name}.bwd",
+        "split_keys",
+        (dy,),
+        (tape.give(own), dcommon),
+        vectors=(VectorWork("add", joined.rows, columns, joined.split),),
+    )
+    tape.operators.extend(after)
+
+
+def prepend(tape: Tape, op: Operator) -> None:
+    """A token put before every sequence: its gradient is a sum over the batch."""
+    x, token = op.reads
+    dy = tape.gradient(op.writes[0])
+    batch, _, width = tape.tensors[x].shape
+    vectors = (VectorWork("bias_grad", batch, width),)
+    writes = (tape.give(x), tape.weight_gradient(token))
+    tape.run(f"{op.name}.bwd", "prepend_bwd", (dy,), writes, vectors=vectors)
+
+
+def select(tape: Tape, op: Operator) -> None:
+    """One token of each sequence: the others' gradients are zero."""
+    dy = tape.gradient(op.writes[0])
+    tape.run(f"{op.name}.bwd", "select_bwd", (dy,), (tape.give(op.reads[0]),))
+
+
 def cross_entropy(tape: Tape, op: Operator) -> None:
     """Starts the backward pass: softmax minus one at the target."""
     logits, labels = op.reads
@@ -247,9 +316,11 @@ def conjugate(tape: Tape, op: Operator) -> None:
 
 RULES: dict[str, Rule] = {
     "linear": linear,
+    "data_linear": data_linear,
     "bias": bias,
     "norm": norm,
     "activation": activation,
+    "scale": scale,
     "dropout": dropout,
     "add": add,
     "table_add": table_add,
@@ -262,6 +333,10 @@ RULES: dict[str, Rule] = {
     "router": router,
     "dispatch": dispatch,
     "combine": combine,
+    "gate": gate,
+    "join_keys": join_keys,
+    "prepend": prepend,
+    "select": select,
     "cross_entropy": cross_entropy,
     "all_reduce": all_reduce,
     "all_gather": conjugate,

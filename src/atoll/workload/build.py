@@ -7,12 +7,13 @@ from functools import partial
 
 from atoll.errors import AtollError
 from atoll.workload.backward import differentiate
-from atoll.workload.build_attention import attention as build_attention
+from atoll.workload.blocks import Run, block_runs
+from atoll.workload.build_block import block
 from atoll.workload.build_ends import embedding, head, loss
-from atoll.workload.build_mlp import mlp
-from atoll.workload.config import ModelConfig
+from atoll.workload.build_vision import classifier, patch_embedding
 from atoll.workload.graph import Graph
 from atoll.workload.layer import Layer, Model
+from atoll.workload.model_config import ModelConfig
 from atoll.workload.operator import Role
 
 ATTENTION = ("flash", "unfused")
@@ -26,7 +27,7 @@ def build_model(
     attention: str = "flash",
     fused_loss: bool = False,
 ) -> Model:
-    """The model's layers (embedding, block x n, head, loss) for one microbatch on one device."""
+    """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device."""
     length = config.sequence if sequence is None else sequence
     _check(config, microbatch, length, attention)
 
@@ -35,10 +36,14 @@ def build_model(
         source, target = write(graph)
         return differentiate(Layer(name, graph.tensors, tuple(graph.operators), (), source, target))
 
+    vision = bool(config.patch_inputs)
     chain = (
-        (layer("embedding", embedding), 1),
-        (layer("block", partial(_block, attention=attention)), config.layers),
-        (layer("head", head), 1),
+        (layer("embedding", patch_embedding if vision else embedding), 1),
+        *(
+            (layer(run.name, partial(_blocks, run=run, attention=attention)), run.repeat)
+            for run in block_runs(config, length)
+        ),
+        (layer("head", classifier if vision else head), 1),
         (layer("loss", partial(loss, fused=fused_loss)), 1),
     )
     return Model(
@@ -62,22 +67,14 @@ def shared_parameters(layers: tuple[tuple[Layer, int], ...]) -> int:
     return shared
 
 
-def _block(graph: Graph, attention: str) -> tuple[str, str]:
-    """One transformer block; the norms open the branches, or follow the additions."""
-    config = graph.config
-    x = graph.stream("x", config.hidden)
-    if config.post_norm:
-        branch = build_attention(graph, x, attention)
-        branch = graph.dropout("proj_dropout", branch, config.dropout)
-        middle = graph.norm("norm1", graph.residual("residual1", branch, x, "sum1"))
-        branch = graph.dropout("fc2_dropout", mlp(graph, middle), config.dropout)
-        return x, graph.norm("norm2", graph.residual("residual2", branch, middle, "sum2"))
-    branch = build_attention(graph, graph.norm("norm1", x), attention)
-    branch = graph.dropout("proj_dropout", branch, config.dropout)
-    middle = graph.residual("residual1", branch, x, "middle")
-    branch = mlp(graph, graph.norm("norm2", middle))
-    branch = graph.dropout("fc2_dropout", branch, config.dropout)
-    return x, graph.residual("residual2", branch, middle, "y")
+def _blocks(graph: Graph, run: Run, attention: str) -> tuple[str, str]:
+    """The blocks of one layer of the chain, usually a single one."""
+    graph.prefix = run.blocks[0][0]
+    source = x = graph.stream("x", graph.config.hidden)
+    for prefix, config in run.blocks:
+        graph.prefix, graph.config = prefix, config
+        x = block(graph, x, attention)
+    return source, x
 
 
 def _check(config: ModelConfig, microbatch: int, sequence: int, attention: str) -> None:
@@ -88,6 +85,10 @@ def _check(config: ModelConfig, microbatch: int, sequence: int, attention: str) 
         raise AtollError(
             f"{config.name}: sequence is {sequence}, but its position table ends at "
             f"{config.max_sequence}"
+        )
+    if config.patch_inputs and sequence < 2:
+        raise AtollError(
+            f"{config.name}: sequence is {sequence}, but must hold the class token and a patch"
         )
     if attention not in ATTENTION:
         raise AtollError(

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from atoll.workload.build_latent import latent_projections
 from atoll.workload.graph import FLOAT, HALF, MASK, Graph
 from atoll.workload.operator import Region, Role, Tensor, Uneven, VectorWork
 from atoll.workload.products import attention_fraction, scores_product, values_product
 
 
-def attention(graph: Graph, x: str, kind: str) -> str:
-    """From the (normed) block input to the output projection."""
+def attention(graph: Graph, x: str, kind: str, *, open_end: bool = False) -> str:
+    """From the (normed) block input to the output projection, which with an `open_end` is left
+    without its reduction and its bias.
+    """
     config = graph.config
-    q, k, v = _projections(graph, x)
-    if config.positions == "rotary":
+    q, k, v = latent_projections(graph, x) if config.latent_kv else _projections(graph, x)
+    if config.qk_norm:
+        q, k = _head_norm(graph, q, config.heads), _head_norm(graph, k, config.kv_heads)
+    if config.positions == "rotary" and not config.latent_kv:
         q, k = _rotary(graph, q, k)
     core = _flash if kind == "flash" else _unfused
     context = core(graph, q, k, v)
+    if open_end:
+        out = graph.partial("proj", config.hidden)
+        return graph.linear("proj", context, out, bias=False, split="k", inside=True)
     out = graph.stream("proj", config.hidden)
-    return graph.linear("proj", context, out, bias=config.attention_bias, split="k")
+    return graph.linear("proj", context, out, bias=config.output_bias, split="k")
 
 
 def _projections(graph: Graph, x: str) -> tuple[str, str, str]:
@@ -31,16 +39,38 @@ def _projections(graph: Graph, x: str) -> tuple[str, str, str]:
         weights.append(graph.weight(f"{name}.weight", (config.hidden, width), 1, heads, uneven))
         outs.append(graph.columns(name, width, heads, uneven))
         if config.attention_bias:
-            biases += graph.bias(name, name, "n")
+            biases += graph.bias(name, outs[-1], "n")
     graph.product("qkv", x, tuple(weights), tuple(biases), tuple(outs), "n")
-    return "q", "k", "v"
+    q, k, v = outs
+    return q, k, v
+
+
+def _head_norm(graph: Graph, x: str, heads: int) -> str:
+    """An RMS norm over each head, with one scale for all heads."""
+    config = graph.config
+    scale = graph.weight(f"{x}_norm.weight", (config.head_dim,))
+    out = graph.like(f"{x}_norm", x)
+    rows = graph.tokens * heads
+    work = VectorWork("rmsnorm", rows, config.head_dim, Region.TENSOR)
+    graph.run(f"{x}_norm", "norm", (x, scale), (out,), vectors=(work,))
+    return out
 
 
 def _rotary(graph: Graph, q: str, k: str) -> tuple[str, str]:
+    """Only the rotated columns of each head are work."""
+    config = graph.config
     outs = graph.like(f"{q}.rotated", q), graph.like(f"{k}.rotated", k)
-    vectors = graph.vector("rotary", q), graph.vector("rotary", k)
+    vectors = tuple(
+        VectorWork("rotary", graph.tokens, heads * config.rotated, Region.TENSOR)
+        for heads in (config.heads, config.kv_heads)
+    )
     graph.run("rotary", "rotary", (q, k), outs, vectors=vectors)
     return outs
+
+
+def _context(graph: Graph) -> str:
+    config = graph.config
+    return graph.columns("context", config.heads * config.value_width, config.heads)
 
 
 def _flash(graph: Graph, q: str, k: str, v: str) -> str:
@@ -48,7 +78,7 @@ def _flash(graph: Graph, q: str, k: str, v: str) -> str:
     config, b, s = graph.config, graph.microbatch, graph.sequence
     fraction = attention_fraction(s, config.causal, config.window)
     scores = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, fraction)
-    out = graph.like("context", q)
+    out = _context(graph)
     # One fp32 log-sum-exp a row: all that the backward pass needs to make the scores again.
     statistics = graph.add(
         Tensor(
@@ -62,16 +92,19 @@ def _flash(graph: Graph, q: str, k: str, v: str) -> str:
         )
     )
     rows, columns = b * config.heads * s, max(1, round(fraction * s))
-    vectors = [VectorWork("softmax", rows, columns, Region.TENSOR)]
-    if config.attention_dropout:
-        vectors.append(VectorWork("dropout", rows, columns, Region.TENSOR))
+    # The cap's first scaling is the scores' own; scale and mask cost nothing in a product's end.
+    functions = ["tanh", "mul"] if config.score_cap else []
+    functions += ["add"] if config.positions == "alibi" else []
+    functions += ["softmax"]
+    functions += ["dropout"] if config.attention_dropout else []
+    vectors = tuple(VectorWork(name, rows, columns, Region.TENSOR) for name in functions)
     graph.run(
         "attention",
         "attention",
         (q, k, v),
         (out, statistics),
-        matmuls=(scores, values_product(scores)),
-        vectors=tuple(vectors),
+        matmuls=(scores, values_product(scores, config.value_width)),
+        vectors=vectors,
         on_chip=True,
     )
     return out
@@ -91,7 +124,14 @@ def _unfused(graph: Graph, q: str, k: str, v: str) -> str:
     scores = square("scores")
     graph.run("scores", "attention_scores", (q, k), (scores,), matmuls=(product,))
     probabilities = square("probabilities")
-    functions = ("mul", "add", "softmax")  # scale, mask, softmax
+    functions = ["mul", "add", "softmax"]  # scale, mask, softmax
+    if config.score_cap:
+        capped = square("scores.capped")
+        cap = tuple(graph.vector(function, scores) for function in ("mul", "tanh", "mul"))
+        graph.run("score_cap", "activation", (scores,), (capped,), vectors=cap)
+        scores, functions = capped, functions[1:]
+    if config.positions == "alibi":
+        functions.insert(0, "add")
     vectors = tuple(graph.vector(function, scores) for function in functions)
     graph.run("softmax", "softmax", (scores,), (probabilities,), vectors=vectors)
     if config.attention_dropout:
@@ -104,8 +144,7 @@ def _unfused(graph: Graph, q: str, k: str, v: str) -> str:
             vectors=(graph.vector("dropout", probabilities),),
         )
         probabilities = kept
-    out = graph.like("context", q)
-    graph.run(
-        "values", "attention_values", (probabilities, v), (out,), matmuls=(values_product(product),)
-    )
+    out = _context(graph)
+    values = values_product(product, config.value_width)
+    graph.run("values", "attention_values", (probabilities, v), (out,), matmuls=(values,))
     return out

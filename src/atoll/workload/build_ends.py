@@ -29,13 +29,17 @@ def embedding(graph: Graph) -> tuple[str, str]:
     if config.embedding_width:
         wide = graph.stream("project_in", config.hidden)
         x = graph.linear("project_in", x, wide, bias=False, split="m")
-    x = _positions(graph, x)
+    if config.embedding_scale:
+        scaled = graph.like("scaled", x)
+        graph.run("scale", "scale", (x,), (scaled,), vectors=(graph.vector("mul", x),))
+        x = scaled
+    x = add_positions(graph, x)
     if config.embedding_norm:
         x = graph.norm("embedding_norm", x)
     return tokens, graph.dropout("embedding_dropout", x, config.embedding_dropout)
 
 
-def _positions(graph: Graph, x: str) -> str:
+def add_positions(graph: Graph, x: str) -> str:
     """Learned positions and token types: small tables, added row by row."""
     config = graph.config
     rows = []
@@ -43,7 +47,16 @@ def _positions(graph: Graph, x: str) -> str:
         graph.weight("positions.weight", (config.position_rows, config.hidden))
         shape = (graph.sequence, config.hidden)
         rows.append(
-            graph.add(Tensor("positions.rows", shape, HALF, Role.ACTIVATION, Region.SEQUENCE, 0))
+            graph.add(
+                Tensor(
+                    "positions.rows",
+                    shape,
+                    HALF,
+                    Role.ACTIVATION,
+                    Region.SEQUENCE,
+                    uneven=graph.uneven,
+                )
+            )
         )
     if config.token_types:
         rows.append(graph.weight("types.weight", (config.token_types, config.hidden)))
@@ -76,9 +89,15 @@ def head(graph: Graph) -> tuple[str, str]:
     weight = graph.weight(
         f"{table}.weight", (config.word_width, config.vocab), 1, uneven=Uneven.PAD
     )
-    biases = graph.bias("decoder", logits, "n") if config.mlm_head else ()
+    biased = config.mlm_head or config.head_bias
+    biases = graph.bias("decoder", logits, "n") if biased else ()
     graph.product("logits", x, (weight,), biases, (logits,), "n")
-    return source, logits
+    if not config.logit_cap:
+        return source, logits
+    capped = graph.like("logits.capped", logits)
+    cap = tuple(graph.vector(function, logits) for function in ("mul", "tanh", "mul"))
+    graph.run("logit_cap", "activation", (logits,), (capped,), vectors=cap)
+    return source, capped
 
 
 def loss(graph: Graph, fused: bool) -> tuple[str, str]:
@@ -89,7 +108,11 @@ def loss(graph: Graph, fused: bool) -> tuple[str, str]:
     do: 4 s b v bytes (Korthikanti et al., arXiv:2205.05198, section 4.3).
     """
     b, s = graph.microbatch, graph.sequence
-    logits = graph.columns("logits", graph.config.vocab, uneven=Uneven.PAD)
+    vision = bool(graph.config.patch_inputs)
+    if vision:  # one label an image, on every device
+        s, logits = 1, class_logits(graph)
+    else:
+        logits = graph.columns("logits", graph.config.vocab, uneven=Uneven.PAD)
     labels = graph.add(Tensor("labels", (b, s), TOKEN, Role.ACTIVATION))
     out = graph.add(Tensor("loss", (b, s, 2), FLOAT, Role.ACTIVATION))
     kept = () if fused else (graph.like("softmax", logits, FLOAT),)
@@ -99,6 +122,12 @@ def loss(graph: Graph, fused: bool) -> tuple[str, str]:
         (logits, labels),
         (out, *kept),
         vectors=(graph.vector("cross_entropy", logits),),
-        exits=True,
+        exits=not vision,
     )
     return logits, out
+
+
+def class_logits(graph: Graph) -> str:
+    """What an image classifier says of each image."""
+    shape = (graph.microbatch, 1, graph.config.vocab)
+    return graph.add(Tensor("logits", shape, HALF, Role.ACTIVATION))

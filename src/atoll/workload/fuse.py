@@ -18,7 +18,7 @@ from atoll.workload.operator import Operator, Role
 LEVELS = ("default", "phaze", "none")
 
 ELEMENTWISE = frozenset(
-    {"bias", "activation", "dropout", "add", "table_add", "activation_bwd", "dropout_bwd"}
+    {"bias", "activation", "dropout", "scale", "add", "table_add", "activation_bwd", "dropout_bwd"}
 )
 NORMS = frozenset({"norm", "norm_bwd"})
 # What the released PHAZE lets follow a product, or an element-wise operator.

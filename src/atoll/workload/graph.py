@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.workload.config import ModelConfig
+from dataclasses import replace
+
+from atoll.workload.model_config import ModelConfig
 from atoll.workload.operator import Matmul, Operator, Region, Role, Tensor, Uneven, VectorWork
 from atoll.workload.products import linear_product
 
@@ -16,13 +18,15 @@ MASK = 1  # a dropout mask keeps one byte an element (Korthikanti et al., arXiv:
 class Graph:
     """The forward graph of one layer while it is written.
 
-    Activations of the residual stream are (batch, sequence, hidden) in the SEQUENCE region.
+    Activations of the residual stream are (batch, sequence, hidden) in the SEQUENCE region. All
+    names get the `prefix` of the block that is being written.
     """
 
     def __init__(self, config: ModelConfig, microbatch: int, sequence: int) -> None:
         self.config = config
         self.microbatch = microbatch
         self.sequence = sequence
+        self.prefix = ""
         self.tensors: dict[str, Tensor] = {}
         self.operators: list[Operator] = []
 
@@ -30,14 +34,30 @@ class Graph:
     def tokens(self) -> int:
         return self.microbatch * self.sequence
 
+    @property
+    def uneven(self) -> Uneven:
+        """An image's patches and class token rarely divide evenly: sequence parallelism pads."""
+        return Uneven.PAD if self.config.patch_inputs else Uneven.REFUSE
+
+    def own(self, name: str) -> str:
+        return name if name.startswith(self.prefix) else f"{self.prefix}{name}"
+
     def add(self, tensor: Tensor) -> str:
-        self.tensors[tensor.name] = tensor
-        return tensor.name
+        name = self.own(tensor.name)
+        self.tensors[name] = replace(tensor, name=name)
+        return name
 
     def stream(self, name: str, width: int, element_bytes: int = HALF) -> str:
         """An activation of the residual stream: divided along the sequence, if at all."""
         shape = (self.microbatch, self.sequence, width)
-        return self.add(Tensor(name, shape, element_bytes, Role.ACTIVATION, Region.SEQUENCE, 1))
+        return self.add(
+            Tensor(name, shape, element_bytes, Role.ACTIVATION, Region.SEQUENCE, 1, 0, self.uneven)
+        )
+
+    def partial(self, name: str, width: int) -> str:
+        """A sum over all tokens that is complete only after a reduction over the group."""
+        shape = (self.microbatch, self.sequence, width)
+        return self.add(Tensor(name, shape, HALF, Role.ACTIVATION))
 
     def columns(self, name: str, width: int, units: int = 0, uneven: Uneven = Uneven.REFUSE) -> str:
         """An activation inside a tensor-parallel region: divided along its last dimension."""
@@ -88,7 +108,9 @@ class Graph:
         exits: bool = False,
     ) -> None:
         self.operators.append(
-            Operator(name, kind, reads, writes, matmuls, vectors, None, on_chip, enters, exits)
+            Operator(
+                self.own(name), kind, reads, writes, matmuls, vectors, None, on_chip, enters, exits
+            )
         )
 
     def vector(self, function: str, over: str) -> VectorWork:
@@ -106,8 +128,12 @@ class Graph:
         self.run(name, "norm", (x, *weights), (out,), vectors=(self.vector(self.config.norm, x),))
         return out
 
-    def linear(self, name: str, x: str, out: str, *, bias: bool, split: str) -> str:
-        """A linear layer. `split`: "n" column-parallel, "k" row-parallel, "m" by tokens."""
+    def linear(
+        self, name: str, x: str, out: str, *, bias: bool, split: str, inside: bool = False
+    ) -> str:
+        """A linear layer. `split`: "n" column-parallel, "k" row-parallel, "m" by tokens, "" on
+        every device.
+        """
         source, target = self.tensors[x], self.tensors[out]
         shape = source.shape[-1], target.shape[-1]
         if split == "n":
@@ -117,7 +143,7 @@ class Graph:
         else:
             weight = self.weight(f"{name}.weight", shape)
         biases = self.bias(name, out, split) if bias else ()
-        return self.product(name, x, (weight,), biases, (out,), split)
+        return self.product(name, x, (weight,), biases, (out,), split, inside=inside)
 
     def bias(self, name: str, out: str, split: str) -> tuple[str, ...]:
         target = self.tensors[out]
@@ -138,7 +164,7 @@ class Graph:
         inside: bool = False,
     ) -> str:
         """One product of x with its weights side by side; `inside` a tensor-parallel region it
-        neither opens nor closes one (the linears of an expert).
+        neither opens nor closes one (the linears of an expert, the end of a parallel branch).
         """
         matmul = linear_product(self.tensors[x], [self.tensors[w] for w in weights], split)
         region = Region.TENSOR if split == "n" else self.tensors[outs[0]].split
@@ -172,6 +198,21 @@ class Graph:
         return out
 
     def residual(self, name: str, branch: str, x: str, out: str) -> str:
-        self.like(out, x)
-        self.run(name, "add", (branch, x), (out,), vectors=(self.vector("add", x),))
+        total = self.like(out, x)
+        self.run(name, "add", (branch, x), (total,), vectors=(self.vector("add", x),))
+        return total
+
+    def reduced_sum(self, name: str, left: str, right: str) -> str:
+        """The sum of two partial sums, then the one reduction of both."""
+        out = self.stream(name, self.tensors[left].shape[-1])
+        self.run(
+            name, "add", (left, right), (out,), vectors=(self.vector("add", left),), exits=True
+        )
+        return out
+
+    def late_bias(self, name: str, x: str) -> str:
+        """The bias of a linear whose output was reduced together with another's."""
+        weight = self.weight(f"{name}.bias", (self.tensors[x].shape[-1],))
+        out = self.like(f"{name}.biased", x)
+        self.run(f"{name}.bias", "bias", (x, weight), (out,), vectors=(self.vector("bias", x),))
         return out

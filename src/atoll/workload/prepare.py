@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from atoll.workload.build import build_model
-from atoll.workload.config import ModelConfig
 from atoll.workload.fuse import fuse
 from atoll.workload.layer import Layer, Model
+from atoll.workload.model_config import ModelConfig
 from atoll.workload.operator import Operator
 from atoll.workload.shard import shard
 

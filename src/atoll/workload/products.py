@@ -48,9 +48,9 @@ def scores_product(
     return Matmul(batch * kv_heads, rows, sequence, head_dim, fraction, "batch")
 
 
-def values_product(scores: Matmul) -> Matmul:
+def values_product(scores: Matmul, value_width: int) -> Matmul:
     """P V, of the same attention as `scores`."""
-    return replace(scores, n=scores.k, k=scores.n)
+    return replace(scores, n=value_width, k=scores.n)
 
 
 def keys_gradient(scores: Matmul) -> Matmul:

@@ -16,8 +16,8 @@ from typing import overload
 from atoll.errors import AtollError
 from atoll.workload.backward import differentiate
 from atoll.workload.build import shared_parameters
-from atoll.workload.config import ModelConfig
 from atoll.workload.layer import Layer, Model
+from atoll.workload.model_config import ModelConfig
 from atoll.workload.operator import (
     Collective,
     CollectiveKind,
@@ -30,6 +30,8 @@ from atoll.workload.operator import (
     VectorWork,
 )
 from atoll.workload.products import linear_product, local_attention
+
+LINEAR = ("linear", "data_linear")
 
 
 @overload
@@ -77,7 +79,7 @@ def widths(config: ModelConfig, candidates: Iterable[int]) -> tuple[int, ...]:
         if t >= 1
         and config.heads % t == 0
         and (config.kv_heads % t == 0 or t % config.kv_heads == 0)
-        and config.ffn % t == 0
+        and all(width % t == 0 for width in config.ffn_widths)
     )
 
 
@@ -115,7 +117,7 @@ class _Sharding:
         if units % self.width == 0:
             part = size // self.width
         elif tensor.uneven is Uneven.PAD:
-            # Rounded up to a multiple of the width; Megatron-LM pads to 128 times the width.
+            # Rounded up to a multiple of the width; Megatron-LM pads a vocabulary to 128 times it.
             part = -(-size // self.width)
         elif tensor.uneven is Uneven.REPLICATE and self.width % units == 0:
             part = size // units
@@ -198,7 +200,7 @@ class _Sharding:
         )
 
     def _product(self, op: Operator, reads: tuple[str, ...], product: Matmul) -> Matmul:
-        if op.kind == "linear":
+        if op.kind in LINEAR:
             tensors = [self.tensors[name] for name in reads]
             weights = [t for t in tensors if t.role is Role.WEIGHT and len(t.shape) > 1]
             # Tokens are cut by sequence parallelism only; without it every device runs them all.
@@ -209,10 +211,10 @@ class _Sharding:
         return local_attention(product, self.width, kv_width)
 
     def _vectors(self, op: Operator, local: Operator) -> tuple[VectorWork, ...]:
-        if op.kind == "linear":
+        if op.kind in LINEAR:
             (product,) = local.matmuls
             cut = self.sequence and op.exits
-            rows = product.m // self.width if cut else product.m
+            rows = self.tensors[op.writes[0]].rows if cut else product.m
             return tuple(replace(v, rows=rows, cols=product.n) for v in op.vectors)
         return tuple(self._vector(op, index, v) for index, v in enumerate(op.vectors))
 
@@ -220,12 +222,12 @@ class _Sharding:
         """A pass follows the operator's main tensor (rotary: each of its two)."""
         if work.split is Region.WHOLE or (work.split is Region.SEQUENCE and not self.sequence):
             return work
-        if work.split is Region.SEQUENCE:
-            return replace(work, rows=work.rows // self.width)
         main = op.reads[index if op.kind == "rotary" else 0]
         before, after = self.whole.tensors[main], self.tensors[main]
+        if work.split is Region.SEQUENCE:
+            return replace(work, rows=work.rows * after.rows // before.rows)
         of, part = before.shape[before.split_dim], after.shape[before.split_dim]
-        # Heads are rows to attention, columns to everything else.
-        if op.kind == "attention" or before.split_dim < len(before.shape) - 1:
+        # Heads are rows to attention and to their own norms, columns to everything else.
+        if op.kind in ("attention", "norm") or before.split_dim < len(before.shape) - 1:
             return replace(work, rows=work.rows * part // of)
         return replace(work, cols=work.cols * part // of)

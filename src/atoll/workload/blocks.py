@@ -1,0 +1,110 @@
+"""Which blocks a model is made of: runs of equal ones, and patterns that repeat.
+
+Most models repeat one block. Some begin with others (DeepSeek's dense ones), some alternate
+(Gemma 2's windows): an alternation becomes one layer that holds a whole period of it, so that the
+chain stays a short list of layers with repeats, in the order of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from atoll.workload.model_config import ModelConfig
+
+_LONGEST_PERIOD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`repeat` times the same layer, made of one block or of a period of different ones."""
+
+    name: str
+    repeat: int
+    blocks: tuple[tuple[str, ModelConfig], ...]
+    """Each block with the prefix of its tensors' names: weights of different blocks must not
+    share one, for equal names mean one and the same weight."""
+
+
+def block_runs(config: ModelConfig, sequence: int) -> tuple[Run, ...]:
+    """The chain between embedding and head."""
+    kinds = [_kind(config, layer, sequence) for layer in range(config.layers)]
+    several = len(set(kinds)) > 1
+    runs: list[Run] = []
+    for period, repeat in _periods(kinds):
+        label = _label(config, period[0]) if several and len(period) == 1 else ""
+        name = _unused(f"{label}_block" if label else "block", runs)
+        if len(period) == 1:
+            prefix = "" if name == "block" else name.replace("_block", "") + "."
+            blocks: tuple[tuple[str, ModelConfig], ...] = ((prefix, period[0]),)
+        else:
+            words = [_label(config, kind) or "block" for kind in period]
+            first = "" if name == "block" else name.replace("block", "period") + "."
+            blocks = tuple(
+                (f"{first}{word}{i}.", kind)
+                for i, (word, kind) in enumerate(zip(words, period, strict=True))
+            )
+        runs.append(Run(name, repeat, blocks))
+    return tuple(runs)
+
+
+def _kind(config: ModelConfig, layer: int, sequence: int) -> ModelConfig:
+    """The configuration as if all blocks were like this one."""
+    window = config.windows[layer] if config.windows else config.window
+    kind = replace(
+        config,
+        window=0 if window >= sequence else window,  # a window that hides nothing
+        windows=(),
+        dense_layers=(),
+        dense_ffn=0,
+    )
+    if layer not in config.dense_layers:
+        return kind
+    return replace(
+        kind,
+        ffn=config.dense_ffn,
+        experts=0,
+        experts_per_token=0,
+        shared_ffn=0,
+        shared_gate=False,
+    )
+
+
+def _label(config: ModelConfig, kind: ModelConfig) -> str:
+    words = []
+    if config.windows:
+        words.append("local" if kind.window else "global")
+    if config.experts and not kind.experts:
+        words.append("dense")
+    return "_".join(words)
+
+
+def _unused(name: str, runs: Sequence[Run]) -> str:
+    taken = {run.name for run in runs}
+    candidates = (name, *(f"{name}{i}" for i in range(2, len(taken) + 3)))
+    return next(candidate for candidate in candidates if candidate not in taken)
+
+
+def _periods(kinds: Sequence[ModelConfig]) -> list[tuple[tuple[ModelConfig, ...], int]]:
+    """Cut the list into repeated periods, greedily: of those that start here, the one that reaches
+    farthest, and the shortest of these. Longer ones than a single block must repeat.
+    """
+    found: list[tuple[tuple[ModelConfig, ...], int]] = []
+    at = 0
+    while at < len(kinds):
+        best, repeat = 1, _repeats(kinds, at, 1)
+        for length in range(2, _LONGEST_PERIOD + 1):
+            times = _repeats(kinds, at, length)
+            if times > 1 and times * length > best * repeat:
+                best, repeat = length, times
+        found.append((tuple(kinds[at : at + best]), repeat))
+        at += best * repeat
+    return found
+
+
+def _repeats(kinds: Sequence[ModelConfig], at: int, length: int) -> int:
+    period = kinds[at : at + length]
+    times = 1
+    while kinds[at + times * length : at + (times + 1) * length] == period:
+        times += 1
+    return times

@@ -1,0 +1,45 @@
+"""The families of models that Atoll can build, by the model_type of their configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from atoll.workload import readers_encoder, readers_gpt, readers_llama, readers_moe
+from atoll.workload.config_fields import Fields
+from atoll.workload.model_config import ModelConfig
+
+READERS: Mapping[str, Callable[[Fields], ModelConfig]] = {
+    "bert": readers_encoder.bert,
+    "bloom": readers_gpt.bloom,
+    "deepseek_v2": readers_moe.deepseek,
+    "deepseek_v3": readers_moe.deepseek,
+    "gemma": readers_llama.gemma,
+    "gemma2": readers_llama.gemma2,
+    "gpt2": readers_gpt.gpt2,
+    "gpt_bigcode": readers_gpt.gpt2,
+    "gpt_neox": readers_gpt.neox,
+    "gptj": readers_gpt.gptj,
+    "llama": readers_llama.llama,
+    "megatron-bert": readers_encoder.bert,
+    "mistral": readers_llama.llama,
+    "mixtral": readers_moe.mixtral,
+    "opt": readers_gpt.opt,
+    "phi": readers_gpt.phi,
+    "phi3": readers_llama.phi3,
+    "qwen2": readers_llama.qwen2,
+    "qwen2_moe": readers_moe.qwen2_moe,
+    "qwen3": readers_llama.qwen3,
+    "qwen3_moe": readers_moe.qwen3_moe,
+    "roberta": readers_encoder.roberta,
+    "vit": readers_encoder.vit,
+    "xlm-roberta": readers_encoder.roberta,
+}
+
+_NO_CHAIN = (
+    "an encoder-decoder model, but only chains of layers are known, and every decoder layer would "
+    "need the encoder's output as a second input"
+)
+# Known, and known not to fit.
+REFUSED: Mapping[str, str] = dict.fromkeys(
+    ("t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "pegasus", "whisper"), _NO_CHAIN
+)
