@@ -21,7 +21,7 @@ from atoll.explore.branch_and_bound import Search
 from atoll.explore.job import Job, ModelJob
 from atoll.explore.objective import Objective
 from atoll.explore.run import prepare_search
-from atoll.hardware import phaze_space
+from atoll.hardware import Space, phaze_space
 from atoll.profile import DEFAULT, PHAZE, Profile
 
 MODELS = (
@@ -76,10 +76,15 @@ def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tu
     return int(chosen[search.frontier.chips.design[outcome.best]]), outcome.score
 
 
+def _cores(space: Space, design: int) -> str:
+    """The chip in words, without its memory: that is chosen with the layout."""
+    return space.accelerator(design).describe().rsplit(",", 1)[0]
+
+
 def which_assumption(name: str) -> None:
     best, score = _search(name, DEFAULT)
     space = phaze_space()
-    winner = space.accelerator(best).describe()
+    winner = _cores(space, best)
     print(f"\n{name}: under default {winner} wins with {score:,.1f} samples/s\n")
     print("| assumption put back | chip that then wins | claims | really, under default | loss |")
     print("|---|---|---|---|---|")
@@ -87,7 +92,7 @@ def which_assumption(name: str) -> None:
         design, claimed = _search(name, profile)
         _, real = _search(name, DEFAULT, [design])
         print(
-            f"| {words} | {space.accelerator(design).describe()} | {claimed:,.1f} | "
+            f"| {words} | {_cores(space, design)} | {claimed:,.1f} | "
             f"{real:,.1f} | {1 - real / score:.1%} |",
             flush=True,
         )

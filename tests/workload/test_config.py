@@ -28,7 +28,7 @@ def sentence(given: dict[str, object]) -> str:
 
 
 def test_every_zoo_name_loads_under_its_own_name() -> None:
-    assert len(zoo_names()) == 24
+    assert len(zoo_names()) == 43
     for name in zoo_names():
         assert load_config(name).name == name
 
@@ -103,7 +103,8 @@ def test_no_more_experts_a_token_than_experts() -> None:
 
 def test_unknown_family_and_activation_list_what_is_known() -> None:
     message = sentence({**LLAMA, "model_type": "mamba"})
-    assert "model_type is 'mamba'" in message and "gpt2, llama" in message
+    assert message.startswith("my/config.json: model_type is 'mamba', but only bert, bloom, ")
+    assert "qwen3_moe" in message and "captured from PyTorch" in message
     message = sentence({**LLAMA, "hidden_act": "mish"})
     assert "hidden_act is 'mish', but must be one of gelu" in message
     message = sentence({**LLAMA, "model_type": "bert", "position_embedding_type": "relative_key"})

@@ -251,7 +251,8 @@ class Search:
         frontier = self.frontier
         frontier.stage[order] = 1
         priced = self._priced(order)
-        chip, variant = np.nonzero(self._open(order))
+        # Contiguous, as everywhere: another layout would compile the kernels a second time.
+        chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(self._open(order)))
         lower, upper = priced.schedule_bounds(chip, variant)
         bounds = self._layout_bounds(self.layouts, lower.sum(axis=2), variant)
         rows = order[chip]

@@ -31,7 +31,6 @@ from atoll.schedule.bound_kernels import (
     heads_and_tails,
 )
 
-W = 0.3
 BINS = 2048
 """Resolution at which nodes of a level are ranked by their bounds."""
 
@@ -59,7 +58,6 @@ class Children(NamedTuple):
     option: Ints
     start: Floats
     bound: Floats
-    rank: Floats
     following: Ints  # next candidate in the same bin
 
 
@@ -74,7 +72,7 @@ def empty_level(width: int, operators: int, most: int) -> Level:
 
 @kernel
 def expand(
-    v: int, p: Instance, weight: Floats, tail: Floats, longest: float, cut: float, level: Level,
+    v: int, p: Instance, weight: Floats, tail: Floats, cut: float, level: Level,
     children: Children, number: int, busy: Bools, tried: Bools, free: Floats,
 ) -> tuple[int, float]:  # fmt: skip
     """Append the children of node v whose bound is below `cut`.
@@ -155,7 +153,6 @@ def expand(
                 children.option[number] = o
                 children.start[number] = now
                 children.bound[number] = value
-                children.rank[number] = value + W * (max(ends, now + path) - longest)
                 number += 1
         if ended >= running:
             break
@@ -254,13 +251,13 @@ def branch(
         lower += weight[j]
     head = np.zeros(n)
     tail = np.zeros(n)
-    longest = heads_and_tails(0, n, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
+    heads_and_tails(0, n, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
     level = empty_level(width, n, most)
     below = empty_level(width, n, most)
     room = 16 * width + 4096
     children = Children(
         np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64),
-        np.zeros(room), np.zeros(room), np.zeros(room), np.zeros(room, np.int64),
+        np.zeros(room), np.zeros(room), np.zeros(room, np.int64),
     )  # fmt: skip
     past = np.zeros((n, width, 3), np.int64)  # parent, operator, option of each kept node
     past_start = np.zeros((n, width))
@@ -280,7 +277,7 @@ def branch(
     for depth in range(n):
         number = zero
         for v in range(kept):
-            number, missed = expand(v, p, weight, tail, longest, cut, level, children, number, busy, tried,
+            number, missed = expand(v, p, weight, tail, cut, level, children, number, busy, tried,
                                     free)  # fmt: skip
             lost = min(lost, missed)
         for b in range(BINS):
@@ -289,7 +286,7 @@ def branch(
             table[b] = -1
         scale = BINS / max(cut - lower, 1e-12 * cut)
         for c in range(number - 1, -1, -1):
-            b = min(max(int((children.rank[c] - lower) * scale), 0), BINS - 1)
+            b = min(max(int((children.bound[c] - lower) * scale), 0), BINS - 1)
             children.following[c] = bins[b]
             bins[b] = c
         kept = zero

@@ -87,7 +87,7 @@ def _unused(name: str, runs: Sequence[Run]) -> str:
 
 def _periods(kinds: Sequence[ModelConfig]) -> list[tuple[tuple[ModelConfig, ...], int]]:
     """Cut the list into repeated periods, greedily: of those that start here, the one that reaches
-    farthest, and the shortest of these. Longer ones than a single block must repeat.
+    farthest, and the shortest of these. Two rounds may be chance, three are a pattern.
     """
     found: list[tuple[tuple[ModelConfig, ...], int]] = []
     at = 0
@@ -95,7 +95,7 @@ def _periods(kinds: Sequence[ModelConfig]) -> list[tuple[tuple[ModelConfig, ...]
         best, repeat = 1, _repeats(kinds, at, 1)
         for length in range(2, _LONGEST_PERIOD + 1):
             times = _repeats(kinds, at, length)
-            if times > 1 and times * length > best * repeat:
+            if times > 2 and times * length > best * repeat:
                 best, repeat = length, times
         found.append((tuple(kinds[at : at + best]), repeat))
         at += best * repeat

@@ -72,9 +72,11 @@ class Fields:
         value = self.given.get(name)
         return isinstance(value, int) and not isinstance(value, bool) and value == 0
 
-    def present(self, name: str) -> bool:
-        """Whether a switch that takes a positive number is on (absent, null or 0: off)."""
-        value = self.given.get(name)
+    def present(self, name: str, default: bool) -> bool:
+        """Whether a switch that takes a positive number is on (null or 0: off)."""
+        if name not in self.given:
+            return default
+        value = self.given[name]
         if value is None:
             return False
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:

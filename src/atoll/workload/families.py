@@ -21,7 +21,7 @@ READERS: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "gptj": readers_gpt.gptj,
     "llama": readers_llama.llama,
     "megatron-bert": readers_encoder.bert,
-    "mistral": readers_llama.llama,
+    "mistral": readers_llama.mistral,
     "mixtral": readers_moe.mixtral,
     "opt": readers_gpt.opt,
     "phi": readers_gpt.phi,

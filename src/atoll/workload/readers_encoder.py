@@ -55,14 +55,14 @@ def roberta(fields: Fields) -> ModelConfig:
 
 
 def vit(fields: Fields) -> ModelConfig:
-    """Patches of an image and a class token, with a linear classifier over 1,000 classes
-    (ImageNet) unless the file names its labels.
+    """Patches of an image and a class token, with a linear classifier over the labels that the
+    file names (two where it names none, as Hugging Face has it).
     """
     hidden, heads = fields.hidden_and_heads("hidden_size", "num_attention_heads")
     image, patch = fields.size("image_size", 224), fields.size("patch_size", 16)
     fields.divides("patch_size", patch, "image_size", image)
     positions = (image // patch) ** 2 + 1
-    labels = len(fields.block("id2label").given) if fields.given.get("id2label") else 1000
+    labels = len(fields.block("id2label").given) if fields.given.get("id2label") else 2
     dropout = fields.probability("hidden_dropout_prob", 0.0)
     bias = fields.flag("qkv_bias", True)
     return ModelConfig(

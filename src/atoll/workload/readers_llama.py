@@ -10,8 +10,8 @@ from atoll.workload.model_config import ModelConfig
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def llama(fields: Fields, head_dim: int = 0, tied: bool = False) -> ModelConfig:
-    """Llama and Mistral. `head_dim` and `tied`: what the family takes where the file is silent."""
+def llama(fields: Fields, head_dim: int = 0, tied: bool = False, window: int = 0) -> ModelConfig:
+    """Llama; the other arguments are what a family takes where the file is silent."""
     hidden = fields.size("hidden_size")
     heads, kv_heads = fields.heads_and_key_heads()
     head_dim = fields.size("head_dim", head_dim)
@@ -39,19 +39,25 @@ def llama(fields: Fields, head_dim: int = 0, tied: bool = False) -> ModelConfig:
         output_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
         attention_dropout=fields.probability("attention_dropout", 0.0),
-        window=fields.size("sliding_window", 0),
+        # A window of null is none; one that is not mentioned is the family's.
+        window=fields.size("sliding_window", 0 if "sliding_window" in fields.given else window),
     )
+
+
+def mistral(fields: Fields) -> ModelConfig:
+    return llama(fields, window=4096)
 
 
 def qwen2(fields: Fields) -> ModelConfig:
     """Biases on queries, keys and values only; windows off unless asked for."""
-    config = replace(llama(fields), attention_bias=True, output_bias=False)
+    config = replace(llama(fields, window=4096), attention_bias=True, output_bias=False)
     return _qwen_windows(fields, config)
 
 
 def qwen3(fields: Fields) -> ModelConfig:
     """Norms on the heads of queries and keys (Yang et al., arXiv:2505.09388)."""
-    return _qwen_windows(fields, replace(llama(fields, head_dim=128), qk_norm=True))
+    config = llama(fields, head_dim=128, window=4096)
+    return _qwen_windows(fields, replace(config, qk_norm=True))
 
 
 def _qwen_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
@@ -74,9 +80,9 @@ def with_windows(fields: Fields, config: ModelConfig, usual: tuple[str, ...]) ->
     return replace(config, window=0, windows=windows)
 
 
-def gemma(fields: Fields) -> ModelConfig:
+def gemma(fields: Fields, window: int = 0) -> ModelConfig:
     """Heads wider than hidden / heads, GELU gates, tied and scaled embeddings (2403.08295)."""
-    config = llama(fields, head_dim=256, tied=True)
+    config = llama(fields, head_dim=256, tied=True, window=window)
     # `hidden_activation` came later and wins; the exact and the tanh form cost the same here.
     name = "hidden_activation" if fields.given.get("hidden_activation") else "hidden_act"
     activation = fields.activation(name, "gelu_pytorch_tanh")
@@ -88,10 +94,10 @@ def gemma2(fields: Fields) -> ModelConfig:
     (arXiv:2408.00118).
     """
     config = replace(
-        gemma(fields),
+        gemma(fields, window=4096),
         branch_norms=True,
-        score_cap=fields.present("attn_logit_softcapping"),
-        logit_cap=fields.present("final_logit_softcapping"),
+        score_cap=fields.present("attn_logit_softcapping", True),
+        logit_cap=fields.present("final_logit_softcapping", True),
     )
     pattern = (FULL if layer % 2 else SLIDING for layer in range(config.layers))
     return with_windows(fields, config, tuple(pattern)) if config.window else config

@@ -1,0 +1,283 @@
+"""Calibration: the GPU operator model's parameters from measured operators of one device.
+
+Four fits, one after the other, each on half of the rows of its kinds: products (nine parameters),
+fp8 products (one), attention in either direction (four each), streaming operators (two, and bytes
+per element by kind). Each minimises the mean absolute logarithm of predicted over measured time,
+which outliers do not pull, by Powell's method within physical bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+
+from atoll.calibrate.rows import H200_OPERATORS, VECTORS, OperatorRow, fitted_rows, read_operators
+from atoll.calibrate.validate import (
+    LONG_PRODUCT_S,
+    Columns,
+    columns,
+    predict_kind_s,
+    skip_reason,
+    validate_operators,
+)
+from atoll.cost.gpu_gemm import Floats
+from atoll.cost.gpu_vector import LEAST_BYTES, NARROW_COLUMNS, STREAMING
+from atoll.errors import AtollError
+from atoll.hardware.gpu import AttentionFit, Calibration, Gpu, load_gpu, recalibrated
+
+SHORT_WEIGHT = 0.35  # of products under 50 us: mostly launch, and little of a training step
+ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A parameter to fit: where to start, and what is physically possible."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+
+
+PRODUCT_KNOBS = (
+    Knob("matmul", 0.92, 0.4, 1.0),
+    Knob("tile_half", 15.0, 0.0, 60.0),
+    Knob("hbm", 0.9, 0.4, 1.0),
+    Knob("kernel_s", 3.5e-6, 1e-6, 20e-6),
+    Knob("throttle", 0.16, 0.0, 0.5),
+    Knob("throttle_s", 3e-3, 0.2e-3, 20e-3),
+    Knob("split_s", 2e-6, 0.0, 10e-6),
+    Knob("epilogue", 0.9, 0.01, 1.0),
+    Knob("misaligned", 1.1, 1.0, 2.0),
+)
+FP8_KNOBS = (Knob("matmul_fp8", 0.9, 0.4, 1.0),)
+FORWARD_KNOBS = (
+    Knob("matmul", 0.7, 0.2, 1.0),
+    Knob("min_head", 85.0, 8.0, 256.0),
+    Knob("block_s", 1e-6, 0.0, 5e-6),
+    Knob("kernel_s", 5e-6, 1e-6, 30e-6),
+)
+BACKWARD_KNOBS = (
+    Knob("matmul", 0.65, 0.2, 1.0),
+    Knob("min_head", 85.0, 8.0, 256.0),
+    Knob("block_s", 2e-6, 0.0, 8e-6),
+    Knob("kernel_s", 8e-6, 1e-6, 60e-6),
+)
+VECTOR_KNOBS = (
+    Knob("vector_hbm", 0.9, 0.4, 1.0),
+    Knob("vector_kernel_s", 2.5e-6, 1e-6, 20e-6),
+)
+
+
+def calibrate(
+    csv: str | Path | Traversable = H200_OPERATORS,
+    out: str | Path | None = None,
+    gpu: Gpu | str = "h200",
+    *,
+    name: str | None = None,
+    salt: str = "",
+) -> dict[str, Any]:
+    """Fit on half of a file of measured operators; errors on the other half; a YAML in `out`.
+
+    `gpu` supplies the peaks, and the parameters of the kinds that the file has too few rows of,
+    which are listed under `kept`.
+    """
+    device = load_gpu(gpu) if isinstance(gpu, str) else gpu
+    rows = read_operators(csv)
+    seen = fitted_rows(rows, salt)
+    fit, kept = fit_calibration(device, [r for r, s in zip(rows, seen, strict=True) if s], name)
+    fitted = recalibrated(device, fit)
+    if out is not None:
+        try:
+            Path(out).write_text(calibration_yaml(fit), encoding="utf-8")
+        except OSError as error:
+            raise AtollError(f"{out}: cannot be written ({error.strerror})") from None
+    return {
+        "device": device.name,
+        "rows": len(rows),
+        "fitted": sum(seen),
+        "kept": list(kept),
+        "parameters": parameters(fit),
+        "held_out": validate_operators(csv, fitted, held_out=True, salt=salt),
+        "out": None if out is None else str(out),
+    }
+
+
+def fit_calibration(
+    gpu: Gpu, rows: Sequence[OperatorRow], name: str | None = None
+) -> tuple[Calibration, tuple[str, ...]]:
+    """Parameters that fit all of these rows, and the groups too small to fit, left as they were."""
+    usable = [row for row in rows if skip_reason(gpu, row) is None]
+    tables = {
+        kind: columns([row for row in usable if row.kind == kind])
+        for kind in dict.fromkeys(row.kind for row in usable)
+    }
+    half_peak = gpu.peak_flops(gpu.half_dtype)
+    ratio = 0.0 if gpu.measured_flops is None else gpu.measured_flops / half_peak
+    base = replace(
+        gpu.calibration,
+        name=name or gpu.name,
+        matmul_ratio=ratio,
+        source=f"fitted on {len(usable)} measured operators of {gpu.name}",
+    )
+    kept: list[str] = []
+
+    def stage(
+        title: str,
+        kinds: Sequence[str],
+        knobs: Sequence[Knob],
+        change: Callable[[Calibration, Mapping[str, float]], Calibration],
+    ) -> None:
+        nonlocal base
+        chosen = {kind: tables[kind] for kind in kinds if kind in tables}
+        if sum(table["m"].size for table in chosen.values()) < 2 * len(knobs):
+            kept.append(title)
+            return
+        start = base
+
+        def loss(values: Mapping[str, float]) -> float:
+            return _loss(recalibrated(gpu, change(start, values)), chosen)
+
+        base = change(start, _powell(loss, knobs))
+
+    def products(fit: Calibration, values: Mapping[str, float]) -> Calibration:
+        return replace(fit, **values)  # type: ignore[arg-type]
+
+    def forward(fit: Calibration, values: Mapping[str, float]) -> Calibration:
+        return replace(fit, forward=AttentionFit(**values))
+
+    def backward(fit: Calibration, values: Mapping[str, float]) -> Calibration:
+        return replace(fit, backward=AttentionFit(**values))
+
+    vectors = {kind: table for kind, table in tables.items() if kind in VECTORS}
+
+    def streaming(fit: Calibration, values: Mapping[str, float]) -> Calibration:
+        changed = replace(fit, **values)  # type: ignore[arg-type]
+        return replace(changed, traffic=_traffic(recalibrated(gpu, changed), vectors))
+
+    stage("products", ("gemm", "bmm"), PRODUCT_KNOBS, products)
+    stage("fp8 products", ("gemm_fp8",), FP8_KNOBS, products)
+    stage("attention forward", ("sdpa_fwd",), FORWARD_KNOBS, forward)
+    stage("attention backward", ("sdpa_bwd",), BACKWARD_KNOBS, backward)
+    stage("streaming", tuple(vectors), VECTOR_KNOBS, streaming)
+    return base, tuple(kept)
+
+
+def _loss(gpu: Gpu, tables: Mapping[str, Columns]) -> float:
+    total, weight = 0.0, 0.0
+    for kind, table in tables.items():
+        measured_s = table["measured_s"]
+        weights = np.ones_like(measured_s)
+        if kind in ("gemm", "bmm"):
+            weights = np.where(measured_s >= LONG_PRODUCT_S, 1.0, SHORT_WEIGHT)
+        total += float(np.sum(weights * np.abs(np.log(predict_kind_s(gpu, kind, table) / measured_s))))
+        weight += float(weights.sum())
+    return total / weight
+
+
+def _powell(loss: Callable[[Mapping[str, float]], float], knobs: Sequence[Knob]) -> dict[str, float]:
+    """Coordinates are shares of each bound's range, so that one step size suits all."""
+    low = np.array([knob.low for knob in knobs])
+    span = np.array([knob.high for knob in knobs]) - low
+    point = (np.array([knob.start for knob in knobs]) - low) / span
+
+    def named(x: Floats) -> dict[str, float]:
+        values = low + np.clip(x, 0.0, 1.0) * span
+        return {k.name: float(f"{v:.4g}") for k, v in zip(knobs, values, strict=True)}
+
+    for _ in range(ROUNDS):
+        found = minimize(
+            lambda x: loss(named(x)),
+            point,
+            method="Powell",
+            bounds=[(0.0, 1.0)] * len(knobs),
+            options={"maxiter": 6, "xtol": 1e-3, "ftol": 1e-4},
+        )
+        point = np.atleast_1d(found.x)
+    return named(point)
+
+
+def _traffic(gpu: Gpu, tables: Mapping[str, Columns]) -> tuple[tuple[str, float], ...]:
+    """Bytes per element of each kind: a median of its rows, each weighing as much as it moves."""
+    table = dict(gpu.calibration.traffic)
+    for kind, measured in tables.items():
+        if kind in STREAMING:
+            table[kind] = float(LEAST_BYTES[kind])
+        elif kind == "softmax_fwd":
+            wide = measured["n"] > NARROW_COLUMNS
+            for entry, rows in (("softmax_fwd", ~wide), ("softmax_fwd_wide", wide)):
+                if rows.any():
+                    part = {name: column[rows] for name, column in measured.items()}
+                    table[entry] = _bytes_per_element(gpu, kind, entry, part)
+        else:
+            table[kind] = _bytes_per_element(gpu, kind, kind, measured)
+    return tuple(sorted(table.items()))
+
+
+def _bytes_per_element(gpu: Gpu, kind: str, entry: str, table: Columns) -> float:
+    def at(bytes_: float) -> Floats:
+        traffic = {**dict(gpu.calibration.traffic), entry: bytes_}
+        changed = replace(gpu.calibration, traffic=tuple(traffic.items()))
+        return predict_kind_s(replace(gpu, calibration=changed, launch_s=0.0), kind, table)
+
+    empty_s = at(0.0)
+    per_byte_s = at(1.0) - empty_s
+    values = np.maximum(table["measured_s"] - empty_s, 0.0) / per_byte_s
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(per_byte_s[order])
+    middle = int(np.searchsorted(below, below[-1] / 2))
+    return float(f"{values[order][middle]:.4g}")
+
+
+def parameters(fit: Calibration) -> dict[str, Any]:
+    """The calibration as its YAML file has it, times in microseconds."""
+
+    def us(seconds: float) -> str:
+        return f"{seconds * 1e6:.4g} us"
+
+    def attention(direction: AttentionFit) -> dict[str, Any]:
+        return {
+            "matmul": direction.matmul,
+            "min_head": direction.min_head,
+            "block": us(direction.block_s),
+            "kernel": us(direction.kernel_s),
+        }
+
+    return {
+        "name": fit.name,
+        "source": fit.source,
+        "matmul": fit.matmul,
+        "matmul_fp8": fit.matmul_fp8,
+        "tile_half": fit.tile_half,
+        "epilogue": fit.epilogue,
+        "misaligned": fit.misaligned,
+        "split": us(fit.split_s),
+        "kernel": us(fit.kernel_s),
+        "hbm": fit.hbm,
+        "throttle": fit.throttle,
+        "throttle_half": us(fit.throttle_s),
+        "attention_forward": attention(fit.forward),
+        "attention_backward": attention(fit.backward),
+        "vector_hbm": fit.vector_hbm,
+        "vector_kernel": us(fit.vector_kernel_s),
+        "matmul_ratio": float(f"{fit.matmul_ratio:.4g}"),
+        "traffic": {kind: bytes_ for kind, bytes_ in fit.traffic},
+    }
+
+
+def calibration_yaml(fit: Calibration) -> str:
+    """The file that `load_calibration` reads."""
+    lines = ["# Written by `atoll calibrate`; docs/gpu-model.md says what every value means."]
+    for key, value in parameters(fit).items():
+        if isinstance(value, dict):
+            lines.append(f"{key}:")
+            lines.extend(f"  {inner}: {item}" for inner, item in value.items())
+        else:
+            lines.append(f"{key}: {value}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,140 @@
+"""Measured operators: the CSV file, its rows, and the half of them that a fit may see.
+
+Columns: kind, us (median kernel time in microseconds), graphed (1: replayed in a CUDA graph, 0:
+launched by the host), then sizes, empty where a kind has none: m, n, k, batch for products; b, h,
+hk, s, d, causal for attention; m (rows), n (columns), v (vocabulary) for streaming operators.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from atoll.cost.gpu_vector import LEAST_BYTES
+from atoll.errors import AtollError
+from atoll.yamlfile import suggestion
+
+SIZES = ("m", "n", "k", "batch", "b", "h", "hk", "s", "d", "causal", "v")
+COLUMNS = ("kind", "us", "graphed", *SIZES)
+PRODUCTS = ("gemm", "bmm", "gemm_fp8")
+ATTENTION = ("sdpa_fwd", "sdpa_bwd")
+VECTORS = tuple(name for name in LEAST_BYTES if name != "softmax_fwd_wide")
+KINDS = (*PRODUCTS, *ATTENTION, *VECTORS)
+
+H200_OPERATORS = files("atoll") / "data" / "h200_ops.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """One measured operator; sizes that its kind has not are absent."""
+
+    line: int
+    kind: str
+    measured_s: float
+    graphed: bool
+    sizes: tuple[tuple[str, float], ...]
+
+    def size(self, name: str) -> float:
+        return dict(self.sizes)[name]
+
+    @property
+    def key(self) -> str:
+        """What was measured, without the measurement."""
+        sizes = ",".join(f"{name}={value:.17g}" for name, value in self.sizes)
+        return f"{self.kind},{int(self.graphed)},{sizes}"
+
+    def describe(self) -> str:
+        return f"{self.kind} " + " ".join(f"{name}={value:g}" for name, value in self.sizes)
+
+
+def read_operators(path: str | Path | Traversable) -> tuple[OperatorRow, ...]:
+    """The file's rows; a malformed line is refused with its number."""
+    source = Path(path) if isinstance(path, str) else path
+    try:
+        with source.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.reader(file))
+    except FileNotFoundError:
+        raise AtollError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
+    if not lines:
+        raise AtollError(f"{path}: the file is empty, expected the columns {', '.join(COLUMNS)}")
+    header = [name.strip() for name in lines[0]]
+    for name in ("kind", "us"):
+        if name not in header:
+            raise AtollError(f"{path}:1: column {name!r} is missing{suggestion(name, header)}")
+    for name in header:
+        if name not in COLUMNS:
+            raise AtollError(f"{path}:1: unknown column {name!r}{suggestion(name, COLUMNS)}")
+    rows = [
+        _row(cells, header, f"{path}:{number}", number)
+        for number, cells in enumerate(lines[1:], start=2)
+        if any(cell.strip() for cell in cells)
+    ]
+    if not rows:
+        raise AtollError(f"{path}: the file has no rows, only a header")
+    return tuple(rows)
+
+
+def _row(cells: Sequence[str], header: Sequence[str], where: str, line: int) -> OperatorRow:
+    if len(cells) != len(header):
+        raise AtollError(f"{where}: expected {len(header)} cells, got {len(cells)}")
+    given = {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+    kind = given["kind"]
+    if not kind:
+        raise AtollError(f"{where}: kind: expected an operator such as gemm, got nothing")
+    graphed = given.get("graphed") or "1"
+    if graphed not in ("0", "1"):
+        raise AtollError(f"{where}: graphed: expected 0 or 1, got {graphed!r}")
+    microseconds = _number(given, "us", where)
+    sizes = {name: _number(given, name, where) for name in SIZES if given.get(name)}
+    for name in needed_sizes(kind):
+        if name not in sizes:
+            raise AtollError(f"{where}: {name}: a {kind} needs it, got nothing")
+    return OperatorRow(line, kind, microseconds * 1e-6, graphed == "1", tuple(sizes.items()))
+
+
+def needed_sizes(kind: str) -> tuple[str, ...]:
+    if kind in PRODUCTS:
+        return ("m", "n", "k")
+    if kind in ATTENTION:
+        return ("b", "h", "hk", "s", "d", "causal")
+    return ("m",) if kind in VECTORS else ()
+
+
+def _number(given: Mapping[str, str], name: str, where: str) -> float:
+    try:
+        value = float(given[name])
+    except ValueError:
+        raise AtollError(f"{where}: {name}: expected a number, got {given[name]!r}") from None
+    if name == "causal":
+        if value not in (0.0, 1.0):
+            raise AtollError(f"{where}: causal: expected 0 or 1, got {given[name]!r}")
+    elif not (math.isfinite(value) and value > 0):
+        raise AtollError(f"{where}: {name}: expected a positive number, got {given[name]!r}")
+    return value
+
+
+def fitted_rows(rows: Sequence[OperatorRow], salt: str = "") -> tuple[bool, ...]:
+    """Which rows a fit may see: of every kind the half with the smaller hashes.
+
+    A kind measured only once is fitted on that row, and has no error to report. The hash is of
+    what was measured, not of the result, so the halves are the same on every machine.
+    """
+    by_kind: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        digest = hashlib.sha256(f"{salt}{row.key}".encode()).hexdigest()
+        by_kind[row.kind].append((digest, index))
+    chosen = {
+        index
+        for hashes in by_kind.values()
+        for _, index in sorted(hashes)[: max(1, len(hashes) // 2)]
+    }
+    return tuple(index in chosen for index in range(len(rows)))

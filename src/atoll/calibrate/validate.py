@@ -1,0 +1,148 @@
+"""Predictions of the GPU operator model held against measured operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.calibrate.rows import (
+    ATTENTION,
+    H200_OPERATORS,
+    KINDS,
+    PRODUCTS,
+    SIZES,
+    OperatorRow,
+    fitted_rows,
+    read_operators,
+)
+from atoll.cost.gpu_attention import attention_times_s
+from atoll.cost.gpu_gemm import Floats, gemm_times_s
+from atoll.cost.gpu_vector import KERNELS, vector_times_s
+from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.yamlfile import suggestion
+
+LONG_PRODUCT_S = 50e-6  # products shorter than this are mostly launch and latency
+WORST = 10
+
+
+Columns = Mapping[str, Floats]
+
+
+def predict_s(gpu: Gpu, rows: Sequence[OperatorRow]) -> Floats:
+    """The model's time of every row; rows must be of kinds that the device has."""
+    predicted = np.zeros(len(rows))
+    for kind in dict.fromkeys(row.kind for row in rows):
+        chosen = [index for index, row in enumerate(rows) if row.kind == kind]
+        predicted[chosen] = predict_kind_s(gpu, kind, columns([rows[index] for index in chosen]))
+    return predicted
+
+
+def columns(rows: Sequence[OperatorRow]) -> Columns:
+    """Sizes and times of rows of one kind as arrays; a size that is not given is one."""
+    sizes = [dict(row.sizes) for row in rows]
+    table = {name: np.array([size.get(name, 1.0) for size in sizes]) for name in SIZES}
+    table["measured_s"] = np.array([row.measured_s for row in rows])
+    table["graphed"] = np.array([float(row.graphed) for row in rows])
+    return table
+
+
+def predict_kind_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
+    """Times of rows of one kind: kernels, or the host's launches where those take longer."""
+    kernel_s = _kernel_s(gpu, kind, table)
+    host_s = KERNELS.get(kind, 1) * gpu.launch_s
+    return np.where(table["graphed"] == 0, np.maximum(kernel_s, host_s), kernel_s)
+
+
+def _kernel_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
+    if kind in PRODUCTS:
+        sizes = (table[name] for name in ("m", "n", "k", "batch"))
+        return gemm_times_s(gpu, *sizes, dtype=_dtype(gpu, kind))
+    if kind in ATTENTION:
+        sizes = (table[name] for name in ("b", "h", "hk", "s", "d", "causal"))
+        backward = kind == "sdpa_bwd"
+        return attention_times_s(gpu, *sizes, backward=backward, dtype=gpu.half_dtype)
+    return vector_times_s(gpu, kind, table["m"], table["n"])
+
+
+def _dtype(gpu: Gpu, kind: str) -> str:
+    return "fp8" if kind == "gemm_fp8" else gpu.half_dtype
+
+
+def skip_reason(gpu: Gpu, row: OperatorRow) -> str | None:
+    if row.kind not in KINDS:
+        return f"kind {row.kind!r} is not modelled{suggestion(row.kind, KINDS)}"
+    if row.kind == "gemm_fp8" and gpu.fp8_flops is None:
+        return f"device {gpu.name} has no fp8 matrix units"
+    return None
+
+
+def validate_operators(
+    csv: str | Path | Traversable = H200_OPERATORS,
+    gpu: Gpu | str = "h200",
+    *,
+    held_out: bool = False,
+    salt: str = "",
+) -> dict[str, Any]:
+    """Errors of the model on a file of measured operators, overall and by kind.
+
+    With `held_out`, only the rows that `calibrate` leaves aside in that file are counted. `long`
+    holds the products of 50 us and more, `attention` both directions.
+    """
+    device = load_gpu(gpu) if isinstance(gpu, str) else gpu
+    rows = read_operators(csv)
+    if held_out:
+        seen = fitted_rows(rows, salt)
+        rows = tuple(row for row, fitted in zip(rows, seen, strict=True) if not fitted)
+    reasons = [skip_reason(device, row) for row in rows]
+    known = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+    measured_s = np.array([row.measured_s for row in known])
+    predicted_s = predict_s(device, known)
+    errors = predicted_s / measured_s - 1
+
+    def of(choose: Callable[[OperatorRow], bool]) -> dict[str, float | int]:
+        return error_summary(errors[[choose(row) for row in known]] if known else errors)
+
+    worst = np.argsort(-np.abs(errors), kind="stable")[:WORST]
+    return {
+        "device": device.name,
+        "rows": len(rows),
+        "predicted": len(known),
+        "skipped": dict(Counter(reason for reason in reasons if reason is not None)),
+        "step_time": error_summary(errors),
+        "by_kind": {
+            kind: of(lambda row, kind=kind: row.kind == kind)  # type: ignore[misc]
+            for kind in KINDS
+            if any(row.kind == kind for row in known)
+        },
+        "long": of(lambda row: row.kind == "gemm" and row.measured_s >= LONG_PRODUCT_S),
+        "attention": of(lambda row: row.kind in ATTENTION),
+        "worst": [
+            {
+                "line": known[i].line,
+                "operator": known[i].describe(),
+                "measured_s": float(measured_s[i]),
+                "predicted_s": float(predicted_s[i]),
+                "error": float(errors[i]),
+            }
+            for i in worst
+        ],
+    }
+
+
+def error_summary(errors: Floats) -> dict[str, float | int]:
+    """Absolute relative errors: mean, median, 90th percentile; and the mean with its sign."""
+    if errors.size == 0:
+        return {"rows": 0}
+    sizes = np.abs(errors)
+    return {
+        "rows": int(errors.size),
+        "mean_ape": float(sizes.mean()),
+        "median_ape": float(np.median(sizes)),
+        "p90_ape": float(np.quantile(sizes, 0.9)),
+        "bias": float(errors.mean()),
+    }

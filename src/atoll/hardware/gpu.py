@@ -1,0 +1,286 @@
+"""Devices that exist, as the operator model sees them: published peaks and calibrated efficiencies.
+
+A device's own values (peaks, HBM, units that take tiles) come from its data file; how close its
+kernels come to those peaks comes from a calibration, fitted once on measured operators and carried
+to other devices through their peaks. Both are YAML; a calibration is what `calibrate` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from atoll.errors import AtollError
+from atoll.yamlfile import (
+    Bandwidth,
+    Bytes,
+    Count,
+    FileModel,
+    Flops,
+    Frequency,
+    Power,
+    Seconds,
+    load_yaml,
+    parse_yaml,
+    suggestion,
+)
+
+Dtype = Literal["bf16", "fp16", "fp8"]
+ELEMENT_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionFit:
+    """Flash attention in one direction."""
+
+    matmul: float  # share of the matrix peak in the inner loop
+    min_head: float  # head size below which exponentials, not products, set the pace (Hopper)
+    block_s: float  # start and end of one block of 128 rows
+    kernel_s: float  # launch to finish of an empty call
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How close kernels come to a device's peaks. See docs/gpu-model.md for every meaning."""
+
+    name: str
+    matmul: float  # share of the 16-bit matrix peak in the inner loop of an endless tile
+    matmul_fp8: float  # the same of the fp8 peak
+    tile_half: float  # operand delivery, in elements: a tile t x t runs at 1 / (1 + 2 tile_half / t)
+    epilogue: float  # share of the output's write time that no other tile hides
+    misaligned: float  # slowdown where a row is not whole 32-byte sectors
+    split_s: float  # second pass of a split-K product
+    kernel_s: float  # launch to finish of an empty product, inside a CUDA graph
+    hbm: float  # share of the HBM peak that products reach
+    throttle: float  # slowdown at the power limit: sustained time = (1 + throttle) x burst time
+    throttle_s: float  # kernel length at which half of it shows
+    forward: AttentionFit
+    backward: AttentionFit
+    vector_hbm: float  # share of the HBM peak that streaming kernels reach
+    vector_kernel_s: float  # launch to finish of an empty streaming kernel
+    traffic: tuple[tuple[str, float], ...]  # bytes per element by kind of streaming operator
+    matmul_ratio: float = 0.0  # measured matmul maximum over peak of the calibrated device; 0: none
+    source: str = ""
+
+    def traffic_bytes(self, function: str) -> float:
+        """Bytes per element of a streaming operator."""
+        table = dict(self.traffic)
+        if function not in table:
+            raise AtollError(
+                f"calibration {self.name}: operator {function!r} has no traffic"
+                f"{suggestion(function, table)}"
+            )
+        return table[function]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device: dense peaks, memory, and the units over which a product's tiles are dealt."""
+
+    name: str
+    bf16_flops: float | None
+    fp16_flops: float | None
+    fp8_flops: float | None
+    hbm_bytes: int
+    hbm_Bps: float
+    sms: int  # units that take one tile each: SMs, compute units, matrix engines
+    clock_Hz: float
+    l2_bytes: int
+    calibration: Calibration
+    launch_s: float = 5e-6  # host time of one eager launch; kernels shorter than it wait
+    measured_flops: float | None = None  # best 16-bit product anyone measured
+    tensor_per_exp: float = 1.0  # matrix FLOPs per exponential, relative to Hopper
+    power_W: float | None = None
+
+    def peak_flops(self, dtype: str = "bf16") -> float:
+        """Dense matrix FLOP/s of a number format, a multiply-add counted as two."""
+        peaks = {"bf16": self.bf16_flops, "fp16": self.fp16_flops, "fp8": self.fp8_flops}
+        if dtype not in peaks:
+            raise AtollError(f"dtype {dtype!r} is not modelled{suggestion(dtype, peaks)}")
+        peak = peaks[dtype]
+        if peak is None:
+            has = ", ".join(name for name, flops in peaks.items() if flops is not None)
+            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has {has}")
+        return peak
+
+    @property
+    def half_dtype(self) -> str:
+        """The 16-bit format that training uses here."""
+        return "fp16" if self.bf16_flops is None else "bf16"
+
+    def loop_flops(self, dtype: str = "bf16") -> float:
+        """Rate of the inner loop of an endless tile: the roof of the matrix model.
+
+        Where the best measured product of both devices is known, the calibrated share is scaled by
+        how much closer (or less close) than the calibrated device this one comes to its peak.
+        """
+        fit = self.calibration
+        share = fit.matmul_fp8 if dtype == "fp8" else fit.matmul
+        return share * self.matmul_scale * self.peak_flops(dtype)
+
+    @property
+    def matmul_scale(self) -> float:
+        """How close to its 16-bit peak this device comes, relative to the calibrated one."""
+        if self.measured_flops is None or self.calibration.matmul_ratio == 0:
+            return 1.0
+        ratio = self.measured_flops / self.peak_flops(self.half_dtype)
+        return ratio / self.calibration.matmul_ratio
+
+
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class AttentionFile(FileModel):
+    matmul: Share
+    min_head: Factor
+    block: Seconds
+    kernel: Seconds
+
+    def fit(self) -> AttentionFit:
+        return AttentionFit(self.matmul, self.min_head, self.block, self.kernel)
+
+
+class CalibrationFile(FileModel):
+    name: str = Field(min_length=1)
+    source: str = ""
+    matmul: Share
+    matmul_fp8: Share
+    tile_half: Factor
+    epilogue: Share
+    misaligned: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    split: Seconds
+    kernel: Seconds
+    hbm: Share
+    throttle: Factor
+    throttle_half: Annotated[Seconds, Field(gt=0)]
+    attention_forward: AttentionFile
+    attention_backward: AttentionFile
+    vector_hbm: Share
+    vector_kernel: Seconds
+    matmul_ratio: Factor = 0.0
+    traffic: dict[str, Factor] = Field(min_length=1)
+
+    def calibration(self) -> Calibration:
+        return Calibration(
+            name=self.name,
+            matmul=self.matmul,
+            matmul_fp8=self.matmul_fp8,
+            tile_half=self.tile_half,
+            epilogue=self.epilogue,
+            misaligned=self.misaligned,
+            split_s=self.split,
+            kernel_s=self.kernel,
+            hbm=self.hbm,
+            throttle=self.throttle,
+            throttle_s=self.throttle_half,
+            forward=self.attention_forward.fit(),
+            backward=self.attention_backward.fit(),
+            vector_hbm=self.vector_hbm,
+            vector_kernel_s=self.vector_kernel,
+            traffic=tuple(sorted(self.traffic.items())),
+            matmul_ratio=self.matmul_ratio,
+            source=self.source,
+        )
+
+
+class GpuFile(FileModel):
+    name: str = Field(min_length=1)
+    source: str = ""
+    bf16: Flops | None = None
+    fp16: Flops | None = None
+    fp8: Flops | None = None
+    hbm_capacity: Bytes
+    hbm_bandwidth: Bandwidth
+    sms: Count
+    clock: Frequency
+    l2: Bytes
+    launch: Seconds = 5e-6
+    measured_matmul: Flops | None = None
+    tensor_per_exp: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    power: Power | None = None
+    calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
+
+    @model_validator(mode="after")
+    def _some_peak(self) -> GpuFile:
+        if self.bf16 is None and self.fp16 is None:
+            raise ValueError("expected bf16 or fp16, the dense 16-bit matrix peak")
+        return self
+
+    def gpu(self, calibration: Calibration) -> Gpu:
+        return Gpu(
+            name=self.name,
+            bf16_flops=self.bf16,
+            fp16_flops=self.fp16,
+            fp8_flops=self.fp8,
+            hbm_bytes=self.hbm_capacity,
+            hbm_Bps=self.hbm_bandwidth,
+            sms=self.sms,
+            clock_Hz=self.clock,
+            l2_bytes=self.l2,
+            calibration=calibration,
+            launch_s=self.launch,
+            measured_flops=self.measured_matmul,
+            tensor_per_exp=self.tensor_per_exp,
+            power_W=self.power,
+        )
+
+
+_CATALOG = files("atoll.hardware") / "catalog" / "gpus"
+_CALIBRATION = "calibration-"
+
+
+def gpu_names() -> tuple[str, ...]:
+    return tuple(name for name in _entries() if not name.startswith(_CALIBRATION))
+
+
+def calibration_names() -> tuple[str, ...]:
+    found = (name for name in _entries() if name.startswith(_CALIBRATION))
+    return tuple(name.removeprefix(_CALIBRATION) for name in found)
+
+
+def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) -> Gpu:
+    """A device of the catalogue or of a user's YAML file, under its own or another calibration."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        file = load_yaml(path, GpuFile)
+        beside = path.parent / file.calibration
+        own: str | Path = beside if beside.suffix in (".yaml", ".yml") else file.calibration
+    else:
+        name = str(name_or_path)
+        if name not in gpu_names():
+            hint = "" if path.name == name else "; a file of your own must end in .yaml"
+            raise AtollError(
+                f"device {name!r} is not in the catalogue{suggestion(name, gpu_names())}{hint}"
+            )
+        text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
+        file = parse_yaml(text, GpuFile, f"catalogue entry {name}")
+        own = file.calibration
+    return file.gpu(load_calibration(own if calibration is None else calibration))
+
+
+def load_calibration(name_or_path: str | Path) -> Calibration:
+    """A calibration of the catalogue, or one that `calibrate` wrote."""
+    if Path(name_or_path).suffix in (".yaml", ".yml"):
+        return load_yaml(name_or_path, CalibrationFile).calibration()
+    name = str(name_or_path)
+    if name not in calibration_names():
+        raise AtollError(
+            f"calibration {name!r} is not in the catalogue{suggestion(name, calibration_names())}"
+        )
+    text = (_CATALOG / f"{_CALIBRATION}{name}.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text, CalibrationFile, f"calibration {name}").calibration()
+
+
+def recalibrated(gpu: Gpu, calibration: Calibration) -> Gpu:
+    return replace(gpu, calibration=calibration)
+
+
+def _entries() -> tuple[str, ...]:
+    entries = (entry.name for entry in _CATALOG.iterdir())
+    return tuple(sorted(e.removesuffix(".yaml") for e in entries if e.endswith(".yaml")))

@@ -1,0 +1,24 @@
+"""The road to a search: every family makes variants at one and two devices wide."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.explore.workloads import make_variants, make_workload
+from atoll.profile import DEFAULT, PHAZE, Profile
+
+from .published import FOLDER, PARAMETERS
+
+
+@pytest.mark.parametrize("profile", [DEFAULT, PHAZE], ids=lambda profile: str(profile.name))
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_family_makes_variants(name: str, profile: Profile) -> None:
+    sequence = 577 if name.startswith("vit") else 256
+    workload = make_workload(str(FOLDER / f"{name}.json"), 8, sequence)
+    made = make_variants([workload], [1], [1, 2], 8, "full", profile)
+    assert [variant.tensor for variant in made.variants] == [1, 2]
+    one, two = (variant.model for variant in made.variants)
+    assert one.parameters > two.parameters >= one.parameters // 2
+    for variant in made.variants:
+        layer, repeat = variant.model.layers[variant.facts.block_kind]
+        assert layer.name == "block" and repeat > 1
