@@ -81,6 +81,15 @@ def test_parallel_branches_are_reduced_together_before_their_biases(name: str) -
     assert links(shard(whole, 4, True)).count(CollectiveKind.REDUCE_SCATTER) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "norms"), [("gpt-j-6b", 1), ("pythia-6.9b", 2), ("qwen1.5-moe-a2.7b", 2)]
+)
+def test_what_two_products_read_is_reduced_once_backward(name: str, norms: int) -> None:
+    backward = shard(block(name), 4).backward
+    reduced = [o.writes[0] for o in backward if o.kind == "all_reduce"]
+    assert len([gradient for gradient in reduced if gradient.startswith("dnorm")]) == norms
+
+
 def test_gpt_j_and_phi_share_one_norm_and_neox_has_two() -> None:
     norms = {
         name: [o.name for o in block(name).forward if o.kind == "norm"]

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from atoll.workload import ModelConfig, build_model, load_config, shard, widths, zoo_names
+from atoll.errors import AtollError
+from atoll.workload import (
+    ModelConfig,
+    build_model,
+    config_from_hf,
+    load_config,
+    shard,
+    widths,
+    zoo_names,
+)
 from atoll.workload.blocks import block_runs
 from atoll.workload.families import READERS
 
@@ -133,3 +142,20 @@ def test_a_folder_of_any_of_them_is_read_as_well(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     config = load_config(tmp_path)
     assert config.name == tmp_path.name and config.family == json.loads(text)["model_type"]
+
+
+ODD: tuple[object, ...] = (None, True, 0, 7, 1.5, "x", [[1]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_odd_value_anywhere_is_read_or_refused_in_a_sentence(name: str) -> None:
+    given = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    for field in given:
+        for value in ODD:
+            try:
+                config = config_from_hf({**given, field: value}, "here")
+                model = build_model(config, 1, min(config.max_sequence, 8))
+                for t in widths(config, (2,)):
+                    shard(model, t)
+            except AtollError as error:
+                assert "\n" not in str(error)

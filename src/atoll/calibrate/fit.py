@@ -166,7 +166,7 @@ def fit_calibration(
     stage("attention forward", ("sdpa_fwd",), FORWARD_KNOBS, forward)
     stage("attention backward", ("sdpa_bwd",), BACKWARD_KNOBS, backward)
     stage("streaming", tuple(vectors), VECTOR_KNOBS, streaming)
-    return base, tuple(kept)
+    return replace(base, matmul_ratio=float(f"{ratio:.4g}")), tuple(kept)
 
 
 def _loss(gpu: Gpu, tables: Mapping[str, Columns]) -> float:
@@ -176,12 +176,15 @@ def _loss(gpu: Gpu, tables: Mapping[str, Columns]) -> float:
         weights = np.ones_like(measured_s)
         if kind in ("gemm", "bmm"):
             weights = np.where(measured_s >= LONG_PRODUCT_S, 1.0, SHORT_WEIGHT)
-        total += float(np.sum(weights * np.abs(np.log(predict_kind_s(gpu, kind, table) / measured_s))))
+        ratios = predict_kind_s(gpu, kind, table) / measured_s
+        total += float(np.sum(weights * np.abs(np.log(ratios))))
         weight += float(weights.sum())
     return total / weight
 
 
-def _powell(loss: Callable[[Mapping[str, float]], float], knobs: Sequence[Knob]) -> dict[str, float]:
+def _powell(
+    loss: Callable[[Mapping[str, float]], float], knobs: Sequence[Knob]
+) -> dict[str, float]:
     """Coordinates are shares of each bound's range, so that one step size suits all."""
     low = np.array([knob.low for knob in knobs])
     span = np.array([knob.high for knob in knobs]) - low
@@ -192,7 +195,7 @@ def _powell(loss: Callable[[Mapping[str, float]], float], knobs: Sequence[Knob])
         return {k.name: float(f"{v:.4g}") for k, v in zip(knobs, values, strict=True)}
 
     for _ in range(ROUNDS):
-        found = minimize(
+        found = minimize(  # type: ignore[call-overload]
             lambda x: loss(named(x)),
             point,
             method="Powell",
@@ -266,8 +269,8 @@ def parameters(fit: Calibration) -> dict[str, Any]:
         "attention_backward": attention(fit.backward),
         "vector_hbm": fit.vector_hbm,
         "vector_kernel": us(fit.vector_kernel_s),
-        "matmul_ratio": float(f"{fit.matmul_ratio:.4g}"),
-        "traffic": {kind: bytes_ for kind, bytes_ in fit.traffic},
+        "matmul_ratio": fit.matmul_ratio,
+        "traffic": dict(fit.traffic),
     }
 
 

@@ -58,8 +58,7 @@ def read_operators(path: str | Path | Traversable) -> tuple[OperatorRow, ...]:
     """The file's rows; a malformed line is refused with its number."""
     source = Path(path) if isinstance(path, str) else path
     try:
-        with source.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.reader(file))
+        lines = list(csv.reader(source.read_text(encoding="utf-8").splitlines()))
     except FileNotFoundError:
         raise AtollError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:

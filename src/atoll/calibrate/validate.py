@@ -60,8 +60,8 @@ def predict_kind_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
 
 def _kernel_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
     if kind in PRODUCTS:
-        sizes = (table[name] for name in ("m", "n", "k", "batch"))
-        return gemm_times_s(gpu, *sizes, dtype=_dtype(gpu, kind))
+        m, n, k, batch = (table[name] for name in ("m", "n", "k", "batch"))
+        return gemm_times_s(gpu, m, n, k, batch, _dtype(gpu, kind))
     if kind in ATTENTION:
         sizes = (table[name] for name in ("b", "h", "hk", "s", "d", "causal"))
         backward = kind == "sdpa_bwd"

@@ -43,7 +43,7 @@ def gemm_times_s(
     long ones are, as when one kernel is timed by itself.
     """
     fit = gpu.calibration
-    width = ELEMENT_BYTES[dtype] if dtype in ELEMENT_BYTES else 2
+    width = ELEMENT_BYTES.get(dtype, 2)
     loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
     sizes = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (m, n, k, batch)))
     m_, n_, k_, batch_ = (size.reshape(-1, 1, 1) for size in sizes)

@@ -1,7 +1,7 @@
 """Streaming operators on a GPU: norms, activations, softmax, losses, embedding, optimizer.
 
 Time is bytes over bandwidth plus an empty kernel's time: the rate grows with the size and levels
-off. Bytes per element are those of eager PyTorch's kernels: stated for plain additions and products,
+off. Bytes per element are those of eager PyTorch's kernels: stated for additions and products,
 whose passes are known, and calibrated for the others.
 """
 

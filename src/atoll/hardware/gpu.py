@@ -51,7 +51,7 @@ class Calibration:
     name: str
     matmul: float  # share of the 16-bit matrix peak in the inner loop of an endless tile
     matmul_fp8: float  # the same of the fp8 peak
-    tile_half: float  # operand delivery, in elements: a tile t x t runs at 1 / (1 + 2 tile_half / t)
+    tile_half: float  # operand delivery: a square tile t runs at 1 / (1 + 2 tile_half / t)
     epilogue: float  # share of the output's write time that no other tile hides
     misaligned: float  # slowdown where a row is not whole 32-byte sectors
     split_s: float  # second pass of a split-K product
@@ -204,6 +204,7 @@ class GpuFile(FileModel):
     measured_matmul: Flops | None = None
     tensor_per_exp: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     power: Power | None = None
+    throttle: Factor | None = None  # instead of the calibration's, where the device's is known
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
 
     @model_validator(mode="after")
@@ -213,6 +214,8 @@ class GpuFile(FileModel):
         return self
 
     def gpu(self, calibration: Calibration) -> Gpu:
+        if self.throttle is not None:
+            calibration = replace(calibration, throttle=self.throttle)
         return Gpu(
             name=self.name,
             bf16_flops=self.bf16,

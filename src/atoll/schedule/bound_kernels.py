@@ -334,8 +334,8 @@ def series_bound(
             best, kind, resource = total, WORK, r
         if total < 0.5 * best:
             continue
-        for step in range(1, 6):
-            value = trade_bound(lo, hi, r, step / 6.0, p, finish)
+        for step in range(1, 4):
+            value = trade_bound(lo, hi, r, step / 4.0, p, finish)
             if value > best * (1.0 + 1e-12):
                 best, kind, resource = value, TRADE, r
     return best, kind, resource

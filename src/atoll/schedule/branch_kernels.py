@@ -34,7 +34,7 @@ from atoll.schedule.bound_kernels import (
 BINS = 2048
 """Resolution at which nodes of a level are ranked by their bounds."""
 
-MOST_RUNNING = 24
+MOST_RUNNING = 16
 """Operators that may run at once in a node; nodes with more count as left out."""
 
 
@@ -251,7 +251,8 @@ def branch(
         lower += weight[j]
     head = np.zeros(n)
     tail = np.zeros(n)
-    heads_and_tails(0, n, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
+    zero = int(np.int64(0))  # not a literal: numba would compile callees twice
+    heads_and_tails(zero, n, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
     level = empty_level(width, n, most)
     below = empty_level(width, n, most)
     room = 16 * width + 4096
@@ -271,7 +272,6 @@ def branch(
     tried = np.zeros((n, p.options.shape[1]), np.bool_)
     free = np.zeros(p.capacity.shape[0])
     lost = np.inf
-    zero = int(np.int64(0))  # not a literal: numba would compile callees twice
     kept = zero + 1
     nodes = 0
     for depth in range(n):

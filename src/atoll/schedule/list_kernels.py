@@ -43,6 +43,9 @@ Picked greedily from 216 combinations on 392 generated backward passes, best add
 other combinations improve the mean makespan by less than one part in a thousand.
 """
 
+HOPELESS = 1.03
+"""A list schedule this much longer than the best is not worth justifying."""
+
 MET = 1e-7
 """A makespan this close to its lower bound (relative) is taken for optimal."""
 
@@ -309,6 +312,8 @@ def portfolio(
         for j in range(lo, hi):
             length[j] += head[j] if backward > 0.0 else tail[j]
         value = list_schedule(lo, hi, q, first, falling(length, lo, hi), rule, start, option)
+        if value > HOPELESS * best:
+            continue
         if backward > 0.0:
             for j in range(lo, hi):
                 start[j] = value - start[j] - p.duration[j, option[j]]

@@ -26,12 +26,12 @@ from atoll.schedule.subset_kernels import subset_bound
 
 Effort = Literal["quick", "bounded", "exact"]
 
-WIDTHS: dict[Effort, tuple[int, ...]] = {
+WIDTHS: dict[Effort, tuple[tuple[int, float], ...]] = {
     "quick": (),
-    "bounded": (100, 1_000, 10_000),
-    "exact": (100, 1_000, 10_000, 100_000),
+    "bounded": ((100, 0.0), (1_000, 0.0), (10_000, 0.0), (40_000, 0.005)),
+    "exact": ((100, 0.0), (1_000, 0.0), (10_000, 0.0), (100_000, 0.0)),
 }
-"""Nodes per level of the successive branch and bound searches."""
+"""Nodes per level of the successive branch and bound searches, and the gap that calls for each."""
 
 SUBSET_NODES = 200_000
 """Effort on the feasible-subset bound; graphs with few operators at once take little of it."""
@@ -106,7 +106,9 @@ def _solve_part(
     backward, _, _ = prepare(*mirror.arrays())
     weight = np.zeros(problem.operators)
     weighted_for = np.inf
-    for width in WIDTHS[effort]:
+    for width, worth in WIDTHS[effort]:
+        if known.gap <= max(tolerance, worth):
+            break
         if known.makespan_s < weighted_for:
             # A shorter schedule rules more options out, which may make the weights stronger.
             weighted_for = known.makespan_s
@@ -118,9 +120,7 @@ def _solve_part(
             seen = _mirrored(known, problem)
             seen = _branch(backward, seen, weight[::-1].copy(), tolerance, width)
             known = _mirrored(seen, mirror)
-        if known.gap <= tolerance:
-            return known
-    if effort == "exact":
+    if effort == "exact" and known.gap > tolerance:
         from atoll.schedule.exact import solve_exact
 
         known = solve_exact(problem, known, weight, tolerance, time_limit_s)
@@ -139,9 +139,7 @@ def _weigh(
     start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
     weight = np.zeros(problem.operators)
     # Options too slow for anything shorter than the schedule known are dropped from p.
-    value, optimal = subset_bound(
-        p, ordered, start, option, known.makespan_s, SUBSET_NODES, weight
-    )
+    value, optimal = subset_bound(p, ordered, start, option, known.makespan_s, SUBSET_NODES, weight)
     known = _improved(known, float(value), "feasible subsets")
     if not optimal and known.gap > tolerance:
         # Many operators at once: the sets are too many to search, but not their blends.

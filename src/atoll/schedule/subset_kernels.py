@@ -105,7 +105,8 @@ def price_subsets(
             for r in range(resources):
                 need = duration[j, o] * load[j, o, r]
                 density[j, r] = max(density[j, r], weight[j] / need if need > 0.0 else np.inf)
-    order = falling(top, 0, n)
+    zero = int(np.int64(0))  # not a literal: numba would compile callees twice
+    order = falling(top, zero, n)
     candidates = np.zeros((n + 1, n), np.int64)
     size = np.zeros(n + 1, np.int64)
     at = np.zeros(n + 1, np.int64)  # candidate and option under trial at each depth
@@ -116,7 +117,6 @@ def price_subsets(
     taken = np.zeros(n, np.int64)
     goal = 1.0 + IMPROVING
     highest = goal
-    zero = int(np.int64(0))  # not a literal: numba would compile callees twice
     visited = 0
     for root in range(n):
         found_size[root] = 0
@@ -263,8 +263,9 @@ def subset_bound(
     n = fastest.shape[0]
     head = np.zeros(n)
     tail = np.zeros(n)
-    heads_and_tails(0, n, fastest, p.pred_ptr, p.pred_idx, head, tail)
-    restrict(0, n, p, cut, head, tail)
+    zero = int(np.int64(0))
+    heads_and_tails(zero, n, fastest, p.pred_ptr, p.pred_idx, head, tail)
+    restrict(zero, n, p, cut, head, tail)
     room = 40 * n + 100
     pool = np.zeros((room, 2 * n), np.int64)
     pool_size = np.zeros(room, np.int64)
@@ -287,7 +288,7 @@ def subset_bound(
     column = np.zeros(n)
     trial = np.zeros(n)
     chain = chains(ordered)
-    patience = PATIENCE
+    patience = PATIENCE + zero
     best = 0.0
     for _ in range(100 * n):
         objective = 0.0

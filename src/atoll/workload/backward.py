@@ -31,6 +31,7 @@ def differentiate(layer: Layer, tensor_parallel: int = 1) -> Layer:
     tape = Tape(
         tensors=forward_only,
         readers=Counter(name for op in layer.forward for name in op.reads),
+        entering=Counter(name for op in layer.forward for name in op.enters),
         collectives=(op for op in layer.forward if op.collective is not None),
         group=tensor_parallel,
     )

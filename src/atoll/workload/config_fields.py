@@ -99,7 +99,11 @@ class Fields:
         value = self.given.get(name)
         if value is None:
             return ()
-        if not isinstance(value, list) or len(value) != length or not set(value) <= set(allowed):
+        if (
+            not isinstance(value, list)
+            or len(value) != length
+            or any(v not in allowed for v in value)
+        ):
             raise self._wrong(name, f"a list of {length} times {' or '.join(allowed)}")
         return tuple(value)
 

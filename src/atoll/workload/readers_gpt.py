@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from atoll.errors import AtollError
 from atoll.workload.config_fields import Fields
 from atoll.workload.model_config import ModelConfig
@@ -166,7 +164,8 @@ def bloom(fields: Fields) -> ModelConfig:
     width = "hidden_size" if fields.given.get("hidden_size") is not None else "n_embed"
     heads_name = "n_head" if fields.given.get("n_head") is not None else "num_attention_heads"
     hidden, heads = fields.hidden_and_heads(width, heads_name)
-    config = ModelConfig(
+    fields.off("apply_residual_connection_post_layernorm", "a residual that starts at the norm")
+    return ModelConfig(
         name=fields.where,
         family="bloom",
         hidden=hidden,
@@ -181,9 +180,6 @@ def bloom(fields: Fields) -> ModelConfig:
         positions="alibi",
         tied_embeddings=fields.flag("tie_word_embeddings", True),
         embedding_norm=True,
-    )
-    return replace(
-        config,
         dropout=fields.probability("hidden_dropout", 0.0),
         attention_dropout=fields.probability("attention_dropout", 0.0),
     )

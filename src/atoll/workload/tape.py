@@ -28,6 +28,7 @@ class Tape:
         self,
         tensors: Mapping[str, Tensor],
         readers: Mapping[str, int],
+        entering: Mapping[str, int],
         collectives: Iterable[Operator],
         group: int,
     ) -> None:
@@ -35,6 +36,8 @@ class Tape:
         self.operators: list[Operator] = []
         self.group = group
         self._readers = readers
+        self._entering = entering
+        self._partials: dict[str, list[str]] = {}
         self._gathered: dict[str, Operator] = {}
         self._reduced: dict[str, str] = {}
         for op in collectives:
@@ -72,13 +75,25 @@ class Tape:
 
     def give_entering(self, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
         """As `give`, for a read that enters a tensor-parallel region: the tensor to write, and the
-        all-reduce (to be run after) that completes it, where there is a group to sum over.
+        all-reduce (to be run after) that completes it, where there is a group to sum over. Of
+        several such reads of one tensor the last brings the sum and the one all-reduce of all.
         """
-        total = self.give(name)
         if self.group == 1 or name not in op.enters:
-            return total, ()
-        partial = self._declare(f"{total}.partial", name, Role.ACTIVATION_GRADIENT)
-        return partial, (self._all_reduce(partial, total),)
+            return self.give(name), ()
+        if self._entering[name] == 1:
+            total = self.give(name)
+            partial = self._declare(f"{total}.partial", name, Role.ACTIVATION_GRADIENT)
+            return partial, (self._all_reduce(partial, total),)
+        partials = self._partials.setdefault(name, [])
+        label = f"d{name}.partial.{len(partials)}"
+        partials.append(self._declare(label, name, Role.ACTIVATION_GRADIENT))
+        if len(partials) < self._entering[name]:
+            return label, ()
+        total = self.give(name)
+        summed = self._declare(f"{total}.partial", name, Role.ACTIVATION_GRADIENT)
+        adds = (self.vector("add", name),) * (len(partials) - 1)
+        add = Operator(summed, "add", tuple(partials), (summed,), vectors=adds)
+        return label, (add, self._all_reduce(summed, total))
 
     def _all_reduce(self, partial: str, total: str) -> Operator:
         collective = Collective(CollectiveKind.ALL_REDUCE, self.tensors[partial].bytes, self.group)

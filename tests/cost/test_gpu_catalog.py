@@ -1,0 +1,99 @@
+"""The catalogue of devices: published values, calibrations, and a user's own files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.cost.gpu import gemm_s
+from atoll.errors import AtollError
+from atoll.hardware.gpu import GpuFile, calibration_names, gpu_names, load_calibration, load_gpu
+from atoll.yamlfile import load_yaml
+
+OWN = """
+name: mine
+bf16: 100 TFLOP/s
+hbm_capacity: 24 GiB
+hbm_bandwidth: 1 TB/s
+sms: 64
+clock: 1.5 GHz
+l2: 32 MiB
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "half_tflops", "fp8_tflops", "hbm_GiB", "hbm_GBps"),
+    [
+        ("v100", 125, None, 32, 900),
+        ("a100-40", 312, None, 40, 1555),
+        ("a100-80", 312, None, 80, 2040),
+        ("h100", 989, 1979, 80, 3350),
+        ("h100-96", 989, 1979, 96, 2400),
+        ("h200", 989, 1979, 141, 4800),
+        ("b200", 2250, 4500, 180, 8000),
+        ("gb200", 2500, 5000, 186, 8000),
+        ("mi300x", 1307, 2615, 192, 5300),
+        ("gaudi2", 432, 865, 96, 2460),
+        ("gaudi3", 1677, 1677, 128, 3700),
+        ("tpu-v4", 275, None, 32, 1200),
+        ("tpu-v5e", 197, None, 16, 810),
+        ("tpu-v5p", 459, None, 95, 2770),
+        ("tpu-v6e", 918, None, 32, 1600),
+        ("trainium1", 190, None, 32, 820),
+        ("trainium2", 667, 1299, 96, 2900),
+    ],
+)
+def test_published_values(
+    name: str, half_tflops: float, fp8_tflops: float | None, hbm_GiB: int, hbm_GBps: float
+) -> None:
+    gpu = load_gpu(name)
+    assert gpu.peak_flops(gpu.half_dtype) == half_tflops * 1e12
+    assert gpu.fp8_flops == (None if fp8_tflops is None else fp8_tflops * 1e12)
+    assert gpu.hbm_bytes == hbm_GiB * 2**30
+    assert gpu.hbm_Bps == pytest.approx(hbm_GBps * 1e9)
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_every_device_loads_under_its_name_and_runs_below_its_peak(name: str) -> None:
+    gpu = load_gpu(name)
+    assert gpu.name == name
+    time_s = gemm_s(gpu, 16384, 16384, 16384, dtype=gpu.half_dtype)
+    share = 2 * 16384**3 / time_s / gpu.peak_flops(gpu.half_dtype)
+    assert 0.3 < share < 1.0
+
+
+def test_a_device_that_comes_less_close_to_its_peak_is_scaled_by_what_was_measured() -> None:
+    """MI300X: 668 of 1307 TFLOP/s measured, H200 794 of 989."""
+    assert load_gpu("mi300x").matmul_scale == pytest.approx((668 / 1307) / (794 / 989), rel=1e-3)
+    assert load_gpu("h200").matmul_scale == pytest.approx(1, rel=1e-3)
+
+
+def test_calibrations_are_not_devices() -> None:
+    assert calibration_names() == ("h200",)
+    assert not any(name.startswith("calibration") for name in gpu_names())
+
+
+def test_unknown_names_get_the_close_ones() -> None:
+    with pytest.raises(AtollError, match="device 'h10' is not in the catalogue, did you mean h100"):
+        load_gpu("h10")
+    with pytest.raises(AtollError, match="calibration 'h20' is not in the catalogue"):
+        load_calibration("h20")
+
+
+def test_a_users_own_device_takes_the_shipped_calibration_unless_it_names_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(OWN)
+    assert load_gpu(path).calibration == load_calibration("h200")
+    path.write_text(OWN + "calibration: fit.yaml\n")
+    with pytest.raises(AtollError, match="no such file"):
+        load_gpu(path)
+
+
+def test_a_device_without_a_16_bit_peak_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(OWN.replace("bf16: 100 TFLOP/s\n", ""))
+    with pytest.raises(AtollError, match="expected bf16 or fp16"):
+        load_yaml(path, GpuFile)

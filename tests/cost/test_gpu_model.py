@@ -1,0 +1,182 @@
+"""The GPU operator model: what holds for any size, and what a wave looks like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.cost.gpu import attention_s, eager_s, gemm_s, optimizer_s, vector_s
+from atoll.cost.gpu_gemm import gemm_times_s
+from atoll.cost.gpu_vector import LEAST_BYTES
+from atoll.errors import AtollError
+from atoll.hardware.gpu import load_gpu
+
+H200 = load_gpu("h200")
+A100 = load_gpu("a100-80")
+FIT = H200.calibration
+
+sizes = st.integers(1, 1024).map(lambda count: 16 * count)  # whole memory sectors
+small = st.integers(1, 64)
+
+
+@given(m=sizes, n=sizes, k=sizes, batch=small, dtype=st.sampled_from(["bf16", "fp16", "fp8"]))
+def test_a_product_is_never_faster_than_its_roofline(
+    m: int, n: int, k: int, batch: int, dtype: str
+) -> None:
+    flops = 2.0 * batch * m * n * k
+    element = 1 if dtype == "fp8" else 2
+    moved = batch * (element * (m * k + k * n) + 2 * m * n)
+    time_s = gemm_s(H200, m, n, k, batch, dtype)
+    assert time_s >= flops / H200.loop_flops(dtype)
+    assert time_s >= moved / (FIT.hbm * H200.hbm_Bps)
+    assert time_s >= FIT.kernel_s
+
+
+@given(m=sizes, n=sizes, k=sizes, batch=small, grown=st.sampled_from(["m", "n", "k", "batch"]))
+def test_more_work_in_a_product_never_takes_less_time(
+    m: int, n: int, k: int, batch: int, grown: str
+) -> None:
+    shape = {"m": m, "n": n, "k": k, "batch": batch}
+    larger = {**shape, grown: shape[grown] + (1 if grown == "batch" else 16)}
+    assert gemm_s(H200, **larger) >= gemm_s(H200, **shape) * (1 - 1e-12)
+
+
+@given(
+    batch=small,
+    group=st.integers(1, 8),
+    kv_heads=st.integers(1, 16),
+    seq=st.integers(1, 16384),
+    head_dim=st.sampled_from([32, 64, 96, 128, 256]),
+    causal=st.booleans(),
+    backward=st.booleans(),
+)
+def test_attention_is_never_faster_than_its_roofline_and_grows_with_its_sizes(
+    batch: int,
+    group: int,
+    kv_heads: int,
+    seq: int,
+    head_dim: int,
+    causal: bool,
+    backward: bool,
+) -> None:
+    heads = group * kv_heads
+
+    def time_s(batch: int = batch, seq: int = seq, head_dim: int = head_dim) -> float:
+        return attention_s(
+            H200, batch, heads, kv_heads, seq, head_dim, causal=causal, backward=backward
+        )
+
+    fit = FIT.backward if backward else FIT.forward
+    flops = (10 if backward else 4) * batch * heads * float(seq) ** 2 * head_dim
+    least_s = flops / (2 if causal else 1) / (fit.matmul * H200.peak_flops())
+    assert time_s() >= least_s
+    assert time_s(batch=batch + 1) >= time_s()
+    assert time_s(seq=seq + 128) >= time_s()
+    assert time_s(head_dim=head_dim + 32) >= time_s()
+
+
+@given(rows=st.integers(1, 10**6), cols=st.integers(1, 10**5))
+def test_streaming_time_is_bytes_over_bandwidth_and_a_kernel(rows: int, cols: int) -> None:
+    moved = rows * cols * LEAST_BYTES["add_fwd"]
+    expected_s = moved / (FIT.vector_hbm * H200.hbm_Bps) + FIT.vector_kernel_s
+    assert vector_s(H200, "add_fwd", rows, cols) == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_streaming_bandwidth_grows_with_size_and_levels_off_below_the_peak() -> None:
+    rates = [2**p * 6 / vector_s(H200, "mul_fwd", 2**p) for p in range(10, 31, 4)]
+    assert rates == sorted(rates)
+    assert 0.95 * FIT.vector_hbm * H200.hbm_Bps < rates[-1] < H200.hbm_Bps
+
+
+def test_one_tile_more_than_a_wave_costs_a_wave_more() -> None:
+    """Four SMs take four tiles at a time; the fifth runs alone, as long as the four together."""
+    few = replace(H200, sms=4)  # few, so that no other tile shape hides the step
+    depth = 16384
+    rows = np.arange(1, 33) * 128
+    times_s = gemm_times_s(few, rows, 256, depth)
+    steps = np.diff(times_s) / times_s[0]
+    assert steps.min() < 0.01  # inside a wave: nothing
+    assert steps.max() > 0.2  # a new wave
+
+
+def test_a_long_reduction_of_few_outputs_is_split_over_the_sms() -> None:
+    """64 x 64 outputs are one tile; unsplit, 131 of 132 SMs would idle."""
+    one_sm_s = 2 * 64 * 64 * 65536 / (H200.loop_flops() / H200.sms)
+    assert gemm_s(H200, 64, 64, 65536) < one_sm_s / 4
+
+
+def test_rows_of_broken_memory_sectors_are_slower() -> None:
+    assert gemm_s(H200, 4096, 4096, 1000) > gemm_s(H200, 4096, 4096, 1008)
+
+
+def test_long_kernels_run_at_the_power_limit_and_sustained_ones_always_do() -> None:
+    short_s, short_sustained_s = (
+        gemm_s(H200, 2048, 2048, 2048, sustained=sustained) - FIT.kernel_s
+        for sustained in (False, True)
+    )
+    assert short_s < 1.01 * short_sustained_s / (1 + FIT.throttle)
+    long_s = gemm_s(H200, 65536, 65536, 65536)
+    assert long_s == pytest.approx(gemm_s(H200, 65536, 65536, 65536, sustained=True), rel=0.01)
+
+
+def test_causal_attention_tends_to_half_of_full_attention() -> None:
+    full_s = attention_s(H200, 8, 32, 32, 32768, 128, causal=False)
+    assert 0.5 < attention_s(H200, 8, 32, 32, 32768, 128, causal=True) / full_s < 0.53
+
+
+def test_small_heads_are_bound_by_exponentials() -> None:
+    """Half the head is far from half the time (the data: 486 TFLOP/s at 64, 680 at 128)."""
+    ratio = attention_s(H200, 8, 32, 32, 8192, 64) / attention_s(H200, 8, 32, 32, 8192, 128)
+    assert 0.6 < ratio < 0.75
+
+
+def test_grouped_key_heads_cost_backward_a_sum_over_the_group() -> None:
+    shape = {"batch": 8, "heads": 32, "seq": 1024, "head_dim": 128, "backward": True}
+    assert attention_s(H200, kv_heads=8, **shape) > attention_s(H200, kv_heads=32, **shape)
+
+
+def test_fp8_products_are_faster_than_bf16_but_not_twice() -> None:
+    ratio = gemm_s(H200, 8192, 8192, 8192) / gemm_s(H200, 8192, 8192, 8192, dtype="fp8")
+    assert 1.5 < ratio < 2.0
+
+
+def test_optimizer_time_is_proportional_to_the_bytes_of_its_state() -> None:
+    assert optimizer_s(H200, 10**10, 14) == pytest.approx(optimizer_s(H200, 10**10) / 2, rel=1e-3)
+    assert optimizer_s(H200, 10**9) >= 28e9 / H200.hbm_Bps
+
+
+def test_eager_kernels_wait_for_the_host_when_short() -> None:
+    assert eager_s(H200, [1e-6] * 100) == pytest.approx(100 * H200.launch_s)
+    assert eager_s(H200, [1e-3] * 100) == pytest.approx(0.1)
+
+
+def test_units_a_large_product_on_an_a100_takes_milliseconds() -> None:
+    """1.1e12 FLOP at 312 TFLOP/s is 3.5 ms: a clock or a unit off by 1000 would show."""
+    assert 3.5e-3 < gemm_s(A100, 8192, 8192, 8192) < 6e-3
+    assert 5e-3 < optimizer_s(H200, 10**9) < 10e-3
+
+
+def test_sizes_in_arrays_give_the_same_as_one_by_one() -> None:
+    m = np.array([64, 1000, 4096])
+    together = gemm_times_s(H200, m, 2048, 512)
+    assert together.tolist() == [gemm_s(H200, int(rows), 2048, 512) for rows in m]
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: gemm_s(H200, 0, 1, 1), "m: expected a positive size, got 0"),
+        (lambda: gemm_s(A100, 16, 16, 16, dtype="fp8"), "a100-80 has no fp8 matrix units"),
+        (lambda: gemm_s(H200, 16, 16, 16, dtype="bf61"), "did you mean bf16"),
+        (lambda: attention_s(H200, 1, 6, 4, 64, 64), "multiple of kv_heads 4, got 6"),
+        (lambda: vector_s(H200, "rmsnorm", 1, 1), "did you mean rmsnorm_"),
+    ],
+)
+def test_wrong_sizes_and_names_are_refused_with_a_sentence(call: object, sentence: str) -> None:
+    assert callable(call)
+    with pytest.raises(AtollError, match=sentence):
+        call()
