@@ -106,9 +106,19 @@ def test_options_override_the_job_file(atoll: Run) -> None:
     assert result["baselines"] == {}
 
 
+def test_validates_the_gpu_operator_model(atoll: Run) -> None:
+    code, out, _ = atoll("validate", "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert shown["rows"] == shown["predicted"] > 500
+    assert shown["step_time"]["mean_ape"] < 0.1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("validate", "--data", "nowhere.csv"), ("nowhere.csv",)),
+        (("validate", "--gpu", "h20"), ("h20", "h200")),
         (("search", "--model", "lama2-7b"), ("lama2-7b", "llama2-7b")),
         (("search", "--devices", "-4"), ("devices", "-4")),
         (("search", "--batch", "0"), ("global_batch", "0")),
@@ -126,6 +136,7 @@ def test_options_override_the_job_file(atoll: Run) -> None:
         (("hardware", "tpu"), ("tpu",)),
         (("place", "nowhere.json"), ("nowhere.json",)),
         (("explain", "."), ("result.json",)),
+        (("search", "--model", "t5-small"), ("t5-small",)),
     ],
 )
 def test_a_mistake_is_one_sentence(

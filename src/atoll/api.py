@@ -199,3 +199,24 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
         "area_mm2": parts.total_mm2,
         "area_parts_mm2": asdict(parts),
     }
+
+
+def calibrate(
+    data: str | Path | None = None, *, gpu: str = "h200", out: str | Path | None = None
+) -> dict[str, Any]:
+    """Fit the GPU operator model on timings (CSV) and judge it on the rows that were kept out."""
+    from atoll.calibrate import calibrate as fit
+
+    return fit(gpu=gpu, out=out) if data is None else fit(data, gpu=gpu, out=out)
+
+
+def validate(data: str | Path | None = None, *, gpu: str = "h200") -> dict[str, Any]:
+    """Predicted against measured operator times.
+
+    Without data: our H200 timings, on the rows that the shipped calibration did not see.
+    """
+    from atoll.calibrate import validate_operators
+
+    if data is None:
+        return validate_operators(gpu=gpu, held_out=True)
+    return validate_operators(data, gpu=gpu)

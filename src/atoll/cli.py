@@ -68,7 +68,7 @@ def search(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Zoo name, config.json or folder; repeat for several models."),
+        typer.Option(help="Zoo name, config.json, folder or cached model id; repeatable."),
     ] = None,
     devices: Annotated[int | None, typer.Option(help="Number of devices.")] = None,
     batch: Annotated[int | None, typer.Option(help="Global batch in sequences.")] = None,
@@ -216,6 +216,43 @@ def hardware(
         _print_json(shown)
     else:
         printing.print_hardware(shown)
+
+
+@app.command()
+def calibrate(
+    data: Annotated[
+        Path | None, typer.Argument(help="Timings of single operators (CSV); default: our H200's.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="The device that was measured.")] = "h200",
+    out: Annotated[Path | None, typer.Option(help="Write the calibration (YAML) here.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Fit the GPU operator model on measured timings; half of the rows are kept to judge it."""
+    from atoll.api import calibrate as run
+
+    shown = run(data, gpu=gpu, out=out)
+    if as_json:
+        _print_json(shown)
+    else:
+        printing.print_calibration(shown)
+
+
+@app.command()
+def validate(
+    data: Annotated[
+        Path | None, typer.Option(help="Timings of single operators (CSV); default: our H200's.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="The device that was measured.")] = "h200",
+    as_json: JsonFlag = False,
+) -> None:
+    """Hold predicted operator times against measured ones: errors overall, by kind, worst rows."""
+    from atoll.api import validate as run
+
+    shown = run(data, gpu=gpu)
+    if as_json:
+        _print_json(shown)
+    else:
+        printing.print_validation(shown)
 
 
 @app.command()

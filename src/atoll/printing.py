@@ -212,6 +212,37 @@ def print_hardware(shown: Mapping[str, Any]) -> None:
             console.print(f"{name:<20} {_short(value)}", markup=False)
 
 
+def print_calibration(shown: Mapping[str, Any]) -> None:
+    console = _console()
+    console.print(
+        f"{shown['device']}: fitted on {shown['fitted']} of {shown['rows']} rows; on the others:"
+    )
+    _print_errors(console, shown["held_out"])
+    if shown.get("out"):
+        console.print(f"written to {shown['out']}", markup=False)
+
+
+def print_validation(shown: Mapping[str, Any]) -> None:
+    console = _console()
+    console.print(f"{shown['device']}: {shown['predicted']} of {shown['rows']} rows predicted")
+    for reason, count in shown["skipped"].items():
+        console.print(f"  skipped {count}: {reason}", markup=False)
+    _print_errors(console, shown)
+
+
+def _print_errors(console: Console, shown: Mapping[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("operators", "rows", "mean", "median", "p90"):
+        table.add_column(name, justify="left" if name == "operators" else "right")
+    for name, errors in {"all": shown["step_time"], **shown["by_kind"]}.items():
+        table.add_row(
+            name,
+            str(errors["rows"]),
+            *(f"{errors[key]:.1%}" for key in ("mean_ape", "median_ape", "p90_ape")),
+        )
+    console.print(table)
+
+
 def print_explanation(shown: Mapping[str, Any]) -> None:
     console = _console()
     chip = shown["best"]

@@ -28,7 +28,7 @@ from atoll.explore.evaluate import Plan, Priced
 from atoll.explore.layouts import Layouts, Setting, list_layouts
 from atoll.explore.objective import Objective
 from atoll.explore.work import operator_work
-from atoll.explore.workloads import Variants
+from atoll.explore.workloads import Variant, Variants
 from atoll.hardware.space import Space
 from atoll.jit import over_ranges
 from atoll.schedule.solve import Effort
@@ -316,7 +316,7 @@ class Search:
                 if most is not None and (
                     model not in found or most[0] < found[model].step_time_s
                 ):
-                    found[model] = _found(priced, local, int(v), upper[node], most)
+                    found[model] = _found(priced, local, variant, int(v), upper[node], most)
                     self._offer(chip)
             if self.upper_scores_of(chip) <= self._threshold():
                 return
@@ -368,8 +368,9 @@ class Search:
 
     def _solve_node(self, chip: int, model: int, v: int, effort: Effort) -> None:
         self.tightened += 1
-        variant = self.variants.variants[v]
-        priced = self._priced(np.array([chip]))
+        alone = self.variants.only(v)
+        variant = alone.variants[0]
+        priced = Priced.of(self.frontier.chips.subset(np.array([chip])), alone, self.setting)
         solved = priced.schedules(0, variant, effort, self.tolerance / 4.0, 10.0)
         lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
         upper = np.array([[s.makespan_s for s in pair] for pair in solved])
@@ -381,7 +382,7 @@ class Search:
         most = priced.place(0, variant, upper)
         found = frontier.found.setdefault(chip, {})
         if most is not None and (model not in found or most[0] < found[model].step_time_s):
-            found[model] = _found(priced, 0, v, upper, most, effort)
+            found[model] = _found(priced, 0, variant, v, upper, most, effort)
             self._offer(chip)
 
     def _report(self, phase: str, left: int, bound: float) -> None:
@@ -392,12 +393,12 @@ class Search:
 def _found(
     priced: Priced,
     chip: int,
+    variant: Variant,
     v: int,
     pass_s: FloatArray,
     placed: tuple[float, Plan],
     effort: Effort = "quick",
 ) -> Found:
-    variant = priced.variants.variants[v]
     energy = step_energy(
         priced, chip, variant, step_time_s=placed[0], devices=priced.setting.devices
     )

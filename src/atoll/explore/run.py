@@ -177,12 +177,16 @@ class _Finder:
     def design(self, chip: int, with_layers: bool = False) -> Design:
         chips = self.search.frontier.chips
         found = self.search.frontier.found[chip]
-        priced = Priced.of(chips.subset(np.array([chip])), self.variants, self.setting)
+        alone = chips.subset(np.array([chip]))
+        priced = {
+            model: Priced.of(alone, self.variants.only(plan.variant), self.setting)
+            for model, plan in found.items()
+        }
         design = int(chips.design[chip])
         hbm = self._smallest_hbm(priced, design, float(chips.hbm_Bps[chip]), found)
         accelerator = replace(self.space.accelerator(design, hbm), name="")
         plans = tuple(
-            self._model_plan(priced, accelerator, model, found[model], with_layers)
+            self._model_plan(priced[model], accelerator, model, found[model], with_layers)
             for model in range(len(self.variants.workloads))
         )
         return Design(
@@ -193,7 +197,7 @@ class _Finder:
         )
 
     def _smallest_hbm(
-        self, priced: Priced, design: int, hbm_Bps: float, found: dict[int, Found]
+        self, priced: dict[int, Priced], design: int, hbm_Bps: float, found: dict[int, Found]
     ) -> Hbm:
         """The least capacity that keeps every model's step time."""
         override = self.setting.profile.hbm_bandwidth_Bps
@@ -206,14 +210,14 @@ class _Finder:
         options.sort(key=lambda option: option.capacity_bytes)
         for option in options[:-1]:
             if all(
-                self._step(priced, plan, option) <= plan.step_time_s * (1 + _SAME)
-                for plan in found.values()
+                self._step(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
+                for model, plan in found.items()
             ):
                 return option
         return options[-1]
 
     def _step(self, priced: Priced, plan: Found, hbm: Hbm) -> float:
-        variant = self.variants.variants[plan.variant]
+        variant = priced.variants.variants[0]
         placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
         return np.inf if placed is None else placed[0]
 
@@ -225,7 +229,7 @@ class _Finder:
         found: Found,
         with_layers: bool,
     ) -> ModelPlan:
-        variant = self.variants.variants[found.variant]
+        variant = priced.variants.variants[0]
         memory = float(accelerator.hbm.capacity_bytes)
         placed = priced.place(0, variant, found.pass_s, memory_bytes=memory)
         assert placed is not None

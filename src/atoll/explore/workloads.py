@@ -7,7 +7,7 @@ are flattened into one set of passes, so that distinct operators are costed once
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,12 @@ class Variants:
         """First layer of each variant in the pass set, and the number of layers."""
         ends = [variant.first_layer for variant in self.variants]
         return np.array([*ends, len(self.passes.layers)], np.int64)
+
+    def only(self, number: int) -> Variants:
+        """One variant alone, with its own operators: pricing a single chip is then quick."""
+        variant = replace(self.variants[number], first_layer=0)
+        layers = (layer for layer, _ in variant.model.layers)
+        return Variants(self.workloads, (variant,), flatten(layers))
 
     def of(self, workload: int) -> list[int]:
         return [i for i, variant in enumerate(self.variants) if variant.workload == workload]

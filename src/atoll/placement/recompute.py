@@ -85,12 +85,17 @@ def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[in
     """Rows for which no other has as few bytes and reruns no other operators; bytes ascending."""
     # Among equal bytes fewer operators first, so that what comes later never beats what is taken.
     order = np.lexsort((rerun.sum(axis=1), bytes_))
-    _, first = np.unique(np.packbits(rerun[order], axis=1), axis=0, return_index=True)
+    words = -(-rerun.shape[1] // 64)
+    padded = np.zeros((len(rerun), 64 * words), np.bool_)
+    padded[:, : rerun.shape[1]] = rerun
+    masks = np.packbits(padded, axis=1).view(np.uint64)
+    _, first = np.unique(masks[order], axis=0, return_index=True)
     taken: list[int] = []
-    needless = np.zeros((len(first), rerun.shape[1]), np.bool_)
+    known = np.zeros((len(first), words), np.uint64)
     for row in order[np.sort(first)]:
-        if not (needless[: len(taken)] | rerun[row]).all(axis=1).any():
-            needless[len(taken)] = ~rerun[row]
+        # A taken set of operators within this one's beats it: no bit of it lies outside.
+        if not ((known[: len(taken)] & ~masks[row]) == 0).all(axis=1).any():
+            known[len(taken)] = masks[row]
             taken.append(int(row))
     return taken
 

@@ -84,13 +84,8 @@ def expand(
     n = duration.shape[0]
     resources = free.shape[0]
     room = children.parent.shape[0]
-    started, operator, option, end = (
-        level.started[v],
-        level.operator[v],
-        level.option[v],
-        level.end[v],
-    )
-    running = level.running[v]
+    started, running = level.started[v], level.running[v]
+    operator, option, end = level.operator[v], level.option[v], level.end[v]
     lost = np.inf
     waiting = 0.0  # weight, and longest path, of what has not started
     path = 0.0

@@ -78,7 +78,8 @@ def still_to_earn(
         dearest = 0.0
         for c in range(first, size):
             dearest = max(dearest, density[candidates[c], r])
-        best = min(best, dearest * free[r])
+        if dearest < np.inf:
+            best = min(best, dearest * free[r])
     return best
 
 
