@@ -13,9 +13,17 @@ import os
 import tempfile
 from pathlib import Path
 
+_fresh = False
+
+
+def cache_is_fresh() -> bool:
+    """Whether this process began with no compiled kernels at all."""
+    return _fresh
+
 
 def use_kernel_cache() -> None:
     """Point numba at our cache, unless the user chose one. Call before numba is imported."""
+    global _fresh
     if "NUMBA_CACHE_DIR" in os.environ:
         return
     digest = hashlib.blake2b(digest_size=8)
@@ -25,6 +33,7 @@ def use_kernel_cache() -> None:
     for base in (home / "atoll", Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"):
         folder = base / f"kernels-{digest.hexdigest()}"
         try:
+            _fresh = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             continue

@@ -27,6 +27,7 @@ from atoll.placement.chain import get_optimizer
 from atoll.placement.simulate import replay
 from atoll.profile import Profile, get_profile
 from atoll.units import format_bytes
+from atoll.warm import compile_in_background
 
 RUNNERS_UP = 3
 _SAME = 1e-9  # relative: two step times that are the same to rounding
@@ -35,6 +36,7 @@ _SAME = 1e-9  # relative: two step times that are the same to rounding
 def run_search(job: Job, progress: Progress | None = None) -> SearchResult:
     """Find the best design of the job's space, prove it, and lay baselines beside it."""
     began = time.monotonic()
+    compile_in_background()
     phases: dict[str, float] = {}
 
     def timed(name: str, since: float) -> float:
