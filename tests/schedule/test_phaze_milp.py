@@ -58,6 +58,19 @@ def test_cores_of_equal_number_for_fused_operators_can_only_cost_time(
     assert matched.makespan_s >= free.makespan_s * (1 - 1e-6)
 
 
+def test_a_solve_error_of_the_library_is_overcome() -> None:
+    """With PHAZE's own constant HiGHS stops on this graph with a solve error."""
+    instance = PhazeInstance(
+        one_core_s=(0.0025, 0.0004, 0.0016, 0.0004, 0.0014),
+        all_cores_s=(0.001125, 0.00012, 0.00072, 0.0004, 0.00042),
+        core=("tensor",) * 5,
+        predecessors=((), (), (0,), (0, 2), (1,)),
+        tensor_cores=1,
+        vector_cores=1,
+    )
+    assert solve_phaze(instance).makespan_s == pytest.approx(0.002785)
+
+
 def test_core_constraints_are_added_only_when_needed() -> None:
     """Two independent operators on two cores need none; on one core they do."""
     roomy = PhazeInstance((1.0, 1.0), (0.9, 0.9), ("tensor", "tensor"), ((), ()), 2, 1)

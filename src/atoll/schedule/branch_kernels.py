@@ -198,31 +198,31 @@ def start_child(c: int, p: Instance, children: Children, level: Level, m: int, b
     for i in range(level.started.shape[1]):
         if below.started[m, i]:
             code += (i + 1) * 2654435761 + ((i + 3) * (i + 3) * 40503 << 13)
+    for x in range(size):
+        i = below.operator[m, x] * 64 + below.option[m, x]
+        code += (i + 7) * 97531 * (i + 11) + ((i + 5) << 31)
     code ^= code >> 17
     return code & 0x7FFFFFFFFFFFFFFF
 
 
 @kernel
-def dominated(m: int, other: int, p: Instance, level: Level) -> bool:
-    """Whether node `other` has all that node m has, no later and in no more resources."""
-    if level.now[other] > level.now[m]:
+def dominated(m: int, other: int, level: Level) -> bool:
+    """Whether node `other` has all that node m has, no later."""
+    size = level.running[m]
+    if level.running[other] != size or level.now[other] > level.now[m]:
         return False
     for i in range(level.started.shape[1]):
         if level.started[m, i] != level.started[other, i]:
             return False
-    for z in range(level.running[other]):
-        if level.end[other, z] <= level.now[m]:
-            continue
+    for x in range(size):
         found = False
-        for x in range(level.running[m]):
-            if level.operator[m, x] == level.operator[other, z]:
-                found = level.end[other, z] <= level.end[m, x]
-                if found and level.option[m, x] != level.option[other, z]:
-                    for r in range(p.capacity.shape[0]):
-                        mine = p.demand[level.operator[m, x], level.option[m, x], r]
-                        if p.demand[level.operator[m, x], level.option[other, z], r] > mine:
-                            found = False
-                            break
+        for z in range(size):
+            if (
+                level.operator[other, z] == level.operator[m, x]
+                and level.option[other, z] == level.option[m, x]
+                and level.end[other, z] <= level.end[m, x]
+            ):
+                found = True
                 break
         if not found:
             return False
@@ -295,7 +295,7 @@ def branch(
                 code = start_child(c, p, children, level, kept, below)
                 bucket = code & (buckets - 1)
                 other = table[bucket]
-                while other >= 0 and not dominated(kept, other, p, below):
+                while other >= 0 and not dominated(kept, other, below):
                     other = chain[other]
                 if other < 0:
                     chain[kept] = table[bucket]
