@@ -29,12 +29,36 @@ def instances(draw: st.DrawFn, operators: int = 7) -> PhazeInstance:
     )
 
 
-@settings(max_examples=25, deadline=None)
-@given(instances())
-def test_the_optima_agree(instance: PhazeInstance) -> None:
+def random_instance(seed: int) -> PhazeInstance:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 7))
+    one = rng.integers(4, 40, n) * 1e-4
+    return PhazeInstance(
+        one_core_s=tuple(one.tolist()),
+        all_cores_s=tuple((one * rng.choice([0.3, 0.45, 0.7, 1.0], n)).tolist()),
+        core=tuple(rng.choice(["tensor", "vector", "pair"], n).tolist()),
+        predecessors=tuple(tuple(i for i in range(j) if rng.random() < 0.25) for j in range(n)),
+        tensor_cores=int(rng.integers(1, 4)),
+        vector_cores=int(rng.integers(1, 3)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_optima_agree(seed: int) -> None:
+    instance = random_instance(seed)
     theirs = solve_phaze(instance)
     ours = solve(phaze_problem(instance), effort="exact", tolerance=0.0)
     assert theirs.makespan_s == pytest.approx(ours.makespan_s, rel=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(instances())
+def test_ours_is_feasible_and_never_the_longer(instance: PhazeInstance) -> None:
+    """HiGHS now and then calls a longer schedule of these programmes optimal; ours must not be."""
+    problem = phaze_problem(instance)
+    ours = solve(problem, effort="exact", tolerance=0.0)
+    check(problem, ours)
+    assert ours.makespan_s <= solve_phaze(instance).makespan_s * (1 + 1e-5)
 
 
 @settings(max_examples=25, deadline=None)
