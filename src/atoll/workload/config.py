@@ -28,7 +28,7 @@ def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
     if reader is None:
         raise AtollError(
             f"{where}: model_type is {model_type!r}, but only {', '.join(sorted(READERS))} "
-            "are known; a model of another kind can be captured from PyTorch (atoll capture)"
+            "are known; write the model as the nearest of these"
         )
     config = reader(fields)
     atoll = fields.block("atoll")
