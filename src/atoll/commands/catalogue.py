@@ -1,0 +1,52 @@
+"""What Atoll knows: `atoll models` and `atoll hardware`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from atoll import printing
+from atoll.commands.common import JsonFlag, print_json
+
+
+def models(
+    name: Annotated[
+        str | None, typer.Argument(help="Zoo name, config.json or folder; without: the zoo.")
+    ] = None,
+    microbatch: Annotated[int, typer.Option(help="Sequences in a microbatch.")] = 1,
+    sequence: Annotated[int | None, typer.Option(help="Sequence length in tokens.")] = None,
+    tensor: Annotated[int, typer.Option(help="Tensor-parallel width.")] = 1,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the models, or show one: parameters, layers, operators."""
+    from atoll.api import describe_model, list_models
+
+    if name is None:
+        rows = list_models()
+        if as_json:
+            print_json({"models": rows})
+        else:
+            printing.print_models(rows)
+        return
+    shown = describe_model(name, microbatch=microbatch, sequence=sequence, tensor=tensor)
+    if as_json:
+        print_json(shown)
+    else:
+        printing.print_model(shown)
+
+
+def hardware(
+    name: Annotated[
+        str | None, typer.Argument(help="Accelerator or network; without: the catalogue.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List chips, networks and spaces, or show one: area, power, peak rates."""
+    from atoll.api import describe_hardware
+
+    shown = describe_hardware(name)
+    if as_json:
+        print_json(shown)
+    else:
+        printing.print_hardware(shown)

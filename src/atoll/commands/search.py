@@ -1,0 +1,122 @@
+"""Designing chips: `atoll search` and `atoll explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll import printing
+from atoll.commands.common import JsonFlag, print_json
+
+
+def search(
+    job: Annotated[
+        Path | None, typer.Argument(help="A job file (YAML). Options override its fields.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Zoo name, config.json, folder or cached model id; repeatable."),
+    ] = None,
+    devices: Annotated[int | None, typer.Option(help="Number of devices.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Global batch in sequences.")] = None,
+    sequence: Annotated[int | None, typer.Option(help="Sequence length in tokens.")] = None,
+    microbatch: Annotated[
+        list[int] | None, typer.Option(help="Microbatch sizes to try; repeatable.")
+    ] = None,
+    tensor: Annotated[
+        list[int] | None, typer.Option(help="Tensor-parallel widths to try; repeatable.")
+    ] = None,
+    hbm: Annotated[
+        list[str] | None, typer.Option(help='HBM capacities such as "80 GiB"; repeatable.')
+    ] = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="optimal (per operator), none or full.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="default (physically honest) or phaze (the seed's).")
+    ] = None,
+    space: Annotated[
+        str | None, typer.Option(help="phaze (29,360 chips) or a space file (YAML).")
+    ] = None,
+    network: Annotated[str | None, typer.Option(help="Network name or file.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam or sgd.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="For several models: mean, weighted or worst.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(help="exact (with proof) or phaze (the seed's stop rule).")
+    ] = None,
+    max_area: Annotated[str | None, typer.Option(help='Largest area, "280 mm2".')] = None,
+    max_power: Annotated[str | None, typer.Option(help='Largest peak power, "250 W".')] = None,
+    tolerance: Annotated[float | None, typer.Option(help="Gap that counts as optimal.")] = None,
+    time_limit: Annotated[str | None, typer.Option(help='Stop after "10 min".')] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling baselines.")] = None,
+    pareto: Annotated[
+        bool | None, typer.Option("--pareto", help="Also prove the front against area.")
+    ] = None,
+    no_baselines: Annotated[
+        bool, typer.Option("--no-baselines", help="Leave the baselines out.")
+    ] = False,
+    as_json: JsonFlag = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write result.json and designs.csv to this folder.")
+    ] = None,
+) -> None:
+    """Find the best chip, schedule and placement for a model, with proof.
+
+    Without arguments: Llama-2 7B on 1,024 devices over the seed's 29,360 chips.
+    """
+    from atoll.api import search as run
+    from atoll.explore.files import check_folder, write_result
+
+    if out is not None:
+        check_folder(out)
+    with printing.progress(quiet=as_json) as show:
+        result = run(
+            job,
+            models=model,
+            devices=devices,
+            global_batch=batch,
+            sequence=sequence,
+            microbatches=microbatch,
+            tensor_widths=tensor,
+            hbm=hbm,
+            recompute=recompute,
+            profile=profile,
+            space=space,
+            network=network,
+            optimizer=optimizer,
+            objective=objective,
+            strategy=strategy,
+            max_area=max_area,
+            max_power=max_power,
+            tolerance=tolerance,
+            time_limit=time_limit,
+            seed=seed,
+            pareto=pareto,
+            baselines=False if no_baselines else None,
+            progress=show,
+        )
+    if out is not None:
+        write_result(result, out)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        printing.print_result(result)
+
+
+def explain(
+    folder: Annotated[Path, typer.Argument(help="Folder that `atoll search --out` wrote.")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Say why this chip: where the time goes, what limits it, what the runner-up lacks."""
+    from atoll.explore.files import read_result
+    from atoll.explore.why import explain_result
+
+    shown = explain_result(read_result(folder))
+    if as_json:
+        print_json(shown)
+    else:
+        printing.print_explanation(shown)
