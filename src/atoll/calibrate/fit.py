@@ -1,6 +1,6 @@
 """Calibration: the GPU operator model's parameters from measured operators of one device.
 
-Four fits, one after the other, each on half of the rows of its kinds: products (nine parameters),
+Four fits, one after the other, each on half of the rows of its kinds: products (twelve parameters),
 fp8 products (one), attention in either direction (four each), streaming operators (two, and bytes
 per element by kind). Each minimises the mean absolute logarithm of predicted over measured time,
 which outliers do not pull, by Powell's method within physical bounds.
@@ -55,6 +55,9 @@ PRODUCT_KNOBS = (
     Knob("split_s", 2e-6, 0.0, 10e-6),
     Knob("epilogue", 0.9, 0.01, 1.0),
     Knob("misaligned", 1.1, 1.0, 2.0),
+    Knob("word_rows", 2.6, 1.0, 6.0),
+    Knob("odd_rows", 4.8, 1.0, 12.0),
+    Knob("odd_output", 7.0, 1.0, 15.0),
 )
 FP8_KNOBS = (Knob("matmul_fp8", 0.9, 0.4, 1.0),)
 FORWARD_KNOBS = (
@@ -260,6 +263,9 @@ def parameters(fit: Calibration) -> dict[str, Any]:
         "tile_half": fit.tile_half,
         "epilogue": fit.epilogue,
         "misaligned": fit.misaligned,
+        "word_rows": fit.word_rows,
+        "odd_rows": fit.odd_rows,
+        "odd_output": fit.odd_output,
         "split": us(fit.split_s),
         "kernel": us(fit.kernel_s),
         "hbm": fit.hbm,

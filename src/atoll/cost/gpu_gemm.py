@@ -23,6 +23,7 @@ TILES = np.array(
 SPLITS = np.array([1, 2, 3, 4, 6, 8, 16, 32], dtype=np.float64)
 SLICE_BYTES = 128  # of the reduction, taken at a time: one swizzled row of shared memory
 SECTOR_ELEMENTS = 16  # 32-byte memory sectors of 16-bit elements
+VECTOR_ELEMENTS = 8  # 16-byte vectors of them, the least that bulk copies move
 OUTPUT_BYTES = 2  # 16-bit results, of fp8 products too
 PARTIAL_BYTES = 4  # fp32 partial sums of a split reduction
 
@@ -36,10 +37,12 @@ def gemm_times_s(
     dtype: str = "bf16",
     *,
     sustained: bool = False,
+    operand_row: ArrayLike | None = None,
 ) -> Floats:
     """Seconds of `batch` products (m x k) by (k x n), for arrays of sizes at once.
 
-    `sustained` prices every product at the power limit, as inside a training step; otherwise only
+    Rows of the operands in memory are k elements long, or `operand_row` (a weight's gradient reads
+    both operands transposed); rows of the output n. `sustained` prices every product at the power limit, as inside a training step; otherwise only
     long ones are, as when one kernel is timed by itself.
     """
     fit = gpu.calibration
@@ -58,6 +61,8 @@ def gemm_times_s(
     tile_s = 2 * tile_m * tile_n * depth * delivery / (loop_flops / gpu.sms)
     odd = (m_ % SECTOR_ELEMENTS != 0) | (n_ % SECTOR_ELEMENTS != 0) | (k_ % SECTOR_ELEMENTS != 0)
     slowdown = np.where(odd, fit.misaligned, 1.0)
+    row = k_ if operand_row is None else np.asarray(operand_row, dtype=np.float64).reshape(-1, 1, 1)
+    slowdown = slowdown * _alignment(fit, row, n_)
 
     bandwidth_Bps = fit.hbm * gpu.hbm_Bps
     read_s = (m_ * k_ + k_ * n_) * batch_ * width / bandwidth_Bps
@@ -68,6 +73,14 @@ def gemm_times_s(
     each_s = np.maximum(compute_s, read_s + write_s) + reduce_s
     best_s = each_s.reshape(each_s.shape[0], -1).min(axis=1).reshape(sizes[0].shape)
     return throttled_s(fit, best_s, sustained=sustained) + fit.kernel_s
+
+
+def _alignment(fit: Calibration, operand_row: Floats, output_row: Floats) -> Floats:
+    """Slowdown of the kernels for rows that do not start at 16-byte addresses."""
+    words = (operand_row % VECTOR_ELEMENTS != 0) | (output_row % VECTOR_ELEMENTS != 0)
+    slowdown = np.where(words, fit.word_rows, 1.0)
+    slowdown = np.where(operand_row % 2 != 0, fit.odd_rows, slowdown)
+    return np.where(output_row % 2 != 0, fit.odd_output, slowdown)
 
 
 def throttled_s(fit: Calibration, busy_s: Floats, *, sustained: bool = False) -> Floats:

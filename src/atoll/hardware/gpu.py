@@ -54,6 +54,9 @@ class Calibration:
     tile_half: float  # operand delivery: a square tile t runs at 1 / (1 + 2 tile_half / t)
     epilogue: float  # share of the output's write time that no other tile hides
     misaligned: float  # slowdown where a row is not whole 32-byte sectors
+    word_rows: float  # slowdown where a row is not whole 16-byte vectors: no bulk copies
+    odd_rows: float  # slowdown where an operand's row is an odd number of 16-bit elements
+    odd_output: float  # the same where the output's row is
     split_s: float  # second pass of a split-K product
     kernel_s: float  # launch to finish of an empty product, inside a CUDA graph
     hbm: float  # share of the HBM peak that products reach
@@ -134,6 +137,7 @@ class Gpu:
 
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
 
 class AttentionFile(FileModel):
@@ -153,7 +157,10 @@ class CalibrationFile(FileModel):
     matmul_fp8: Share
     tile_half: Factor
     epilogue: Share
-    misaligned: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    misaligned: Slowdown
+    word_rows: Slowdown = 1.0
+    odd_rows: Slowdown = 1.0
+    odd_output: Slowdown = 1.0
     split: Seconds
     kernel: Seconds
     hbm: Share
@@ -174,6 +181,9 @@ class CalibrationFile(FileModel):
             tile_half=self.tile_half,
             epilogue=self.epilogue,
             misaligned=self.misaligned,
+            word_rows=self.word_rows,
+            odd_rows=self.odd_rows,
+            odd_output=self.odd_output,
             split_s=self.split,
             kernel_s=self.kernel,
             hbm=self.hbm,

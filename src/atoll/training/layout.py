@@ -1,0 +1,171 @@
+"""How a training run is laid out over devices: the vocabulary of parallel axes, and its checks.
+
+Axes follow the field's names. Ranks are ordered tensor fastest, then context, data, pipeline
+(Megatron-LM's default order tp-cp-ep-dp-pp): a tensor group lies on neighbouring devices, stages
+of a pipeline lie farthest apart. The expert axis divides the product of data and context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from atoll.errors import AtollError
+from atoll.workload.model_config import ModelConfig
+from atoll.yamlfile import suggestion
+
+Recompute = Literal["none", "selective", "alternate", "full", "optimal"]
+Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "gpipe"]
+RECOMPUTE: tuple[str, ...] = get_args(Recompute)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+ZERO_STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to spread a training run."""
+
+    dp: int = 1
+    """Data parallel degree, expert and fully-sharded dimensions included, context apart."""
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    """Model chunks that each pipeline stage holds (interleaving)."""
+    microbatch: int = 1
+    sp: bool = True
+    """Sequence parallelism: norms and residuals are divided over the tensor group."""
+    zero: int = 1
+    """0: every rank holds all; 1: optimizer states divided; 2: gradients too; 3: weights too."""
+    recompute: str = "none"
+    """none; selective (attention's core); alternate (all but every second product's output);
+    full (each layer from its input); optimal (the cheapest set of operators that fits)."""
+    schedule: str = "1f1b"
+
+    @property
+    def devices(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def model_ranks(self) -> int:
+        """Devices that together hold one copy of the model."""
+        return self.tp * self.pp * self.cp
+
+    def microbatches(self, global_batch: int) -> int:
+        """Microbatches that each rank runs in a step."""
+        return global_batch // (self.dp * self.microbatch)
+
+    def __str__(self) -> str:
+        parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
+        parts += [f"cp{self.cp}"] if self.cp > 1 else []
+        parts += [f"ep{self.ep}"] if self.ep > 1 else []
+        parts += [f"vpp{self.vpp}"] if self.vpp > 1 else []
+        parts += [f"mbs{self.microbatch}", f"zero{self.zero}"]
+        parts += ["sp"] if self.sp and self.tp > 1 else []
+        parts += [f"recompute-{self.recompute}"]
+        parts += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
+        return " ".join(parts)
+
+
+def check_layout(
+    layout: Layout, model: ModelConfig, devices: int, global_batch: int, sequence: int
+) -> None:
+    """Refuse what cannot be run, with the way out."""
+    for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "microbatch"):
+        value = getattr(layout, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+    _named("recompute", layout.recompute, RECOMPUTE)
+    _named("schedule", layout.schedule, SCHEDULES)
+    if layout.zero not in ZERO_STAGES:
+        raise AtollError(f"zero is {layout.zero!r}, but must be 0, 1, 2 or 3")
+    if layout.devices != devices:
+        raise AtollError(
+            f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp} make "
+            f"{layout.devices} devices, but {devices} are given"
+        )
+    if model.heads % layout.tp:
+        raise AtollError(
+            f"tp is {layout.tp}, but does not divide the {model.heads} attention heads of "
+            f"{model.name}; choose one of {_divisors(model.heads)}"
+        )
+    for width in model.ffn_widths:
+        if width % layout.tp:
+            raise AtollError(
+                f"tp is {layout.tp}, but does not divide the {width} feed-forward columns of "
+                f"{model.name}; choose one of {_divisors(width)}"
+            )
+    if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
+        raise AtollError(
+            f"tp is {layout.tp}, but neither divides the {model.kv_heads} key and value heads of "
+            f"{model.name} nor is a multiple of them"
+        )
+    chunks = layout.pp * layout.vpp
+    if chunks > model.layers:
+        raise AtollError(
+            f"pp {layout.pp} x vpp {layout.vpp} make {chunks} model chunks, but {model.name} has "
+            f"{model.layers} layers; lower pp or vpp"
+        )
+    per_step = layout.dp * layout.microbatch
+    if global_batch % per_step:
+        raise AtollError(
+            f"global batch {global_batch} is not a multiple of dp {layout.dp} x microbatch "
+            f"{layout.microbatch} = {per_step}; the nearest above is "
+            f"{-(-global_batch // per_step) * per_step}"
+        )
+    microbatches = layout.microbatches(global_batch)
+    if layout.vpp > 1 and layout.pp == 1:
+        raise AtollError(f"vpp is {layout.vpp}, but interleaving needs pp above 1")
+    if layout.vpp > 1 and microbatches % layout.pp:
+        raise AtollError(
+            f"interleaving needs the {microbatches} microbatches to be a multiple of pp "
+            f"{layout.pp}; change the microbatch or dp"
+        )
+    if layout.schedule in ("zb-h1", "zb-h2") and layout.vpp > 1:
+        raise AtollError(f"schedule {layout.schedule} has one chunk a stage, but vpp is {layout.vpp}")
+    if layout.cp > 1 and sequence % (2 * layout.cp):
+        raise AtollError(
+            f"sequence {sequence} is not a multiple of 2 x cp {layout.cp}, which ring attention "
+            "needs to balance a causal mask"
+        )
+    if layout.sp and layout.tp > 1 and (sequence // layout.cp) % layout.tp:
+        raise AtollError(
+            f"sequence parallelism divides {sequence // layout.cp} tokens a rank by tp "
+            f"{layout.tp}, which leaves a remainder; turn it off or change the sequence"
+        )
+    if layout.ep > 1:
+        _check_experts(layout, model)
+    if layout.zero >= 2 and layout.pp > 1 and layout.zero == 3:
+        return
+    if layout.zero == 2 and layout.pp > 1:
+        raise AtollError(
+            "zero 2 divides gradients that a pipeline keeps adding to; use zero 1 with pp above 1"
+        )
+
+
+def _check_experts(layout: Layout, model: ModelConfig) -> None:
+    if not model.experts:
+        raise AtollError(f"ep is {layout.ep}, but {model.name} has no experts")
+    if model.experts % layout.ep:
+        raise AtollError(
+            f"ep is {layout.ep}, but does not divide the {model.experts} experts of {model.name}"
+        )
+    if (layout.dp * layout.cp) % layout.ep:
+        raise AtollError(
+            f"ep is {layout.ep}, but does not divide dp {layout.dp} x cp {layout.cp}, over which "
+            "experts are spread"
+        )
+
+
+def _named(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise AtollError(
+            f"{field} is {value!r}, but must be one of {', '.join(allowed)}"
+            f"{suggestion(value, allowed)}"
+        )
+
+
+def _divisors(n: int) -> str:
+    found = [d for d in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64) if n % d == 0]
+    return ", ".join(str(d) for d in found)

@@ -1,0 +1,194 @@
+"""Seconds of one operator of a layer's graph on one GPU, under one software stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from atoll.cost.gpu_attention import attention_times_s
+from atoll.cost.gpu_gemm import gemm_times_s
+from atoll.cost.gpu_vector import KERNELS, NARROW_COLUMNS, streaming_s
+from atoll.hardware.gpu import Gpu
+from atoll.training.stack import Passes, Stack
+from atoll.workload.layer import Layer
+from atoll.workload.operator import Matmul, Operator, Role, VectorWork
+
+# The calibration's names for the functions of a graph.
+_CALIBRATED = {
+    "cross_entropy": "xent_fwd",
+    "cross_entropy_bwd": "xent_bwd",
+}
+# Bytes per element where neither stack nor calibration says: what the kernel reads and writes.
+_COUNTED = {
+    "bias": Passes(4, 1),
+    "bias_grad": Passes(2, 1),
+    "relu": Passes(4, 1),
+    "relu_bwd": Passes(6, 1),
+    "tanh": Passes(4, 1),
+    "tanh_bwd": Passes(6, 1),
+    "topk": Passes(8, 4),
+    "topk_bwd": Passes(4, 1),
+    "rotary": Passes(4, 1),
+    "rotary_bwd": Passes(4, 1),
+    "gelu_new": Passes(4, 1),
+    "gelu_new_bwd": Passes(6, 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time on the device by kind of kernel, and the kernels launched."""
+
+    matrix_s: float = 0.0
+    attention_s: float = 0.0
+    vector_s: float = 0.0
+    kernels: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.matrix_s + other.matrix_s,
+            self.attention_s + other.attention_s,
+            self.vector_s + other.vector_s,
+            self.kernels + other.kernels,
+        )
+
+    def times(self, n: float) -> Cost:
+        return Cost(
+            self.matrix_s * n, self.attention_s * n, self.vector_s * n, round(self.kernels * n)
+        )
+
+    @property
+    def total_s(self) -> float:
+        return self.matrix_s + self.attention_s + self.vector_s
+
+
+class Pricer:
+    """Prices operators; equal products are priced once."""
+
+    def __init__(self, gpu: Gpu, stack: Stack, dtype: str = "bf16") -> None:
+        self.gpu = gpu
+        self.stack = stack
+        self.dtype = dtype
+        self.half = gpu.half_dtype if dtype == "fp8" else dtype
+        self.product_s = cache(self._product_s)
+        self.attention_s = cache(self._attention_s)
+
+    def cost(self, layer: Layer, op: Operator, ring: int = 1) -> Cost:
+        """One operator; `ring` devices share the sequence of its attention (context parallel)."""
+        if op.collective is not None:
+            return Cost()
+        if op.kind in ("attention", "attention_bwd"):
+            return self._attention(layer, op, ring)
+        total = Cost()
+        for product in op.matmuls:
+            total += self._products(layer, op, product)
+        for work in op.vectors:
+            if work.function != "bias":  # added in the product's epilogue
+                total += self._vector(op, work)
+        if not op.matmuls and not op.vectors:
+            moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
+            total += Cost(vector_s=moved, kernels=1)
+        return total
+
+    def _products(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
+        dtype = self.dtype if op.kind.startswith("linear") else self.half
+        parts = self._parts(layer, op, product)
+        if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
+            total_s = sum(self.product_s(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts)
+        else:
+            total_s = sum(self.product_s(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts)
+        return Cost(matrix_s=total_s * product.fraction, kernels=len(parts))
+
+    def _parts(self, layer: Layer, op: Operator, product: Matmul) -> list[Matmul]:
+        """The products that the stack really launches for a product of weights side by side."""
+        if not self.stack.split_products or not op.kind.startswith("linear"):
+            return [product]
+        widths = _widths(layer, op)
+        if len(widths) <= 1:
+            return [product]
+        side = "k" if op.kind == "linear_dgrad" else "n"
+        parts = []
+        for width in widths:
+            m, n, k = product.m, product.n, product.k
+            m, n, k = (m, width, k) if side == "n" else (m, n, width)
+            parts.append(Matmul(product.batch, m, n, k))
+        return parts
+
+    def _product_s(self, m: int, n: int, k: int, batch: int, dtype: str, row: int) -> float:
+        return float(
+            gemm_times_s(self.gpu, m, n, k, batch, dtype, sustained=True, operand_row=row)
+        )
+
+    def _attention_s(
+        self, b: int, h: int, hk: int, s: int, d: int, causal: bool, backward: bool
+    ) -> float:
+        return float(
+            attention_times_s(
+                self.gpu, b, h, hk, s, d, causal,
+                backward=backward, dtype=self.half, sustained=True,
+            )
+        )  # fmt: skip
+
+    def _attention(self, layer: Layer, op: Operator, ring: int) -> Cost:
+        """Flash attention; a window or a different value width scales by the products' share."""
+        scores, values = op.matmuls[:2]
+        backward = op.kind == "attention_bwd"
+        sequence = scores.n * ring
+        lse = next(layer.tensors[n] for n in (*op.reads, *op.writes) if n.endswith(".lse"))
+        batch, heads, _ = lse.shape
+        kv_heads = max(1, scores.batch // batch)
+        causal = scores.fraction < 1
+        width = values.m if backward else values.n  # of a value head
+        if backward:
+            width = min(op.matmuls[1].m, op.matmuls[1].n)
+        head = max(scores.k, 1)
+        seconds = self.attention_s(batch, heads, kv_heads, sequence, head, causal, backward)
+        seconds *= (head + width) / (2 * head)
+        full = (sequence + 1) / (2 * sequence) if causal else 1.0
+        if scores.fraction < 0.98 * full:  # a sliding window
+            seconds *= scores.fraction / full
+        return Cost(attention_s=seconds / ring, kernels=3 if backward else 1)
+
+    def _vector(self, op: Operator, work: VectorWork) -> Cost:
+        passes = self._passes(op, work)
+        if passes.bytes == 0:
+            return Cost()
+        moved = work.elements * passes.bytes
+        fit = self.gpu.calibration
+        seconds = moved / (fit.vector_hbm * self.gpu.hbm_Bps) + passes.kernels * fit.vector_kernel_s
+        return Cost(vector_s=seconds, kernels=passes.kernels)
+
+    def _passes(self, op: Operator, work: VectorWork) -> Passes:
+        function = work.function
+        found = self.stack.passes.get(function)
+        if found is not None:
+            return found
+        if function in _COUNTED:
+            return _COUNTED[function]
+        name = _CALIBRATED.get(function)
+        if name is None:
+            backward = function.endswith("_bwd")
+            name = f"{function.removesuffix('_bwd')}_{'bwd' if backward else 'fwd'}"
+        if name == "softmax_fwd" and work.cols > NARROW_COLUMNS:
+            name = "softmax_fwd_wide"
+        traffic = self.gpu.calibration.traffic_bytes(name)
+        if name.startswith("softmax"):
+            traffic /= 2  # measured in fp32; scores are 16-bit here
+        return Passes(traffic, KERNELS.get(name, 1))
+
+
+def _widths(layer: Layer, op: Operator) -> list[int]:
+    """Columns of each weight that takes part in a product."""
+    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
+    weights = [t for t in tensors if t.role in roles and len(t.shape) == 2]
+    if len(weights) == 1 and op.name.startswith("fc1") and _gated(layer):
+        return [weights[0].shape[1] // 2] * 2
+    return [t.shape[1] for t in weights]
+
+
+def _gated(layer: Layer) -> bool:
+    return any(
+        op.kind == "activation" and len(op.vectors) == 2 and op.name == "act"
+        for op in layer.forward
+    )
