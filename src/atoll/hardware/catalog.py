@@ -16,6 +16,7 @@ from atoll.errors import AtollError
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.network import Level, Network
 from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
+from atoll.units import parse_bytes
 from atoll.yamlfile import (
     Area,
     Bandwidth,
@@ -30,6 +31,7 @@ from atoll.yamlfile import (
     suggestion,
 )
 
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 BytesPerClock = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
 
 
@@ -101,6 +103,25 @@ class LevelFile(FileModel):
     devices: Count
     bandwidth: Bandwidth
     latency: Seconds
+    efficiency: dict[str, Share] | Share = {}  # noqa: RUF012  (pydantic copies defaults)
+    in_network: bool = False
+
+    @model_validator(mode="after")
+    def _sizes(self) -> LevelFile:
+        self.curve()
+        return self
+
+    def curve(self) -> tuple[tuple[float, float], ...]:
+        """Efficiency by message size, smallest first."""
+        if isinstance(self.efficiency, float):
+            return ((1.0, self.efficiency),)
+        points = ((float(parse_bytes(size)), share) for size, share in self.efficiency.items())
+        return tuple(sorted(points))
+
+    def level(self) -> Level:
+        return Level(
+            self.name, self.devices, self.bandwidth, self.latency, self.curve(), self.in_network
+        )
 
 
 class NetworkFile(FileModel):
@@ -121,10 +142,7 @@ class NetworkFile(FileModel):
     def network(self) -> Network:
         return Network(
             name=self.name,
-            levels=tuple(
-                Level(level.name, level.devices, level.bandwidth, level.latency)
-                for level in self.levels
-            ),
+            levels=tuple(level.level() for level in self.levels),
         )
 
 

@@ -99,6 +99,8 @@ class Gpu:
     measured_flops: float | None = None  # best 16-bit product anyone measured
     tensor_per_exp: float = 1.0  # matrix FLOPs per exponential, relative to Hopper
     power_W: float | None = None
+    network: str = "dgx-h100"
+    """The network of the catalogue that such devices usually sit on."""
 
     def peak_flops(self, dtype: str = "bf16") -> float:
         """Dense matrix FLOP/s of a number format, a multiply-add counted as two."""
@@ -215,6 +217,7 @@ class GpuFile(FileModel):
     tensor_per_exp: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     power: Power | None = None
     throttle: Factor | None = None  # instead of the calibration's, where the device's is known
+    network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
 
     @model_validator(mode="after")
@@ -241,6 +244,7 @@ class GpuFile(FileModel):
             measured_flops=self.measured_matmul,
             tensor_per_exp=self.tensor_per_exp,
             power_W=self.power,
+            network=self.network,
         )
 
 

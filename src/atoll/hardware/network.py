@@ -7,7 +7,9 @@ level.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from math import log
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +18,34 @@ class Level:
     devices: int  # devices in one group of this level
     bandwidth_Bps: float
     latency_s: float
+    efficiency: tuple[tuple[float, float], ...] = ()
+    """Measured share of the bandwidth by message size in bytes, smallest first; empty: all of it."""
+    in_network: bool = False
+    """Switches add up: an all-reduce crosses the level once in each direction, not twice."""
+
+    def share(self, message_bytes: float) -> float:
+        """Of the bandwidth that a message of this size reaches, between measured sizes on a
+        logarithmic scale and beyond them as at the nearest.
+        """
+        if not self.efficiency:
+            return 1.0
+        sizes = [size for size, _ in self.efficiency]
+        at = bisect_left(sizes, message_bytes)
+        if at == 0:
+            return self.efficiency[0][1]
+        if at == len(sizes):
+            return self.efficiency[-1][1]
+        (low, below), (high, above) = self.efficiency[at - 1 : at + 1]
+        part = log(message_bytes / low) / log(high / low)
+        return below + part * (above - below)
 
 
 @dataclass(frozen=True)
 class Network:
     name: str
     levels: tuple[Level, ...]
+
+    @property
+    def node(self) -> int:
+        """Devices of the innermost level."""
+        return self.levels[0].devices

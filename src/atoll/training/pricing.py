@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -65,9 +66,12 @@ class Cost:
 class Pricer:
     """Prices operators; equal products are priced once."""
 
-    def __init__(self, gpu: Gpu, stack: Stack, dtype: str = "bf16") -> None:
+    def __init__(
+        self, gpu: Gpu, stack: Stack, dtype: str = "bf16", alias: Mapping[str, str] | None = None
+    ) -> None:
         self.gpu = gpu
         self.stack = stack
+        self.alias = alias or {}
         self.dtype = dtype
         self.half = gpu.half_dtype if dtype == "fp8" else dtype
         self.product_s = cache(self._product_s)
@@ -159,7 +163,7 @@ class Pricer:
         return Cost(vector_s=seconds, kernels=passes.kernels)
 
     def _passes(self, op: Operator, work: VectorWork) -> Passes:
-        function = work.function
+        function = self.alias.get(work.function, work.function)
         found = self.stack.passes.get(function)
         if found is not None:
             return found

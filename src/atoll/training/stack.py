@@ -9,7 +9,7 @@ that are not listed take the bytes that the calibration measured for PyTorch's s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.errors import AtollError
 from atoll.yamlfile import suggestion
@@ -23,6 +23,24 @@ class Passes:
     kernels: int
 
 
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Which communication runs beside computation: the share of it that may hide, by kind."""
+
+    gradient: float = 0.0
+    """Gradient reduction, behind the last microbatch's backward pass."""
+    gather: float = 0.0
+    """Weight gathers and gradient scatters of fully sharded layers, behind their neighbours."""
+    tensor: float = 0.0
+    """Backward collectives of tensor parallelism, behind weight gradients."""
+    pipeline: float = 0.0
+    """Sends between stages, behind the next microbatch."""
+    experts: float = 0.0
+    """All-to-all of tokens, behind the dense part of a layer."""
+    ring: float = 1.0
+    """Keys and values of ring attention, behind the block being computed."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """One framework's habits."""
@@ -34,12 +52,29 @@ class Stack:
     """Bytes per element that a function keeps for backward beyond its input and output."""
     split_products: bool
     """Queries, keys and values (gate and up) are products of their own, not one."""
+    composed_gelu: bool
+    """Models that spell the tanh formula of GELU out really run it step by step."""
+    padded: bool
+    """Vocabularies are padded to whole vectors (128 times the tensor width in Megatron-LM)."""
     loss_bytes: float
     """Bytes per logit alive at the peak of the loss."""
     loss_kept: float
     """Bytes per logit kept from the forward to the backward pass of the loss."""
-    host_s: float
-    """Host time per kernel launched one by one; 0 where launches run ahead of the device."""
+    half_loss_bytes: float
+    """The same at the peak where the loss takes 16-bit logits (masked language models)."""
+    overlap: Overlap
+    late_gradients: bool
+    """Gradients are allocated as the backward pass makes them, not before the step."""
+    step_s: float = 5e-3
+    """Once a step: data, clipping, logging."""
+    host_layer_s: float = 0.0
+    """Host time of a layer's forward and backward pass beside its kernels."""
+    host_kernel_s: float = 0.0
+    """Host time of a kernel launched one by one."""
+    host_checkpoint_s: float = 0.0
+    """Host time of recomputing a layer beside its kernels (random states, nested graphs)."""
+    host_expert_s: float = 0.0
+    """Host time of one expert in one pass: indices that must be read back to be used."""
 
 
 # LlamaRMSNorm: cast up, square, mean, scale, cast down, weight; its backward undoes each.
@@ -51,7 +86,9 @@ _ROTARY_BWD = Passes(34, 9)
 # NewGELUActivation spells the tanh formula out: pow, mul, add, mul, tanh, add, mul, mul.
 _GELU_NEW = Passes(36, 8)
 _GELU_NEW_BWD = Passes(56, 12)
+COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "gpt_bigcode"})
 
+# Host times: fitted on small models of h200_steps.csv, which launches bind (docs/training.md).
 EAGER = Stack(
     name="eager",
     passes={
@@ -64,12 +101,21 @@ EAGER = Stack(
     },
     # rmsnorm keeps an fp32 input and the normed value; a gated layer keeps silu(gate) too;
     # gelu_new keeps x/2, tanh and 1 + tanh beside its input.
-    kept={"rmsnorm": 4, "silu_gate": 2, "gelu_new": 6},
+    kept={"rmsnorm": 4, "gate": 2, "gelu_new": 6, "relu": -2},  # relu needs its output only
     split_products=True,
+    composed_gelu=True,
+    padded=False,
     # log-softmax, the loss's gradient and the logits' gradient, all fp32.
     loss_bytes=12,
     loss_kept=4,
-    host_s=6e-6,
+    half_loss_bytes=6,
+    overlap=Overlap(gradient=1.0),
+    late_gradients=True,
+    step_s=0.7e-3,
+    host_layer_s=1.4e-3,
+    host_kernel_s=10.7e-6,
+    host_checkpoint_s=2.2e-3,
+    host_expert_s=0.2e-3,
 )
 
 # Fused: one kernel reads each operand once and writes its result once.
@@ -88,19 +134,50 @@ _FUSED_PASSES = {
     "mul_bwd": Passes(6, 1),
 }
 
-FUSED = Stack(
-    name="fused",
+COMPILED = Stack(
+    name="compiled",
     passes=_FUSED_PASSES,
-    kept={},
-    split_products=False,
-    # Vocabulary-parallel cross entropy: fp32 logits turned into probabilities in place, and the
-    # 16-bit logits and their gradient.
-    loss_bytes=8,
+    kept={"relu": -2},
+    split_products=True,
+    composed_gelu=False,
+    padded=True,
+    loss_bytes=7.5,
     loss_kept=4,
-    host_s=0.0,
+    half_loss_bytes=6,
+    overlap=Overlap(gradient=1.0),
+    late_gradients=True,
 )
 
-STACKS = {stack.name: stack for stack in (EAGER, FUSED)}
+# Megatron-LM since 2023: fused kernels, gradients reduced while the last backward pass runs.
+MEGATRON = Stack(
+    name="megatron",
+    passes=_FUSED_PASSES,
+    kept={"relu": -2},
+    split_products=False,
+    composed_gelu=False,
+    padded=True,
+    # Vocabulary-parallel cross entropy: 16-bit logits, fp32 logits turned into probabilities in
+    # place and their gradient.
+    loss_bytes=10,
+    loss_kept=4,
+    half_loss_bytes=10,
+    overlap=Overlap(gradient=0.9, tensor=0.5, pipeline=0.5),
+    late_gradients=False,
+)
+
+# Megatron-LM and Megatron-DeepSpeed before that: reductions and sends wait their turn.
+MEGATRON_2021 = replace(MEGATRON, name="megatron-2021", overlap=Overlap())
+
+# PyTorch FSDP with fused attention and compiled or eager element-wise work.
+FSDP = replace(
+    COMPILED,
+    name="fsdp",
+    padded=False,
+    loss_bytes=12,
+    overlap=Overlap(gradient=1.0, gather=1.0),
+)
+
+STACKS = {s.name: s for s in (EAGER, COMPILED, MEGATRON, MEGATRON_2021, FSDP)}
 
 
 def load_stack(name: str) -> Stack:

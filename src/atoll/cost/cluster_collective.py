@@ -1,0 +1,94 @@
+"""Collectives of a training run on a nested network, at what libraries reach of its bandwidth.
+
+The members of a group lie `stride` ranks apart. Inside one level they form a ring; across levels
+the library runs one ring (or tree) per member of a node, so that inner and outer links work at the
+same time and the slower sets the pace. Ring terms: Thakur, Rabenseifner, Gropp (IJHPCA 2005);
+small messages take the shorter of a ring's and a tree's number of steps.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+from atoll.errors import AtollError
+from atoll.hardware.network import Level, Network
+
+PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
+
+
+def collective_time_s(
+    network: Network, kind: str, bytes_: float, group: int, stride: int = 1
+) -> float:
+    """Seconds of a collective over `group` devices; `bytes_` is the whole (gathered) tensor."""
+    if group <= 1 or bytes_ <= 0:
+        return 0.0
+    slowest_s = 0.0
+    latency_s = 0.0
+    inside = 1
+    for level in network.levels:
+        here = members(level, group, stride)
+        rings = here // inside
+        if rings <= 1:
+            continue
+        passes = 1.0 if kind == "all_reduce" and level.in_network else PASSES[kind]
+        part = bytes_ / inside  # of the tensor, that each member of an inner group carries out
+        wire_s = passes * (rings - 1) / rings * part / level.bandwidth_Bps
+        slowest_s = max(slowest_s, wire_s / level.share(bytes_))
+        steps = min(rings - 1, 2 * ceil(log2(rings)))
+        latency_s += PASSES[kind] * steps * level.latency_s
+        inside = here
+    if inside < group:
+        raise _too_large(network, group * stride)
+    return slowest_s + latency_s
+
+
+def all_to_all_s(network: Network, bytes_: float, group: int, stride: int = 1) -> float:
+    """Seconds in which every member sends `bytes_`, spread evenly over the group."""
+    if group <= 1 or bytes_ <= 0:
+        return 0.0
+    slowest_s = 0.0
+    latency_s = 0.0
+    inside = 1
+    for level in network.levels:
+        here = members(level, group, stride)
+        if here <= inside:
+            continue
+        leaving = bytes_ * (here - inside) / group
+        slowest_s = max(slowest_s, leaving / level.bandwidth_Bps / level.share(bytes_))
+        latency_s += level.latency_s
+        inside = here
+    if inside < group:
+        raise _too_large(network, group * stride)
+    return slowest_s + latency_s
+
+
+def send_s(network: Network, bytes_: float, stride: int) -> float:
+    """Seconds of one message to the device `stride` ranks away."""
+    level = level_of(network, stride)
+    return level.latency_s + bytes_ / level.bandwidth_Bps / level.share(bytes_)
+
+
+def level_of(network: Network, stride: int) -> Level:
+    """The level that a message to the device `stride` ranks away crosses.
+
+    A stride of half a node or less stays inside the node for most senders; one of a node or more
+    leaves it for all.
+    """
+    for level in network.levels:
+        if stride < level.devices:
+            return level
+    raise _too_large(network, stride)
+
+
+def members(level: Level, group: int, stride: int) -> int:
+    """How many members of a group share one unit of this level."""
+    if stride >= level.devices:
+        return 1
+    return min(group, max(1, level.devices // stride))
+
+
+def _too_large(network: Network, devices: int) -> AtollError:
+    return AtollError(
+        f"network {network.name}: {devices} devices do not fit its outermost level of "
+        f"{network.levels[-1].devices}; choose fewer devices or a larger network."
+    )

@@ -1,0 +1,213 @@
+"""One training run under one layout: step time by part, memory by part, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.training.layers import LayerCost, layer_costs
+from atoll.training.layout import Layout, check_layout
+from atoll.training.memory import Memory, stage_memory
+from atoll.training.pricing import Pricer
+from atoll.training.run import Run, model_flops
+from atoll.training.stages import Share, stage_shares
+from atoll.training.step import StageTime, Step, Stepper
+from atoll.workload.prepare import prepare
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a layout costs."""
+
+    run: Run
+    layout: Layout
+    step: Step
+    memory: tuple[Memory, ...]
+    stages: tuple[StageTime, ...]
+
+    @property
+    def worst(self) -> Memory:
+        return max(self.memory, key=lambda m: m.needed)
+
+    @property
+    def fits(self) -> bool:
+        return self.worst.needed <= self.run.gpu.hbm_bytes
+
+    @property
+    def tokens_per_s_per_device(self) -> float:
+        return self.run.tokens / self.step.time_s / self.run.devices
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs, recomputation not counted, over the device's dense 16-bit peak."""
+        flops = model_flops(self.run.model, self.run.sequence)
+        peak = self.run.gpu.peak_flops(self.run.gpu.half_dtype)
+        return self.tokens_per_s_per_device * flops / peak
+
+    def to_dict(self) -> dict[str, Any]:
+        worst = self.worst
+        return {
+            "model": self.run.model.name,
+            "device": self.run.gpu.name,
+            "network": self.run.network.name,
+            "devices": self.run.devices,
+            "sequence": self.run.sequence,
+            "global_batch": self.run.global_batch,
+            "stack": self.run.stack.name,
+            "layout": _layout_dict(self.layout),
+            "step_time_s": self.step.time_s,
+            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            "mfu": self.mfu,
+            "fits": self.fits,
+            "memory_bytes": {
+                "total": worst.allocated,
+                "needed": worst.needed,
+                "capacity": self.run.gpu.hbm_bytes,
+                "stage": worst.stage,
+                "parts": worst.parts(),
+            },
+            "breakdown_s": self.step.breakdown(),
+        }
+
+
+def _layout_dict(layout: Layout) -> dict[str, Any]:
+    return {name: getattr(layout, name) for name in layout.__slots__}
+
+
+class Estimator:
+    """Estimates layouts of one run; variants of its model are priced once."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.pricer = Pricer(run.gpu, run.stack, run.precision, run.alias)
+        self._variants: dict[tuple[int, int, int, int, bool], tuple[LayerCost, ...]] = {}
+
+    def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
+        """Layer costs of the layout's variant of the model."""
+        sp = layout.sp and layout.tp > 1
+        key = layout.microbatch, layout.tp, layout.cp, layout.ep, sp
+        if key not in self._variants:
+            model = prepare(
+                self.run.model,
+                layout.microbatch,
+                self.run.sequence // layout.cp,
+                layout.tp,
+                sp,
+                attention=self.run.attention,
+                fusion="none",
+            )
+            self._variants[key] = layer_costs(model, self.pricer, layout.cp, layout.ep)
+        return self._variants[key]
+
+    def estimate(self, layout: Layout) -> Estimate:
+        run = self.run
+        check_layout(layout, run.model, run.devices, run.global_batch, run.sequence)
+        shares = stage_shares(self.costs(layout), layout.pp, layout.vpp)
+        stepper = Stepper(run, layout)
+        stages = tuple(stepper.stage_time(chunks) for chunks in shares)
+        step = self._step(stepper, shares, stages)
+        memory = tuple(
+            self._memory(stepper, stage, chunks) for stage, chunks in enumerate(shares)
+        )
+        return Estimate(run, layout, step, memory, stages)
+
+    def _memory(self, stepper: Stepper, stage: int, chunks: Sequence[Share]) -> Memory:
+        layers = [pair for chunk in chunks for pair in chunk]
+        return stage_memory(
+            self.run,
+            stepper.layout,
+            stage,
+            layers,
+            stepper.microbatches,
+            shared_parameters=self._shared(stepper.layout),
+        )
+
+    def _shared(self, layout: Layout) -> int:
+        """Parameters of a tied embedding, which a stage with both ends holds once."""
+        model = self.run.model
+        if not model.tied_embeddings or layout.pp > 1:
+            return 0
+        return -(-model.vocab // layout.tp) * model.word_width
+
+    def _step(
+        self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]
+    ) -> Step:
+        run, layout, overlap = self.run, stepper.layout, self.run.stack.overlap
+        m = stepper.microbatches
+        slowest = max(stages, key=lambda s: s.total_s)
+        boundary = max((c.boundary_bytes for x in shares for k in x for c, _ in k if c.is_block), default=0)
+        one_way_s = stepper.send_s(boundary)
+        # A microbatch meets one send and one receive in each direction on every stage.
+        sends_s = 2 * one_way_s * layout.vpp * (1 - overlap.pipeline)
+        steady_s = m * slowest.total_s
+        bubble_s = _bubble_s(layout, stages, m)
+        send_total_s = 0.0
+        if layout.pp > 1:
+            send_total_s = m * sends_s + 2 * (layout.pp - 1) * one_way_s
+        parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
+        gradient_s = max(stepper.gradient_s(dense, expert) for dense, expert in parameters)
+        behind_s = slowest.backward.total_s + slowest.recompute.total_s
+        gradient_s -= min(gradient_s * overlap.gradient, overlap.gradient * behind_s)
+        optimizer_s = max(self._optimizer_s(layout, *p) for p in parameters)
+        time_s = steady_s + bubble_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s
+        total = slowest.forward + slowest.backward
+        again = slowest.recompute
+        return Step(
+            time_s=time_s,
+            compute_s=m * total.compute_s,
+            recompute_s=m * again.compute_s,
+            tensor_s=m * (total.tensor_s + again.tensor_s),
+            context_s=m * (total.context_s + again.context_s),
+            expert_s=m * (total.expert_s + again.expert_s),
+            sharded_s=m * (total.sharded_s + again.sharded_s),
+            bubble_s=bubble_s,
+            send_s=send_total_s,
+            gradient_s=gradient_s,
+            optimizer_s=optimizer_s,
+            host_s=m * slowest.host_s + run.stack.step_s,
+        )
+
+    def _optimizer_s(self, layout: Layout, dense: float, expert: float) -> float:
+        """Bytes of states through HBM, at the calibrated excess of the optimizer's kernel."""
+        gpu, ranks = self.run.gpu, layout.dp * layout.cp
+        divided = layout.zero >= 1
+        own = dense / (ranks if divided else 1)
+        own += expert / (max(1, ranks // layout.ep) if divided else 1)
+        excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / 28
+        if self.run.states.name == "bf16":
+            excess = 1.8
+        return own * self.run.states.update * excess / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
+
+
+def _parameters(chunks: Sequence[Share], shared: int) -> tuple[float, float]:
+    """Dense and expert parameters of a stage."""
+    dense = sum(c.parameters * n for chunk in chunks for c, n in chunk) - shared
+    expert = sum(c.expert_parameters * n for chunk in chunks for c, n in chunk)
+    return float(dense), float(expert)
+
+
+def _bubble_s(layout: Layout, stages: Sequence[StageTime], m: int) -> float:
+    """Idle time of the slowest stage while the pipeline fills and drains.
+
+    1F1B: the other stages' passes once each (Narayanan et al., SC 2021); interleaving divides them
+    by the chunks; zero-bubble schedules fill them with weight gradients (arXiv:2401.10241).
+    """
+    if layout.pp == 1:
+        return 0.0
+    slowest = max(stages, key=lambda s: s.total_s)
+    others_s = sum(s.total_s for s in stages) - slowest.total_s
+    if layout.schedule == "zb-h1":
+        # Per stage F + B - W is left of F + B + W (their B without weight gradients).
+        return max(0.0, others_s - 2 * (layout.pp - 1) * slowest.weight_s)
+    if layout.schedule == "zb-h2":
+        return max(0.0, others_s - 3 * (layout.pp - 1) * slowest.weight_s)
+    return others_s / layout.vpp
+
+
+def estimate(run: Run, layout: Layout) -> Estimate:
+    """What one layout costs."""
+    if run.devices < 1:
+        raise AtollError(f"devices is {run.devices}, but must be positive")
+    return Estimator(run).estimate(layout)

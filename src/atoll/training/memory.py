@@ -1,0 +1,156 @@
+"""Bytes on the fullest device, by part, as a caching allocator would see them at its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.training.layers import LayerCost
+from atoll.training.layout import Layout
+from atoll.training.run import Run
+
+CONTEXT_BYTES = 1.0e9  # driver context and collective buffers outside the allocator
+FRAGMENTATION = 0.04  # of what is allocated, lost between blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One device's peak, by part."""
+
+    stage: int
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    transient: float
+    buffers: float
+
+    @property
+    def allocated(self) -> float:
+        """What the allocator reports as its peak."""
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.logits
+            + self.transient
+            + self.buffers
+        )
+
+    @property
+    def needed(self) -> float:
+        """What the device must have free: with fragmentation and the driver's own share."""
+        return self.allocated * (1 + FRAGMENTATION) + CONTEXT_BYTES
+
+    def parts(self) -> dict[str, float]:
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "activations": self.activations,
+            "logits": self.logits,
+            "transient": self.transient,
+            "buffers": self.buffers,
+        }
+
+
+def in_flight(layout: Layout, stage: int, microbatches: int) -> float:
+    """Microbatches (in units of a whole stage) whose activations a stage holds at its peak.
+
+    1F1B: Narayanan et al., SC 2021, section 2.2.1; interleaved: the warm-up of the same paper's
+    schedule, counted in chunks; zero bubble H1 and H2: arXiv:2401.10241, section 2.
+    """
+    p, v = layout.pp, layout.vpp
+    if layout.schedule == "gpipe":
+        return float(microbatches)
+    if v > 1:
+        chunks = min((p - stage - 1) * 2 + (v - 1) * p + 1, microbatches * v)
+        return chunks / v
+    if layout.schedule == "zb-h2":
+        return float(min(2 * (p - stage) - 1, microbatches))
+    return float(min(p - stage, microbatches))
+
+
+def stage_memory(
+    run: Run,
+    layout: Layout,
+    stage: int,
+    layers: Sequence[tuple[LayerCost, int]],
+    microbatches: int,
+    *,
+    shared_parameters: int = 0,
+) -> Memory:
+    """The peak of one stage that holds so many of each layer."""
+    dense = sum(cost.parameters * n for cost, n in layers) - shared_parameters
+    expert = sum(cost.expert_parameters * n for cost, n in layers)
+    ranks = layout.dp * layout.cp
+    expert_ranks = max(1, ranks // layout.ep)
+    states = run.states
+
+    def share(divided: bool) -> float:
+        return dense / (ranks if divided else 1) + expert / (expert_ranks if divided else 1)
+
+    weights = states.weight * share(layout.zero >= 3)
+    gradients = states.gradient * share(layout.zero >= 2)
+    optimizer = states.optimizer * share(layout.zero >= 1)
+    flying = in_flight(layout, stage, microbatches)
+    kept = sum(
+        cost.kept(layout.recompute if cost.is_block else "none").bytes * n
+        for cost, n in layers
+        if cost.name != "loss"
+    )
+    loss = [cost for cost, _ in layers if cost.name == "loss"]
+    head = [cost for cost, _ in layers if cost.name == "head"]
+    logits_bytes = 0.0
+    if head:
+        elements = head[0].boundary_bytes / 2
+        half = run.model.mlm_head
+        logits_bytes = elements * (
+            run.stack.half_loss_bytes if half else run.stack.loss_bytes
+        )
+        if loss and flying > 1:
+            logits_bytes += elements * run.stack.loss_kept * (flying - 1)
+    blocks = [cost for cost, _ in layers if cost.is_block]
+    transient = max((_transient(cost, layout.recompute) for cost in blocks), default=0.0)
+    buffers = 0.0
+    if layout.zero >= 3:
+        widest = max((c.parameters + c.expert_parameters for c in blocks), default=0)
+        whole = sum((c.parameters + c.expert_parameters) * n for c, n in layers if not c.is_block)
+        # Two layers gathered at a time, and the gradient of one; the ends stay gathered.
+        buffers = 2 * widest * states.weight + widest * states.reduced + whole * states.weight
+    if run.stack.late_gradients and layout.zero < 2:
+        return _late(
+            run, stage, dense + expert, weights, gradients, optimizer, kept * flying,
+            logits_bytes, max(transient, 2 * states.gradient * shared_parameters), buffers, layout,
+        )  # fmt: skip
+    # The loss is over before the first block's temporaries appear.
+    transient = max(transient, logits_bytes) - logits_bytes
+    return Memory(
+        stage, weights, gradients, optimizer, kept * flying, logits_bytes, transient, buffers
+    )
+
+
+def _transient(cost: LayerCost, policy: str) -> float:
+    """Temporaries while a block's backward runs: with recomputation, the block's own tensors."""
+    rebuilt = cost.kept("none").bytes - cost.kept(policy).bytes
+    return max(cost.transient_bytes, rebuilt + 0.5 * cost.transient_bytes)
+
+
+def _late(
+    run: Run, stage: int, parameters: float, weights: float, gradients: float, optimizer: float,
+    activations: float, logits: float, transient: float, buffers: float, layout: Layout,
+) -> Memory:  # fmt: skip
+    """Gradients appear layer by layer as activations go: the peak is at either end.
+
+    With accumulation they are there from the second microbatch on. A tied embedding's two
+    gradients are summed into a third tensor.
+    """
+    repeated = layout.microbatches(run.global_batch) > 1
+    at_loss = activations + logits + (gradients if repeated else 0.0)
+    at_end = gradients + transient
+    if at_loss >= at_end:
+        held = gradients if repeated else 0.0
+        return Memory(stage, weights, held, optimizer, activations, logits, 0.0, buffers)
+    return Memory(stage, weights, gradients, optimizer, 0.0, 0.0, transient, buffers)

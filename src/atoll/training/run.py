@@ -1,0 +1,92 @@
+"""A training run on given devices: everything about it but its layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.errors import AtollError
+from atoll.hardware.gpu import Gpu
+from atoll.hardware.network import Network
+from atoll.training.stack import COMPOSED_GELU, Stack
+from atoll.workload.model_config import ModelConfig
+from atoll.yamlfile import suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Bytes per parameter of everything that is kept for it."""
+
+    name: str
+    weight: float
+    gradient: float
+    optimizer: float
+    """Master weight and moments: what ZeRO 1 divides."""
+    reduced: float
+    """Bytes per parameter in which gradients are summed over data-parallel ranks."""
+    update: float
+    """Bytes per parameter that the optimizer's step moves."""
+
+
+# Adam. Moved by a step: gradient, master, both moments read; master, moments, weight written.
+STATES = {
+    s.name: s
+    for s in (
+        States("mixed", weight=2, gradient=4, optimizer=12, reduced=4, update=30),
+        States("mixed16", weight=2, gradient=2, optimizer=12, reduced=2, update=28),
+        States("bf16", weight=2, gradient=2, optimizer=4, reduced=2, update=14),
+        States("fp32", weight=4, gradient=4, optimizer=8, reduced=4, update=28),
+    )
+}
+
+
+def load_states(name: str) -> States:
+    if name not in STATES:
+        raise AtollError(f"states {name!r} are not known{suggestion(name, STATES)}")
+    return STATES[name]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Model, devices, batch, and the software that runs it."""
+
+    model: ModelConfig
+    gpu: Gpu
+    network: Network
+    devices: int
+    sequence: int
+    global_batch: int
+    stack: Stack
+    states: States
+    precision: str = "bf16"
+    attention: str = "flash"
+    imbalance: float = 1.0
+    """Tokens of the busiest expert over the mean."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one step."""
+        return self.global_batch * self.sequence
+
+    @property
+    def alias(self) -> dict[str, str]:
+        """Functions that the stack runs in another form."""
+        if self.stack.composed_gelu and self.model.family in COMPOSED_GELU:
+            return {"gelu": "gelu_new", "gelu_bwd": "gelu_new_bwd"}
+        return {}
+
+
+def model_flops(model: ModelConfig, sequence: int) -> float:
+    """FLOPs per token of forward and backward without recomputation, whole attention counted.
+
+    6 per parameter that multiplies, and 12 s h per layer for attention (PaLM, arXiv:2204.02311,
+    appendix B); experts that a token does not visit do not count.
+    """
+    from atoll.workload.build import build_model
+
+    built = build_model(model, 1, sequence)
+    total = sum((x.flops_forward + _backward(x.flops_forward)) * n for x, n in built.layers)
+    return total / sequence
+
+
+def _backward(forward: int) -> int:
+    return 2 * forward

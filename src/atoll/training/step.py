@@ -1,0 +1,263 @@
+"""The time of one training step under one layout: what runs, what waits, what hides.
+
+Every stage's forward and backward time of a microbatch is summed from its layers, with the
+communication that nothing hides; the pipeline's schedule gives the time of all microbatches; then
+come gradients, optimizer and weights. docs/training.md has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.cost.cluster_collective import all_to_all_s, collective_time_s, send_s
+from atoll.training.layers import LayerCost, TensorLink
+from atoll.training.layout import Layout
+from atoll.training.run import Run
+from atoll.training.stages import Share
+
+CONTENTION = 0.1  # slowdown of kernels beside which a collective runs: its own SMs and bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Seconds of one microbatch's pass through a stage, by what they are spent on."""
+
+    compute_s: float = 0.0
+    tensor_s: float = 0.0
+    context_s: float = 0.0
+    expert_s: float = 0.0
+    sharded_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return (
+            self.compute_s
+            + self.tensor_s
+            + self.context_s
+            + self.expert_s
+            + self.sharded_s
+        )
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(
+            self.compute_s + other.compute_s,
+            self.tensor_s + other.tensor_s,
+            self.context_s + other.context_s,
+            self.expert_s + other.expert_s,
+            self.sharded_s + other.sharded_s,
+        )
+
+    def times(self, n: float) -> Pass:
+        return Pass(
+            self.compute_s * n,
+            self.tensor_s * n,
+            self.context_s * n,
+            self.expert_s * n,
+            self.sharded_s * n,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """One stage on one microbatch, all its chunks together."""
+
+    forward: Pass
+    backward: Pass
+    recompute: Pass
+    weight_s: float
+    """Of the backward pass, the weight gradients, which a zero-bubble schedule may delay."""
+    host_s: float
+    """What the host's launches add to the device's time."""
+
+    @property
+    def total_s(self) -> float:
+        device_s = self.forward.total_s + self.backward.total_s + self.recompute.total_s
+        return device_s + self.host_s
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step, by part."""
+
+    time_s: float
+    compute_s: float
+    recompute_s: float
+    tensor_s: float
+    context_s: float
+    expert_s: float
+    sharded_s: float
+    bubble_s: float
+    send_s: float
+    gradient_s: float
+    optimizer_s: float
+    host_s: float
+
+    def breakdown(self) -> dict[str, float]:
+        return {
+            "compute": self.compute_s,
+            "recompute": self.recompute_s,
+            "tensor_parallel": self.tensor_s,
+            "context_parallel": self.context_s,
+            "expert_parallel": self.expert_s,
+            "sharded_weights": self.sharded_s,
+            "pipeline_bubble": self.bubble_s,
+            "pipeline_sends": self.send_s,
+            "gradient_reduction": self.gradient_s,
+            "optimizer": self.optimizer_s,
+            "host": self.host_s,
+        }
+
+
+class Stepper:
+    """Prices stages and steps of one run under one layout."""
+
+    def __init__(self, run: Run, layout: Layout) -> None:
+        self.run = run
+        self.layout = layout
+        self.microbatches = layout.microbatches(run.global_batch)
+        # Ranks: tensor fastest, then context, data, pipeline.
+        self.cp_stride = layout.tp
+        self.dp_stride = layout.tp * layout.cp
+        self.pp_stride = layout.tp * layout.cp * layout.dp
+
+    def stage_time(self, chunks: Sequence[Share]) -> StageTime:
+        forward, backward, recompute = Pass(), Pass(), Pass()
+        weight_s = beside_s = waiting_s = 0.0
+        for chunk in chunks:
+            for cost, n in chunk:
+                f, b, r = self.layer_passes(cost)
+                forward += f.times(n)
+                backward += b.times(n)
+                recompute += r.times(n)
+                weight_s += cost.weight.total_s * n
+                beside, waiting = self._host_s(cost)
+                beside_s += beside * n
+                waiting_s += waiting * n
+        device_s = forward.total_s + backward.total_s + recompute.total_s
+        host_s = max(0.0, beside_s - device_s) + waiting_s
+        return StageTime(forward, backward, recompute, weight_s, host_s)
+
+    def layer_passes(self, cost: LayerCost) -> tuple[Pass, Pass, Pass]:
+        """Forward, backward and recomputation of one layer."""
+        run, layout = self.run, self.layout
+        overlap = run.stack.overlap
+        kept = cost.kept(layout.recompute if cost.is_block else "none")
+        forward_s, backward_s = cost.forward.total_s, cost.backward.total_s
+        if run.imbalance > 1 and cost.experts:
+            forward_s, backward_s = forward_s * run.imbalance, backward_s * run.imbalance
+
+        forward_link_s = self._links_s(cost.forward_links)
+        hidden_s = self._links_s(cost.hidden_links)
+        backward_link_s = self._links_s(cost.backward_links)
+        saved_s = min(hidden_s, overlap.tensor * cost.weight.total_s)
+        backward_link_s -= saved_s
+
+        ring_s = self._ring_s(cost, forward_s)
+        ring_back_s = self._ring_s(cost, backward_s, turns=2)
+        exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
+        gather_s, scatter_s = self._sharded_s(cost)
+        visible_f = self._exposed_s(gather_s, forward_s)
+        visible_b = self._exposed_s(gather_s + scatter_s, backward_s + kept.again.total_s)
+        contended = CONTENTION * (gather_s + scatter_s) if overlap.gather else 0.0
+
+        again_link_s = self._links_s(kept.links)
+        return (
+            Pass(forward_s, forward_link_s, ring_s, exchange_s, visible_f),
+            Pass(
+                backward_s, backward_link_s, ring_back_s, exchange_s, visible_b + contended
+            ),
+            Pass(
+                kept.again.total_s,
+                again_link_s,
+                ring_s if kept.operators else 0.0,
+                exchange_s if kept.links or kept.operators > 6 else 0.0,
+                0.0,
+            ),
+        )
+
+    def _links_s(self, links: Sequence[TensorLink]) -> float:
+        network, tp = self.run.network, self.layout.tp
+        return sum(collective_time_s(network, link.kind, link.bytes, tp) for link in links)
+
+    def _ring_s(self, cost: LayerCost, compute_s: float, turns: int = 1) -> float:
+        """What ring attention's sends add beyond the attention that they run beside."""
+        cp = self.layout.cp
+        if cp == 1 or not cost.ring_bytes:
+            return 0.0
+        sent_s = send_s(self.run.network, cost.ring_bytes, self.cp_stride) * (cp - 1) * turns
+        attention_s = cost.forward.attention_s if turns == 1 else cost.backward.attention_s
+        hidden_s = self.run.stack.overlap.ring * attention_s
+        return max(0.0, sent_s - hidden_s)
+
+    def _exchange_s(self, cost: LayerCost) -> float:
+        """Two all-to-alls: tokens to their experts and back."""
+        layout = self.layout
+        if layout.ep == 1 or not cost.exchange_bytes:
+            return 0.0
+        bytes_ = cost.exchange_bytes * self.run.imbalance
+        if layout.sp and layout.tp > 1:
+            bytes_ /= layout.tp
+        return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, self.dp_stride)
+
+    def _sharded_s(self, cost: LayerCost) -> tuple[float, float]:
+        """Gather of a fully sharded layer's weights, and scatter of its gradients."""
+        layout, states = self.layout, self.run.states
+        if layout.zero < 3:
+            return 0.0, 0.0
+        group = layout.dp * layout.cp
+        network, stride = self.run.network, layout.tp
+        weights = cost.parameters + cost.expert_parameters
+        gather_s = collective_time_s(network, "all_gather", weights * states.weight, group, stride)
+        scatter_s = collective_time_s(
+            network, "reduce_scatter", weights * states.reduced, group, stride
+        )
+        return gather_s, scatter_s
+
+    def _exposed_s(self, wire_s: float, compute_s: float) -> float:
+        return max(0.0, wire_s - self.run.stack.overlap.gather * compute_s)
+
+    def _host_s(self, cost: LayerCost) -> tuple[float, float]:
+        """Host time of a layer in a microbatch: what launches run beside, and what all wait for."""
+        stack = self.run.stack
+        if not stack.host_kernel_s:
+            return 0.0, 0.0
+        kept = cost.kept(self.layout.recompute if cost.is_block else "none")
+        launches = cost.forward.kernels + cost.backward.kernels + kept.again.kernels
+        beside = stack.host_kernel_s * launches
+        passes = 2
+        if cost.is_block:
+            beside += stack.host_layer_s
+            if kept.operators:
+                beside += stack.host_checkpoint_s
+                passes += 1
+        return beside, passes * cost.experts * stack.host_expert_s
+
+    def send_s(self, boundary_bytes: float) -> float:
+        """One activation (or gradient) to the next stage."""
+        layout = self.layout
+        if layout.pp == 1:
+            return 0.0
+        bytes_ = boundary_bytes
+        return send_s(self.run.network, bytes_, self.pp_stride)
+
+    def gradient_s(self, dense: float, expert: float) -> float:
+        """Reduction of gradients over data-parallel ranks, and under ZeRO the gather of weights."""
+        layout, states, network = self.layout, self.run.states, self.run.network
+        if layout.zero >= 3:
+            return 0.0
+        ranks = layout.dp * layout.cp
+        total = 0.0
+        for parameters, group, stride in (
+            (dense, ranks, layout.tp),
+            (expert, ranks // layout.ep, layout.tp * layout.ep),
+        ):
+            if group <= 1 or not parameters:
+                continue
+            grads, weights = parameters * states.reduced, parameters * states.weight
+            if layout.zero == 0:
+                total += collective_time_s(network, "all_reduce", grads, group, stride)
+            else:
+                total += collective_time_s(network, "reduce_scatter", grads, group, stride)
+                total += collective_time_s(network, "all_gather", weights, group, stride)
+        return total
