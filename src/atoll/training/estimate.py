@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.errors import AtollError
@@ -14,7 +14,10 @@ from atoll.training.pricing import Pricer
 from atoll.training.run import Run, model_flops
 from atoll.training.stages import Share, stage_shares
 from atoll.training.step import StageTime, Step, Stepper
+from atoll.workload.model_config import ModelConfig
 from atoll.workload.prepare import prepare
+
+VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ class Estimator:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.pricer = Pricer(run.gpu, run.stack, run.precision, run.alias)
+        self.pricer = Pricer(
+            run.gpu, run.stack, run.precision, run.alias, first_flash=run.attention == "flash1"
+        )
         self._variants: dict[tuple[int, int, int, int, bool], tuple[LayerCost, ...]] = {}
 
     def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
@@ -90,16 +95,24 @@ class Estimator:
         key = layout.microbatch, layout.tp, layout.cp, layout.ep, sp
         if key not in self._variants:
             model = prepare(
-                self.run.model,
+                self._padded(layout.tp),
                 layout.microbatch,
                 self.run.sequence // layout.cp,
                 layout.tp,
                 sp,
-                attention=self.run.attention,
+                attention="unfused" if self.run.attention == "unfused" else "flash",
                 fusion="none",
             )
             self._variants[key] = layer_costs(model, self.pricer, layout.cp, layout.ep)
         return self._variants[key]
+
+    def _padded(self, tp: int) -> ModelConfig:
+        """The model with its vocabulary as the stack pads it."""
+        model = self.run.model
+        if not self.run.stack.padded or model.patch_inputs:
+            return model
+        unit = VOCABULARY_UNIT * tp
+        return replace(model, vocab=-(-model.vocab // unit) * unit)
 
     def estimate(self, layout: Layout) -> Estimate:
         run = self.run
@@ -151,7 +164,8 @@ class Estimator:
         behind_s = slowest.backward.total_s + slowest.recompute.total_s
         gradient_s -= min(gradient_s * overlap.gradient, overlap.gradient * behind_s)
         optimizer_s = max(self._optimizer_s(layout, *p) for p in parameters)
-        time_s = steady_s + bubble_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s
+        parts_s = steady_s + bubble_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s
+        time_s = parts_s * run.stack.slack
         total = slowest.forward + slowest.backward
         again = slowest.recompute
         return Step(
@@ -166,7 +180,7 @@ class Estimator:
             send_s=send_total_s,
             gradient_s=gradient_s,
             optimizer_s=optimizer_s,
-            host_s=m * slowest.host_s + run.stack.step_s,
+            host_s=m * slowest.host_s + run.stack.step_s + time_s - parts_s,
         )
 
     def _optimizer_s(self, layout: Layout, dense: float, expert: float) -> float:

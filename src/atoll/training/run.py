@@ -59,6 +59,7 @@ class Run:
     states: States
     precision: str = "bf16"
     attention: str = "flash"
+    """flash (its second version), flash1 (the first), or unfused."""
     imbalance: float = 1.0
     """Tokens of the busiest expert over the mean."""
 

@@ -16,8 +16,6 @@ from atoll.training.layout import Layout
 from atoll.training.run import Run
 from atoll.training.stages import Share
 
-CONTENTION = 0.1  # slowdown of kernels beside which a collective runs: its own SMs and bandwidth
-
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -150,8 +148,7 @@ class Stepper:
         forward_link_s = self._links_s(cost.forward_links)
         hidden_s = self._links_s(cost.hidden_links)
         backward_link_s = self._links_s(cost.backward_links)
-        saved_s = min(hidden_s, overlap.tensor * cost.weight.total_s)
-        backward_link_s -= saved_s
+        backward_link_s -= min(overlap.tensor * hidden_s, cost.backward.matrix_s)
 
         ring_s = self._ring_s(cost, forward_s)
         ring_back_s = self._ring_s(cost, backward_s, turns=2)
@@ -159,13 +156,12 @@ class Stepper:
         gather_s, scatter_s = self._sharded_s(cost)
         visible_f = self._exposed_s(gather_s, forward_s)
         visible_b = self._exposed_s(gather_s + scatter_s, backward_s + kept.again.total_s)
-        contended = CONTENTION * (gather_s + scatter_s) if overlap.gather else 0.0
 
         again_link_s = self._links_s(kept.links)
         return (
             Pass(forward_s, forward_link_s, ring_s, exchange_s, visible_f),
             Pass(
-                backward_s, backward_link_s, ring_back_s, exchange_s, visible_b + contended
+                backward_s, backward_link_s, ring_back_s, exchange_s, visible_b
             ),
             Pass(
                 kept.again.total_s,
@@ -215,7 +211,8 @@ class Stepper:
         return gather_s, scatter_s
 
     def _exposed_s(self, wire_s: float, compute_s: float) -> float:
-        return max(0.0, wire_s - self.run.stack.overlap.gather * compute_s)
+        hidden_s = self.run.stack.overlap.gather * wire_s
+        return wire_s - min(hidden_s, compute_s)
 
     def _host_s(self, cost: LayerCost) -> tuple[float, float]:
         """Host time of a layer in a microbatch: what launches run beside, and what all wait for."""
@@ -238,8 +235,10 @@ class Stepper:
         layout = self.layout
         if layout.pp == 1:
             return 0.0
-        bytes_ = boundary_bytes
-        return send_s(self.run.network, bytes_, self.pp_stride)
+        # Every rank of a tensor group sends its part, over its own port (Narayanan et al., SC 2021,
+        # section 4.1); with sequence parallelism the boundary is divided already.
+        divided = 1 if layout.sp and layout.tp > 1 else layout.tp
+        return send_s(self.run.network, boundary_bytes / divided, self.pp_stride)
 
     def gradient_s(self, dense: float, expert: float) -> float:
         """Reduction of gradients over data-parallel ranks, and under ZeRO the gather of weights."""
