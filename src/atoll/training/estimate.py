@@ -17,6 +17,7 @@ from atoll.training.step import StageTime, Step, Stepper
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.prepare import prepare
 
+ACCUMULATED_BYTES = 6  # three 16-bit passes, or fp32 read and written instead of 16-bit written
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
 
@@ -85,7 +86,7 @@ class Estimator:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.pricer = Pricer(
-            run.gpu, run.stack, run.precision, run.alias, first_flash=run.attention == "flash1"
+            run.gpu, run.stack, run.precision, run.alias, attention=run.attention
         )
         self._variants: dict[tuple[int, int, int, int, bool], tuple[LayerCost, ...]] = {}
 
@@ -154,12 +155,13 @@ class Estimator:
         one_way_s = stepper.send_s(boundary)
         # A microbatch meets one send and one receive in each direction on every stage.
         sends_s = 2 * one_way_s * layout.vpp * (1 - overlap.pipeline)
-        steady_s = m * slowest.total_s
+        parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
+        accumulate_s = max(self._accumulate_s(layout, *p) for p in parameters) if m > 1 else 0.0
+        steady_s = m * (slowest.total_s + accumulate_s)
         bubble_s = _bubble_s(layout, stages, m)
         send_total_s = 0.0
         if layout.pp > 1:
             send_total_s = m * sends_s + 2 * (layout.pp - 1) * one_way_s
-        parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
         gradient_s = max(stepper.gradient_s(dense, expert) for dense, expert in parameters)
         behind_s = slowest.backward.total_s + slowest.recompute.total_s
         gradient_s -= min(gradient_s * overlap.gradient, overlap.gradient * behind_s)
@@ -170,7 +172,7 @@ class Estimator:
         again = slowest.recompute
         return Step(
             time_s=time_s,
-            compute_s=m * total.compute_s,
+            compute_s=m * (total.compute_s + accumulate_s),
             recompute_s=m * again.compute_s,
             tensor_s=m * (total.tensor_s + again.tensor_s),
             context_s=m * (total.context_s + again.context_s),
@@ -182,6 +184,14 @@ class Estimator:
             optimizer_s=optimizer_s,
             host_s=m * slowest.host_s + run.stack.step_s + time_s - parts_s,
         )
+
+    def _accumulate_s(self, layout: Layout, dense: float, expert: float) -> float:
+        """A microbatch's gradients added to the sum of those before: by a kernel of its own for
+        16-bit ones, in the product's epilogue for fp32 ones.
+        """
+        gpu = self.run.gpu
+        own = (dense + expert) / (1 if layout.zero < 2 else layout.dp)
+        return own * ACCUMULATED_BYTES / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
 
     def _optimizer_s(self, layout: Layout, dense: float, expert: float) -> float:
         """Bytes of states through HBM, at the calibrated excess of the optimizer's kernel."""

@@ -78,13 +78,14 @@ class Pricer:
         dtype: str = "bf16",
         alias: Mapping[str, str] | None = None,
         *,
-        first_flash: bool = False,
+        attention: str = "flash",
     ) -> None:
         self.gpu = gpu
         self.stack = stack
         self.alias = alias or {}
-        hopper = AMPERE_ON_HOPPER if gpu.tensor_per_exp >= 1 else 1.0
-        self.attention_factor = FIRST_FLASH * hopper if first_flash else 1.0
+        self.attention_factor = FIRST_FLASH if attention == "flash1" else 1.0
+        if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
+            self.attention_factor *= AMPERE_ON_HOPPER
         self.dtype = dtype
         self.half = gpu.half_dtype if dtype == "fp8" else dtype
         self.product_s = cache(self._product_s)
@@ -120,7 +121,15 @@ class Pricer:
             total_s = sum(self.product_s(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts)
         else:
             total_s = sum(self.product_s(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts)
-        return Cost(matrix_s=total_s * product.fraction, kernels=len(parts))
+        cost = Cost(matrix_s=total_s * product.fraction, kernels=len(parts))
+        return cost + self._casts(product) if dtype == "fp8" else cost
+
+    def _casts(self, product: Matmul) -> Cost:
+        """An 8-bit operand in the two orders in which a product and its gradients read it, written
+        by whatever made the 16-bit one. Weights are cast once a step.
+        """
+        elements = product.batch * product.m * product.k
+        return Cost(vector_s=float(streaming_s(self.gpu, 2 * elements)), kernels=1)
 
     def _parts(self, layer: Layer, op: Operator, product: Matmul) -> list[Matmul]:
         """The products that the stack really launches for a product of weights side by side."""
@@ -196,8 +205,8 @@ class Pricer:
         if name == "softmax_fwd" and work.cols > NARROW_COLUMNS:
             name = "softmax_fwd_wide"
         traffic = self.gpu.calibration.traffic_bytes(name)
-        if name.startswith("softmax"):
-            traffic /= 2  # measured in fp32; scores are 16-bit here
+        if name.startswith("softmax") and not self.stack.split_products:
+            traffic /= 2  # measured in fp32, to which plain modules cast their 16-bit scores
         return Passes(traffic, KERNELS.get(name, 1))
 
 

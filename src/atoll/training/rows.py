@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -40,6 +40,12 @@ class SourceFile(FileModel):
     attention: str | None = None
     before: int | None = None
     """Only rows whose id ends in a job number below this."""
+    recompute: str | None = None
+    """Only rows with this policy."""
+    device: str | None = None
+    """Only rows on devices whose name starts so."""
+    slack: float = 1.0
+    """The site's own factor on the stack's slack."""
 
 
 class SourcesFile(FileModel):
@@ -127,12 +133,13 @@ def read_runs(path: str | Path) -> tuple[RunRow, ...]:
 
 def run_of(row: RunRow) -> tuple[Run, Layout]:
     """The run and the layout that a row describes; what cannot be expressed is refused."""
-    facts = next((s for s in _sources() if _matches(s, row.id)), SourceFile(match=row.id))
+    facts = next((s for s in _sources() if _matches(s, row)), SourceFile(match=row.id))
     gpu, cores = device_of(row)
     zero = row.whole("zero_stage", 1)
     if row.whole("fsdp", 0) and zero < 2:
         zero = 3
     stack_name = facts.stack or ("fsdp" if zero == 3 else "megatron")
+    stack = load_stack(stack_name)
     precision = row.text("precision", "bf16")
     if precision not in ("bf16", "fp16", "fp8"):
         raise AtollError(f"precision {precision} is not modelled")
@@ -166,7 +173,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         devices=devices,
         sequence=row.whole("seq"),
         global_batch=row.whole("global_batch"),
-        stack=load_stack(stack_name),
+        stack=replace(stack, slack=stack.slack * facts.slack),
         states=states,
         precision=half,
         attention=attention,
@@ -174,12 +181,16 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
     return run, layout
 
 
-def _matches(source: SourceFile, id_: str) -> bool:
-    if not id_.startswith(source.match):
+def _matches(source: SourceFile, row: RunRow) -> bool:
+    if not row.id.startswith(source.match):
+        return False
+    if source.recompute is not None and row.text("recompute", "none") != source.recompute:
+        return False
+    if source.device is not None and not row.device.startswith(source.device):
         return False
     if source.before is None:
         return True
-    job = id_.rpartition("-")[2]
+    job = row.id.rpartition("-")[2]
     return job.isdigit() and int(job) < source.before
 
 

@@ -59,7 +59,7 @@ class Run:
     states: States
     precision: str = "bf16"
     attention: str = "flash"
-    """flash (its second version), flash1 (the first), or unfused."""
+    """flash (the best of today), flash2 or flash1 (as of 2023 and 2022), or unfused."""
     imbalance: float = 1.0
     """Tokens of the busiest expert over the mean."""
 

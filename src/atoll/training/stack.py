@@ -33,6 +33,8 @@ class Overlap:
     """Weight gathers and gradient scatters of fully sharded layers, behind their neighbours."""
     tensor: float = 0.0
     """Backward collectives of tensor parallelism, behind weight gradients."""
+    tensor_products: float = 0.0
+    """All collectives of tensor parallelism, chunk by chunk behind the products beside them."""
     pipeline: float = 0.0
     """Sends between stages, behind the next microbatch."""
     experts: float = 0.0
@@ -173,7 +175,14 @@ MEGATRON = Stack(
 )
 
 # Megatron-LM and Megatron-DeepSpeed before that: reductions and sends wait their turn.
-MEGATRON_2021 = replace(MEGATRON, name="megatron-2021", overlap=Overlap(tensor=0.45))
+MEGATRON_2021 = replace(
+    MEGATRON, name="megatron-2021", overlap=Overlap(tensor=0.45), slack=1.02
+)
+
+# NeMo and Megatron-Core with user buffers: tensor-parallel collectives hide inside products.
+NEMO = replace(
+    MEGATRON, name="nemo", overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8)
+)
 
 # PyTorch modules with flash attention and nothing else fused, under Megatron-like parallelism.
 MODULAR = replace(
@@ -184,13 +193,34 @@ MODULAR = replace(
     overlap=Overlap(gradient=0.5),
     late_gradients=False,
     step_s=5e-3,
-    slack=1.05,
+    slack=1.08,
+)
+
+# The same with a fused norm.
+MODULAR_NORM = replace(
+    MODULAR,
+    name="modular-norm",
+    passes={k: v for k, v in EAGER.passes.items() if not k.startswith("rmsnorm")}
+    | {k: v for k, v in _FUSED_PASSES.items() if k.startswith("rmsnorm")},
+    kept={k: v for k, v in EAGER.kept.items() if k != "rmsnorm"},
 )
 
 # PyTorch's fully sharded data parallelism around such modules.
-FSDP = replace(MODULAR, name="fsdp", padded=False, overlap=Overlap(gradient=1.0, gather=0.5))
+FSDP = replace(
+    MODULAR, name="fsdp", padded=False, slack=1.05, overlap=Overlap(gradient=1.0, gather=0.5))
 
-STACKS = {s.name: s for s in (EAGER, COMPILED, MODULAR, MEGATRON, MEGATRON_2021, FSDP)}
+# XLA: one compiled program a step, collectives scheduled beside computation.
+XLA = replace(
+    MEGATRON,
+    name="xla",
+    overlap=Overlap(gradient=0.9, gather=0.9, tensor=0.9, tensor_products=0.5, pipeline=0.9),
+    late_gradients=True,
+    host_layer_s=0.0,
+    host_kernel_s=0.0,
+    host_checkpoint_s=0.0,
+)
+
+STACKS = {s.name: s for s in (XLA, EAGER, COMPILED, MODULAR, MODULAR_NORM, MEGATRON, MEGATRON_2021, NEMO, FSDP)}
 
 
 def load_stack(name: str) -> Stack:

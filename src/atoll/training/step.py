@@ -148,7 +148,10 @@ class Stepper:
         forward_link_s = self._links_s(cost.forward_links)
         hidden_s = self._links_s(cost.hidden_links)
         backward_link_s = self._links_s(cost.backward_links)
-        backward_link_s -= min(overlap.tensor * hidden_s, cost.backward.matrix_s)
+        visible = 1 - overlap.tensor_products
+        forward_link_s *= visible
+        backward_link_s *= visible
+        backward_link_s -= visible * min(overlap.tensor * hidden_s, cost.backward.matrix_s)
 
         ring_s = self._ring_s(cost, forward_s)
         ring_back_s = self._ring_s(cost, backward_s, turns=2)
