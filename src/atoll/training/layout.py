@@ -102,10 +102,10 @@ def check_layout(
             f"{model.name} nor is a multiple of them"
         )
     chunks = layout.pp * layout.vpp
-    if chunks > model.layers:
+    if chunks > model.layers + 2:  # embedding and head may have a chunk to themselves
         raise AtollError(
             f"pp {layout.pp} x vpp {layout.vpp} make {chunks} model chunks, but {model.name} has "
-            f"{model.layers} layers; lower pp or vpp"
+            f"{model.layers} layers beside embedding and head; lower pp or vpp"
         )
     per_step = layout.dp * layout.microbatch
     if global_batch % per_step:

@@ -9,8 +9,9 @@ from atoll.training.layers import LayerCost
 from atoll.training.layout import Layout
 from atoll.training.run import Run
 
-CONTEXT_BYTES = 1.0e9  # driver context and collective buffers outside the allocator
-FRAGMENTATION = 0.04  # of what is allocated, lost between blocks
+CONTEXT_BYTES = 2.4e9  # driver context and collective buffers outside the allocator
+RESERVED = 0.1  # of what is allocated, held back by the allocator when memory is not short
+FRAGMENTATION = 0.05  # of what is allocated, lost between blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class Memory:
             + self.transient
             + self.buffers
         )
+
+    @property
+    def reserved(self) -> float:
+        """With the blocks that the allocator holds back between uses."""
+        return self.allocated * (1 + RESERVED)
 
     @property
     def needed(self) -> float:
@@ -97,7 +103,7 @@ def stage_memory(
     optimizer = states.optimizer * share(layout.zero >= 1)
     flying = in_flight(layout, stage, microbatches)
     kept = sum(
-        cost.kept(layout.recompute if cost.is_block else "none").bytes * n
+        _kept(run, cost, layout.recompute if cost.is_block else "none") * n
         for cost, n in layers
         if cost.name != "loss"
     )
@@ -110,6 +116,8 @@ def stage_memory(
         logits_bytes = elements * (
             run.stack.half_loss_bytes if half else run.stack.loss_bytes
         )
+        if not run.stack.vocabulary_parallel:
+            logits_bytes *= layout.tp
         if loss and flying > 1:
             logits_bytes += elements * run.stack.loss_kept * (flying - 1)
     blocks = [cost for cost, _ in layers if cost.is_block]
@@ -117,9 +125,10 @@ def stage_memory(
     buffers = 0.0
     if layout.zero >= 3:
         widest = max((c.parameters + c.expert_parameters for c in blocks), default=0)
-        whole = sum((c.parameters + c.expert_parameters) * n for c, n in layers if not c.is_block)
-        # Two layers gathered at a time, and the gradient of one; the ends stay gathered.
-        buffers = 2 * widest * states.weight + widest * states.reduced + whole * states.weight
+        ends = max((c.parameters for c, _ in layers if not c.is_block), default=0)
+        # The weights that are whole at a time, and the gradient of as many.
+        gathered = max(run.stack.gathered_layers * widest, ends)
+        buffers = gathered * states.weight + min(gathered, widest) * states.reduced
     if run.stack.late_gradients and layout.zero < 2:
         return _late(
             run, stage, dense + expert, weights, gradients, optimizer, kept * flying,
@@ -130,6 +139,14 @@ def stage_memory(
     return Memory(
         stage, weights, gradients, optimizer, kept * flying, logits_bytes, transient, buffers
     )
+
+
+def _kept(run: Run, cost: LayerCost, policy: str) -> float:
+    """Bytes that one layer keeps of one microbatch."""
+    kept = cost.kept(policy).bytes
+    if run.stack.keeps_gathered and policy != "full":
+        kept += sum(x.bytes for x in cost.forward_links if x.kind == "all_gather")
+    return kept
 
 
 def _transient(cost: LayerCost, policy: str) -> float:

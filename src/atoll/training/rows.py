@@ -21,8 +21,10 @@ from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.training.layout import Layout
+from atoll.training.memory import CONTEXT_BYTES, Memory
 from atoll.training.run import STATES, Run
 from atoll.training.stack import load_stack
+from atoll.workload.build import build_model
 from atoll.workload.model_config import ModelConfig
 from atoll.yamlfile import FileModel, parse_yaml
 
@@ -44,6 +46,11 @@ class SourceFile(FileModel):
     """Only rows with this policy."""
     device: str | None = None
     """Only rows on devices whose name starts so."""
+    loss_bytes: float | None = None
+    """Bytes per logit at the loss's peak, where the source's loss is not its stack's."""
+    memory: str = "allocated"
+    """What a source's peak counts: allocated, reserved (blocks held back too), or device (the
+    driver's share too)."""
     slack: float = 1.0
     """The site's own factor on the stack's slack."""
 
@@ -140,6 +147,11 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         zero = 3
     stack_name = facts.stack or ("fsdp" if zero == 3 else "megatron")
     stack = load_stack(stack_name)
+    stack = replace(
+        stack,
+        slack=stack.slack * facts.slack,
+        loss_bytes=stack.loss_bytes if facts.loss_bytes is None else facts.loss_bytes,
+    )
     precision = row.text("precision", "bf16")
     if precision not in ("bf16", "fp16", "fp8"):
         raise AtollError(f"precision {precision} is not modelled")
@@ -173,12 +185,22 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         devices=devices,
         sequence=row.whole("seq"),
         global_batch=row.whole("global_batch"),
-        stack=replace(stack, slack=stack.slack * facts.slack),
+        stack=stack,
         states=states,
         precision=half,
         attention=attention,
     )
     return run, layout
+
+
+def peak_of(row: RunRow, memory: Memory) -> float:
+    """The prediction of what a row's peak counts."""
+    facts = next((s for s in _sources() if _matches(s, row)), SourceFile(match=row.id))
+    if facts.memory == "reserved":
+        return memory.reserved
+    if facts.memory == "device":
+        return memory.reserved + CONTEXT_BYTES
+    return memory.allocated
 
 
 def _matches(source: SourceFile, row: RunRow) -> bool:
@@ -254,7 +276,7 @@ def model_of(row: RunRow, family: str | None, dropout: float) -> ModelConfig:
     gated = bool(row.whole("mlp_gated", 0))
     experts = row.whole("n_experts", 0)
     plain = family == "mpt"
-    return ModelConfig(
+    config = ModelConfig(
         name=row.text("model", row.id),
         family="llama" if gated else "gpt",
         hidden=hidden,
@@ -281,3 +303,21 @@ def model_of(row: RunRow, family: str | None, dropout: float) -> ModelConfig:
         experts=experts,
         experts_per_token=row.whole("top_k", 0) if experts else 0,
     )
+    return _with_dense_layers(config, row.number("params_B") * 1e9) if experts else config
+
+
+def _with_dense_layers(config: ModelConfig, parameters: float) -> ModelConfig:
+    """A mixture of experts whose first layers are dense, as many as its parameters tell.
+
+    A dense layer is taken to be as wide as what one token visits and one expert more (DeepSeek).
+    """
+    if math.isnan(parameters):
+        return config
+    wide = config.ffn * (config.experts_per_token + 1)
+    matrices = 3 if config.gated else 2
+    one = matrices * config.hidden * (config.experts * config.ffn - wide)
+    whole = sum(x.parameters * n for x, n in build_model(config, 1, 128).layers)
+    dense = round((whole - parameters) / one)
+    if not 0 < dense < config.layers:
+        return config
+    return replace(config, dense_layers=tuple(range(dense)), dense_ffn=wide)

@@ -64,11 +64,17 @@ class Stack:
     """Bytes per logit kept from the forward to the backward pass of the loss."""
     half_loss_bytes: float
     """The same at the peak where the loss takes 16-bit logits (masked language models)."""
+    vocabulary_parallel: bool
+    """The loss works on each tensor rank's part of the logits, not on gathered ones."""
+    keeps_gathered: bool
+    """Sequence parallelism keeps gathered inputs for backward instead of gathering them again."""
     overlap: Overlap
     late_gradients: bool
     """Gradients are allocated as the backward pass makes them, not before the step."""
     step_s: float = 5e-3
     """Once a step: data, clipping, logging."""
+    gathered_layers: float = 2.0
+    """Layers whose divided weights are whole at the same time under ZeRO 3."""
     slack: float = 1.0
     """Time of a step over what its parts explain: stragglers, allocator, interpreter."""
     host_layer_s: float = 0.0
@@ -113,6 +119,8 @@ EAGER = Stack(
     loss_bytes=12,
     loss_kept=4,
     half_loss_bytes=6,
+    vocabulary_parallel=True,
+    keeps_gathered=False,
     overlap=Overlap(gradient=1.0),
     late_gradients=True,
     step_s=0.7e-3,
@@ -150,6 +158,8 @@ COMPILED = Stack(
     loss_bytes=7.5,
     loss_kept=4,
     half_loss_bytes=6,
+    vocabulary_parallel=True,
+    keeps_gathered=False,
     overlap=Overlap(gradient=1.0),
     late_gradients=True,
 )
@@ -167,6 +177,8 @@ MEGATRON = Stack(
     loss_bytes=10,
     loss_kept=4,
     half_loss_bytes=10,
+    vocabulary_parallel=True,
+    keeps_gathered=False,
     overlap=Overlap(gradient=0.9, tensor=0.45, pipeline=0.5),
     late_gradients=False,
     host_layer_s=1.4e-3,
@@ -189,7 +201,12 @@ MODULAR = replace(
     EAGER,
     name="modular",
     padded=True,
-    loss_bytes=12,
+    vocabulary_parallel=False,
+    keeps_gathered=True,
+    # Rotary positions computed in fp32 keep their input, an fp32 residual stream its two sums.
+    kept={**EAGER.kept, "rotary": 4, "add": 2},
+    # 16-bit and fp32 logits beside the loss's own three fp32 tensors.
+    loss_bytes=18,
     overlap=Overlap(gradient=0.5),
     late_gradients=False,
     step_s=5e-3,
@@ -202,12 +219,28 @@ MODULAR_NORM = replace(
     name="modular-norm",
     passes={k: v for k, v in EAGER.passes.items() if not k.startswith("rmsnorm")}
     | {k: v for k, v in _FUSED_PASSES.items() if k.startswith("rmsnorm")},
-    kept={k: v for k, v in EAGER.kept.items() if k != "rmsnorm"},
+    kept={k: v for k, v in MODULAR.kept.items() if k != "rmsnorm"},
+)
+
+# The same with the loss on divided logits and a 16-bit residual stream.
+MODULAR_LEAN = replace(
+    MODULAR,
+    name="modular-lean",
+    vocabulary_parallel=True,
+    kept=EAGER.kept,
+    loss_bytes=8,
 )
 
 # PyTorch's fully sharded data parallelism around such modules.
 FSDP = replace(
-    MODULAR, name="fsdp", padded=False, slack=1.05, overlap=Overlap(gradient=1.0, gather=0.5))
+    MODULAR_LEAN,
+    name="fsdp",
+    padded=False,
+    keeps_gathered=False,
+    loss_bytes=12,
+    slack=1.05,
+    overlap=Overlap(gradient=1.0, gather=0.5),
+)
 
 # XLA: one compiled program a step, collectives scheduled beside computation.
 XLA = replace(
@@ -215,12 +248,13 @@ XLA = replace(
     name="xla",
     overlap=Overlap(gradient=0.9, gather=0.9, tensor=0.9, tensor_products=0.5, pipeline=0.9),
     late_gradients=True,
+    gathered_layers=0.5,
     host_layer_s=0.0,
     host_kernel_s=0.0,
     host_checkpoint_s=0.0,
 )
 
-STACKS = {s.name: s for s in (XLA, EAGER, COMPILED, MODULAR, MODULAR_NORM, MEGATRON, MEGATRON_2021, NEMO, FSDP)}
+STACKS = {s.name: s for s in (XLA, EAGER, COMPILED, MODULAR, MODULAR_NORM, MODULAR_LEAN, MEGATRON, MEGATRON_2021, NEMO, FSDP)}
 
 
 def load_stack(name: str) -> Stack:
