@@ -24,7 +24,7 @@ from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, Memory
 from atoll.training.run import STATES, Run
 from atoll.training.stack import load_stack
-from atoll.workload.build import build_model
+from atoll.workload.config import load_config
 from atoll.workload.model_config import ModelConfig
 from atoll.yamlfile import FileModel, parse_yaml
 
@@ -44,6 +44,10 @@ class SourceFile(FileModel):
     """Only rows whose id ends in a job number below this."""
     recompute: str | None = None
     """Only rows with this policy."""
+    precision: str | None = None
+    """Only rows in this number format."""
+    zero: int | None = None
+    """Only rows with this ZeRO stage."""
     device: str | None = None
     """Only rows on devices whose name starts so."""
     loss_bytes: float | None = None
@@ -208,6 +212,10 @@ def _matches(source: SourceFile, row: RunRow) -> bool:
         return False
     if source.recompute is not None and row.text("recompute", "none") != source.recompute:
         return False
+    if source.precision is not None and row.text("precision", "bf16") != source.precision:
+        return False
+    if source.zero is not None and row.whole("zero_stage", -1) != source.zero:
+        return False
     if source.device is not None and not row.device.startswith(source.device):
         return False
     if source.before is None:
@@ -303,21 +311,21 @@ def model_of(row: RunRow, family: str | None, dropout: float) -> ModelConfig:
         experts=experts,
         experts_per_token=row.whole("top_k", 0) if experts else 0,
     )
-    return _with_dense_layers(config, row.number("params_B") * 1e9) if experts else config
+    return _deepseek(config) if "deepseek" in config.name.lower() else config
 
 
-def _with_dense_layers(config: ModelConfig, parameters: float) -> ModelConfig:
-    """A mixture of experts whose first layers are dense, as many as its parameters tell.
+def _deepseek(config: ModelConfig) -> ModelConfig:
+    """A DeepSeek model, perhaps with fewer layers: what tables leave out is in its configuration.
 
-    A dense layer is taken to be as wide as what one token visits and one expert more (DeepSeek).
+    A truncated model keeps one dense layer.
     """
-    if math.isnan(parameters):
-        return config
-    wide = config.ffn * (config.experts_per_token + 1)
-    matrices = 3 if config.gated else 2
-    one = matrices * config.hidden * (config.experts * config.ffn - wide)
-    whole = sum(x.parameters * n for x, n in build_model(config, 1, 128).layers)
-    dense = round((whole - parameters) / one)
-    if not 0 < dense < config.layers:
-        return config
-    return replace(config, dense_layers=tuple(range(dense)), dense_ffn=wide)
+    full = load_config("deepseek-v3" if config.experts == 256 else "deepseek-v2")
+    dense = full.dense_layers if config.layers >= full.layers else (0,)
+    return replace(
+        full,
+        name=config.name,
+        layers=config.layers,
+        dense_layers=dense,
+        vocab=config.vocab,
+        max_sequence=max(config.max_sequence, full.max_sequence),
+    )

@@ -33,6 +33,8 @@ STATES = {
     for s in (
         States("mixed", weight=2, gradient=4, optimizer=12, reduced=4, update=30),
         States("mixed16", weight=2, gradient=2, optimizer=12, reduced=2, update=28),
+        # DeepSpeed's bf16 optimizer keeps 16-bit gradients beside their fp32 sums.
+        States("mixed-both", weight=2, gradient=6, optimizer=12, reduced=4, update=30),
         States("bf16", weight=2, gradient=2, optimizer=4, reduced=2, update=14),
         States("fp32", weight=4, gradient=4, optimizer=8, reduced=4, update=28),
     )

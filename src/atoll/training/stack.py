@@ -73,6 +73,8 @@ class Stack:
     """Gradients are allocated as the backward pass makes them, not before the step."""
     step_s: float = 5e-3
     """Once a step: data, clipping, logging."""
+    gather_efficiency: float = 1.0
+    """Of the network's own, when weights are gathered: below 1 where tensor by tensor."""
     gathered_layers: float = 2.0
     """Layers whose divided weights are whole at the same time under ZeRO 3."""
     slack: float = 1.0
@@ -191,6 +193,9 @@ MEGATRON_2021 = replace(
     MEGATRON, name="megatron-2021", overlap=Overlap(tensor=0.45), slack=1.02
 )
 
+# DeepSpeed's ZeRO 3 of the same time gathered parameter by parameter, each from its owner.
+ZERO3_2021 = replace(MEGATRON_2021, name="zero3-2021", gather_efficiency=0.2)
+
 # NeMo and Megatron-Core with user buffers: tensor-parallel collectives hide inside products.
 NEMO = replace(
     MEGATRON, name="nemo", overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8)
@@ -228,7 +233,7 @@ MODULAR_LEAN = replace(
     name="modular-lean",
     vocabulary_parallel=True,
     kept=EAGER.kept,
-    loss_bytes=8,
+    loss_bytes=6,
 )
 
 # PyTorch's fully sharded data parallelism around such modules.
@@ -254,7 +259,7 @@ XLA = replace(
     host_checkpoint_s=0.0,
 )
 
-STACKS = {s.name: s for s in (XLA, EAGER, COMPILED, MODULAR, MODULAR_NORM, MODULAR_LEAN, MEGATRON, MEGATRON_2021, NEMO, FSDP)}
+STACKS = {s.name: s for s in (XLA, EAGER, COMPILED, MODULAR, MODULAR_NORM, MODULAR_LEAN, MEGATRON, MEGATRON_2021, ZERO3_2021, NEMO, FSDP)}
 
 
 def load_stack(name: str) -> Stack:

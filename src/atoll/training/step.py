@@ -211,7 +211,8 @@ class Stepper:
         scatter_s = collective_time_s(
             network, "reduce_scatter", weights * states.reduced, group, stride
         )
-        return gather_s, scatter_s
+        efficiency = self.run.stack.gather_efficiency
+        return gather_s / efficiency, scatter_s / efficiency
 
     def _exposed_s(self, wire_s: float, compute_s: float) -> float:
         hidden_s = self.run.stack.overlap.gather * wire_s

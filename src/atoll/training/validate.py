@@ -1,0 +1,238 @@
+"""Predictions held against measured training runs: errors overall and by group, fits, regret."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import AtollError
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.rows import RunRow, peak_of, read_runs, run_of
+
+WORST = 10
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row with what was predicted for it, or why nothing was."""
+
+    row: RunRow
+    estimate: Estimate | None
+    reason: str = ""
+
+    @property
+    def time_error(self) -> float | None:
+        """Predicted over measured step time, less one."""
+        if self.estimate is None or self.row.time_s is None:
+            return None
+        return self.estimate.step.time_s / self.row.time_s - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        if self.estimate is None or self.row.peak_bytes is None:
+            return None
+        return peak_of(self.row, self.estimate.worst) / self.row.peak_bytes - 1
+
+
+def predict(rows: Iterable[RunRow]) -> tuple[Prediction, ...]:
+    """Every row, priced; one that cannot be expressed keeps the reason."""
+    found = []
+    for row in rows:
+        try:
+            run, layout = run_of(row)
+            found.append(Prediction(row, Estimator(run).estimate(layout)))
+        except AtollError as error:
+            found.append(Prediction(row, None, str(error)))
+    return tuple(found)
+
+
+def validate_runs(
+    path: str | Path, *, expect: str | None = None, out: str | Path | None = None
+) -> dict[str, Any]:
+    """Errors over a file of measured runs; with `expect="oom"`, how many were refused memory."""
+    if expect not in (None, "oom"):
+        raise AtollError(f"expect is {expect!r}, but must be oom")
+    predictions = predict(read_runs(path))
+    if out is not None:
+        write_predictions(predictions, out)
+    return summary(predictions, expect=expect)
+
+
+def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> dict[str, Any]:
+    known = [p for p in predictions if p.estimate is not None]
+    skipped = Counter(p.reason for p in predictions if p.estimate is None)
+    shown: dict[str, Any] = {
+        "rows": len(predictions),
+        "predicted": len(known),
+        "skipped": [{"reason": reason, "rows": n} for reason, n in skipped.most_common()],
+        "step_time": errors(p.time_error for p in known),
+        "memory": errors(p.memory_error for p in known),
+    }
+    if expect == "oom":
+        shown["rejected"] = sum(not _fits(p) for p in known)
+        return shown
+    shown["accepted"] = sum(_fits(p) for p in known)
+    shown["regret"] = regret(known)
+    shown["by_source"] = grouped(known, lambda p: p.row.id.split("-")[0])
+    shown["by_device"] = grouped(known, lambda p: p.row.device)
+    shown["by_grade"] = grouped(known, lambda p: p.row.quality or "none")
+    shown["by_feature"] = _features(known)
+    shown["worst"] = [_worst(p) for p in _largest(known)]
+    return shown
+
+
+def errors(values: Iterable[float | None]) -> dict[str, Any]:
+    """Absolute percentage errors, as shares."""
+    sizes = np.array([abs(v) for v in values if v is not None])
+    if not sizes.size:
+        return {"rows": 0, "mean_ape": None, "median_ape": None, "p90_ape": None}
+    return {
+        "rows": int(sizes.size),
+        "mean_ape": float(sizes.mean()),
+        "median_ape": float(np.median(sizes)),
+        "p90_ape": float(np.quantile(sizes, 0.9)),
+    }
+
+
+def regret(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """How much slower the layout that is ranked first was than the fastest measured one.
+
+    A group is one model on one kind and number of devices with one batch, in which at least two
+    layouts were measured. A layout that was measured several times counts with its best time: what
+    differed between them is not in the table.
+    """
+    groups: dict[tuple[Any, ...], list[Prediction]] = defaultdict(list)
+    for p in predictions:
+        if p.estimate is not None and p.row.time_s is not None:
+            groups[_group(p.row)].append(p)
+    found = []
+    for members in groups.values():
+        measured: dict[str, float] = {}
+        predicted: dict[str, float] = {}
+        for p in members:
+            assert p.estimate is not None and p.row.time_s is not None
+            layout = f"{p.estimate.layout} {p.estimate.run.attention}"
+            measured[layout] = min(p.row.time_s, measured.get(layout, p.row.time_s))
+            time_s = p.estimate.step.time_s
+            predicted[layout] = min(time_s, predicted.get(layout, time_s))
+        if len(measured) > 1:
+            chosen = min(predicted, key=lambda name: predicted[name])
+            found.append(measured[chosen] / min(measured.values()) - 1)
+    if not found:
+        return {"groups": 0, "mean": None, "median": None}
+    return {"groups": len(found), "mean": float(np.mean(found)), "median": float(np.median(found))}
+
+
+def _group(row: RunRow) -> tuple[Any, ...]:
+    names = ("model", "precision", "device_mem_GB")
+    sizes = ("layers", "hidden", "heads", "devices", "global_batch", "seq")
+    texts = tuple(row.text(name) for name in names)
+    return (row.device, *texts, *(row.whole(name, 0) for name in sizes))
+
+
+def grouped(
+    predictions: Sequence[Prediction], key: Callable[[Prediction], str]
+) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[Prediction]] = defaultdict(list)
+    for p in predictions:
+        groups[key(p)].append(p)
+    return {
+        name: {
+            "step_time": errors(p.time_error for p in members),
+            "memory": errors(p.memory_error for p in members),
+        }
+        for name, members in sorted(groups.items())
+    }
+
+
+def _features(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
+    """Errors where a feature is in use."""
+
+    def uses(name: str, p: Prediction) -> bool:
+        assert p.estimate is not None
+        run, layout = p.estimate.run, p.estimate.layout
+        return {
+            "tensor parallel": layout.tp > 1,
+            "pipeline": layout.pp > 1,
+            "interleaved": layout.vpp > 1,
+            "context parallel": layout.cp > 1,
+            "experts": run.model.experts > 0,
+            "fully sharded": layout.zero == 3,
+            "full recompute": layout.recompute == "full",
+            "no recompute": layout.recompute == "none",
+            "unfused attention": run.attention == "unfused",
+            "fp8": run.precision == "fp8",
+        }[name]
+
+    names = (
+        "tensor parallel", "pipeline", "interleaved", "context parallel", "experts",
+        "fully sharded", "full recompute", "no recompute", "unfused attention", "fp8",
+    )  # fmt: skip
+    return {
+        name: {"step_time": errors(p.time_error for p in predictions if uses(name, p))}
+        for name in names
+        if any(uses(name, p) for p in predictions)
+    }
+
+
+def _largest(predictions: Sequence[Prediction]) -> list[Prediction]:
+    timed = [p for p in predictions if p.time_error is not None]
+    return sorted(timed, key=lambda p: -abs(p.time_error or 0.0))[:WORST]
+
+
+def _worst(p: Prediction) -> dict[str, Any]:
+    assert p.estimate is not None
+    return {
+        "id": p.row.id,
+        "device": p.row.device,
+        "layout": str(p.estimate.layout),
+        "measured_s": p.row.time_s,
+        "predicted_s": p.estimate.step.time_s,
+        "error": p.time_error,
+    }
+
+
+def _fits(p: Prediction) -> bool:
+    return p.estimate is not None and p.estimate.fits
+
+
+FIELDS = (
+    "id", "device", "devices", "layout", "measured_s", "predicted_s", "time_error",
+    "measured_peak_bytes", "predicted_peak_bytes", "memory_error", "fits", "reason",
+)  # fmt: skip
+
+
+def write_predictions(predictions: Sequence[Prediction], path: str | Path) -> None:
+    """One line a row, with prediction and error."""
+    try:
+        with Path(path).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(FIELDS)
+            for p in predictions:
+                writer.writerow(_line(p))
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _line(p: Prediction) -> list[Any]:
+    e = p.estimate
+    return [
+        p.row.id,
+        p.row.device,
+        p.row.whole("devices"),
+        "" if e is None else str(e.layout),
+        p.row.time_s or "",
+        "" if e is None else f"{e.step.time_s:.6g}",
+        "" if p.time_error is None else f"{p.time_error:.4f}",
+        p.row.peak_bytes or "",
+        "" if e is None else f"{peak_of(p.row, e.worst):.6g}",
+        "" if p.memory_error is None else f"{p.memory_error:.4f}",
+        "" if e is None else int(e.fits),
+        p.reason,
+    ]
