@@ -42,7 +42,8 @@ def gemm_times_s(
     """Seconds of `batch` products (m x k) by (k x n), for arrays of sizes at once.
 
     Rows of the operands in memory are k elements long, or `operand_row` (a weight's gradient reads
-    both operands transposed); rows of the output n. `sustained` prices every product at the power limit, as inside a training step; otherwise only
+    both operands transposed); rows of the output n. `sustained` prices every product at the power
+    limit, as inside a training step; otherwise only
     long ones are, as when one kernel is timed by itself.
     """
     fit = gpu.calibration

@@ -19,7 +19,7 @@ class Level:
     bandwidth_Bps: float
     latency_s: float
     efficiency: tuple[tuple[float, float], ...] = ()
-    """Measured share of the bandwidth by message size in bytes, smallest first; empty: all of it."""
+    """Measured share of the bandwidth by message size in bytes, ascending; empty: all of it."""
     in_network: bool = False
     """Switches add up: an all-reduce crosses the level once in each direction, not twice."""
 

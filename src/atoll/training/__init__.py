@@ -1,1 +1,1 @@
-"""Training runs on devices that exist: what a layout costs in time and memory, and which is best."""
+"""Training runs on devices that exist: what a layout costs, and which layout is best."""

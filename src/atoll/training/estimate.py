@@ -14,6 +14,7 @@ from atoll.training.pricing import Pricer
 from atoll.training.run import Run, model_flops
 from atoll.training.stages import Share, stage_shares
 from atoll.training.step import StageTime, Step, Stepper
+from atoll.workload.layer import Model
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.prepare import prepare
 
@@ -86,27 +87,33 @@ class Estimator:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.pricer = Pricer(
-            run.gpu, run.stack, run.precision, run.alias, attention=run.attention
-        )
+        self.pricer = Pricer(run.gpu, run.stack, run.precision, run.alias, attention=run.attention)
         self._variants: dict[tuple[int, int, int, int, bool], tuple[LayerCost, ...]] = {}
+        self._models: dict[tuple[int, int, int, bool], Model] = {}
 
     def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
         """Layer costs of the layout's variant of the model."""
         sp = layout.sp and layout.tp > 1
         key = layout.microbatch, layout.tp, layout.cp, layout.ep, sp
         if key not in self._variants:
-            model = prepare(
-                self._padded(layout.tp),
-                layout.microbatch,
-                self.run.sequence // layout.cp,
-                layout.tp,
+            model = self._model(layout.microbatch, layout.tp, layout.cp, sp)
+            self._variants[key] = layer_costs(model, self.pricer, layout.cp, layout.ep)
+        return self._variants[key]
+
+    def _model(self, microbatch: int, tp: int, cp: int, sp: bool) -> Model:
+        """One device's share of the model, its experts not yet spread."""
+        key = microbatch, tp, cp, sp
+        if key not in self._models:
+            self._models[key] = prepare(
+                self._padded(tp),
+                microbatch,
+                self.run.sequence // cp,
+                tp,
                 sp,
                 attention="unfused" if self.run.attention == "unfused" else "flash",
                 fusion="none",
             )
-            self._variants[key] = layer_costs(model, self.pricer, layout.cp, layout.ep)
-        return self._variants[key]
+        return self._models[key]
 
     def _padded(self, tp: int) -> ModelConfig:
         """The model with its vocabulary as the stack pads it."""
@@ -123,9 +130,7 @@ class Estimator:
         stepper = Stepper(run, layout)
         stages = tuple(stepper.stage_time(chunks) for chunks in shares)
         step = self._step(stepper, shares, stages)
-        memory = tuple(
-            self._memory(stepper, stage, chunks) for stage, chunks in enumerate(shares)
-        )
+        memory = tuple(self._memory(stepper, stage, chunks) for stage, chunks in enumerate(shares))
         return Estimate(run, layout, step, memory, stages)
 
     def _memory(self, stepper: Stepper, stage: int, chunks: Sequence[Share]) -> Memory:
@@ -152,7 +157,9 @@ class Estimator:
         run, layout, overlap = self.run, stepper.layout, self.run.stack.overlap
         m = stepper.microbatches
         slowest = max(stages, key=lambda s: s.total_s)
-        boundary = max((c.boundary_bytes for x in shares for k in x for c, _ in k if c.is_block), default=0)
+        boundary = max(
+            (c.boundary_bytes for x in shares for k in x for c, _ in k if c.is_block), default=0
+        )
         one_way_s = stepper.send_s(boundary)
         # A microbatch meets one send and one receive in each direction on every stage.
         sends_s = 2 * one_way_s * layout.vpp * (1 - overlap.pipeline)

@@ -18,6 +18,9 @@ from atoll.workload.operator import Operator, Role
 CORE_ATTENTION = frozenset({"attention", "attention_scores", "softmax", "attention_values"})
 
 
+NOTHING = Cost()
+
+
 @dataclass(frozen=True, slots=True)
 class TensorLink:
     """A collective over the tensor group."""
@@ -31,7 +34,7 @@ class Kept:
     """One recomputation policy on one layer: what it keeps, and what it runs again."""
 
     bytes: float
-    again: Cost = Cost()
+    again: Cost = NOTHING
     links: tuple[TensorLink, ...] = ()
     operators: int = 0
 
@@ -194,9 +197,7 @@ def _written(layer: Layer, op: Operator) -> int:
     )
 
 
-def _policies(
-    layer: Layer, pricer: Pricer, costs: dict[str, Cost]
-) -> tuple[tuple[str, Kept], ...]:
+def _policies(layer: Layer, pricer: Pricer, costs: dict[str, Cost]) -> tuple[tuple[str, Kept], ...]:
     saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
     extra = _extra(layer, pricer)
     everything = sum(saved.values()) + extra
@@ -207,7 +208,10 @@ def _policies(
     entry = float(layer.tensors[layer.input].bytes)
     return (
         ("none", Kept(everything)),
-        ("selective", Kept(everything - dropped, _total(costs[op.name] for op in core), (), len(core))),
+        (
+            "selective",
+            Kept(everything - dropped, _total(costs[op.name] for op in core), (), len(core)),
+        ),
         ("alternate", _alternate(layer, pricer, costs, saved)),
         (
             "full",
@@ -277,5 +281,3 @@ def _total(costs: Iterable[Cost]) -> Cost:
     for cost in costs:
         total += cost
     return total
-
-

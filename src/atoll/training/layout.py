@@ -123,7 +123,9 @@ def check_layout(
             f"{layout.pp}; change the microbatch or dp"
         )
     if layout.schedule in ("zb-h1", "zb-h2") and layout.vpp > 1:
-        raise AtollError(f"schedule {layout.schedule} has one chunk a stage, but vpp is {layout.vpp}")
+        raise AtollError(
+            f"schedule {layout.schedule} has one chunk a stage, but vpp is {layout.vpp}"
+        )
     if layout.cp > 1 and sequence % (2 * layout.cp):
         raise AtollError(
             f"sequence {sequence} is not a multiple of 2 x cp {layout.cp}, which ring attention "
@@ -136,8 +138,6 @@ def check_layout(
         )
     if layout.ep > 1:
         _check_experts(layout, model)
-    if layout.zero >= 2 and layout.pp > 1 and layout.zero == 3:
-        return
     if layout.zero == 2 and layout.pp > 1:
         raise AtollError(
             "zero 2 divides gradients that a pipeline keeps adding to; use zero 1 with pp above 1"

@@ -113,9 +113,7 @@ def stage_memory(
     if head:
         elements = head[0].boundary_bytes / 2
         half = run.model.mlm_head
-        logits_bytes = elements * (
-            run.stack.half_loss_bytes if half else run.stack.loss_bytes
-        )
+        logits_bytes = elements * (run.stack.half_loss_bytes if half else run.stack.loss_bytes)
         if not run.stack.vocabulary_parallel:
             logits_bytes *= layout.tp
         if loss and flying > 1:

@@ -79,20 +79,20 @@ def _order(
     schedule: str, stage: int, stages: int, chunks: int, microbatches: int
 ) -> list[tuple[str, int, int]]:
     """(kind, chunk, microbatch) in the order in which a stage runs them."""
-    if schedule == "gpipe":
-        forward = [("F", 0, m) for m in range(microbatches)]
-        return [*forward, *(("B", 0, m) for m in range(microbatches))]
     total = microbatches * chunks
-    if chunks > 1:
+    if schedule == "gpipe":
+        warm = total
+    elif chunks > 1:
         warm = min(total, (stages - stage - 1) * 2 + (chunks - 1) * stages)
     else:
         warm = min(total, stages - stage - 1)
     forward = [_turn(i, stages, chunks, last_first=False) for i in range(total)]
     backward = [_turn(i, stages, chunks, last_first=True) for i in range(total)]
-    order = [("F", *item) for item in forward[:warm]]
-    for i in range(total - warm):
-        order += [("F", *forward[warm + i]), ("B", *backward[i])]
-    return [*order, *(("B", *item) for item in backward[total - warm :])]
+    order = [("F", chunk, m) for chunk, m in forward[:warm]]
+    for ahead, behind in zip(forward[warm:], backward, strict=False):
+        order += [("F", *ahead), ("B", *behind)]
+    order += [("B", chunk, m) for chunk, m in backward[total - warm :]]
+    return order
 
 
 def _turn(index: int, stages: int, chunks: int, *, last_first: bool) -> tuple[int, int]:

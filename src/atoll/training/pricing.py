@@ -147,9 +147,7 @@ class Pricer:
         return parts
 
     def _product_s(self, m: int, n: int, k: int, batch: int, dtype: str, row: int) -> float:
-        return float(
-            gemm_times_s(self.gpu, m, n, k, batch, dtype, sustained=True, operand_row=row)
-        )
+        return float(gemm_times_s(self.gpu, m, n, k, batch, dtype, sustained=True, operand_row=row))
 
     def _attention_s(
         self, b: int, h: int, hk: int, s: int, d: int, causal: bool, backward: bool

@@ -145,7 +145,7 @@ def read_runs(path: str | Path) -> tuple[RunRow, ...]:
 def run_of(row: RunRow) -> tuple[Run, Layout]:
     """The run and the layout that a row describes; what cannot be expressed is refused."""
     facts = next((s for s in _sources() if _matches(s, row)), SourceFile(match=row.id))
-    gpu, cores = device_of(row)
+    gpu = device_of(row)
     zero = row.whole("zero_stage", 1)
     if row.whole("fsdp", 0) and zero < 2:
         zero = 3
@@ -259,16 +259,17 @@ _PLAIN = {
     "TPU-v5e": "tpu-v5e",
     "TPU-v5p": "tpu-v5p",
     "TPU-v6e": "tpu-v6e",
+    "Trainium1 NeuronCore-v2 (half chip)": "trainium1-core",
 }
 
 
-def device_of(row: RunRow) -> tuple[Gpu, int]:
+def device_of(row: RunRow) -> Gpu:
     """The catalogue's device for a table's name of it."""
     if row.device in _DEVICES:
         small, large, limit = _DEVICES[row.device]
-        return _gpu(small if row.number("device_mem_GB", 80) < limit else large), 1
+        return _gpu(small if row.number("device_mem_GB", 80) < limit else large)
     if row.device in _PLAIN:
-        return _gpu(_PLAIN[row.device]), 1
+        return _gpu(_PLAIN[row.device])
     raise AtollError(f"device {row.device!r} is not in the catalogue")
 
 

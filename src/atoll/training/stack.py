@@ -189,9 +189,7 @@ MEGATRON = Stack(
 )
 
 # Megatron-LM and Megatron-DeepSpeed before that: reductions and sends wait their turn.
-MEGATRON_2021 = replace(
-    MEGATRON, name="megatron-2021", overlap=Overlap(tensor=0.45), slack=1.02
-)
+MEGATRON_2021 = replace(MEGATRON, name="megatron-2021", overlap=Overlap(tensor=0.45), slack=1.02)
 
 # DeepSpeed's ZeRO 3 of the same time gathered parameter by parameter, each from its owner.
 ZERO3_2021 = replace(MEGATRON_2021, name="zero3-2021", gather_efficiency=0.2)
@@ -259,7 +257,22 @@ XLA = replace(
     host_checkpoint_s=0.0,
 )
 
-STACKS = {s.name: s for s in (XLA, EAGER, COMPILED, MODULAR, MODULAR_NORM, MODULAR_LEAN, MEGATRON, MEGATRON_2021, ZERO3_2021, NEMO, FSDP)}
+STACKS = {
+    s.name: s
+    for s in (
+        XLA,
+        EAGER,
+        COMPILED,
+        MODULAR,
+        MODULAR_NORM,
+        MODULAR_LEAN,
+        MEGATRON,
+        MEGATRON_2021,
+        ZERO3_2021,
+        NEMO,
+        FSDP,
+    )
+}
 
 
 def load_stack(name: str) -> Stack:

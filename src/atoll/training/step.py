@@ -29,13 +29,7 @@ class Pass:
 
     @property
     def total_s(self) -> float:
-        return (
-            self.compute_s
-            + self.tensor_s
-            + self.context_s
-            + self.expert_s
-            + self.sharded_s
-        )
+        return self.compute_s + self.tensor_s + self.context_s + self.expert_s + self.sharded_s
 
     def __add__(self, other: Pass) -> Pass:
         return Pass(
@@ -118,13 +112,17 @@ class Stepper:
         self.cp_stride = layout.tp
         self.dp_stride = layout.tp * layout.cp
         self.pp_stride = layout.tp * layout.cp * layout.dp
+        self._passes: dict[int, tuple[Pass, Pass, Pass]] = {}
 
     def stage_time(self, chunks: Sequence[Share]) -> StageTime:
         forward, backward, recompute = Pass(), Pass(), Pass()
         weight_s = beside_s = waiting_s = 0.0
         for chunk in chunks:
             for cost, n in chunk:
-                f, b, r = self.layer_passes(cost)
+                known = self._passes.get(id(cost))
+                if known is None:
+                    known = self._passes[id(cost)] = self.layer_passes(cost)
+                f, b, r = known
                 forward += f.times(n)
                 backward += b.times(n)
                 recompute += r.times(n)
@@ -163,9 +161,7 @@ class Stepper:
         again_link_s = self._links_s(kept.links)
         return (
             Pass(forward_s, forward_link_s, ring_s, exchange_s, visible_f),
-            Pass(
-                backward_s, backward_link_s, ring_back_s, exchange_s, visible_b
-            ),
+            Pass(backward_s, backward_link_s, ring_back_s, exchange_s, visible_b),
             Pass(
                 kept.again.total_s,
                 again_link_s,

@@ -6,6 +6,7 @@ import csv
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import numpy as np
 
 from atoll.errors import AtollError
 from atoll.training.estimate import Estimate, Estimator
+from atoll.training.layout import Layout
 from atoll.training.rows import RunRow, peak_of, read_runs, run_of
+from atoll.training.run import Run
+from atoll.training.step_rows import read_steps, step_run_of
 
 WORST = 10
 
@@ -40,12 +44,15 @@ class Prediction:
         return peak_of(self.row, self.estimate.worst) / self.row.peak_bytes - 1
 
 
-def predict(rows: Iterable[RunRow]) -> tuple[Prediction, ...]:
+Reader = Callable[[RunRow], tuple[Run, Layout]]
+
+
+def predict(rows: Iterable[RunRow], reader: Reader = run_of) -> tuple[Prediction, ...]:
     """Every row, priced; one that cannot be expressed keeps the reason."""
     found = []
     for row in rows:
         try:
-            run, layout = run_of(row)
+            run, layout = reader(row)
             found.append(Prediction(row, Estimator(run).estimate(layout)))
         except AtollError as error:
             found.append(Prediction(row, None, str(error)))
@@ -58,7 +65,19 @@ def validate_runs(
     """Errors over a file of measured runs; with `expect="oom"`, how many were refused memory."""
     if expect not in (None, "oom"):
         raise AtollError(f"expect is {expect!r}, but must be oom")
-    predictions = predict(read_runs(path))
+    return _report(predict(read_runs(path)), expect, out)
+
+
+def validate_steps(
+    path: str | Path | Traversable, device: str = "h200", *, out: str | Path | None = None
+) -> dict[str, Any]:
+    """Errors over a file of measured steps on one device."""
+    return _report(predict(read_steps(path, device), step_run_of), None, out)
+
+
+def _report(
+    predictions: tuple[Prediction, ...], expect: str | None, out: str | Path | None
+) -> dict[str, Any]:
     if out is not None:
         write_predictions(predictions, out)
     return summary(predictions, expect=expect)

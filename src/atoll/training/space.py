@@ -1,0 +1,198 @@
+"""All layouts of a run: which values each axis may take, and the arrays of their combinations.
+
+A variant fixes what one device computes in a microbatch (tensor, context and expert degrees,
+microbatch, sequence parallelism). The layouts of a variant differ in pipeline, interleaving, ZeRO
+stage, recomputation and schedule; there may be thousands, so they are held as arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import AtollError
+from atoll.training.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, Layout
+from atoll.training.run import Run
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Values to try on each axis; an empty one takes its default."""
+
+    tp: tuple[int, ...] = ()
+    """Powers of two up to the node that divide heads and feed-forward columns."""
+    pp: tuple[int, ...] = ()
+    """Divisors of what the other axes leave, up to the number of layers."""
+    cp: tuple[int, ...] = ()
+    """1, 2; and 4, 8 for sequences of 8,192 tokens and more."""
+    ep: tuple[int, ...] = ()
+    """Powers of two that divide the experts."""
+    vpp: tuple[int, ...] = ()
+    """Divisors of the layers of a stage, embedding and head counted as layers or not."""
+    microbatch: tuple[int, ...] = (1, 2, 4, 8)
+    sp: tuple[bool, ...] = (True,)
+    """Matters where tp is above 1."""
+    zero: tuple[int, ...] = (1, 3)
+    recompute: tuple[str, ...] = ("none", "selective", "full")
+    schedule: tuple[str, ...] = ("1f1b",)
+    """1f1b stands for interleaved where vpp is above 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "cp", "ep", "vpp", "microbatch"):
+            for value in getattr(self, name):
+                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                    raise AtollError(f"{name}: expected positive integers, got {value!r}")
+        for name, allowed in (
+            ("zero", ZERO_STAGES),
+            ("recompute", RECOMPUTE),
+            ("schedule", SCHEDULES),
+        ):
+            for value in getattr(self, name):
+                if value not in allowed:
+                    known = ", ".join(str(a) for a in allowed)
+                    raise AtollError(f"{name}: {value!r} is not one of {known}")
+        for item in fields(self):
+            if item.name not in ("tp", "pp", "cp", "ep", "vpp") and not getattr(self, item.name):
+                raise AtollError(f"{item.name}: no value to try")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one device computes in one microbatch."""
+
+    tp: int
+    cp: int
+    ep: int
+    microbatch: int
+    sp: bool
+
+    def __str__(self) -> str:
+        return f"tp{self.tp} cp{self.cp} ep{self.ep} mbs{self.microbatch}"
+
+    def layout(self) -> Layout:
+        return Layout(tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, sp=self.sp)
+
+
+@dataclass(frozen=True)
+class Block:
+    """All layouts of one variant, one entry an array position."""
+
+    variant: Variant
+    pp: Ints
+    dp: Ints
+    vpp: Ints
+    zero: Ints
+    recompute: Ints  # index into `names`
+    schedule: Ints  # index into `schedules`
+    names: tuple[str, ...]
+    schedules: tuple[str, ...]
+    microbatches: Ints = field(repr=False)
+
+    def __len__(self) -> int:
+        return int(self.pp.size)
+
+    def layout(self, i: int) -> Layout:
+        v = self.variant
+        vpp = int(self.vpp[i])
+        schedule = self.schedules[int(self.schedule[i])]
+        if schedule == "1f1b" and vpp > 1:
+            schedule = "interleaved"
+        return Layout(
+            dp=int(self.dp[i]),
+            tp=v.tp,
+            pp=int(self.pp[i]),
+            cp=v.cp,
+            ep=v.ep,
+            vpp=vpp,
+            microbatch=v.microbatch,
+            sp=v.sp,
+            zero=int(self.zero[i]),
+            recompute=self.names[int(self.recompute[i])],
+            schedule=schedule,
+        )
+
+
+def variants(run: Run, axes: Axes) -> Iterator[Variant]:
+    """Every variant that the devices, the batch and the model allow."""
+    model = run.model
+    tps = axes.tp or _powers(min(run.network.node, run.devices))
+    tps = tuple(t for t in tps if _tensor_fits(run, t))
+    cps = axes.cp or ((1, 2, 4, 8) if run.sequence >= 8192 else (1, 2))
+    eps = axes.ep or _powers(max(1, model.experts))
+    for tp, cp, ep, microbatch in product(tps, cps, eps, axes.microbatch):
+        if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
+            continue
+        if cp > 1 and not model.causal:
+            continue
+        if ep > 1 and (not model.experts or model.experts % ep):
+            continue
+        for sp in axes.sp if tp > 1 else (False,):
+            if sp and (run.sequence // cp) % tp:
+                continue
+            yield Variant(tp, cp, ep, microbatch, sp)
+
+
+def block_of(run: Run, axes: Axes, variant: Variant) -> Block:
+    """The arrays of one variant's layouts."""
+    rest = run.devices // (variant.tp * variant.cp)
+    pps = axes.pp or tuple(p for p in range(1, run.model.layers + 1) if rest % p == 0)
+    rows: list[tuple[int, int, int, int, int, int, int]] = []
+    for pp in pps:
+        if rest % pp or pp > run.model.layers + 2:
+            continue
+        dp = rest // pp
+        per_step = dp * variant.microbatch
+        if run.global_batch % per_step or (dp * variant.cp) % variant.ep:
+            continue
+        m = run.global_batch // per_step
+        for vpp in _chunks(run, axes, pp, m):
+            for zero in axes.zero:
+                if zero == 2 and pp > 1:
+                    continue
+                for r in range(len(axes.recompute)):
+                    for s, schedule in enumerate(axes.schedule):
+                        if _scheduled(schedule, pp, vpp):
+                            rows.append((pp, dp, vpp, zero, r, s, m))
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), 7)
+    pp_, dp_, vpp_, zero_, r_, s_, m_ = (np.ascontiguousarray(table[:, i]) for i in range(7))
+    return Block(variant, pp_, dp_, vpp_, zero_, r_, s_, axes.recompute, axes.schedule, m_)
+
+
+def _scheduled(schedule: str, pp: int, vpp: int) -> bool:
+    """Whether a schedule makes sense there: without stages or with chunks only one does."""
+    if schedule == "interleaved":
+        return vpp > 1
+    return schedule == "1f1b" or (pp > 1 and vpp == 1)
+
+
+def _chunks(run: Run, axes: Axes, pp: int, microbatches: int) -> Iterator[int]:
+    layers = run.model.layers
+    wanted = axes.vpp or tuple(range(1, (layers + 2) // pp + 1))
+    for vpp in wanted:
+        if vpp == 1:
+            yield vpp
+        elif pp > 1 and microbatches % pp == 0:
+            if axes.vpp:
+                if pp * vpp <= layers + 2:
+                    yield vpp
+            elif layers % (pp * vpp) == 0 or (layers + 2) % (pp * vpp) == 0:
+                yield vpp
+
+
+def _tensor_fits(run: Run, tp: int) -> bool:
+    model = run.model
+    return (
+        model.heads % tp == 0
+        and all(width % tp == 0 for width in model.ffn_widths)
+        and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
+    )
+
+
+def _powers(limit: int) -> tuple[int, ...]:
+    return tuple(1 << i for i in range(max(1, limit).bit_length()) if 1 << i <= limit)
