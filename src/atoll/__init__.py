@@ -14,9 +14,12 @@ __version__ = "0.1.0"
 from atoll.api import (  # noqa: E402  (the cache must be set before numba is imported)
     describe_hardware,
     describe_model,
+    estimate,
     list_models,
     place,
+    plan,
     search,
+    validate,
 )
 from atoll.errors import AtollError, InfeasibleError  # noqa: E402
 
@@ -26,7 +29,10 @@ __all__ = [
     "__version__",
     "describe_hardware",
     "describe_model",
+    "estimate",
     "list_models",
     "place",
+    "plan",
     "search",
+    "validate",
 ]

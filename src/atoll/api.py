@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from atoll.explore.job import Job
     from atoll.explore.result import SearchResult
     from atoll.placement.table_dp import TablePlan
+    from atoll.training.estimate import Estimate
+    from atoll.training.plan import Plan
 
 
 def search(
@@ -210,13 +212,166 @@ def calibrate(
     return fit(gpu=gpu, out=out) if data is None else fit(data, gpu=gpu, out=out)
 
 
-def validate(data: str | Path | None = None, *, gpu: str = "h200") -> dict[str, Any]:
-    """Predicted against measured operator times.
+def validate(
+    data: str | Path | None = None,
+    *,
+    gpu: str = "h200",
+    expect: str | None = None,
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Predicted against measured: operators, whole steps of one device, or training runs.
 
-    Without data: our H200 timings, on the rows that the shipped calibration did not see.
+    The file's columns say which. Without data: our H200 operators, on the rows that the shipped
+    calibration did not see, and under `steps` our H200 training steps.
     """
     from atoll.calibrate import validate_operators
+    from atoll.training.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
+    from atoll.training.validate import validate_runs, validate_steps
 
     if data is None:
-        return validate_operators(gpu=gpu, held_out=True)
-    return validate_operators(data, gpu=gpu)
+        steps = {
+            "fitted": validate_steps(H200_STEPS, gpu),
+            "later": validate_steps(H200_STEPS_LATER, gpu),
+        }
+        return {**validate_operators(gpu=gpu, held_out=True, out=out), "steps": steps}
+    header = _header(data)
+    if "kind" in header and "us" in header:
+        return validate_operators(data, gpu=gpu, out=out)
+    if is_step_file(header):
+        return validate_steps(data, gpu, out=out)
+    return validate_runs(data, expect=expect, out=out)
+
+
+def _header(path: str | Path) -> list[str]:
+    """The column names of a CSV file."""
+    import csv
+
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            return [name.strip() for name in next(csv.reader(file), [])]
+    except FileNotFoundError:
+        raise AtollError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
+
+
+def estimate(
+    model: str,
+    device: str,
+    devices: int = 1,
+    *,
+    global_batch: int = 1,
+    sequence: int | None = None,
+    tp: int = 1,
+    pp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    dp: int | None = None,
+    vpp: int = 1,
+    microbatch: int = 1,
+    sp: bool | None = None,
+    zero: int = 1,
+    recompute: str = "none",
+    schedule: str | None = None,
+    network: str | None = None,
+    stack: str = "megatron",
+    states: str = "mixed",
+    precision: str | None = None,
+    attention: str = "flash",
+    imbalance: float = 1.0,
+) -> Estimate:
+    """What one layout of a training run costs in time and memory.
+
+    >>> import atoll
+    >>> result = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, global_batch=1024)
+    >>> result.fits
+    True
+    """
+    from atoll.training.estimate import estimate as run
+    from atoll.training.request import make_layout, make_run
+
+    job = make_run(
+        model,
+        device,
+        devices,
+        global_batch=global_batch,
+        sequence=sequence,
+        network=network,
+        stack=stack,
+        states=states,
+        precision=precision,
+        attention=attention,
+        imbalance=imbalance,
+    )
+    layout = make_layout(
+        job,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        dp=dp,
+        vpp=vpp,
+        microbatch=microbatch,
+        sp=sp,
+        zero=zero,
+        recompute=recompute,
+        schedule=schedule,
+    )
+    return run(job, layout)
+
+
+def plan(
+    model: str,
+    device: str,
+    devices: int,
+    *,
+    global_batch: int,
+    sequence: int | None = None,
+    tp: Sequence[int] | None = None,
+    pp: Sequence[int] | None = None,
+    cp: Sequence[int] | None = None,
+    ep: Sequence[int] | None = None,
+    vpp: Sequence[int] | None = None,
+    microbatch: Sequence[int] | None = None,
+    zero: Sequence[int] | None = None,
+    recompute: Sequence[str] | None = None,
+    schedule: Sequence[str] | None = None,
+    network: str | None = None,
+    stack: str = "megatron",
+    states: str = "mixed",
+    precision: str | None = None,
+    attention: str = "flash",
+    imbalance: float = 1.0,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """The fastest layout that fits, proven over the values that each axis may take."""
+    from atoll.training.plan import plan as run
+    from atoll.training.request import make_run
+    from atoll.training.space import Axes
+
+    job = make_run(
+        model,
+        device,
+        devices,
+        global_batch=global_batch,
+        sequence=sequence,
+        network=network,
+        stack=stack,
+        states=states,
+        precision=precision,
+        attention=attention,
+        imbalance=imbalance,
+    )
+    given = {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ep": ep,
+        "vpp": vpp,
+        "microbatch": microbatch,
+        "zero": zero,
+        "recompute": recompute,
+        "schedule": schedule,
+    }
+    axes = Axes(**{name: tuple(values) for name, values in given.items() if values})  # type: ignore[arg-type]
+    return run(job, axes, progress=progress)

@@ -15,6 +15,7 @@ from atoll import __version__
 from atoll.commands.catalogue import hardware, models
 from atoll.commands.place import place
 from atoll.commands.search import explain, search
+from atoll.commands.training import estimate, plan
 from atoll.commands.validate import calibrate, validate
 from atoll.errors import AtollError
 
@@ -65,6 +66,8 @@ def _root(
 for _command in (
     search,
     explain,
+    plan,
+    estimate,
     place,
     models,
     hardware,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources.abc import Traversable
@@ -23,6 +24,7 @@ from atoll.calibrate.rows import (
 from atoll.cost.gpu_attention import attention_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
 from atoll.cost.gpu_vector import KERNELS, vector_times_s
+from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.yamlfile import suggestion
 
@@ -82,11 +84,12 @@ def skip_reason(gpu: Gpu, row: OperatorRow) -> str | None:
 
 
 def validate_operators(
-    csv: str | Path | Traversable = H200_OPERATORS,
+    data: str | Path | Traversable = H200_OPERATORS,
     gpu: Gpu | str = "h200",
     *,
     held_out: bool = False,
     salt: str = "",
+    out: str | Path | None = None,
 ) -> dict[str, Any]:
     """Errors of the model on a file of measured operators, overall and by kind.
 
@@ -94,7 +97,7 @@ def validate_operators(
     holds the products of 50 us and more, `attention` both directions.
     """
     device = load_gpu(gpu) if isinstance(gpu, str) else gpu
-    rows = read_operators(csv)
+    rows = read_operators(data)
     if held_out:
         seen = fitted_rows(rows, salt)
         rows = tuple(row for row, fitted in zip(rows, seen, strict=True) if not fitted)
@@ -107,6 +110,8 @@ def validate_operators(
     def of(choose: Callable[[OperatorRow], bool]) -> dict[str, float | int]:
         return error_summary(errors[[choose(row) for row in known]] if known else errors)
 
+    if out is not None:
+        _write(out, known, measured_s, predicted_s)
     worst = np.argsort(-np.abs(errors), kind="stable")[:WORST]
     return {
         "device": device.name,
@@ -114,6 +119,7 @@ def validate_operators(
         "predicted": len(known),
         "skipped": dict(Counter(reason for reason in reasons if reason is not None)),
         "step_time": error_summary(errors),
+        "memory": {"rows": 0, "mean_ape": None, "median_ape": None, "p90_ape": None},
         "by_kind": {
             kind: of(lambda row, kind=kind: row.kind == kind)  # type: ignore[misc]
             for kind in KINDS
@@ -132,6 +138,22 @@ def validate_operators(
             for i in worst
         ],
     }
+
+
+def _write(
+    path: str | Path, rows: Sequence[OperatorRow], measured_s: Floats, predicted_s: Floats
+) -> None:
+    """One line a row, with prediction and error."""
+    try:
+        with Path(path).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("line", "operator", "measured_s", "predicted_s", "error"))
+            for row, measured, predicted in zip(rows, measured_s, predicted_s, strict=True):
+                error = f"{predicted / measured - 1:.4f}"
+                line = (row.line, row.describe(), f"{measured:.6g}", f"{predicted:.6g}", error)
+                writer.writerow(line)
+    except OSError as error_:
+        raise AtollError(f"{path}: cannot be written ({error_.strerror})") from None
 
 
 def error_summary(errors: Floats) -> dict[str, float | int]:

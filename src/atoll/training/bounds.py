@@ -57,6 +57,11 @@ def figures(run: Run, block: Block, costs: Sequence[LayerCost]) -> Figures:
     )
 
 
+def _least_kept(blocks: Sequence[LayerCost], policy: str) -> float:
+    name = "full" if policy == "optimal" else policy
+    return min(cost.kept(name).bytes for cost in blocks)
+
+
 def _microbatch_s(run: Run, block: Block, costs: Sequence[LayerCost], policy: str) -> float:
     """All layers on one microbatch, with the communication that no layout of the block avoids."""
     v = block.variant

@@ -32,6 +32,10 @@ class Estimate:
     step: Step
     memory: tuple[Memory, ...]
     stages: tuple[StageTime, ...]
+    policy: str = ""
+    """The recomputation choice that "optimal" came to."""
+    rerun: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Under it, the operators of each kind of block that run again."""
 
     @property
     def worst(self) -> Memory:
@@ -75,6 +79,7 @@ class Estimate:
                 "parts": worst.parts(),
             },
             "breakdown_s": self.step.breakdown(),
+            **({"recomputed": {name: list(ops) for name, ops in self.rerun}} if self.rerun else {}),
         }
 
 
@@ -88,16 +93,19 @@ class Estimator:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.pricer = Pricer(run.gpu, run.stack, run.precision, run.alias, attention=run.attention)
-        self._variants: dict[tuple[int, int, int, int, bool], tuple[LayerCost, ...]] = {}
+        self._variants: dict[tuple[int, int, int, int, bool, bool], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, bool], Model] = {}
 
     def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
         """Layer costs of the layout's variant of the model."""
         sp = layout.sp and layout.tp > 1
-        key = layout.microbatch, layout.tp, layout.cp, layout.ep, sp
+        optimal = layout.recompute.startswith("optimal")
+        key = layout.microbatch, layout.tp, layout.cp, layout.ep, sp, optimal
         if key not in self._variants:
             model = self._model(layout.microbatch, layout.tp, layout.cp, sp)
-            self._variants[key] = layer_costs(model, self.pricer, layout.cp, layout.ep)
+            self._variants[key] = layer_costs(
+                model, self.pricer, layout.cp, layout.ep, optimal=optimal
+            )
         return self._variants[key]
 
     def _model(self, microbatch: int, tp: int, cp: int, sp: bool) -> Model:
@@ -124,8 +132,26 @@ class Estimator:
         return replace(model, vocab=-(-model.vocab // unit) * unit)
 
     def estimate(self, layout: Layout) -> Estimate:
+        """What one layout costs; "optimal" recomputation is the fastest choice that fits."""
         run = self.run
         check_layout(layout, run.model, run.devices, run.global_batch, run.sequence)
+        if layout.recompute != "optimal":
+            return self._estimate(layout)
+        levels = max(len(cost.optimal) for cost in self.costs(layout))
+        found = [
+            self._estimate(replace(layout, recompute=f"optimal-{level}")) for level in range(levels)
+        ]
+        fitting = [e for e in found if e.fits]
+        if fitting:
+            best = min(fitting, key=lambda e: e.step.time_s)
+        else:
+            best = min(found, key=lambda e: e.worst.needed)
+        policy = best.layout.recompute
+        rerun = tuple((c.name, c.kept(policy).rerun) for c in self.costs(layout) if c.optimal)
+        return replace(best, layout=layout, policy=policy, rerun=rerun)
+
+    def _estimate(self, layout: Layout) -> Estimate:
+        run = self.run
         shares = stage_shares(self.costs(layout), layout.pp, layout.vpp)
         stepper = Stepper(run, layout)
         stages = tuple(stepper.stage_time(chunks) for chunks in shares)

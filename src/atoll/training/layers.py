@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
+from atoll.placement.recompute import frontier, keep_choices
 from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer, Model
 from atoll.workload.operator import Operator, Role
@@ -37,6 +40,8 @@ class Kept:
     again: Cost = NOTHING
     links: tuple[TensorLink, ...] = ()
     operators: int = 0
+    rerun: tuple[str, ...] = ()
+    """Names of the operators that run again, where they were chosen one by one."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +72,63 @@ class LayerCost:
     """The largest operator's temporaries."""
 
     def kept(self, policy: str) -> Kept:
-        return dict(self.policies)[policy]
+        """A policy by its name; "optimal-n" is the n-th of the chosen ones, or the last."""
+        found = dict(self.policies)
+        if policy in found:
+            return found[policy]
+        level = min(int(policy.removeprefix("optimal-")), len(self.optimal) - 1)
+        return self.optimal[level]
+
+    @property
+    def optimal(self) -> tuple[Kept, ...]:
+        """Per-operator choices, from keeping everything to keeping least."""
+        return tuple(kept for name, kept in self.policies if name.startswith("optimal-"))
 
     @cached_property
     def backward(self) -> Cost:
         return self.data + self.weight
 
 
-def layer_costs(model: Model, pricer: Pricer, cp: int = 1, ep: int = 1) -> tuple[LayerCost, ...]:
-    """Every distinct layer of a prepared (unfused) model."""
+def layer_costs(
+    model: Model, pricer: Pricer, cp: int = 1, ep: int = 1, *, optimal: bool = False
+) -> tuple[LayerCost, ...]:
+    """Every distinct layer of a prepared (unfused) model.
+
+    With `optimal`, blocks also get the per-operator recomputation choices that no other beats.
+    """
     blocks = _block_names(model)
-    return tuple(
-        _layer_cost(layer, repeat, pricer, cp, ep, layer.name in blocks)
-        for layer, repeat in model.layers
-    )
+    found = []
+    for layer, repeat in model.layers:
+        is_block = layer.name in blocks
+        cost = _layer_cost(layer, repeat, pricer, cp, ep, is_block)
+        if optimal and is_block:
+            cost = replace(cost, policies=(*cost.policies, *_optimal(layer, pricer, cp, ep)))
+        found.append(cost)
+    return tuple(found)
+
+
+def _optimal(layer: Layer, pricer: Pricer, cp: int, ep: int) -> tuple[tuple[str, Kept], ...]:
+    """The convex hull of bytes kept and seconds run again over all sets of saved tensors."""
+    choices = keep_choices(layer)
+    costs = [pricer.cost(layer, _spread(layer, op, ep), cp) for op in layer.forward]
+    again = [_total(costs[i] for i in choice.rerun) for choice in choices]
+    kept_bytes = np.array([float(choice.kept_bytes) for choice in choices])
+    _, _, hull = frontier(kept_bytes, np.array([cost.total_s for cost in again]))
+    extra = _extra(layer, pricer)
+    found = []
+    for level, index in enumerate(reversed(hull.tolist())):
+        choice = choices[index]
+        rerun = [layer.forward[i] for i in choice.rerun]
+        share = choice.kept_bytes / max(1, layer.saved_bytes)
+        kept = Kept(
+            choice.kept_bytes + extra * min(1.0, share),
+            again[index],
+            _links(rerun),
+            len(rerun),
+            tuple(op.name for op in rerun),
+        )
+        found.append((f"optimal-{level}", kept))
+    return tuple(found)
 
 
 def _block_names(model: Model) -> set[str]:

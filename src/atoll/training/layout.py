@@ -12,7 +12,6 @@ from typing import Literal, get_args
 
 from atoll.errors import AtollError
 from atoll.workload.model_config import ModelConfig
-from atoll.yamlfile import suggestion
 
 Recompute = Literal["none", "selective", "alternate", "full", "optimal"]
 Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "gpipe"]
@@ -160,10 +159,7 @@ def _check_experts(layout: Layout, model: ModelConfig) -> None:
 
 def _named(field: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise AtollError(
-            f"{field} is {value!r}, but must be one of {', '.join(allowed)}"
-            f"{suggestion(value, allowed)}"
-        )
+        raise AtollError(f"{field} is {value!r}, but must be one of {', '.join(allowed)}")
 
 
 def _divisors(n: int) -> str:

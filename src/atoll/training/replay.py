@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.training.estimate import Estimate, Estimator
@@ -39,6 +39,8 @@ class ReplayedStep:
 def stage_passes(estimate: Estimate) -> list[list[StagePass]]:
     """Seconds of every chunk of every stage on one microbatch, host time spread over both ways."""
     run, layout = estimate.run, estimate.layout
+    if estimate.policy:
+        layout = replace(layout, recompute=estimate.policy)
     costs = Estimator(run).costs(layout)
     stepper = Stepper(run, layout)
     found = []

@@ -181,7 +181,7 @@ MEGATRON = Stack(
     half_loss_bytes=10,
     vocabulary_parallel=True,
     keeps_gathered=False,
-    overlap=Overlap(gradient=0.9, tensor=0.45, pipeline=0.5),
+    overlap=Overlap(gradient=0.9, gather=0.5, tensor=0.45, pipeline=0.5),
     late_gradients=False,
     host_layer_s=1.4e-3,
     host_kernel_s=10.7e-6,

@@ -89,7 +89,7 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
     shown: dict[str, Any] = {
         "rows": len(predictions),
         "predicted": len(known),
-        "skipped": [{"reason": reason, "rows": n} for reason, n in skipped.most_common()],
+        "skipped": dict(skipped.most_common()),
         "step_time": errors(p.time_error for p in known),
         "memory": errors(p.memory_error for p in known),
     }

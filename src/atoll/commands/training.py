@@ -1,0 +1,177 @@
+"""Runs on devices that exist: `atoll estimate` and `atoll plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll import printing_training
+from atoll.commands.common import JsonFlag, print_json
+
+Model = Annotated[str, typer.Option(help="Zoo name, config.json, folder or cached model id.")]
+Device = Annotated[str, typer.Option(help="Device of the catalogue (h100, a100-80...) or a file.")]
+Devices = Annotated[int, typer.Option(help="Number of devices.")]
+Batch = Annotated[int, typer.Option("--global-batch", help="Sequences in a step.")]
+Sequence = Annotated[
+    int | None, typer.Option("--seq", help="Tokens in a sequence; default: the model's.")
+]
+Network = Annotated[
+    str | None, typer.Option(help="Network of the catalogue or a file; default: the device's.")
+]
+Stack = Annotated[
+    str, typer.Option(help="Software: megatron, nemo, fsdp, modular, compiled, eager, xla...")
+]
+States = Annotated[
+    str, typer.Option(help="Bytes of states: mixed (fp32 gradients), mixed16, bf16, fp32.")
+]
+Precision = Annotated[str | None, typer.Option(help="bf16, fp16 or fp8; default: the device's.")]
+Attention = Annotated[str, typer.Option(help="flash, flash2, flash1 or unfused.")]
+Imbalance = Annotated[float, typer.Option(help="Tokens of the busiest expert over the mean.")]
+Target = Annotated[
+    str | None,
+    typer.Option("--export", help="Write a launch file: megatron, torchtitan, deepspeed or nemo."),
+]
+ExportTo = Annotated[Path | None, typer.Option(help="Where to write the launch file.")]
+
+
+def estimate(
+    model: Model,
+    device: Device,
+    devices: Devices = 1,
+    global_batch: Batch = 1,
+    seq: Sequence = None,
+    tp: Annotated[int, typer.Option(help="Tensor parallel degree.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    cp: Annotated[int, typer.Option(help="Context parallel degree.")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert parallel degree.")] = 1,
+    dp: Annotated[int | None, typer.Option(help="Data parallel degree; default: the rest.")] = None,
+    vpp: Annotated[int, typer.Option(help="Model chunks a stage (interleaving).")] = 1,
+    microbatch: Annotated[int, typer.Option(help="Sequences in a microbatch.")] = 1,
+    sp: Annotated[
+        bool | None, typer.Option("--sp/--no-sp", help="Sequence parallelism; default: with tp.")
+    ] = None,
+    zero: Annotated[int, typer.Option(help="ZeRO stage 0 to 3 (3: fully sharded).")] = 1,
+    recompute: Annotated[
+        str, typer.Option(help="none, selective, alternate, full or optimal.")
+    ] = "none",
+    schedule: Annotated[
+        str | None, typer.Option(help="1f1b, interleaved, zb-h1, zb-h2 or gpipe.")
+    ] = None,
+    network: Network = None,
+    stack: Stack = "megatron",
+    states: States = "mixed",
+    precision: Precision = None,
+    attention: Attention = "flash",
+    imbalance: Imbalance = 1.0,
+    export: Target = None,
+    export_to: ExportTo = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """What one layout costs: step time, MFU, memory, and where they go.
+
+    Example: atoll estimate --model llama3-70b --device h100 --devices 512 --tp 8 --pp 4
+    --global-batch 1024 --seq 8192 --recompute selective
+    """
+    from atoll.api import estimate as run
+
+    result = run(
+        model,
+        device,
+        devices,
+        global_batch=global_batch,
+        sequence=seq,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        dp=dp,
+        vpp=vpp,
+        microbatch=microbatch,
+        sp=sp,
+        zero=zero,
+        recompute=recompute,
+        schedule=schedule,
+        network=network,
+        stack=stack,
+        states=states,
+        precision=precision,
+        attention=attention,
+        imbalance=imbalance,
+    )
+    if export is not None:
+        printing_training.write_launch_file(result, export, export_to)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        printing_training.print_estimate(result)
+
+
+def plan(
+    model: Model,
+    device: Device,
+    devices: Devices,
+    global_batch: Batch,
+    seq: Sequence = None,
+    tp: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
+    pp: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
+    cp: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
+    ep: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
+    vpp: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
+    microbatch: Annotated[
+        list[int] | None, typer.Option(help="Values to try; default 1, 2, 4, 8.")
+    ] = None,
+    zero: Annotated[list[int] | None, typer.Option(help="Values to try; default 1, 3.")] = None,
+    recompute: Annotated[
+        list[str] | None, typer.Option(help="Values to try; default none, selective, full.")
+    ] = None,
+    schedule: Annotated[
+        list[str] | None, typer.Option(help="Values to try; default 1f1b (and interleaved).")
+    ] = None,
+    network: Network = None,
+    stack: Stack = "megatron",
+    states: States = "mixed",
+    precision: Precision = None,
+    attention: Attention = "flash",
+    imbalance: Imbalance = 1.0,
+    export: Target = None,
+    export_to: ExportTo = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The fastest layout that fits, proven over all layouts of the space, with the runners-up.
+
+    Example: atoll plan --model gpt3-175b --device h100 --devices 1024 --global-batch 2048
+    """
+    from atoll.api import plan as run
+
+    with printing_training.progress(quiet=as_json) as show:
+        result = run(
+            model,
+            device,
+            devices,
+            global_batch=global_batch,
+            sequence=seq,
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            ep=ep,
+            vpp=vpp,
+            microbatch=microbatch,
+            zero=zero,
+            recompute=recompute,
+            schedule=schedule,
+            network=network,
+            stack=stack,
+            states=states,
+            precision=precision,
+            attention=attention,
+            imbalance=imbalance,
+            progress=show,
+        )
+    if export is not None:
+        printing_training.write_launch_file(result.best, export, export_to)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        printing_training.print_plan(result)

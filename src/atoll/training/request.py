@@ -1,0 +1,106 @@
+"""From a user's words to a run and a layout."""
+
+from __future__ import annotations
+
+from atoll.errors import AtollError
+from atoll.hardware.catalog import load_network
+from atoll.hardware.gpu import load_gpu
+from atoll.training.layout import Layout
+from atoll.training.run import Run, load_states
+from atoll.training.stack import load_stack
+from atoll.workload.config import load_config
+from atoll.yamlfile import suggestion
+
+ATTENTION = ("flash", "flash2", "flash1", "unfused")
+PRECISIONS = ("bf16", "fp16", "fp8")
+
+
+def make_run(
+    model: str,
+    device: str,
+    devices: int,
+    *,
+    global_batch: int,
+    sequence: int | None = None,
+    network: str | None = None,
+    stack: str = "megatron",
+    states: str = "mixed",
+    precision: str | None = None,
+    attention: str = "flash",
+    imbalance: float = 1.0,
+) -> Run:
+    """A run by names: the model of the zoo or a file, the device and its network likewise."""
+    config = load_config(model)
+    gpu = load_gpu(device)
+    for name, value in (("devices", devices), ("global batch", global_batch)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+    length = config.sequence if sequence is None else sequence
+    if config.positions == "learned" and length > config.max_sequence:
+        raise AtollError(
+            f"{config.name}: sequence is {length}, but its position table ends at "
+            f"{config.max_sequence}"
+        )
+    chosen = precision or gpu.half_dtype
+    if chosen not in PRECISIONS:
+        raise AtollError(f"precision {chosen!r} is not modelled{suggestion(chosen, PRECISIONS)}")
+    gpu.peak_flops(chosen)
+    if attention not in ATTENTION:
+        raise AtollError(f"attention {attention!r} is not known{suggestion(attention, ATTENTION)}")
+    if not imbalance >= 1:
+        raise AtollError(f"imbalance is {imbalance!r}, but must be 1 (even experts) or more")
+    return Run(
+        model=config,
+        gpu=gpu,
+        network=load_network(network or gpu.network),
+        devices=devices,
+        sequence=length,
+        global_batch=global_batch,
+        stack=load_stack(stack),
+        states=load_states(states),
+        precision=chosen,
+        attention=attention,
+        imbalance=imbalance,
+    )
+
+
+def make_layout(
+    run: Run,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    dp: int | None = None,
+    vpp: int = 1,
+    microbatch: int = 1,
+    sp: bool | None = None,
+    zero: int = 1,
+    recompute: str = "none",
+    schedule: str | None = None,
+) -> Layout:
+    """A layout; data parallelism takes the devices that the other axes leave."""
+    for name, value in (("tp", tp), ("pp", pp), ("cp", cp)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+    ranks = tp * pp * cp
+    if dp is None:
+        if run.devices % ranks:
+            raise AtollError(
+                f"devices {run.devices} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {ranks}"
+            )
+        dp = run.devices // ranks
+    divided = (run.sequence // cp) % tp == 0
+    return Layout(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        vpp=vpp,
+        microbatch=microbatch,
+        sp=(tp > 1 and divided) if sp is None else sp and tp > 1,
+        zero=zero,
+        recompute=recompute,
+        schedule=schedule or ("interleaved" if vpp > 1 else "1f1b"),
+    )
