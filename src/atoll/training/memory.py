@@ -9,7 +9,7 @@ from atoll.training.layers import LayerCost
 from atoll.training.layout import Layout
 from atoll.training.run import Run
 
-CONTEXT_BYTES = 3.4e9  # outside the allocator: driver context (1.6 GB) and collective buffers
+CONTEXT_BYTES = 3.6e9  # outside the allocator: driver context (1.6 GB) and collective buffers
 RESERVED = 0.12  # of what is allocated, held back by the allocator when memory is not short
 FRAGMENTATION = 0.07  # of what is allocated, lost between blocks
 

@@ -181,7 +181,7 @@ MEGATRON = Stack(
     half_loss_bytes=10,
     vocabulary_parallel=True,
     keeps_gathered=False,
-    overlap=Overlap(gradient=0.9, gather=0.5, tensor=0.45, pipeline=0.5),
+    overlap=Overlap(gradient=0.9, gather=0.3, tensor=0.3, pipeline=0.5),
     late_gradients=False,
     host_layer_s=1.4e-3,
     host_kernel_s=10.7e-6,
@@ -189,7 +189,7 @@ MEGATRON = Stack(
 )
 
 # Megatron-LM and Megatron-DeepSpeed before that: reductions and sends wait their turn.
-MEGATRON_2021 = replace(MEGATRON, name="megatron-2021", overlap=Overlap(tensor=0.45), slack=1.02)
+MEGATRON_2021 = replace(MEGATRON, name="megatron-2021", overlap=Overlap(tensor=0.3), slack=1.06)
 
 # DeepSpeed's ZeRO 3 of the same time gathered parameter by parameter, each from its owner.
 ZERO3_2021 = replace(MEGATRON_2021, name="zero3-2021", gather_efficiency=0.2)
@@ -213,7 +213,7 @@ MODULAR = replace(
     overlap=Overlap(gradient=0.5),
     late_gradients=False,
     step_s=5e-3,
-    slack=1.08,
+    slack=1.12,
 )
 
 # The same with a fused norm.
@@ -232,6 +232,7 @@ MODULAR_LEAN = replace(
     vocabulary_parallel=True,
     kept=EAGER.kept,
     loss_bytes=6,
+    slack=1.06,
 )
 
 # PyTorch's fully sharded data parallelism around such modules.
@@ -241,8 +242,8 @@ FSDP = replace(
     padded=False,
     keeps_gathered=False,
     loss_bytes=12,
-    slack=1.05,
-    overlap=Overlap(gradient=1.0, gather=0.5),
+    slack=1.03,
+    overlap=Overlap(gradient=1.0, gather=0.3),
 )
 
 # XLA: one compiled program a step, collectives scheduled beside computation.
