@@ -1,0 +1,37 @@
+"""Layouts that the export tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.export import Export, export
+from atoll.training.layout import Layout
+from atoll.workload.config import load_config
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    layout: Layout
+    sequence: int = 4096
+    global_batch: int = 64
+    precision: str = "bf16"
+    stages: tuple[int, ...] | None = None
+
+    def export(self, target: str) -> Export:
+        return export(
+            target,
+            load_config(self.model),
+            self.layout,
+            sequence=self.sequence,
+            global_batch=self.global_batch,
+            precision=self.precision,
+            stages=self.stages,
+        )
+
+
+DENSE = Case("llama3-70b", Layout(dp=8, tp=8, pp=4, vpp=5, zero=1), global_batch=128)
+UNEVEN = Case("llama3-405b", Layout(dp=2, tp=8, pp=16, zero=1, recompute="full"))
+SHARDED = Case("llama3-8b", Layout(dp=8, zero=3, recompute="full"))
+LONG = Case("llama3-8b", Layout(dp=2, tp=2, cp=4, zero=3), sequence=32768)
+EXPERTS = Case("qwen3-30b-a3b", Layout(dp=16, ep=8, zero=3))
