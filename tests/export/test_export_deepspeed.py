@@ -41,6 +41,7 @@ def test_a_pipeline_is_left_to_the_users_code() -> None:
         (Layout(dp=2, tp=2), "set sp off"),
         (Layout(dp=2, tp=2, pp=2, sp=False), "cannot join tp and pp"),
         (Layout(dp=2, cp=2, pp=2), "cannot join pp and cp"),
+        (Layout(dp=2, tp=16, sp=False), "does not divide the 8 key and value heads"),
         (Layout(dp=2, pp=2, vpp=2), "set vpp 1 and 1f1b"),
         (Layout(dp=2, pp=2, schedule="gpipe"), "set vpp 1 and 1f1b"),
         (Layout(dp=2, pp=2, zero=3), "take zero 0 or 1, not 3"),

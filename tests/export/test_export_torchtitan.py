@@ -83,6 +83,9 @@ def test_a_llama_without_a_flavor_comes_with_its_registration() -> None:
         ("llama3-8b", Layout(dp=2, pp=2, schedule="zb-h1"), "two chunks a stage, unlike zb-h1"),
         ("llama3-8b", Layout(dp=8, zero=3, recompute="selective"), "use none, alternate"),
         ("llama3-8b", Layout(dp=8, zero=3, recompute="optimal"), "use none, alternate"),
+        ("llama3-8b", Layout(dp=2, tp=16, zero=3), "does not divide the 8 of llama3-8b"),
+        ("mixtral-8x7b", Layout(dp=2, zero=3), "has no model of the kind of mixtral-8x7b"),
+        ("qwen3-30b-a3b", Layout(dp=2, ep=2, zero=0), "over sharded data parallelism only"),
         ("qwen3-8b", Layout(dp=4, pp=2), "set pp 1"),
         ("deepseek-v3", Layout(dp=2, cp=2, zero=3), "set cp 1"),
         ("gpt3-175b", Layout(dp=2, zero=3), "has no model of the kind of gpt3-175b"),
@@ -177,6 +180,15 @@ ROUND = [
 def test_torchtitan_reads_the_layout_back(case: Case, manager: Any, tmp_path: Path) -> None:
     found = read_back(manager, case, tmp_path)
     assert found.activation_checkpoint.mode == case.layout.recompute
+
+
+def test_fp8_names_a_converter_that_is_registered(manager: Any) -> None:
+    pytest.importorskip("torchtitan.components.quantization.float8")
+    from torchtitan.protocols import model_converter
+
+    case = Case("llama3-70b", Layout(dp=2, tp=2, zero=3), precision="fp8")
+    for name in sections(case)["model"]["converters"]:
+        assert name in model_converter._registry_model_converter_cls
 
 
 def test_uneven_stages_hold_every_block_once(manager: Any, tmp_path: Path) -> None:

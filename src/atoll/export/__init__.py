@@ -55,10 +55,13 @@ def write_export(made: Export, path: str | Path) -> Path:
     """Write the file; into a directory, under the target's usual name. A script can be run."""
     given = Path(path)
     place = given / made.filename if given.is_dir() else given
+    part = place.with_name(f".{place.name}.part")
     try:
-        place.write_text(made.text, encoding="utf-8")
+        part.write_text(made.text, encoding="utf-8")
         if made.filename.endswith(".sh"):
-            place.chmod(place.stat().st_mode | 0o111)
+            part.chmod(part.stat().st_mode | 0o111)
+        part.replace(place)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise AtollError(f"cannot write {place}: {error.strerror or error}") from error
     return place

@@ -89,6 +89,18 @@ def _check(plan: Plan) -> None:
             TARGET,
             "AutoTP has no sequence parallelism over the tensor group; set sp off",
         )
+    if plan.model.kv_heads % layout.tp:
+        raise refuse(
+            TARGET,
+            f"AutoTP leaves ranks without attention when tp {layout.tp} does not divide the "
+            f"{plan.model.kv_heads} key and value heads of {plan.model.name}; lower tp",
+        )
+    if plan.model.heads % layout.cp:
+        raise refuse(
+            TARGET,
+            f"Ulysses divides heads, but cp {layout.cp} does not divide the {plan.model.heads} of "
+            f"{plan.model.name}; lower cp",
+        )
     if layout.vpp > 1 or (layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved")):
         raise refuse(TARGET, "its pipelines run 1f1b with one chunk a stage; set vpp 1 and 1f1b")
     if layout.pp > 1 and layout.zero >= 2:

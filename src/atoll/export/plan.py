@@ -73,9 +73,7 @@ def make_plan(
             raise AtollError(f"{name} is {value!r}, but must be a positive integer")
     check_layout(layout, model, layout.devices, global_batch, sequence)
     if precision not in PRECISIONS:
-        raise AtollError(
-            f"precision is {precision!r}, but exports know {', '.join(PRECISIONS)}"
-        )
+        raise AtollError(f"precision is {precision!r}, but exports know {', '.join(PRECISIONS)}")
     per_node = min(devices_per_node, layout.devices)
     if layout.devices % per_node:
         raise AtollError(

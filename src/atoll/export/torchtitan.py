@@ -172,6 +172,12 @@ def _check(plan: Plan, flavor: Flavor) -> None:
         )
     if layout.tp > 1 and not layout.sp:
         raise refuse(TARGET, "its tensor parallelism always divides norms too; set sp on")
+    if plan.model.kv_heads % layout.tp:
+        raise refuse(
+            TARGET,
+            f"it gives every tensor rank whole key and value heads, but tp {layout.tp} does not "
+            f"divide the {plan.model.kv_heads} of {plan.model.name}; lower tp",
+        )
     if plan.sequence % (layout.tp * 2 * layout.cp):
         raise refuse(
             TARGET,
