@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case, arguments_of, script_of
+from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case, script_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from megatron_machine import parsed
 
 from atoll.errors import AtollError
 from atoll.training.layout import Layout
@@ -23,32 +23,6 @@ DOCUMENTED = Path(__file__).parents[1] / "data" / "export" / "megatron_arguments
 @pytest.fixture(scope="module")
 def parser() -> Any:
     return pytest.importorskip("megatron.training.arguments")
-
-
-def parsed(
-    parser: Any, monkeypatch: pytest.MonkeyPatch, script: Path, layout: Layout
-) -> tuple[Any, Any]:
-    """Arguments after Megatron's own checks, and the configuration that it makes of them."""
-    words, environment = arguments_of(script)
-    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *words])
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("WORLD_SIZE", str(layout.devices))
-    monkeypatch.setenv("RANK", "0")
-    stand_for_hopper(parser, monkeypatch)
-    checked = parser.validate_args(parser.parse_args())
-    return checked, parser.core_transformer_config_from_args(checked)
-
-
-def stand_for_hopper(parser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Megatron asks of the machine: an H100 with Transformer Engine."""
-    from megatron.core import utils
-    from megatron.core.models.common.embeddings import rope_utils
-
-    monkeypatch.setattr(parser, "get_device_arch_version", lambda: 9)
-    monkeypatch.setattr(parser.torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(utils, "_te_version", utils.PkgVersion("2.9.0"))
-    monkeypatch.setattr(rope_utils, "fused_apply_rotary_pos_emb", lambda: None)
 
 
 def assert_same(case: Case, found: Any, core: Any) -> None:
