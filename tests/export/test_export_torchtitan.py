@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.export import write_export
 from atoll.export.torchtitan_models import FLAVORS, Flavor, model_arguments
 from atoll.training.layout import Layout
+from atoll.workload.build import build_model
 from atoll.workload.config import load_config
 
 FULL = replace(UNEVEN, layout=replace(UNEVEN.layout, recompute="full"))
@@ -265,6 +267,39 @@ def test_flavors_are_those_of_the_registry(flavor: Flavor, manager: Any) -> None
     if flavor.experts:
         assert found.moe_args.num_experts == flavor.experts
         assert found.moe_args.top_k == flavor.experts_per_token
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama3-8b",
+        "llama3-70b",
+        "llama3-405b",
+        "qwen3-8b",
+        "qwen3-30b-a3b",
+        "deepseek-v2-lite",
+        "deepseek-v2",
+        "deepseek-v3",
+    ],
+)
+def test_torchtitans_models_have_the_parameters_that_atoll_counts(
+    name: str, manager: Any, tmp_path: Path
+) -> None:
+    import torch
+    from torchtitan.protocols.train_spec import get_train_spec
+
+    case = Case(name, Layout(dp=2, zero=3), sequence=512)
+    job = read_back(manager, case, tmp_path)
+    spec = get_train_spec(job.model.name)
+    arguments = copy.deepcopy(spec.model_args[job.model.flavor])
+    arguments.update_from_config(job)
+    with torch.device("meta"):
+        model = spec.model_cls(arguments)
+    weights = list(model.parameters())
+    if load_config(name).router == "sigmoid":
+        # The router's correction biases are buffers here.
+        weights += [b for title, b in model.named_buffers() if title.endswith("expert_bias")]
+    assert sum(w.numel() for w in weights) == build_model(load_config(name), 1, 512).parameters
 
 
 def llama_columns(arguments: Any) -> int:
