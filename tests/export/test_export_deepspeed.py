@@ -15,6 +15,9 @@ from atoll.export import write_export
 from atoll.training.layout import Layout
 
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
+
+
 def test_a_file_says_the_layout() -> None:
     made = SHARDED.export("deepspeed")
     assert json.loads(made.text) == {

@@ -17,6 +17,7 @@ from atoll.workload.build import build_model
 from atoll.workload.config import load_config, zoo_names
 from atoll.workload.model_config import ModelConfig
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 SEQUENCE = 512
 
 

@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.training.layout import Layout
 from atoll.workload.config import load_config
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 DOCUMENTED = Path(__file__).parents[1] / "data" / "export" / "megatron_arguments.csv"
 
 

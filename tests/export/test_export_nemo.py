@@ -19,6 +19,9 @@ from atoll.export.nemo import PRECISION, RECIPES
 from atoll.training.layout import Layout
 
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
+
+
 def values(case: Case) -> dict[str, Any]:
     found = yaml.safe_load(case.export("nemo").text)
     assert isinstance(found, dict)

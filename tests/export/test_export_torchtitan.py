@@ -20,6 +20,7 @@ from atoll.training.layout import Layout
 from atoll.workload.build import build_model
 from atoll.workload.config import load_config
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 FULL = replace(UNEVEN, layout=replace(UNEVEN.layout, recompute="full"))
 
 

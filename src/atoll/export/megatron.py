@@ -135,6 +135,7 @@ def _script(plan: Plan, groups: dict[str, Arguments]) -> str:
         f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}",
         "",
     ]
+    groups = {name: arguments for name, arguments in groups.items() if arguments}
     for name, arguments in groups.items():
         lines.append(f"{name}=(")
         lines += ["  " + shlex.join(argument) for argument in arguments]
@@ -143,7 +144,7 @@ def _script(plan: Plan, groups: dict[str, Arguments]) -> str:
         f"exec torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node} "
         '--node-rank "$NODE_RANK"'
     )
-    used = " ".join(f'"${{{name}[@]}}"' for name, arguments in groups.items() if arguments)
+    used = " ".join(f'"${{{name}[@]}}"' for name in groups)
     lines += [
         "",
         launch + " \\",

@@ -70,8 +70,8 @@ def _check(model: ModelConfig) -> None:
 def _no_argument(model: ModelConfig, words: str) -> AtollError:
     return refuse(
         TARGET,
-        f"{model.name} has {words}, for which pretrain_gpt.py takes no argument; only models "
-        "without it can be exported",
+        f"{model.name} has {words}, for which pretrain_gpt.py takes no argument; export to "
+        "deepspeed or nemo, which do not describe the model",
     )
 
 

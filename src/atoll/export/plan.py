@@ -49,8 +49,10 @@ class Plan:
 
     @property
     def title(self) -> str:
+        """The run on one line, for comments."""
+        name = " ".join(self.model.name.split())
         return (
-            f"{self.model.name}, {self.layout}, {self.layout.devices} devices, sequence "
+            f"{name}, {self.layout}, {self.layout.devices} devices, sequence "
             f"{self.sequence}, global batch {self.global_batch}, {self.precision}"
         )
 

@@ -7,6 +7,7 @@ replicas when nothing else is divided.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from atoll.export.plan import Export, Plan, refuse
@@ -225,5 +226,4 @@ def _toml(value: Any) -> str:
         return str(value)
     if isinstance(value, list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    return json.dumps(value, ensure_ascii=False)
