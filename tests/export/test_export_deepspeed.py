@@ -14,7 +14,6 @@ from atoll.errors import AtollError
 from atoll.export import write_export
 from atoll.training.layout import Layout
 
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 
 

@@ -101,7 +101,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @settings(
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -18,7 +18,6 @@ from atoll.errors import AtollError
 from atoll.export.nemo import PRECISION, RECIPES
 from atoll.training.layout import Layout
 
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 
 

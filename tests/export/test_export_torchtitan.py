@@ -219,7 +219,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -8,8 +8,8 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""
 
 FSDP_WITH_PIPELINE = (
-    "Megatron takes Megatron-FSDP with a pipeline; its documentation does not show the two "
-    "together, so try it on few devices first."
+    "Megatron's checks accept Megatron-FSDP with a pipeline, but Atoll has not seen it run: try it "
+    "on few devices first."
 )
 
 
