@@ -1,0 +1,67 @@
+"""Launch files for training tools, from a layout.
+
+One module a target. Each either says the layout in the target's own words, or refuses with one
+sentence; where only a near equivalent exists, a note says what differs. Nothing here runs a tool:
+the tests hand every file to the tools' own parsers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from atoll.errors import AtollError
+from atoll.export.deepspeed import deepspeed
+from atoll.export.megatron import megatron
+from atoll.export.nemo import nemo
+from atoll.export.plan import Export, Plan, make_plan
+from atoll.export.torchtitan import torchtitan
+from atoll.training.layout import Layout
+from atoll.workload.model_config import ModelConfig
+from atoll.yamlfile import suggestion
+
+EXPORTERS: dict[str, Callable[[Plan], Export]] = {
+    "megatron": megatron,
+    "torchtitan": torchtitan,
+    "deepspeed": deepspeed,
+    "nemo": nemo,
+}
+
+__all__ = ["EXPORTERS", "Export", "export", "write_export"]
+
+
+def export(
+    target: str,
+    model: ModelConfig,
+    layout: Layout,
+    *,
+    sequence: int,
+    global_batch: int,
+    precision: str = "bf16",
+    devices_per_node: int = 8,
+    stages: Sequence[int] | None = None,
+) -> Export:
+    """The launch file of `target`. `stages`: blocks of each model chunk, in the model's order."""
+    if target not in EXPORTERS:
+        raise AtollError(
+            f"export target is {target!r}, but must be one of {', '.join(EXPORTERS)}"
+            f"{suggestion(target, tuple(EXPORTERS))}"
+        )
+    plan = make_plan(model, layout, sequence, global_batch, precision, devices_per_node, stages)
+    return EXPORTERS[target](plan)
+
+
+def write_export(made: Export, path: str | Path) -> Path:
+    """Write the file; into a directory, under the target's usual name. A script can be run."""
+    given = Path(path)
+    place = given / made.filename if given.is_dir() else given
+    part = place.with_name(f".{place.name}.part")
+    try:
+        part.write_text(made.text, encoding="utf-8")
+        if made.filename.endswith(".sh"):
+            part.chmod(part.stat().st_mode | 0o111)
+        part.replace(place)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AtollError(f"cannot write {place}: {error.strerror or error}") from error
+    return place

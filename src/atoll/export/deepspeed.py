@@ -1,0 +1,121 @@
+"""DeepSpeed: its JSON configuration.
+
+Keys: deepspeed/runtime/config.py of DeepSpeed 0.19.8. The JSON speaks of batch, precision, ZeRO,
+and of tensor and expert parallelism for Hugging Face models (AutoTP, AutoEP). Pipelines and
+recomputation are said in the user's code; a note tells what to say there.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from atoll.export.plan import Export, Plan, refuse
+
+TARGET = "deepspeed"
+
+
+def deepspeed(plan: Plan) -> Export:
+    _check(plan)
+    layout = plan.layout
+    notes = [
+        f"Start with: deepspeed --num_nodes {plan.nodes} --num_gpus {plan.per_node} YOUR_SCRIPT "
+        "--deepspeed --deepspeed_config ds_config.json; model, optimizer, data and a sequence of "
+        f"{plan.sequence} come from your script.",
+    ]
+    values: dict[str, Any] = {
+        "train_batch_size": plan.global_batch,
+        "train_micro_batch_size_per_gpu": layout.microbatch,
+        "gradient_accumulation_steps": plan.microbatches,
+        plan.precision: {"enabled": True},
+        "zero_optimization": _zero(layout.zero),
+    }
+    if layout.tp > 1:
+        values["tensor_parallel"] = {"autotp_size": layout.tp}
+        notes.append(
+            "AutoTP divides a Hugging Face model's attention and feed-forward layers; embedding "
+            "and head may stay whole on every device, unlike in Atoll's estimate."
+        )
+    if layout.ep > 1:
+        values["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep}
+        notes.append("AutoEP spreads the experts of Hugging Face models that it knows.")
+    if layout.cp > 1:
+        values["sequence_parallel_size"] = layout.cp
+        notes.append(
+            f"DeepSpeed divides a sequence by Ulysses (all-to-all over heads), not by a ring: same "
+            f"memory, other traffic; give deepspeed.initialize an mpu for groups of {layout.cp}, "
+            "as UlyssesSPAttentionHF.register_with_transformers returns."
+        )
+    if layout.pp > 1:
+        values["pipeline"] = {"stages": layout.pp, "activation_checkpoint_interval": 0}
+        notes.append(
+            f"Build the model as PipelineModule(num_stages={layout.pp}) with "
+            f"{', '.join(map(str, plan.stages))} blocks on its stages; the JSON cannot say it."
+        )
+    if layout.recompute == "full":
+        notes.append(_full_recompute(plan, values))
+    text = json.dumps(values, indent=2) + "\n"
+    return Export(TARGET, "ds_config.json", text, tuple(notes))
+
+
+def _zero(stage: int) -> dict[str, Any]:
+    if stage == 0:
+        return {"stage": 0}
+    return {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
+
+
+def _full_recompute(plan: Plan, values: dict[str, Any]) -> str:
+    if plan.layout.pp > 1:
+        values["pipeline"]["activation_checkpoint_interval"] = 1
+        return "Recompute each block: PipelineModule(activation_checkpoint_interval=1)."
+    values["activation_checkpointing"] = {"partition_activations": False}
+    return (
+        "Recompute each block in your script: model.gradient_checkpointing_enable(), or "
+        "deepspeed.checkpointing.checkpoint around it."
+    )
+
+
+def _check(plan: Plan) -> None:
+    layout = plan.layout
+    many = [name for name in ("tp", "pp", "cp") if getattr(layout, name) > 1]
+    if len(many) > 1:
+        raise refuse(
+            TARGET,
+            f"its configuration cannot join {' and '.join(many)}; keep one of them above 1, or "
+            "export to megatron",
+        )
+    if layout.tp > 1 and layout.sp:
+        raise refuse(
+            TARGET,
+            "AutoTP has no sequence parallelism over the tensor group; set sp off",
+        )
+    if plan.model.kv_heads % layout.tp:
+        raise refuse(
+            TARGET,
+            f"AutoTP leaves ranks without attention when tp {layout.tp} does not divide the "
+            f"{plan.model.kv_heads} key and value heads of {plan.model.name}; lower tp",
+        )
+    if plan.model.heads % layout.cp:
+        raise refuse(
+            TARGET,
+            f"Ulysses divides heads, but cp {layout.cp} does not divide the {plan.model.heads} of "
+            f"{plan.model.name}; lower cp",
+        )
+    if layout.vpp > 1 or (layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved")):
+        raise refuse(TARGET, "its pipelines run 1f1b with one chunk a stage; set vpp 1 and 1f1b")
+    if layout.pp > 1 and layout.zero >= 2:
+        raise refuse(TARGET, f"its pipelines take zero 0 or 1, not {layout.zero}")
+    if layout.ep > 1 and many:
+        raise refuse(
+            TARGET,
+            f"ep with {many[0]} above 1 places experts otherwise than Atoll does; set "
+            f"{many[0]} 1, or export to megatron",
+        )
+    if layout.recompute not in ("none", "full"):
+        raise refuse(
+            TARGET,
+            f"it cannot say which operators of a block to recompute, as recompute "
+            f"{layout.recompute} asks; use none or full",
+        )
+    if plan.precision == "fp8":
+        raise refuse(TARGET, "its configuration has no fp8 products; use bf16 or fp16")

@@ -1,0 +1,53 @@
+"""What Megatron-LM and Megatron-Bridge share: both configure megatron-core."""
+
+from __future__ import annotations
+
+from atoll.export.plan import Plan, refuse
+
+SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+"""Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""
+
+FSDP_WITH_PIPELINE = (
+    "Megatron's checks accept Megatron-FSDP with a pipeline, but Atoll has not seen it run: try it "
+    "on few devices first."
+)
+
+
+def check_core(plan: Plan, target: str) -> None:
+    """Refuse what megatron-core cannot run."""
+    layout = plan.layout
+    if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
+        raise refuse(
+            target,
+            f"its pipelines run 1f1b or interleaved, not {layout.schedule}; choose one of the two",
+        )
+    if plan.model.experts and layout.tp > 1 and not layout.sp:
+        raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
+
+
+def pipeline_layout(plan: Plan) -> str:
+    """Stages in Megatron's notation: E embedding, t block, L loss, | between model chunks."""
+    chunks = [f"t*{blocks}" for blocks in plan.stages]
+    chunks[0] = "E" + chunks[0]
+    chunks[-1] = chunks[-1] + "L"
+    return "|".join(chunks)
+
+
+def recompute_values(plan: Plan, target: str) -> dict[str, str | int | list[str]]:
+    """Fields of TransformerConfig."""
+    policy = plan.layout.recompute
+    if policy == "none":
+        return {}
+    if policy == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    if policy == "full":
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    raise refuse(
+        target,
+        f"it cannot recompute operator by operator, as recompute {policy} asks; use none, "
+        "selective or full",
+    )

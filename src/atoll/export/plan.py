@@ -1,0 +1,119 @@
+"""What every exporter is given, and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.errors import AtollError
+from atoll.training.layout import Layout, check_layout
+from atoll.workload.model_config import ModelConfig
+
+PRECISIONS = ("bf16", "fp16", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A launch file of one target."""
+
+    target: str
+    filename: str
+    text: str
+    notes: tuple[str, ...]
+    """What the target says differently, and what the user must supply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One checked training run."""
+
+    model: ModelConfig
+    layout: Layout
+    sequence: int
+    global_batch: int
+    precision: str
+    nodes: int
+    per_node: int
+    """Processes on each node, one a device."""
+    stages: tuple[int, ...]
+    """Blocks of each model chunk, in the model's order: chunk i is on pipeline rank i mod pp."""
+
+    @property
+    def microbatches(self) -> int:
+        return self.layout.microbatches(self.global_batch)
+
+    @property
+    def even(self) -> bool:
+        """All model chunks hold the same number of blocks."""
+        return len(set(self.stages)) == 1
+
+    @property
+    def title(self) -> str:
+        """The run on one line, for comments."""
+        name = " ".join(self.model.name.split())
+        return (
+            f"{name}, {self.layout}, {self.layout.devices} devices, sequence "
+            f"{self.sequence}, global batch {self.global_batch}, {self.precision}"
+        )
+
+
+def make_plan(
+    model: ModelConfig,
+    layout: Layout,
+    sequence: int,
+    global_batch: int,
+    precision: str,
+    devices_per_node: int,
+    stages: Sequence[int] | None,
+) -> Plan:
+    for name, value in (
+        ("sequence", sequence),
+        ("global batch", global_batch),
+        ("devices per node", devices_per_node),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+    check_layout(layout, model, layout.devices, global_batch, sequence)
+    if precision not in PRECISIONS:
+        raise AtollError(f"precision is {precision!r}, but exports know {', '.join(PRECISIONS)}")
+    per_node = min(devices_per_node, layout.devices)
+    if layout.devices % per_node:
+        raise AtollError(
+            f"the layout has {layout.devices} devices, which do not fill nodes of "
+            f"{devices_per_node}; change the layout or the devices per node"
+        )
+    chunks = layout.pp * layout.vpp
+    return Plan(
+        model=model,
+        layout=layout,
+        sequence=sequence,
+        global_batch=global_batch,
+        precision=precision,
+        nodes=layout.devices // per_node,
+        per_node=per_node,
+        stages=_stages(stages, model.layers, chunks),
+    )
+
+
+def _stages(given: Sequence[int] | None, layers: int, chunks: int) -> tuple[int, ...]:
+    if given is None:
+        return even_stages(layers, chunks)
+    stages = tuple(given)
+    if len(stages) != chunks or sum(stages) != layers or min(stages) < 1:
+        raise AtollError(
+            f"stages are {list(stages)}, but must be {chunks} positive numbers (pp x vpp) that "
+            f"sum up to the model's {layers} blocks"
+        )
+    return stages
+
+
+def even_stages(layers: int, chunks: int) -> tuple[int, ...]:
+    """Equal chunks; a remainder goes to the middle, as the ends hold embedding and head."""
+    base, extra = divmod(layers, chunks)
+    first = (chunks - extra + 1) // 2
+    return tuple(base + (first <= i < first + extra) for i in range(chunks))
+
+
+def refuse(target: str, reason: str) -> AtollError:
+    """The error for a layout that a target cannot say."""
+    return AtollError(f"export to {target}: {reason}")

@@ -1,0 +1,229 @@
+"""torchtitan: its TOML job file.
+
+Sections and fields: torchtitan/config/job_config.py of torchtitan 0.2.2, the last release that
+reads TOML (0.3 is configured by Python functions). Data parallelism there is FSDP2, or plain
+replicas when nothing else is divided.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from atoll.export.plan import Export, Plan, refuse
+from atoll.export.torchtitan_models import Flavor, find_flavor
+
+TARGET = "torchtitan"
+SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe"}
+"""Of one chunk a stage; more chunks run Interleaved1F1B."""
+
+
+def torchtitan(plan: Plan) -> Export:
+    flavor, note = find_flavor(plan.model)
+    _check(plan, flavor)
+    notes = [
+        "The file is for torchtitan 0.2: later releases read no TOML.",
+        "Set model.hf_assets_path to the model's tokenizer, and the dataset; learning rate and "
+        "number of steps are torchtitan's defaults.",
+    ]
+    if note:
+        notes.append(note)
+    sections: dict[str, dict[str, Any]] = {
+        "job": {"description": plan.title},
+        "model": {
+            "name": flavor.name,
+            "flavor": flavor.flavor,
+            "hf_assets_path": f"./assets/hf/{plan.model.name}",
+        },
+        "training": _training(plan),
+        "parallelism": {
+            **_data_parallel(plan, notes),
+            "tensor_parallel_degree": plan.layout.tp,
+            "context_parallel_degree": plan.layout.cp,
+            **_experts(plan),
+            **_pipeline(plan),
+        },
+        "activation_checkpoint": _recompute(plan),
+    }
+    if plan.layout.cp > 1:
+        notes.append(
+            "context_parallel_rotate_method is alltoall, which passes keys and values on in turns "
+            "as Atoll's ring does; torchtitan's default gathers them."
+        )
+        sections["parallelism"]["context_parallel_rotate_method"] = "alltoall"
+    if plan.precision == "fp8":
+        _fp8(sections, notes)
+    text = _header(plan) + "\n".join(_section(name, body) for name, body in sections.items())
+    return Export(TARGET, "train.toml", text, tuple(notes))
+
+
+def _header(plan: Plan) -> str:
+    return (
+        f"# torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node} ... "
+        "-m torchtitan.train --job.config_file train.toml\n\n"
+    )
+
+
+def _training(plan: Plan) -> dict[str, Any]:
+    layout = plan.layout
+    # A pipeline takes all microbatches of a step as its local batch; without one, torchtitan
+    # accumulates gradients over local batches.
+    local = plan.global_batch // layout.dp if layout.pp > 1 else layout.microbatch
+    return {
+        "dataset": "c4",
+        "seq_len": plan.sequence,
+        "local_batch_size": local,
+        "global_batch_size": plan.global_batch,
+        "mixed_precision_param": "bfloat16",
+        "mixed_precision_reduce": "float32",
+    }
+
+
+def _data_parallel(plan: Plan, notes: list[str]) -> dict[str, Any]:
+    layout = plan.layout
+    if layout.zero == 0:
+        return {"data_parallel_replicate_degree": layout.dp, "data_parallel_shard_degree": 1}
+    if layout.zero < 3 and layout.dp * layout.cp > 1:
+        again = "step" if layout.pp > 1 else "microbatch"
+        notes.append(
+            f"zero {layout.zero} is written as FSDP that keeps gathered weights from forward to "
+            f"backward; it also divides weights at rest, and gathers them every {again}."
+        )
+    return {
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": layout.dp,
+        "fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
+    }
+
+
+def _experts(plan: Plan) -> dict[str, Any]:
+    if not plan.model.experts:
+        return {}
+    degrees = {"expert_parallel_degree": plan.layout.ep}
+    if plan.layout.ep > 1:
+        degrees["expert_tensor_parallel_degree"] = plan.layout.tp
+    return degrees
+
+
+def _pipeline(plan: Plan) -> dict[str, Any]:
+    layout = plan.layout
+    found: dict[str, Any] = {"pipeline_parallel_degree": layout.pp}
+    if layout.pp == 1:
+        return found
+    found["pipeline_parallel_schedule"] = (
+        "Interleaved1F1B" if layout.vpp > 1 else SCHEDULES[layout.schedule]
+    )
+    found["pipeline_parallel_microbatch_size"] = layout.microbatch
+    if plan.even:
+        return found | {
+            "pipeline_parallel_layers_per_stage": plan.stages[0],
+            "pipeline_parallel_first_stage_less_layers": 0,
+            "pipeline_parallel_last_stage_less_layers": 0,
+        }
+    return found | {"module_fqns_per_model_part": _modules(plan.stages)}
+
+
+def _modules(stages: tuple[int, ...]) -> list[list[str]]:
+    """The modules of each chunk by name."""
+    parts, first = [], 0
+    for blocks in stages:
+        parts.append([f"layers.{i}" for i in range(first, first + blocks)])
+        first += blocks
+    parts[0].insert(0, "tok_embeddings")
+    parts[-1] += ["norm", "output"]
+    return parts
+
+
+def _recompute(plan: Plan) -> dict[str, Any]:
+    policy = plan.layout.recompute
+    if policy in ("none", "full"):
+        return {"mode": policy}
+    if policy == "alternate":
+        return {"mode": "selective", "selective_ac_option": "op"}
+    raise refuse(
+        TARGET,
+        f"it cannot recompute what recompute {policy} asks; use none, alternate (its selective "
+        "mode by operator) or full",
+    )
+
+
+def _fp8(sections: dict[str, dict[str, Any]], notes: list[str]) -> None:
+    sections["model"]["converters"] = ["quantize.linear.float8"]
+    sections["quantize.linear.float8"] = {
+        "recipe_name": "rowwise",
+        "filter_fqns": ["output"],
+    }
+    sections["compile"] = {"enable": True}
+    notes.append(
+        "fp8 is written as rowwise scaling of all linear layers but the head, which needs torchao "
+        "and torch.compile."
+    )
+
+
+def _check(plan: Plan, flavor: Flavor) -> None:
+    layout = plan.layout
+    sharded = layout.zero > 0 and layout.dp * layout.cp > 1
+    if plan.precision == "fp16":
+        raise refuse(TARGET, "it trains in bf16 or fp8, not fp16")
+    if layout.pp > 1 and not flavor.pipeline:
+        raise refuse(TARGET, f"it cannot cut {flavor.name} into pipeline stages; set pp 1")
+    if layout.cp > 1 and not flavor.context:
+        raise refuse(
+            TARGET, f"it cannot divide the sequences of {flavor.name} {flavor.flavor}; set cp 1"
+        )
+    if layout.tp > 1 and not layout.sp:
+        raise refuse(TARGET, "its tensor parallelism always divides norms too; set sp on")
+    if plan.model.kv_heads % layout.tp:
+        raise refuse(
+            TARGET,
+            f"it gives every tensor rank whole key and value heads, but tp {layout.tp} does not "
+            f"divide the {plan.model.kv_heads} of {plan.model.name}; lower tp",
+        )
+    if plan.sequence % (layout.tp * 2 * layout.cp):
+        raise refuse(
+            TARGET,
+            f"sequence {plan.sequence} must be a multiple of tp x 2 cp = "
+            f"{layout.tp * 2 * layout.cp}",
+        )
+    if layout.zero == 0 and (layout.dp > 1 or layout.cp > 1) and layout.dp != layout.devices:
+        raise refuse(
+            TARGET,
+            "it replicates a model over data only when nothing else is divided; use zero 3, or 1 "
+            "with a pipeline",
+        )
+    if layout.ep > 1 and layout.zero == 0:
+        raise refuse(TARGET, "it spreads experts over sharded data parallelism only; use zero 3")
+    if layout.zero == 1 and layout.pp == 1 and sharded:
+        raise refuse(
+            TARGET,
+            "without a pipeline it cannot divide optimizer states alone; use zero 2 or 3",
+        )
+    if not sharded and (layout.tp > 1 or layout.pp > 1):
+        raise refuse(
+            TARGET,
+            "it mixes precisions only with sharded data parallelism beside tp and pp; choose dp "
+            "above 1",
+        )
+    if layout.pp > 1 and layout.schedule not in SCHEDULES:
+        raise refuse(
+            TARGET,
+            f"its zero-bubble schedules take two chunks a stage, unlike {layout.schedule}; use "
+            "1f1b or interleaved",
+        )
+    if layout.pp > 1 and layout.vpp > 1 and layout.schedule == "gpipe":
+        raise refuse(TARGET, "gpipe has one chunk a stage; set vpp 1 or interleaved")
+
+
+def _section(name: str, body: dict[str, Any]) -> str:
+    lines = [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in body.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,78 @@
+"""What holds for every target: the plan behind a file, and writing it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from export_cases import DENSE, SHARDED
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import AtollError
+from atoll.export import EXPORTERS, export, write_export
+from atoll.export.plan import even_stages
+from atoll.training.layout import Layout
+from atoll.workload.config import load_config
+
+
+@given(layers=st.integers(1, 200), chunks=st.integers(1, 64))
+def test_stages_are_even_and_light_at_the_ends(layers: int, chunks: int) -> None:
+    chunks = min(layers, chunks)
+    stages = even_stages(layers, chunks)
+    assert sum(stages) == layers
+    assert len(stages) == chunks
+    assert max(stages) - min(stages) <= 1
+    assert stages[0] <= stages[chunks // 2]
+    assert stages[-1] <= stages[chunks // 2]
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+def test_every_target_writes_its_file(target: str, tmp_path: Path) -> None:
+    made = SHARDED.export(target)
+    path = write_export(made, tmp_path)
+    assert path == tmp_path / made.filename
+    assert path.read_text() == made.text
+    assert made.target == target
+    assert made.notes
+    assert os.access(path, os.X_OK) == made.filename.endswith(".sh")
+    assert list(tmp_path.iterdir()) == [path]
+    assert SHARDED.export(target) == made
+
+
+def test_a_file_may_have_another_name(tmp_path: Path) -> None:
+    assert write_export(DENSE.export("nemo"), tmp_path / "mine.yaml").name == "mine.yaml"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match=r"cannot write .*no/mine.yaml: No such file"):
+        write_export(DENSE.export("nemo"), tmp_path / "no" / "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"precision": "fp64"}, "precision is 'fp64', but exports know bf16, fp16, fp8"),
+        ({"stages": (10, 10)}, "must be 4 positive numbers"),
+        ({"stages": (32, 0, 0, 0)}, "must be 4 positive numbers"),
+        ({"devices_per_node": 3}, "do not fill nodes of 3"),
+        ({"devices_per_node": 0}, "devices per node is 0"),
+        ({"global_batch": 7}, "global batch 7 is not a multiple"),
+        ({"sequence": 0}, "sequence is 0"),
+    ],
+)
+def test_a_plan_that_does_not_add_up_is_refused(change: dict[str, object], words: str) -> None:
+    given_values: dict[str, object] = {"sequence": 4096, "global_batch": 64}
+    with pytest.raises(AtollError, match=words):
+        export(
+            "megatron",
+            load_config("llama3-8b"),
+            Layout(dp=2, pp=4),
+            **{**given_values, **change},  # type: ignore[arg-type]
+        )
+
+
+def test_a_small_run_is_one_node_that_is_not_full() -> None:
+    made = export("megatron", load_config("llama3-8b"), Layout(dp=2), sequence=4096, global_batch=2)
+    assert "--nnodes 1 --nproc-per-node 2" in made.text

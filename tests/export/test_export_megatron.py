@@ -1,0 +1,122 @@
+"""Megatron-LM scripts: what they say, what is refused, and the arguments that they may use."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import pytest
+from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case, arguments_of, script_of
+
+from atoll.errors import AtollError
+from atoll.export import export
+from atoll.training.layout import Layout
+from atoll.workload.config import load_config, zoo_names
+
+DOCUMENTED = Path(__file__).parents[1] / "data" / "export" / "megatron_arguments.csv"
+
+
+def test_a_script_says_the_layout(tmp_path: Path) -> None:
+    script = script_of(DENSE, tmp_path)
+    text = script.read_text()
+    assert "# llama3-70b, tp8 pp4 dp8 vpp5" in text
+    assert "torchrun --nnodes 32 --nproc-per-node 8" in text
+    words, environment = arguments_of(script)
+    joined = " ".join(words)
+    for part in (
+        "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64",
+        "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope",
+        "--group-query-attention --num-query-groups 8",
+        "--untie-embeddings-and-output-weights",
+        "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4",
+        "--sequence-parallel --num-virtual-stages-per-pipeline-rank 5",
+        "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+        "--micro-batch-size 1 --global-batch-size 128 --seq-length 4096",
+        "--bf16",
+        "--mock-data --tokenizer-type NullTokenizer --vocab-size 128255",
+    ):
+        assert part in joined
+    assert environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert "recompute" not in joined
+
+
+def test_uneven_stages_are_written_out(tmp_path: Path) -> None:
+    words, _ = arguments_of(script_of(UNEVEN, tmp_path))
+    layout = words[words.index("--pipeline-model-parallel-layout") + 1]
+    assert layout == "Et*7|" + "t*8|" * 14 + "t*7L"
+    assert " ".join(words).count("--recompute-granularity full --recompute-method uniform") == 1
+
+
+def test_what_the_user_adds_comes_last(tmp_path: Path) -> None:
+    words, _ = arguments_of(script_of(SHARDED, tmp_path), "--rotary-base", "500000")
+    assert words[-2:] == ["--rotary-base", "500000"]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "words"),
+    [
+        ("llama3-8b", Layout(dp=2, recompute="optimal"), "use none, selective or full"),
+        ("llama3-8b", Layout(dp=2, recompute="alternate"), "use none, selective or full"),
+        ("llama3-8b", Layout(dp=2, pp=2, schedule="zb-h1"), "1f1b or interleaved, not zb-h1"),
+        ("mixtral-8x7b", Layout(tp=2, sp=False), "set sp on"),
+        ("bert-large", Layout(dp=2), "pretrain_gpt.py takes no argument"),
+        ("bloom-7b1", Layout(dp=2), "a norm on embeddings"),
+        ("gemma-7b", Layout(dp=2), "scaled embeddings"),
+        ("gpt-neox-20b", Layout(dp=2), "side by side"),
+        ("vit-b16", Layout(dp=2), "image patches"),
+    ],
+)
+def test_what_megatron_cannot_say_is_refused(model: str, layout: Layout, words: str) -> None:
+    with pytest.raises(AtollError, match=words) as caught:
+        Case(model, layout, sequence=512).export("megatron")
+    assert "\n" not in str(caught.value)
+
+
+def test_learned_positions_bound_the_sequence() -> None:
+    with pytest.raises(AtollError, match="longer than the 2048 learned positions"):
+        Case("gpt3-175b", Layout(tp=8)).export("megatron")
+
+
+def documented_parser() -> argparse.ArgumentParser:
+    """The arguments that Atoll may write, by Megatron's names, types and choices."""
+    types = {"int": int, "float": float}
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    with DOCUMENTED.open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+            if row["type"] == "flag":
+                parser.add_argument(row["argument"], action="store_true")
+                continue
+            parser.add_argument(
+                row["argument"],
+                type=types.get(row["type"], str),
+                nargs=row["nargs"] or None,
+                choices=row["choices"].split() or None,
+            )
+    return parser
+
+
+def test_scripts_use_documented_arguments_only(tmp_path: Path) -> None:
+    parser = documented_parser()
+    cases = [DENSE, UNEVEN, SHARDED, LONG, EXPERTS]
+    cases += [Case("llama3-8b", Layout(dp=2), precision=p) for p in ("fp16", "fp8")]
+    cases += [Case(name, Layout(dp=2), sequence=512) for name in zoo_names()]
+    exported = set()
+    for case in cases:
+        try:
+            script = script_of(case, tmp_path)
+        except AtollError:
+            continue
+        found, unknown = parser.parse_known_args(arguments_of(script)[0])
+        assert unknown == []
+        assert found.num_layers == load_config(case.model).layers
+        exported.add(case.model)
+    assert {"gpt3-175b", "llama2-7b", "mistral-7b", "mixtral-8x7b", "qwen2-7b"} <= exported
+    assert {"deepseek-v2", "deepseek-v3", "qwen3-8b", "qwen1.5-moe-a2.7b"} <= exported
+
+
+def test_an_unknown_target_is_named() -> None:
+    with pytest.raises(
+        AtollError, match=r"'megatrno', but must be one of .* did you mean megatron"
+    ):
+        export("megatrno", load_config("llama3-8b"), Layout(), sequence=4096, global_batch=1)
