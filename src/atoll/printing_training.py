@@ -139,15 +139,18 @@ def print_runs(shown: Mapping[str, Any]) -> None:
 def write_launch_file(result: Estimate, target: str, path: Path | None) -> None:
     """The launch file of an estimate, and on standard error what its user must know."""
     from atoll.export import export, write_export
+    from atoll.training.stages import chunk_sizes
 
+    layout = result.layout
     made = export(
         target,
         result.run.model,
-        result.layout,
+        layout,
         sequence=result.run.sequence,
         global_batch=result.run.global_batch,
         precision=result.run.precision,
         devices_per_node=result.run.network.node,
+        stages=chunk_sizes(result.run.model.layers, layout.pp * layout.vpp),
     )
     written = write_export(made, path or Path(made.filename))
     print(f"atoll: wrote {written}", file=sys.stderr)
