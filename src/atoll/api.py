@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.explore.branch_and_bound import Progress
     from atoll.explore.job import Job
     from atoll.explore.result import SearchResult
+    from atoll.hardware.network import Network
     from atoll.placement.table_dp import TablePlan
     from atoll.training.estimate import Estimate
     from atoll.training.plan import Plan
@@ -161,7 +162,7 @@ def describe_model(
 
 
 def describe_hardware(name: str | None = None) -> dict[str, Any]:
-    """The catalogue, or one accelerator or network of it."""
+    """The catalogue, or one device, accelerator or network of it."""
     from atoll.explore.result import accelerator_dict
     from atoll.hardware import (
         accelerator_names,
@@ -171,26 +172,35 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
         network_names,
         peak_power_W,
     )
+    from atoll.hardware.gpu import gpu_names, load_gpu
 
     if name is None:
         return {
+            "devices": list(gpu_names()),
             "accelerators": list(accelerator_names()),
             "networks": list(network_names()),
             "spaces": ["phaze"],
+        }
+    if name in gpu_names():
+        gpu = load_gpu(name)
+        return {
+            "device": name,
+            "bf16_TFLOPs": None if gpu.bf16_flops is None else gpu.bf16_flops / 1e12,
+            "fp16_TFLOPs": None if gpu.fp16_flops is None else gpu.fp16_flops / 1e12,
+            "fp8_TFLOPs": None if gpu.fp8_flops is None else gpu.fp8_flops / 1e12,
+            "hbm_GiB": gpu.hbm_bytes / 2**30,
+            "hbm_TBps": gpu.hbm_Bps / 1e12,
+            "sms": gpu.sms,
+            "power_W": gpu.power_W,
+            "calibration": gpu.calibration.name,
+            "network": gpu.network,
+            "levels": _levels(load_network(gpu.network)),
         }
     if name in network_names():
         network = load_network(name)
         return {
             "network": name,
-            "levels": [
-                {
-                    "name": level.name,
-                    "devices": level.devices,
-                    "bandwidth_GBps": level.bandwidth_Bps / 1e9,
-                    "latency_us": level.latency_s * 1e6,
-                }
-                for level in network.levels
-            ],
+            "levels": _levels(network),
         }
     chip = load_accelerator(name)
     parts = area_parts(chip)
@@ -201,6 +211,20 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
         "area_mm2": parts.total_mm2,
         "area_parts_mm2": asdict(parts),
     }
+
+
+def _levels(network: Network) -> list[dict[str, Any]]:
+    """The levels of a network, with what messages reach of their bandwidth."""
+    return [
+        {
+            "name": level.name,
+            "devices": level.devices,
+            "bandwidth_GBps": level.bandwidth_Bps / 1e9,
+            "latency_us": level.latency_s * 1e6,
+            "efficiency": level.share(float("inf")),
+        }
+        for level in network.levels
+    ]
 
 
 def calibrate(
