@@ -37,6 +37,8 @@ class SourceFile(FileModel):
     stack: str | None = None
     network: str | None = None
     family: str | None = None
+    head_dim: int | None = None
+    """Columns of a head where they are not hidden over heads."""
     dropout: float = 0.0
     states: str | None = None
     attention: str | None = None
@@ -183,7 +185,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
     unfused = row.text("flash_attention") in ("0", "0.0")
     attention = "unfused" if unfused else facts.attention or "flash"
     run = Run(
-        model=model_of(row, facts.family, facts.dropout),
+        model=model_of(row, facts.family, facts.dropout, facts.head_dim),
         gpu=gpu,
         network=network,
         devices=devices,
@@ -278,7 +280,9 @@ def _gpu(name: str) -> Gpu:
     return load_gpu(name)
 
 
-def model_of(row: RunRow, family: str | None, dropout: float) -> ModelConfig:
+def model_of(
+    row: RunRow, family: str | None, dropout: float, head_dim: int | None = None
+) -> ModelConfig:
     """A transformer of the row's shape: gated ones like Llama, others like GPT."""
     hidden, layers, sequence = row.whole("hidden"), row.whole("layers"), row.whole("seq")
     heads = row.whole("heads", max(1, hidden // 128))
@@ -292,7 +296,7 @@ def model_of(row: RunRow, family: str | None, dropout: float) -> ModelConfig:
         layers=layers,
         heads=heads,
         kv_heads=row.whole("kv_heads", heads),
-        head_dim=hidden // heads,
+        head_dim=head_dim or hidden // heads,
         ffn=row.whole("ffn", 4 * hidden),
         vocab=row.whole("vocab", 51200),
         max_sequence=sequence,
