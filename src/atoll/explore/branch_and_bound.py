@@ -10,27 +10,38 @@ leave the chip a chance against the best design found so far:
 
 A chip is discarded when its bound cannot beat the incumbent by more than the tolerance. When none
 is left the incumbent is optimal within the tolerance; what is left at a limit is the stated gap.
+
+The work is done by a crew (`atoll.executors`), ahead of its turn where there are several workers;
+its results are taken in the order of one process alone, so that the answer is the same.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost.chips import Chips, chips_of_space
-from atoll.explore.bound_kernels import layout_bounds, roofline
-from atoll.explore.energy import StepEnergy, step_energy
-from atoll.explore.evaluate import Plan, Priced
-from atoll.explore.layouts import Layouts, Setting, list_layouts
+from atoll.executors import Call, Crew, InProcess
+from atoll.explore.batches import Pacer, Speculation
+from atoll.explore.energy import energy_of_work, variant_work
+from atoll.explore.frontier import Frontier, Reserve, open_frontier
+from atoll.explore.journal import Evaluation, Found, Journal, Key, NoJournal
+from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
-from atoll.explore.work import operator_work
-from atoll.explore.workloads import Variant, Variants
+from atoll.explore.stop import Stop
+from atoll.explore.tasks import (
+    ChipNodes,
+    ChipTask,
+    Context,
+    bound_chips,
+    place_node,
+    solve_node,
+)
+from atoll.explore.trial import Placed, Shape, Trial, replayed, try_chip
+from atoll.explore.workloads import Variants
 from atoll.hardware.space import Space
-from atoll.jit import over_ranges
 from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]
@@ -38,29 +49,9 @@ IntArray = NDArray[np.int64]
 
 FIRST_BATCH = 64
 LARGEST_BATCH = 4096
+EFFORTS: tuple[Effort, ...] = ("bounded", "exact")
 
-
-@dataclass(frozen=True)
-class Found:
-    """The best plan known of one model on one chip."""
-
-    step_time_s: float
-    variant: int
-    pass_s: FloatArray
-    plan: Plan
-    energy: StepEnergy
-    effort: Effort = "quick"
-
-
-@dataclass
-class Frontier:
-    """All chips with their bounds: what branch and bound has proven so far."""
-
-    chips: Chips
-    lower_s: FloatArray  # (chips, variants): no plan of the node is faster
-    found: dict[int, dict[int, Found]] = field(default_factory=dict)  # chip -> model -> plan
-    stage: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
-    """Per chip, the strongest bound that was computed: 0 roofline, 1 schedule, 2 placement."""
+__all__ = ["Found", "Frontier", "Outcome", "Progress", "Search"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +68,8 @@ class Outcome:
     """Nodes whose schedules were solved with more effort."""
     ruled_out: NDArray[np.bool_]
     """Per chip: its bound cannot beat the incumbent by more than the tolerance."""
+    stopped: str = ""
+    """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
 
     @property
     def gap(self) -> float:
@@ -87,18 +80,30 @@ Progress = Callable[[str, int, int, float, float], None]
 """Called with (phase, chips left, chips in all, best score, bound)."""
 
 
+@dataclass
+class _Mode:
+    """Whether chips compete with an incumbent, or are evaluated for their own sake."""
+
+    phase: str = "place"
+    sparing: bool = field(default=False)
+
+
 class Search:
     """One branch and bound over a space."""
 
     def __init__(
         self,
-        space: Space,
+        space: Space | Reserve,
         variants: Variants,
         setting: Setting,
         objective: Objective,
         tolerance: float,
         time_limit_s: float = np.inf,
         progress: Progress | None = None,
+        *,
+        stop: Stop | None = None,
+        crew: Crew | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.space = space
         self.variants = variants
@@ -106,27 +111,36 @@ class Search:
         self.objective = objective
         self.tolerance = tolerance
         self.progress = progress
-        self.deadline = time.monotonic() + time_limit_s
-        self.by_model = [np.array(variants.of(i)) for i in range(len(variants.workloads))]
-        chips = chips_of_space(space, setting.profile)
-        self.work = operator_work(variants.passes.keys, setting.network, setting.profile.name)
-        self.layouts, lower_s = self._roofline(chips)
-        self.frontier = Frontier(chips, lower_s, stage=np.zeros(len(chips), np.int8))
+        self.stop = stop or Stop(time_limit_s)
+        self.journal: Journal = journal or NoJournal()
+        opened = open_frontier(space, variants, setting)
+        self.frontier, self.reserve, self.work = opened.frontier, opened.reserve, opened.work
+        self.context = Context.of(
+            variants, setting, objective, tolerance, opened.work, opened.layouts
+        )
+        self.rule = self.context.rule
+        self.by_model = self.rule.by_model
+        self.crew = crew or Crew(InProcess())
+        self.crew.stop = self.stop
+        self.crew.executor.start(self.context)
+        self.pacer = Pacer(self.crew)
+        self.scores = self.rule.scores(self.frontier.lower_s)
+        """No plan of a chip scores higher."""
         self.best: int | None = None
         self.score = 0.0
-        self.sparing = False
-        """Evaluate every chip for its own sake: nothing becomes the incumbent."""
+        self.mode = _Mode()
+        self.batches = 0
         self.tightened = 0
 
     def run(self) -> Outcome:
         size = FIRST_BATCH
-        while True:
-            scores = self.upper_scores()
-            fresh = np.flatnonzero((self.frontier.stage == 0) & (scores > self._threshold()))
-            if len(fresh) == 0 or time.monotonic() > self.deadline:
+        while not self.stop():
+            self._admit(size)
+            fresh = np.flatnonzero((self.frontier.stage == 0) & (self.scores > self._threshold()))
+            if len(fresh) == 0:
                 break
-            order = fresh[np.argsort(-scores[fresh], kind="stable")][:size]
-            self._report("bounding", len(fresh), float(scores.max()))
+            order = fresh[np.argsort(-self.scores[fresh], kind="stable")][:size]
+            self._report("bounding", len(fresh))
             self._batch(order)
             size = min(4 * size, LARGEST_BATCH)
         self._tighten()
@@ -134,10 +148,16 @@ class Search:
 
     def outcome(self) -> Outcome:
         """What is known now."""
-        scores = self.upper_scores()
-        bound = max(float(scores.max(initial=0.0)), self.score)
-        ruled_out = scores <= self._threshold()
-        return Outcome(self.frontier, self.best, self.score, bound, self.tightened, ruled_out)
+        ruled_out = self.scores <= self._threshold()
+        reason = self.stop.reason if not ruled_out.all() else ""
+        return Outcome(
+            self.frontier, self.best, self.score, self.bound(), self.tightened, ruled_out, reason
+        )
+
+    def bound(self) -> float:
+        """No chip of the space scores higher."""
+        waiting = 0.0 if self.reserve is None else self.reserve.bound(self._threshold())
+        return max(float(self.scores.max(initial=0.0)), waiting, self.score)
 
     def evaluate_all(self, order: IntArray) -> FloatArray:
         """Scores of these chips, each with its own best layouts, whatever the incumbent is.
@@ -145,9 +165,9 @@ class Search:
         Only what exists is computed; bounds stay those of the schedules.
         """
         incumbent = self.best, self.score
-        self.best, self.score, self.sparing = None, 0.0, True
+        self.best, self.score, self.mode = None, 0.0, _Mode("front", sparing=True)
         self._batch(order)
-        (self.best, self.score), self.sparing = incumbent, False
+        (self.best, self.score), self.mode = incumbent, _Mode()
         return np.array([self.found_score(int(chip)) for chip in order])
 
     def forget(self, chips: IntArray) -> None:
@@ -169,109 +189,12 @@ class Search:
         times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
         return float(self.objective.scores(times)[0])
 
-    # --- Bounds ---------------------------------------------------------------------------------
-
     def upper_scores(self) -> FloatArray:
-        """No plan of a chip scores higher than this; the incumbent's own score is a bound too."""
-        lower = self.frontier.lower_s
-        times = np.column_stack([lower[:, own].min(axis=1) for own in self.by_model])
-        return self.objective.scores(times)
+        """No plan of a chip scores higher than this."""
+        return self.scores.copy()
 
     def _threshold(self) -> float:
         return self.score * (1.0 + self.tolerance)
-
-    def _roofline(self, chips: Chips) -> tuple[Layouts, FloatArray]:
-        variants, setting = self.variants, self.setting
-        profile = setting.profile
-        work = self.work
-        lanes = chips.vector_configs.lanes[chips.vector_config[:, 0]]
-        bounds = np.zeros((len(chips), 2 * len(variants.passes.layers)))
-        arguments = (
-            variants.passes.arrays,
-            work.macs,
-            work.vector_ops,
-            work.bytes,
-            work.link_s,
-            chips.peak_flops / 2.0,
-            chips.vector_cores * lanes * chips.clock_Hz,
-            chips.hbm_Bps,
-            profile.vector_memory,
-            not profile.link_on_vector,
-            bounds,
-        )
-        over_ranges(lambda a, b: roofline(a, b, *arguments), len(chips))
-        layer_s = bounds[:, 0::2] + bounds[:, 1::2]
-        ranges = variants.layer_ranges
-        count = len(variants.variants)
-        least = [layer_s[:, ranges[v] : ranges[v + 1]].min(axis=0) for v in range(count)]
-        layouts = list_layouts(
-            variants.variants,
-            setting,
-            float(chips.hbm_capacity_bytes.max()),
-            float(chips.hbm_Bps.max()),
-            least,
-        )
-        most = max(variant.layers for variant in variants.variants)
-        rows = np.zeros((len(chips), count, most))
-        for v in range(count):
-            rows[:, v, : ranges[v + 1] - ranges[v]] = layer_s[:, ranges[v] : ranges[v + 1]]
-        nodes = np.tile(np.arange(count), len(chips))
-        lower = self._layout_bounds(layouts, rows.reshape(-1, most), nodes)
-        return layouts, lower.reshape(len(chips), count)
-
-    def _layout_bounds(
-        self, layouts: Layouts, layer_s: FloatArray, variant: IntArray
-    ) -> FloatArray:
-        variants = self.variants
-        repeats = np.array(
-            [repeat for v in variants.variants for _, repeat in v.model.layers], np.int64
-        )
-        result = np.full(len(layer_s), np.inf)
-        arguments = (
-            layer_s,
-            variant,
-            variants.layer_ranges,
-            repeats,
-            np.array([v.facts.block_kind for v in variants.variants], np.int64),
-            layouts.ptr,
-            layouts.stages,
-            layouts.loads,
-            layouts.passes,
-            layouts.transfer_s,
-            layouts.fixed_s,
-            result,
-        )
-        over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(layer_s))
-        return result
-
-    # --- Batches --------------------------------------------------------------------------------
-
-    def _batch(self, order: IntArray) -> None:
-        """Schedule bounds for these chips, then placements where they leave a chance."""
-        frontier = self.frontier
-        frontier.stage[order] = 1
-        priced = self._priced(order)
-        # Contiguous, as everywhere: another layout would compile the kernels a second time.
-        chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(self._open(order)))
-        lower, upper = priced.schedule_bounds(chip, variant)
-        bounds = self._layout_bounds(self.layouts, lower.sum(axis=2), variant)
-        rows = order[chip]
-        frontier.lower_s[rows, variant] = np.maximum(frontier.lower_s[rows, variant], bounds)
-        position = {(int(c), int(v)): i for i, (c, v) in enumerate(zip(chip, variant, strict=True))}
-        scores = self.upper_scores()[order]
-        for local in np.argsort(-scores, kind="stable"):
-            if self.upper_scores_of(order[local]) <= self._threshold():
-                continue
-            self._place_chip(priced, int(local), int(order[local]), position, lower, upper)
-            if time.monotonic() > self.deadline:
-                return
-
-    def _open(self, order: IntArray) -> NDArray[np.bool_]:
-        """Which (chip, variant) pairs could still be part of a better design."""
-        lower = self.frontier.lower_s[order]
-        if len(self.by_model) == 1:
-            return lower < self._cutoff()
-        return np.isfinite(lower)
 
     def _cutoff(self) -> float:
         """With one model: a step time that would not improve the incumbent enough."""
@@ -279,80 +202,221 @@ class Search:
             return np.inf
         return self.frontier.found[self.best][0].step_time_s / (1.0 + self.tolerance)
 
-    def upper_scores_of(self, chip: int) -> float:
-        lower = self.frontier.lower_s[chip]
-        times = np.array([[lower[own].min() for own in self.by_model]])
-        return float(self.objective.scores(times)[0])
+    def _admit(self, size: int) -> None:
+        """Bring chips into memory that may be among the next `size`, and let the lost ones go."""
+        if self.reserve is None:
+            return
+        self.frontier, moved = self.reserve.admit(
+            self.frontier, self.scores, self._threshold(), size, self.stop
+        )
+        if moved is not None:
+            self.best = None if self.best is None else int(moved[self.best])
+            self.scores = self.rule.scores(self.frontier.lower_s)
 
-    def _place_chip(
+    # --- Batches --------------------------------------------------------------------------------
+
+    def _batch(self, order: IntArray) -> None:
+        """Schedule bounds for these chips, then placements where they leave a chance."""
+        number = self.batches
+        self.batches += 1
+        nodes: dict[int, ChipNodes] = {}
+        known = self.journal.bounds(number)
+        ids = self.frontier.ids[order]
+        fresh = np.array([int(i) not in known for i in ids], np.bool_)
+        open_ = self._open(order)
+        for chip, name in zip(order[~fresh], ids[~fresh], strict=True):
+            self._set_row(int(chip), known[int(name)], stage=1)
+        self._bound(order[fresh], open_[fresh], nodes, record=number)
+        # Bounds on record come without the times that a placement needs: once more for those
+        # that are still to be placed.
+        again = np.array(
+            [
+                not new and self.scores[chip] > self._threshold()
+                and self.journal.evaluation(Key(self.mode.phase, int(name))) is None
+                for new, chip, name in zip(fresh, order, ids, strict=True)
+            ],
+            np.bool_,
+        )  # fmt: skip
+        self._bound(order[again], open_[again], nodes, record=None)
+        if not self.stop():
+            self._place(order[np.argsort(-self.scores[order], kind="stable")], nodes)
+
+    def _open(self, order: IntArray) -> NDArray[np.bool_]:
+        """Which (chip, variant) pairs could still be part of a better design."""
+        lower = self.frontier.lower_s[order]
+        return lower < self._cutoff() if len(self.by_model) == 1 else np.isfinite(lower)
+
+    def _bound(
         self,
-        priced: Priced,
-        local: int,
-        chip: int,
-        position: dict[tuple[int, int], int],
-        lower: FloatArray,
-        upper: FloatArray,
+        order: IntArray,
+        open_: NDArray[np.bool_],
+        nodes: dict[int, ChipNodes],
+        record: int | None,
     ) -> None:
+        """Schedule bounds, in pieces; bounds of a batch are recorded under its number."""
         frontier = self.frontier
-        frontier.stage[chip] = 2
-        found = frontier.found.setdefault(chip, {})
-        for model, own in enumerate(self.by_model):
-            for v in own[np.argsort(frontier.lower_s[chip, own], kind="stable")]:
-                limit = self._cutoff()
-                if model in found:
-                    limit = min(limit, found[model].step_time_s / (1.0 + self.tolerance))
-                if frontier.lower_s[chip, v] >= limit:
-                    break
-                node = position[(local, int(v))]
-                variant = self.variants.variants[v]
-                if not self.sparing:
-                    least = priced.place(local, variant, lower[node], limit)
-                    frontier.lower_s[chip, v] = max(
-                        frontier.lower_s[chip, v], limit if least is None else least[0]
-                    )
-                    if least is None:
-                        continue
-                most = priced.place(local, variant, upper[node], limit)
-                if most is not None and (
-                    model not in found or most[0] < found[model].step_time_s
-                ):
-                    found[model] = _found(priced, local, variant, int(v), upper[node], most)
-                    self._offer(chip)
-            if self.upper_scores_of(chip) <= self._threshold():
-                return
+        position = {int(chip): i for i, chip in enumerate(order)}
 
-    def _offer(self, chip: int) -> None:
-        """Make the chip the incumbent if it is better."""
-        if not self.sparing:
+        def call(piece: IntArray) -> Call:
+            own = [position[int(chip)] for chip in piece]
+            chips = frontier.chips.subset(piece)
+            rows = frontier.lower_s[piece]
+            return Call(bound_chips, (chips, rows, open_[own], self._threshold()), tag=piece)
+
+        pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
+        for done, bounded in self.crew.results(call(piece) for piece in pieces):
+            piece = done.tag
+            self.pacer.finished(done)
+            for local, chip in enumerate(piece):
+                self._set_row(int(chip), bounded.rows[local], stage=1)
+            nodes.update({int(piece[local]): chip for local, chip in bounded.nodes.items()})
+            if record is not None:
+                ids = frontier.ids[piece]
+                self.journal.put_bounds(record, ids, bounded.rows, self.scores[piece])
+
+    def _place(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
+        """Placements of these chips, one after the other, each against the incumbent then."""
+        ahead = Speculation(self.crew, self._worth_placing, lambda chip: self._task(chip, nodes))
+        for chip in ranked.tolist():
+            if self.scores[chip] <= self._threshold():
+                continue
+            key = Key(self.mode.phase, int(self.frontier.ids[chip]))
+            stored = self.journal.evaluation(key)
+            if stored is not None:
+                self._apply(chip, stored)
+                continue
+            if self.stop():
+                return
+            asked = ahead.result(chip, ranked)
+            if asked is None:
+                return
+            task = self._task(chip, nodes)
+            own = nodes[chip]
+            placed = try_chip(
+                self.rule,
+                task.trial,
+                replayed(asked, lambda *ask, own=own: place_node(self.context, own, *ask)),
+            )
+            self._finish(chip, key, self._placed(chip, own, placed))
+
+    def _worth_placing(self, chip: int) -> bool:
+        return bool(self.scores[chip] > self._threshold()) and (
+            self.journal.evaluation(Key(self.mode.phase, int(self.frontier.ids[chip]))) is None
+        )
+
+    def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
+        found = self.frontier.found.get(chip, {})
+        trial = Trial(
+            self.frontier.lower_s[chip],
+            {model: plan.step_time_s for model, plan in found.items()},
+            self.score,
+            self._cutoff(),
+            self.mode.sparing,
+        )
+        return ChipTask(nodes[chip], trial)
+
+    def _placed(self, chip: int, nodes: ChipNodes, placed: Placed) -> Evaluation:
+        found = dict(self.frontier.found.get(chip, {}))
+        for model, (v, shape) in placed.found.items():
+            at = nodes.position(v)
+            traffic = float(nodes.hbm_bytes[at]), float(nodes.glb_bytes[at])
+            found[model] = self._found(chip, v, shape, nodes.upper_s[at], traffic, "quick")
+        return Evaluation(placed.row, found)
+
+    def _found(
+        self,
+        chip: int,
+        v: int,
+        shape: Shape,
+        pass_s: FloatArray,
+        traffic: tuple[float, float],
+        effort: Effort,
+    ) -> Found:
+        variant = self.variants.variants[v]
+        energy = energy_of_work(
+            variant_work(self.work, self.context.repeats[v], *traffic),
+            variant,
+            area_mm2=float(self.frontier.chips.area_mm2[chip]),
+            step_time_s=shape.step_s,
+            devices=self.setting.devices,
+        )
+        return Found(shape.step_s, v, pass_s, shape.pipeline, shape.data, energy, effort)
+
+    def _finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:
+        self._apply(chip, evaluation)
+        self.journal.put_evaluation(key, evaluation, self.found_score(chip))
+
+    def _apply(self, chip: int, evaluation: Evaluation) -> None:
+        """Take an evaluation over, just made or on record."""
+        self._set_row(chip, evaluation.row, stage=2)
+        self.frontier.found[chip] = dict(evaluation.found)
+        if not self.mode.sparing:
             self.accept(chip, self.found_score(chip))
 
-    def _priced(self, order: IntArray) -> Priced:
-        chips = self.frontier.chips.subset(order)
-        return Priced.of(chips, self.variants, self.setting, self.work)
+    def _set_row(self, chip: int, row: FloatArray, stage: int) -> None:
+        self.frontier.lower_s[chip] = row
+        self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
+        self.scores[chip] = self.rule.scores(row[None, :])[0]
 
     # --- More effort where the proof needs it ---------------------------------------------------
 
     def _tighten(self) -> None:
         """Solve the schedules that keep the bound away from the incumbent."""
-        done: set[tuple[int, int, Effort]] = set()
-        frontier = self.frontier
-        while self.best is not None and time.monotonic() < self.deadline:
-            scores = self.upper_scores()
-            chip = int(np.argmax(scores))
-            if scores[chip] <= self._threshold():
-                return
-            self._report("tightening", int((scores > self._threshold()).sum()), scores[chip])
+        done: set[Key] = set()
+        sent: dict[Key, Call] = {}
+        while self.best is not None and not self.stop():
+            chip = int(np.argmax(self.scores))
+            if self.scores[chip] <= self._threshold():
+                break
+            self._report("tightening", int((self.scores > self._threshold()).sum()))
             target = self._loosest(chip, done)
             if target is None:
-                return
-            model, v, effort = target
-            done.add((chip, v, effort))
-            self._solve_node(chip, model, v, effort)
-            frontier.stage[chip] = 2
+                break
+            key, model = target
+            done.add(key)
+            stored = self.journal.evaluation(key)
+            if stored is not None:
+                self.tightened += 1
+                self._apply(chip, stored)
+                continue
+            self._solve_ahead(chip, key, done, sent)
+            solved = self.crew.result(sent.pop(key))
+            if solved is None:
+                break
+            self.tightened += 1
+            row = self.frontier.lower_s[chip].copy()
+            row[key.variant] = max(row[key.variant], solved.least_s)
+            found = dict(self.frontier.found.get(chip, {}))
+            shape = solved.shape
+            if shape is not None and (
+                model not in found or shape.step_s < found[model].step_time_s
+            ):
+                traffic = solved.hbm_bytes, solved.glb_bytes
+                effort: Effort = "exact" if key.effort == "exact" else "bounded"
+                found[model] = self._found(
+                    chip, key.variant, shape, solved.pass_s, traffic, effort
+                )
+            self._finish(chip, key, Evaluation(row, found))
+        self.crew.drop(sent.values())
 
-    def _loosest(
-        self, chip: int, done: set[tuple[int, int, Effort]]
-    ) -> tuple[int, int, Effort] | None:
+    def _solve_ahead(
+        self, chip: int, first: Key, done: set[Key], sent: dict[Key, Call]
+    ) -> None:
+        """Begin the node that is needed now, and what will most likely be needed next."""
+        wanted = [(first, chip)]
+        if self.crew.room > 1:
+            open_ = np.flatnonzero(self.scores > self._threshold())
+            for other in open_[np.argsort(-self.scores[open_], kind="stable")][: self.crew.room]:
+                target = self._loosest(int(other), done)
+                if target is not None and self.journal.evaluation(target[0]) is None:
+                    wanted.append((target[0], int(other)))
+        for key, at in wanted:
+            if key not in sent and (key == first or len(sent) < self.crew.room):
+                alone = self.frontier.chips.subset(np.array([at]))
+                sent[key] = Call(solve_node, (alone, key.variant, key.effort))
+                self.crew.send(sent[key])
+
+    def _loosest(self, chip: int, done: set[Key]) -> tuple[Key, int] | None:
         """The chip's model and variant whose bound is the lowest and can still be improved."""
         lower = self.frontier.lower_s[chip]
         for model, own in enumerate(self.by_model):
@@ -360,46 +424,17 @@ class Search:
             known = self.frontier.found.get(chip, {}).get(model)
             if known is not None and lower[v] >= known.step_time_s / (1.0 + self.tolerance):
                 continue
-            efforts: tuple[Effort, ...] = ("bounded", "exact")
-            for effort in efforts:
-                if (chip, v, effort) not in done:
-                    return model, v, effort
+            for effort in EFFORTS:
+                key = Key("tighten", int(self.frontier.ids[chip]), v, effort)
+                if key not in done:
+                    return key, model
         return None
 
-    def _solve_node(self, chip: int, model: int, v: int, effort: Effort) -> None:
-        self.tightened += 1
-        alone = self.variants.only(v)
-        variant = alone.variants[0]
-        priced = Priced.of(self.frontier.chips.subset(np.array([chip])), alone, self.setting)
-        solved = priced.schedules(0, variant, effort, self.tolerance / 4.0, 10.0)
-        lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
-        upper = np.array([[s.makespan_s for s in pair] for pair in solved])
-        frontier = self.frontier
-        least = priced.place(0, variant, lower)
-        frontier.lower_s[chip, v] = max(
-            frontier.lower_s[chip, v], np.inf if least is None else least[0]
-        )
-        most = priced.place(0, variant, upper)
-        found = frontier.found.setdefault(chip, {})
-        if most is not None and (model not in found or most[0] < found[model].step_time_s):
-            found[model] = _found(priced, 0, variant, v, upper, most, effort)
-            self._offer(chip)
-
-    def _report(self, phase: str, left: int, bound: float) -> None:
+    def _report(self, phase: str, left: int) -> None:
+        total, bound = len(self.frontier.chips), self.bound()
+        if self.reserve is not None:
+            total = self.reserve.points
+        best = None if self.best is None else int(self.frontier.ids[self.best])
+        self.journal.progress(phase, left, total, best, self.score, bound)
         if self.progress is not None:
-            self.progress(phase, left, len(self.frontier.chips), self.score, bound)
-
-
-def _found(
-    priced: Priced,
-    chip: int,
-    variant: Variant,
-    v: int,
-    pass_s: FloatArray,
-    placed: tuple[float, Plan],
-    effort: Effort = "quick",
-) -> Found:
-    energy = step_energy(
-        priced, chip, variant, step_time_s=placed[0], devices=priced.setting.devices
-    )
-    return Found(placed[0], v, pass_s, placed[1], energy, effort)
+            self.progress(phase, left, total, self.score, bound)

@@ -149,10 +149,11 @@ def _ranked(outcome: Outcome, objective: Objective) -> list[int]:
 
 def _certificate(outcome: Outcome, job: Job, architectures: int) -> Certificate:
     frontier = outcome.frontier
-    stage = np.zeros(architectures, np.int64)
-    np.maximum.at(stage, frontier.chips.design, frontier.stage)
-    closed = np.ones(architectures, np.bool_)
-    np.logical_and.at(closed, frontier.chips.design, outcome.ruled_out)
+    designs, number = np.unique(frontier.chips.design, return_inverse=True)
+    stage = np.zeros(len(designs), np.int64)
+    np.maximum.at(stage, number, frontier.stage)
+    closed = np.ones(len(designs), np.bool_)
+    np.logical_and.at(closed, number, outcome.ruled_out)
     return Certificate(
         gap=outcome.gap,
         tolerance=job.tolerance,
