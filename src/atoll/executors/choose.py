@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from atoll.errors import AtollError
 from atoll.executors.base import Executor, InProcess
+from atoll.executors.growing import Growing
 from atoll.executors.processes import LocalProcesses
 
 
 def choose_executor(workers: int | None, cluster: str | None) -> Executor:
-    """`workers` local processes (0 or None: this process alone), or the cluster at an address."""
+    """`workers` local processes (0: this process alone), or the cluster at an address.
+
+    Without either: this process, and local processes once the work turns out to be long.
+    """
     if workers is not None and workers < 0:
         raise AtollError(f"workers: expected 0 (this process) or more, got {workers}.")
     if cluster is not None:
@@ -17,4 +21,6 @@ def choose_executor(workers: int | None, cluster: str | None) -> Executor:
         from atoll.executors.dask_cluster import DaskCluster
 
         return DaskCluster(cluster)
+    if workers is None:
+        return Growing()
     return LocalProcesses(workers) if workers else InProcess()

@@ -135,6 +135,7 @@ class Search:
     def run(self) -> Outcome:
         size = FIRST_BATCH
         while not self.stop():
+            self.crew.consider()
             self._admit(size)
             fresh = np.flatnonzero((self.frontier.stage == 0) & (self.scores > self._threshold()))
             if len(fresh) == 0:
@@ -344,7 +345,8 @@ class Search:
 
     def _finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:
         self._apply(chip, evaluation)
-        self.journal.put_evaluation(key, evaluation, self.found_score(chip))
+        score = self.found_score(chip)
+        self.journal.put_evaluation(key, evaluation, score, self.frontier.chips, chip)
 
     def _apply(self, chip: int, evaluation: Evaluation) -> None:
         """Take an evaluation over, just made or on record."""
@@ -364,6 +366,7 @@ class Search:
         """Solve the schedules that keep the bound away from the incumbent."""
         done: set[Key] = set()
         sent: dict[Key, Call] = {}
+        self.crew.consider()
         while self.best is not None and not self.stop():
             chip = int(np.argmax(self.scores))
             if self.scores[chip] <= self._threshold():

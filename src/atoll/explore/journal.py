@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.cost.chips import Chips
 from atoll.explore.energy import StepEnergy
 from atoll.schedule.solve import Effort
 
@@ -66,8 +67,13 @@ class Journal(Protocol):
     def evaluation(self, key: Key) -> Evaluation | None:
         """An evaluation on record."""
 
-    def put_evaluation(self, key: Key, evaluation: Evaluation, score: float) -> None:
-        """Record an evaluation; a score below zero: some model has no plan on this chip."""
+    def put_evaluation(
+        self, key: Key, evaluation: Evaluation, score: float, chips: Chips, chip: int
+    ) -> None:
+        """Record an evaluation of chip number `chip` of `chips`.
+
+        A score below zero: some model has no plan on it.
+        """
 
     def progress(
         self, phase: str, left: int, total: int, best: int | None, score: float, bound: float
@@ -87,7 +93,9 @@ class NoJournal:
     def evaluation(self, key: Key) -> Evaluation | None:
         return None
 
-    def put_evaluation(self, key: Key, evaluation: Evaluation, score: float) -> None:
+    def put_evaluation(
+        self, key: Key, evaluation: Evaluation, score: float, chips: Chips, chip: int
+    ) -> None:
         pass
 
     def progress(

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import time
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from atoll.errors import InfeasibleError
+from atoll.errors import AtollError, InfeasibleError
+from atoll.executors import Crew, Executor, choose_executor
 from atoll.explore.baselines import reference_space, run_baselines
 from atoll.explore.branch_and_bound import Found, Outcome, Progress, Search
 from atoll.explore.energy import step_energy
 from atoll.explore.evaluate import Priced
 from atoll.explore.explain import layer_report
+from atoll.explore.files import check_folder, write_result
 from atoll.explore.job import Job
+from atoll.explore.journal import Journal, NoJournal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import fronts
 from atoll.explore.result import Certificate, Design, ModelPlan, SearchResult
 from atoll.explore.seed_strategy import seed_search
+from atoll.explore.stop import Stop
+from atoll.explore.stored import open_run
 from atoll.explore.workloads import Variants, make_variants, make_workload
 from atoll.hardware import Space, load_network, peak_power_W
 from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.jit import set_threads
 from atoll.placement.chain import get_optimizer
 from atoll.placement.simulate import replay
 from atoll.profile import Profile, get_profile
@@ -33,59 +41,113 @@ RUNNERS_UP = 3
 _SAME = 1e-9  # relative: two step times that are the same to rounding
 
 
-def run_search(job: Job, progress: Progress | None = None) -> SearchResult:
-    """Find the best design of the job's space, prove it, and lay baselines beside it."""
+def run_search(
+    job: Job,
+    progress: Progress | None = None,
+    *,
+    out: Path | None = None,
+    workers: int | None = None,
+    cluster: str | None = None,
+    stop: Stop | None = None,
+) -> SearchResult:
+    """Find the best design of the job's space, prove it, and lay baselines beside it.
+
+    With `out`, everything is kept in that folder, and a search that was interrupted continues.
+    `workers` and `cluster` say where the work is done; they do not change the answer.
+    """
     began = time.monotonic()
+    if out is not None:
+        check_folder(out)
     compile_in_background()
-    phases: dict[str, float] = {}
-
-    def timed(name: str, since: float) -> float:
-        now = time.monotonic()
-        phases[name] = now - since
-        return now
-
     space = job.load_space()
     setting, variants = prepare_search(job)
-    objective = make_objective(job, space, setting, variants)
-    mark = timed("preparation", began)
-    search = Search(
-        space, variants, setting, objective, job.tolerance, job.time_limit_s, progress
-    )
-    outcome = seed_search(search) if job.strategy == "phaze" else search.run()
-    mark = timed("search", mark)
-    if outcome.best is None:
-        raise _nothing_fits(job, space, variants)
-    finder = _Finder(job, space, search, variants, setting)
-    ranked = _ranked(outcome, objective)
-    best = finder.design(ranked[0], with_layers=True)
-    runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
-    mark = timed("description", mark)
-    pareto: dict[str, Any] = {}
-    if job.pareto:
-        pareto = {
-            name: {
-                "proven_within": front.proven_within,
-                "designs": [finder.record(chip) for chip in front.chips],
+    executor = choose_executor(workers, cluster)
+    if workers:
+        set_threads(workers)
+    stop = stop or Stop()
+    stop.limit(job.time_limit_s)
+    road = _Road(job, space, setting, variants, executor, stop, began)
+    try:
+        if out is None:
+            return road.result(progress, NoJournal(), {})
+        with open_run(out, job, space, variants, setting.profile, executor.describe()) as journal:
+            result = road.result(progress, journal, journal.notes())
+            journal.keep(result)
+            write_result(result, out)
+            return result
+    finally:
+        executor.close()
+        set_threads(None)
+
+
+@dataclass(frozen=True)
+class _Road:
+    """From a prepared job to its answer."""
+
+    job: Job
+    space: Space
+    setting: Setting
+    variants: Variants
+    executor: Executor
+    stop: Stop
+    began: float
+
+    def result(
+        self, progress: Progress | None, journal: Journal, notes: MutableMapping[str, Any]
+    ) -> SearchResult:
+        job, space, variants, setting = self.job, self.space, self.variants, self.setting
+        phases: dict[str, float] = {}
+        mark = _timed(phases, "preparation", self.began)
+        objective = make_objective(job, space, setting, variants)
+        search = Search(
+            space, variants, setting, objective, job.tolerance, progress=progress,
+            stop=self.stop, crew=Crew(self.executor), journal=journal,
+        )  # fmt: skip
+        outcome = seed_search(search) if job.strategy == "phaze" else search.run()
+        mark = _timed(phases, "search", mark)
+        if outcome.best is None:
+            raise _nothing_found(job, space, variants, outcome)
+        finder = _Finder(job, space, search, variants, setting)
+        ranked = _ranked(outcome, objective)
+        best = finder.design(ranked[0], with_layers=True)
+        runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
+        mark = _timed(phases, "description", mark)
+        pareto: dict[str, Any] = {}
+        if job.pareto and not outcome.stopped:
+            pareto = {
+                name: {
+                    "proven_within": front.proven_within,
+                    "designs": [finder.record(chip) for chip in front.chips],
+                }
+                for name, front in fronts(search).items()
             }
-            for name, front in fronts(search).items()
-        }
-        mark = timed("pareto", mark)
-    baselines: dict[str, float | None] = {}
-    if job.baselines:
-        baselines = dict(run_baselines(space, variants, setting, objective, job.seed))
-        timed("baselines", mark)
-    return SearchResult(
-        job=job,
-        best=best,
-        score=outcome.score,
-        certificate=_certificate(outcome, job, len(space)),
-        baselines=baselines,
-        runners_up=runners_up,
-        designs=[finder.record(chip) for chip in ranked],
-        pareto=pareto,
-        phases_s=phases,
-        wall_time_s=time.monotonic() - began,
-    )
+            mark = _timed(phases, "pareto", mark)
+        baselines: dict[str, float | None] = {}
+        if job.baselines and outcome.stopped != "interrupted":
+            name = f"baselines {job.seed}"
+            if name not in notes:
+                notes[name] = dict(run_baselines(space, variants, setting, objective, job.seed))
+            baselines = notes[name]
+            _timed(phases, "baselines", mark)
+        return SearchResult(
+            job=job,
+            best=best,
+            score=outcome.score,
+            certificate=_certificate(outcome, job, len(space)),
+            baselines=baselines,
+            runners_up=runners_up,
+            designs=[finder.record(chip) for chip in ranked],
+            pareto=pareto,
+            phases_s=phases,
+            wall_time_s=time.monotonic() - self.began,
+            stopped=outcome.stopped,
+        )
+
+
+def _timed(phases: dict[str, float], name: str, since: float) -> float:
+    now = time.monotonic()
+    phases[name] = now - since
+    return now
 
 
 def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, Variants]:
@@ -302,8 +364,15 @@ class _Finder:
         return row
 
 
-def _nothing_fits(job: Job, space: Space, variants: Variants) -> InfeasibleError:
+def _nothing_found(
+    job: Job, space: Space, variants: Variants, outcome: Outcome
+) -> AtollError:
     """Say what the largest part of memory is, and the way out."""
+    if outcome.stopped:
+        return AtollError(
+            f"job: the search ended ({outcome.stopped}) before the first design was evaluated; "
+            "give it more time."
+        )
     names = ", ".join(workload.name for workload in variants.workloads)
     capacity = max(option.capacity_bytes for option in space.hbm_options)
     least = min(

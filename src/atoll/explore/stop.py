@@ -18,6 +18,10 @@ class Stop:
         self._deadline = time.monotonic() + time_limit_s
         self.interrupted = False
 
+    def limit(self, time_limit_s: float) -> None:
+        """End this long from now at the latest."""
+        self._deadline = min(self._deadline, time.monotonic() + time_limit_s)
+
     def __call__(self) -> bool:
         return self.interrupted or time.monotonic() > self._deadline
 
