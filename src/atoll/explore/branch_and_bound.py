@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 from atoll.executors import Call, Crew, InProcess
 from atoll.explore.batches import Pacer, Speculation
 from atoll.explore.energy import energy_of_work, variant_work
-from atoll.explore.frontier import Frontier, Reserve, open_frontier
+from atoll.explore.frontier import Frontier
 from atoll.explore.journal import Evaluation, Found, Journal, Key, NoJournal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
+from atoll.explore.reserve import open_frontier
 from atoll.explore.stop import Stop
 from atoll.explore.tasks import (
     ChipNodes,
@@ -39,9 +40,9 @@ from atoll.explore.tasks import (
     place_node,
     solve_node,
 )
-from atoll.explore.trial import Placed, Shape, Trial, replayed, try_chip
+from atoll.explore.trial import Placed, Rule, Shape, Trial, replayed, try_chip
 from atoll.explore.workloads import Variants
-from atoll.hardware.space import Space
+from atoll.hardware import ProductSpace, Space
 from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]
@@ -93,7 +94,7 @@ class Search:
 
     def __init__(
         self,
-        space: Space | Reserve,
+        space: Space | ProductSpace,
         variants: Variants,
         setting: Setting,
         objective: Objective,
@@ -113,13 +114,11 @@ class Search:
         self.progress = progress
         self.stop = stop or Stop(time_limit_s)
         self.journal: Journal = journal or NoJournal()
-        opened = open_frontier(space, variants, setting)
-        self.frontier, self.reserve, self.work = opened.frontier, opened.reserve, opened.work
-        self.context = Context.of(
-            variants, setting, objective, tolerance, opened.work, opened.layouts
-        )
-        self.rule = self.context.rule
+        self.rule = Rule.of(variants, objective, tolerance)
         self.by_model = self.rule.by_model
+        opened = open_frontier(space, variants, setting, self.rule)
+        self.frontier, self.reserve, self.work = opened.frontier, opened.reserve, opened.work
+        self.context = Context.of(variants, setting, self.rule, opened.work, opened.layouts)
         self.crew = crew or Crew(InProcess())
         self.crew.stop = self.stop
         self.crew.executor.start(self.context)
@@ -131,6 +130,8 @@ class Search:
         self.mode = _Mode()
         self.batches = 0
         self.tightened = 0
+        self.solved: set[Key] = set()
+        """Nodes whose schedules were solved, with their effort."""
 
     def run(self) -> Outcome:
         size = FIRST_BATCH
@@ -144,21 +145,30 @@ class Search:
             self._report("bounding", len(fresh))
             self._batch(order)
             size = min(4 * size, LARGEST_BATCH)
-        self._tighten()
+            if self.reserve is not None:
+                # The way is long: close the gap as far as the chips that wait allow.
+                self._tighten(self._best_waiting())
+        self._tighten(0.0)
         return self.outcome()
 
     def outcome(self) -> Outcome:
         """What is known now."""
         ruled_out = self.scores <= self._threshold()
-        reason = self.stop.reason if not ruled_out.all() else ""
+        proven = self.bound() <= max(self._threshold(), self.score)
+        reason = "" if proven else self.stop.reason
         return Outcome(
             self.frontier, self.best, self.score, self.bound(), self.tightened, ruled_out, reason
         )
 
     def bound(self) -> float:
         """No chip of the space scores higher."""
-        waiting = 0.0 if self.reserve is None else self.reserve.bound(self._threshold())
+        waiting = 0.0 if self.reserve is None else self.reserve.bound()
         return max(float(self.scores.max(initial=0.0)), waiting, self.score)
+
+    def _best_waiting(self) -> float:
+        """No chip without a schedule bound scores higher."""
+        waiting = 0.0 if self.reserve is None else self.reserve.bound()
+        return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
 
     def evaluate_all(self, order: IntArray) -> FloatArray:
         """Scores of these chips, each with its own best layouts, whatever the incumbent is.
@@ -207,10 +217,11 @@ class Search:
         """Bring chips into memory that may be among the next `size`, and let the lost ones go."""
         if self.reserve is None:
             return
-        self.frontier, moved = self.reserve.admit(
+        changed = self.reserve.admit(
             self.frontier, self.scores, self._threshold(), size, self.stop
         )
-        if moved is not None:
+        if changed is not None:
+            self.frontier, moved = changed
             self.best = None if self.best is None else int(moved[self.best])
             self.scores = self.rule.scores(self.frontier.lower_s)
 
@@ -362,14 +373,14 @@ class Search:
 
     # --- More effort where the proof needs it ---------------------------------------------------
 
-    def _tighten(self) -> None:
-        """Solve the schedules that keep the bound away from the incumbent."""
-        done: set[Key] = set()
+    def _tighten(self, until: float) -> None:
+        """Solve the schedules that keep the bound above the incumbent, and above `until`."""
+        done = self.solved
         sent: dict[Key, Call] = {}
         self.crew.consider()
         while self.best is not None and not self.stop():
             chip = int(np.argmax(self.scores))
-            if self.scores[chip] <= self._threshold():
+            if self.scores[chip] <= max(self._threshold(), until):
                 break
             self._report("tightening", int((self.scores > self._threshold()).sum()))
             target = self._loosest(chip, done)

@@ -28,7 +28,7 @@ from atoll.explore.seed_strategy import seed_search
 from atoll.explore.stop import Stop
 from atoll.explore.stored import open_run
 from atoll.explore.workloads import Variants, make_variants, make_workload
-from atoll.hardware import Space, load_network, peak_power_W
+from atoll.hardware import ProductSpace, Space, load_network, peak_power_W
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.jit import set_threads
 from atoll.placement.chain import get_optimizer
@@ -38,6 +38,8 @@ from atoll.units import format_bytes
 from atoll.warm import compile_in_background
 
 RUNNERS_UP = 3
+SAMPLE = 20_000
+"""Designs of a space outside memory that the sampling baselines draw from."""
 _SAME = 1e-9  # relative: two step times that are the same to rounding
 
 
@@ -85,7 +87,7 @@ class _Road:
     """From a prepared job to its answer."""
 
     job: Job
-    space: Space
+    space: Space | ProductSpace
     setting: Setting
     variants: Variants
     executor: Executor
@@ -126,14 +128,15 @@ class _Road:
         if job.baselines and outcome.stopped != "interrupted":
             name = f"baselines {job.seed}"
             if name not in notes:
-                notes[name] = dict(run_baselines(space, variants, setting, objective, job.seed))
+                drawn = space if isinstance(space, Space) else space.sample(SAMPLE, job.seed)
+                notes[name] = dict(run_baselines(drawn, variants, setting, objective, job.seed))
             baselines = notes[name]
             _timed(phases, "baselines", mark)
         return SearchResult(
             job=job,
             best=best,
             score=outcome.score,
-            certificate=_certificate(outcome, job, len(space)),
+            certificate=_certificate(search, outcome, job, len(space)),
             baselines=baselines,
             runners_up=runners_up,
             designs=[finder.record(chip) for chip in ranked],
@@ -170,7 +173,9 @@ def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, V
     return setting, variants
 
 
-def make_objective(job: Job, space: Space, setting: Setting, variants: Variants) -> Objective:
+def make_objective(
+    job: Job, space: Space | ProductSpace, setting: Setting, variants: Variants
+) -> Objective:
     """One model: its samples per second. Several: as the job says, against the reference chip."""
     batches = tuple(workload.global_batch for workload in variants.workloads)
     if len(batches) == 1:
@@ -184,7 +189,9 @@ def make_objective(job: Job, space: Space, setting: Setting, variants: Variants)
     return Objective(job.objective, batches, weights, references)
 
 
-def _reference_samples(job: Job, space: Space, setting: Setting, index: int) -> float:
+def _reference_samples(
+    job: Job, space: Space | ProductSpace, setting: Setting, index: int
+) -> float:
     alone = replace(job, models=(job.models[index],))
     _, variants = prepare_search(alone)
     objective = Objective.single(variants.workloads[0].global_batch)
@@ -209,21 +216,32 @@ def _ranked(outcome: Outcome, objective: Objective) -> list[int]:
     return [chips[i] for i in sorted(range(len(chips)), key=lambda i: (-scores[i], area[chips[i]]))]
 
 
-def _certificate(outcome: Outcome, job: Job, architectures: int) -> Certificate:
+def _certificate(search: Search, outcome: Outcome, job: Job, architectures: int) -> Certificate:
     frontier = outcome.frontier
     designs, number = np.unique(frontier.chips.design, return_inverse=True)
     stage = np.zeros(len(designs), np.int64)
     np.maximum.at(stage, number, frontier.stage)
     closed = np.ones(len(designs), np.bool_)
     np.logical_and.at(closed, number, outcome.ruled_out)
+    evaluated = int((stage == 2).sum())
+    scheduled = designs[closed & (stage == 1)]
+    name, elsewhere = "roofline", 0
+    if search.reserve is not None:
+        # Of a large space only the points are counted: most were never built, so that nobody
+        # looked whether they satisfy the constraints.
+        name = "roofline or constraints"
+        gone = np.unique(np.concatenate([scheduled, *search.reserve.scheduled]))
+        scheduled = np.setdiff1d(gone, designs[(stage == 2) | ~closed])
+        elsewhere = search.reserve.open_points(outcome.score * (1.0 + job.tolerance))
+    left = int((~closed & (stage < 2)).sum()) + elsewhere
     return Certificate(
         gap=outcome.gap,
         tolerance=job.tolerance,
         architectures=architectures,
-        evaluated=int((stage == 2).sum()),
+        evaluated=evaluated,
         pruned={
-            "roofline": int((closed & (stage == 0)).sum()),
-            "schedule": int((closed & (stage == 1)).sum()),
+            name: architectures - evaluated - len(scheduled) - left,
+            "schedule": len(scheduled),
         },
         tightened=outcome.tightened,
     )
@@ -234,7 +252,7 @@ class _Finder:
     """Turns indices of the search into designs in full."""
 
     job: Job
-    space: Space
+    space: Space | ProductSpace
     search: Search
     variants: Variants
     setting: Setting
@@ -247,29 +265,40 @@ class _Finder:
             model: Priced.of(alone, self.variants.only(plan.variant), self.setting)
             for model, plan in found.items()
         }
-        design = int(chips.design[chip])
-        hbm = self._smallest_hbm(priced, design, float(chips.hbm_Bps[chip]), found)
-        accelerator = replace(self.space.accelerator(design, hbm), name="")
+        space, design = self._place_of(int(chips.design[chip]))
+        hbm = self._smallest_hbm(priced, space, design, float(chips.hbm_Bps[chip]), found)
+        accelerator = replace(space.accelerator(design, hbm), name="")
         plans = tuple(
             self._model_plan(priced[model], accelerator, model, found[model], with_layers)
             for model in range(len(self.variants.workloads))
         )
         return Design(
             accelerator=accelerator,
-            area_mm2=float(self.space.area_with(hbm)[design]),
+            area_mm2=float(space.area_with(hbm)[design]),
             peak_power_W=peak_power_W(accelerator),
             plans=plans,
         )
 
+    def _place_of(self, design: int) -> tuple[Space, int]:
+        """A space in memory that holds the design, and its index there."""
+        if isinstance(self.space, Space):
+            return self.space, design
+        return self.space.designs(np.array([design]))[0], 0
+
     def _smallest_hbm(
-        self, priced: dict[int, Priced], design: int, hbm_Bps: float, found: dict[int, Found]
+        self,
+        priced: dict[int, Priced],
+        space: Space,
+        design: int,
+        hbm_Bps: float,
+        found: dict[int, Found],
     ) -> Hbm:
         """The least capacity that keeps every model's step time."""
         override = self.setting.profile.hbm_bandwidth_Bps
         options = [
             option
-            for index, option in enumerate(self.space.hbm_options)
-            if self.space.hbm_allowed[design, index]
+            for index, option in enumerate(space.hbm_options)
+            if space.hbm_allowed[design, index]
             and (override is not None or option.bandwidth_Bps == hbm_Bps)
         ]
         options.sort(key=lambda option: option.capacity_bytes)
@@ -337,10 +366,10 @@ class _Finder:
     def record(self, chip: int) -> dict[str, Any]:
         """One flat record of an evaluated design."""
         chips = self.search.frontier.chips
-        design = int(chips.design[chip])
-        space = self.space
+        number = int(chips.design[chip])
+        space, design = self._place_of(number)
         row: dict[str, Any] = {
-            "design": design,
+            "design": number,
             "tensor_cores": int(space.tensor_cores[design]),
             "vector_cores": int(space.vector_cores[design]),
             "width": int(space.width[design]),
@@ -365,7 +394,7 @@ class _Finder:
 
 
 def _nothing_found(
-    job: Job, space: Space, variants: Variants, outcome: Outcome
+    job: Job, space: Space | ProductSpace, variants: Variants, outcome: Outcome
 ) -> AtollError:
     """Say what the largest part of memory is, and the way out."""
     if outcome.stopped:

@@ -21,7 +21,8 @@ from atoll.explore.job import Job
 from atoll.explore.journal import Evaluation, Found, Key
 from atoll.explore.result import SearchResult
 from atoll.explore.workloads import Variants
-from atoll.hardware.space import ARRAYS, Space
+from atoll.hardware import ProductSpace, Space
+from atoll.hardware.space import ARRAYS
 from atoll.kernel_cache import kernels_digest
 from atoll.profile import Profile
 from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint
@@ -157,13 +158,14 @@ class StoredJournal:
 def open_run(
     folder: Path,
     job: Job,
-    space: Space,
+    space: Space | ProductSpace,
     variants: Variants,
     profile: Profile,
     executor: str,
 ) -> Iterator[StoredJournal]:
     """The journal of a folder, as long as the search runs; the folder is locked meanwhile."""
-    described = identity(job, space_identity(space), variants, __version__)
+    content = space_identity(space) if isinstance(space, Space) else space.identity()
+    described = identity(job, content, variants, __version__)
     store = RunStore(folder, described, executor, __version__)
     journal = StoredJournal(store, variants, profile)
     try:

@@ -17,7 +17,6 @@ from atoll.explore.bounds import LayoutBounds
 from atoll.explore.energy import operator_repeats, variant_traffic
 from atoll.explore.evaluate import Plan, Priced, place_times
 from atoll.explore.layouts import Setting
-from atoll.explore.objective import Objective
 from atoll.explore.trial import Asked, Placed, Rule, Shape, Trial, try_chip
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variants
@@ -37,8 +36,7 @@ class Context:
 
     variants: Variants
     setting: Setting
-    objective: Objective
-    tolerance: float
+    rule: Rule
     work: OperatorWork
     layouts: LayoutBounds
     repeats: FloatArray
@@ -48,18 +46,11 @@ class Context:
     def of(
         variants: Variants,
         setting: Setting,
-        objective: Objective,
-        tolerance: float,
+        rule: Rule,
         work: OperatorWork,
         layouts: LayoutBounds,
     ) -> Context:
-        repeats = operator_repeats(variants)
-        return Context(variants, setting, objective, tolerance, work, layouts, repeats)
-
-    @property
-    def rule(self) -> Rule:
-        by_model = tuple(np.array(self.variants.of(i)) for i in range(len(self.variants.workloads)))
-        return Rule(by_model, self.objective, self.tolerance)
+        return Context(variants, setting, rule, work, layouts, operator_repeats(variants))
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +200,7 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
     alone = _only(context.variants, variant)
     priced = Priced.of(chip, alone, context.setting)
     own = alone.variants[0]
-    solved = priced.schedules(0, own, effort, context.tolerance / 4.0, SCHEDULE_LIMIT_S)
+    solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, SCHEDULE_LIMIT_S)
     lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
     upper = np.array([[s.makespan_s for s in pair] for pair in solved])
     least, most = priced.place(0, own, lower), priced.place(0, own, upper)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.explore.objective import Objective
+from atoll.explore.workloads import Variants
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -44,6 +45,11 @@ class Rule:
     """The variants of each model."""
     objective: Objective
     tolerance: float
+
+    @staticmethod
+    def of(variants: Variants, objective: Objective, tolerance: float) -> Rule:
+        by_model = tuple(np.array(variants.of(i)) for i in range(len(variants.workloads)))
+        return Rule(by_model, objective, tolerance)
 
     def scores(self, rows: FloatArray) -> FloatArray:
         """No plan of a chip with these bounds (chips, variants) scores higher."""
