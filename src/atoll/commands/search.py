@@ -119,7 +119,7 @@ def search(
     if result.stopped == "interrupted":
         again = "" if out is None else "; the same command continues"
         print(f"atoll: interrupted{again}", file=sys.stderr)
-        raise typer.Exit(130)
+        raise typer.Exit(128 + stop.signal)
 
 
 def explain(

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atoll.errors import AtollError
 from atoll.executors.base import LostWorkerError, Task
 from atoll.jit import set_threads
 
-if TYPE_CHECKING:
-    from distributed import Client
-
 CONNECT_S = 10.0
+_LOST = ("KilledWorker", "FutureCancelledError", "CancelledError")
 
 
 class DaskCluster:
@@ -37,11 +35,11 @@ class DaskCluster:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         self.address = address
         self._cluster: Any = None
-        self._client: Client = self._connect(distributed)
+        self._client: Any = self._connect(distributed)
         self._context: Any = None
         self._shared: Any = None
 
-    def _connect(self, distributed: Any) -> Client:
+    def _connect(self, distributed: Any) -> Any:
         if self.address.partition(":")[0] == "local":
             self._cluster = distributed.LocalCluster(
                 n_workers=_local_workers(self.address),
@@ -49,8 +47,7 @@ class DaskCluster:
                 processes=True,
                 dashboard_address=None,
             )
-            client: Client = distributed.Client(self._cluster)
-            return client
+            return distributed.Client(self._cluster, set_as_default=False)
         try:
             return distributed.Client(self.address, timeout=CONNECT_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
@@ -62,7 +59,7 @@ class DaskCluster:
     @property
     def workers(self) -> int:
         info = self._client.scheduler_info(n_workers=-1)
-        return max(1, sum(worker["nthreads"] for worker in info["workers"].values()))
+        return max(1, sum(int(worker["nthreads"]) for worker in info["workers"].values()))
 
     def start(self, context: Any) -> None:
         self._context = context
@@ -73,22 +70,19 @@ class DaskCluster:
         self._shared = self._client.scatter(self._context, broadcast=True, hash=False)
 
     def submit(self, task: Task, *args: Any) -> Future[Any]:
-        from distributed.client import Future as DaskFuture
-
         if self._shared.status != "finished":  # every worker that held it is gone
             self._share()
-        inner: DaskFuture = self._client.submit(_run, task, self._shared, args, pure=False)
+        inner = self._client.submit(_run, task, self._shared, args, pure=False)
         outer: Future[Any] = Future()
 
-        def pass_on(done: DaskFuture) -> None:
+        def pass_on(done: Any) -> None:
             if outer.cancelled():
                 return
             try:
                 outer.set_result(done.result())
             except Exception as error:
-                if type(error).__name__ in ("KilledWorker", "FutureCancelledError", "CancelledError"):
-                    error = LostWorkerError(str(error))
-                outer.set_exception(error)
+                lost = type(error).__name__ in _LOST
+                outer.set_exception(LostWorkerError(str(error)) if lost else error)
             done.release()
 
         inner.add_done_callback(pass_on)

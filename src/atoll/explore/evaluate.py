@@ -83,7 +83,8 @@ class Priced:
         """Shortest durations of the block's forward operators."""
         number = self.variants.variants.index(variant)
         row = self.forward_s(np.array([chip]), np.array([number]))[0]
-        return row[: variant.facts.rerun.shape[1]].copy()
+        own: FloatArray = row[: variant.facts.rerun.shape[1]].copy()
+        return own
 
     def place(
         self,

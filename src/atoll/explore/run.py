@@ -115,17 +115,21 @@ class _Road:
         runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
         mark = _timed(phases, "description", mark)
         pareto: dict[str, Any] = {}
-        if job.pareto and not outcome.stopped:
-            pareto = {
-                name: {
-                    "proven_within": front.proven_within,
-                    "designs": [finder.record(chip) for chip in front.chips],
+        stopped = outcome.stopped
+        if job.pareto and not stopped:
+            found = fronts(search)
+            stopped = self.stop.reason
+            if not stopped:
+                pareto = {
+                    name: {
+                        "proven_within": front.proven_within,
+                        "designs": [finder.record(chip) for chip in front.chips],
+                    }
+                    for name, front in found.items()
                 }
-                for name, front in fronts(search).items()
-            }
             mark = _timed(phases, "pareto", mark)
         baselines: dict[str, float | None] = {}
-        if job.baselines and outcome.stopped != "interrupted":
+        if job.baselines and not self.stop.interrupted:
             name = f"baselines {job.seed}"
             if name not in notes:
                 drawn = space if isinstance(space, Space) else space.sample(SAMPLE, job.seed)
@@ -143,7 +147,7 @@ class _Road:
             pareto=pareto,
             phases_s=phases,
             wall_time_s=time.monotonic() - self.began,
-            stopped=outcome.stopped,
+            stopped=stopped,
         )
 
 

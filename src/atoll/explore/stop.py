@@ -16,7 +16,12 @@ class Stop:
 
     def __init__(self, time_limit_s: float = np.inf) -> None:
         self._deadline = time.monotonic() + time_limit_s
-        self.interrupted = False
+        self.signal = 0
+        """The signal that asked, if one did."""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.signal != 0
 
     def limit(self, time_limit_s: float) -> None:
         """End this long from now at the latest."""
@@ -40,7 +45,7 @@ class Stop:
         def ask(number: int, frame: FrameType | None) -> None:
             if self.interrupted:
                 raise KeyboardInterrupt
-            self.interrupted = True
+            self.signal = number
 
         before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
         try:

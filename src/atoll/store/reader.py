@@ -45,7 +45,9 @@ class RunStatus:
     bounded: int
     """Chips with a schedule bound on record."""
     evaluated: int
-    """Designs on record."""
+    """Chips whose placement was solved; some turn out to have no plan worth keeping."""
+    designs: int
+    """Designs on record, each with its best plans."""
     score: float
     bound: float
     seconds: float
@@ -148,7 +150,8 @@ class RunReader:
             left=0 if last is None else last["left"],
             total=0 if last is None else last["total"],
             bounded=int(self._one("SELECT count(*) FROM bounds")[0]),
-            evaluated=self.count(),
+            evaluated=int(self._one("SELECT count(DISTINCT chip) FROM evaluations")[0]),
+            designs=self.count(),
             score=0.0 if last is None else last["score"],
             bound=0.0 if last is None else last["bound"],
             seconds=0.0 if last is None else last["seconds"],
@@ -171,7 +174,8 @@ class RunReader:
 
     def result(self) -> dict[str, Any] | None:
         """The content of result.json of the latest run that reported one; None before."""
-        return self.note("result")
+        found: dict[str, Any] | None = self.note("result")
+        return found
 
     def note(self, key: str) -> Any:
         row = self._connection.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()

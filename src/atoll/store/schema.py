@@ -38,7 +38,7 @@ CREATE TABLE bounds (
 CREATE TABLE evaluations (
     phase TEXT NOT NULL, chip INTEGER NOT NULL, variant INTEGER NOT NULL, effort TEXT NOT NULL,
     run INTEGER NOT NULL, at REAL NOT NULL, score REAL, lower_s BLOB NOT NULL, plans TEXT NOT NULL,
-    PRIMARY KEY (phase, chip, variant, effort)
+    PRIMARY KEY (chip, phase, variant, effort)
 ) WITHOUT ROWID;
 CREATE TABLE designs (
     chip INTEGER PRIMARY KEY, design INTEGER NOT NULL,

@@ -110,7 +110,7 @@ class RunStore:
         self._elapsed_before = float(
             self._connection.execute("SELECT coalesce(max(seconds), 0) FROM progress").fetchone()[0]
         )
-        count = self._connection.execute("SELECT count(*) FROM designs").fetchone()
+        count = self._connection.execute("SELECT count(DISTINCT chip) FROM evaluations").fetchone()
         self._evaluated = int(count[0])
         with self._transaction():
             # Of a process that was killed nobody wrote the end.
@@ -169,6 +169,9 @@ class RunStore:
         """Record an evaluation, and the design as it stands after it."""
         now = time.time()
         with in_sentences(self.path), self._transaction():
+            known = "SELECT 1 FROM evaluations WHERE chip = ? LIMIT 1"
+            if self._connection.execute(known, (row.chip,)).fetchone() is None:
+                self._evaluated += 1
             self._connection.execute(
                 "INSERT OR IGNORE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -177,9 +180,6 @@ class RunStore:
                 ),
             )  # fmt: skip
             if design is not None:
-                known = "SELECT 1 FROM designs WHERE chip = ?"
-                if self._connection.execute(known, (design.chip,)).fetchone() is None:
-                    self._evaluated += 1
                 self.add_designs([design], now)
 
     def add_designs(self, designs: Iterable[DesignRow], now: float) -> None:
