@@ -239,17 +239,6 @@ class Search:
         for chip, name in zip(order[~fresh], ids[~fresh], strict=True):
             self._set_row(int(chip), known[int(name)], stage=1)
         self._bound(order[fresh], open_[fresh], nodes, record=number)
-        # Bounds on record come without the times that a placement needs: once more for those
-        # that are still to be placed.
-        again = np.array(
-            [
-                not new and self.scores[chip] > self._threshold()
-                and self.journal.evaluation(Key(self.mode.phase, int(name))) is None
-                for new, chip, name in zip(fresh, order, ids, strict=True)
-            ],
-            np.bool_,
-        )  # fmt: skip
-        self._bound(order[again], open_[again], nodes, record=None)
         if not self.stop():
             self._place(order[np.argsort(-self.scores[order], kind="stable")], nodes)
 
@@ -297,6 +286,11 @@ class Search:
             if stored is not None:
                 self._apply(chip, stored)
                 continue
+            if chip not in nodes:
+                # Its bounds were on record, which come without the times that a placement needs.
+                again = [c for c in ranked.tolist() if c not in nodes and self._worth_placing(c)]
+                missing = np.array(again, np.int64)
+                self._bound(missing, self._open(missing), nodes, record=None)
             if self.stop():
                 return
             asked = ahead.result(chip, ranked)
