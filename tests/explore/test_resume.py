@@ -7,7 +7,6 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,8 +41,12 @@ def killed_within(child: int, seconds: float) -> bool:
 
 
 def counts(folder: Path) -> tuple[int, int, int]:
-    with RunReader(folder) as reader:
-        status = reader.status()
+    try:
+        with RunReader(folder) as reader:
+            status = reader.status()
+    except AtollError as error:
+        assert "nothing on record yet" in str(error) or "no search.sqlite" in str(error)
+        return 0, 0, 0
     return status.bounded, status.evaluated, status.designs
 
 
@@ -56,20 +59,16 @@ def test_kill_9_at_twenty_random_moments_changes_nothing(tmp_path: Path) -> None
     moments = random.Random(0)
     folders = (tmp_path / f"run{i}" for i in range(KILLS))
     folder = next(folders)
-    used: Iterator[Path] | list[Path] = [folder]
+    used = [folder]
     kills = 0
     evaluated = 0
     while kills < KILLS:
         child = begin(job, folder, workers=kills % 3)
         if killed_within(child, moments.uniform(0.0, 0.6 * took)):
             kills += 1
-            if (folder / "search.sqlite").exists() and folder.joinpath(".lock").exists():
-                try:
-                    now = counts(folder)[1]
-                except AtollError:
-                    continue  # killed before its first record
-                assert now >= evaluated, "finished evaluations were lost"
-                evaluated = now
+            now = counts(folder)[1]
+            assert now >= evaluated, "finished evaluations were lost"
+            evaluated = now
         else:
             folder, evaluated = next(folders), 0
             used.append(folder)

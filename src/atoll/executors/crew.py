@@ -119,6 +119,10 @@ class Crew:
         done, _ = wait(waiting, timeout=_WAKE_S, return_when=FIRST_COMPLETED)
         return list(done)
 
+    def in_flight(self, calls: Iterable[Call]) -> int:
+        """How many of these calls are under way."""
+        return sum(call.future is not None and not call.future.done() for call in calls)
+
     def drop(self, calls: Iterable[Call]) -> None:
         """Calls that are no longer needed."""
         for call in calls:

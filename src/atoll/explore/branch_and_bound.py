@@ -414,12 +414,14 @@ class Search:
         wanted = [(first, chip)]
         if self.crew.room > 1:
             open_ = np.flatnonzero(self.scores > self._threshold())
-            for other in open_[np.argsort(-self.scores[open_], kind="stable")][: self.crew.room]:
-                target = self._loosest(int(other), done)
+            ranked = open_[np.argsort(-self.scores[open_], kind="stable")]
+            for other in ranked[: self.crew.room + 1].tolist():
+                target = None if other == chip else self._loosest(other, done)
                 if target is not None and self.journal.evaluation(target[0]) is None:
-                    wanted.append((target[0], int(other)))
+                    wanted.append((target[0], other))
         for key, at in wanted:
-            if key not in sent and (key == first or len(sent) < self.crew.room):
+            free = self.crew.in_flight(sent.values()) < self.crew.room
+            if key not in sent and (free or key == first):
                 alone = self.frontier.chips.subset(np.array([at]))
                 sent[key] = Call(solve_node, (alone, key.variant, key.effort))
                 self.crew.send(sent[key])

@@ -119,6 +119,8 @@ class Reserve:
         limit = self._space.limits.max_area_mm2
         smallest = area_mm2(*(values.astype(np.int64) for values in least[:6]))
         kept = np.flatnonzero(smallest <= (np.inf if limit is None else limit))
+        if len(kept) == 0:
+            raise self._empty()
         return kept, rates[kept]
 
     def first_frontier(self) -> Frontier:
@@ -127,7 +129,10 @@ class Reserve:
             frontier = self._built(1, threshold=-1.0)
             if frontier is not None:
                 return frontier
-        raise InfeasibleError(
+        raise self._empty()
+
+    def _empty(self) -> InfeasibleError:
+        return InfeasibleError(
             f"space {self._space.name} is empty: no point of its {self.points:,} satisfies its "
             "constraints; loosen one."
         )

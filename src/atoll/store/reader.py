@@ -254,7 +254,7 @@ class RunReader:
         with in_sentences(self.path):
             row = self._connection.execute(query, values).fetchone()
         if row is None:
-            raise AtollError(f"{self.path}: nothing on record yet; run the search again.")
+            raise AtollError(f"{self.path}: nothing on record yet: the search has only begun.")
         found: sqlite3.Row = row
         return found
 

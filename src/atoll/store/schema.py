@@ -76,6 +76,8 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse a file of another kind or of another version."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        raise AtollError(f"{path}: nothing on record yet: the search has only begun.")
     if application != APPLICATION:
         raise AtollError(f"{path}: not a store of atoll search; give another folder.")
     if version != SCHEMA_VERSION:
