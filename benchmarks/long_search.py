@@ -3,18 +3,18 @@
     python benchmarks/long_search.py [speedup | overhead | store | large] ...
 
 Without arguments all of them, in that order. Kernels are compiled first. On a shared machine wall
-times are noise: alternate runs are repeated, the least of each is taken, and CPU time stands beside.
+times are noise: alternate runs are repeated and the least of each is taken; CPU time stands beside.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,13 +68,11 @@ def speedup(repeats: int) -> None:
     for model in MODELS:
         job = seed_job(model)
         run_search(job)
-        took = least(
-            {f"{n}": lambda n=n: run_search(job, workers=n) for n in (1, 2)},  # type: ignore[misc]
-            repeats,
-        )
+        took = least({str(n): partial(run_search, job, workers=n) for n in (1, 2)}, repeats)
         one, two = took["1"], took["2"]
+        ratio = one["wall_s"] / two["wall_s"]
         print(
-            f"{model:<24}{one['wall_s']:>9.2f} s {two['wall_s']:>11.2f} s {one['wall_s'] / two['wall_s']:>7.2f}"
+            f"{model:<24}{one['wall_s']:>9.2f} s {two['wall_s']:>11.2f} s {ratio:>7.2f}"
             f" {one['cpu_s']:>7.2f} {two['cpu_s']:>7.2f}"
         )
 
@@ -91,14 +89,12 @@ def overhead(repeats: int) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run_search(job, out=Path(folder) / "run", workers=workers)
 
-        def plain(job: Job = job) -> None:
-            run_search(job, workers=0)
-
         set_threads(1)
-        os.environ["ATOLL_THREADS"] = "1"
         runs: dict[str, Callable[[], object]] = {
-            "plain": plain, "store": lambda: stored(0), "apart": lambda: stored(1),
-        }  # fmt: skip
+            "plain": partial(run_search, job, workers=0),
+            "store": partial(stored, 0),
+            "apart": partial(stored, 1),
+        }
         took = least(runs, repeats)
         base = took["plain"]["cpu_s"]
         print(

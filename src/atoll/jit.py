@@ -33,10 +33,11 @@ def kernel(function: Kernel) -> Kernel:
 _threads: int | None = None
 
 
-def set_threads(count: int | None) -> None:
-    """Threads that kernels of this process may use; None: one for each core."""
+def set_threads(count: int | None) -> int | None:
+    """Threads that kernels of this process may use (None: one for each core); the old number."""
     global _threads
-    _threads = count
+    before, _threads = _threads, count
+    return before
 
 
 def threads() -> int:

@@ -150,8 +150,8 @@ def print_designs(shown: Mapping[str, Any]) -> None:
         f"{status['seconds']:.0f} s"
     )
     table = Table(box=None, pad_edge=False, header_style="")
-    names = ("score", "mm2", "W", "mJ/token", "tensor cores", "vector cores", "GLB", "HBM", "layout")
-    for name in names:
+    cores = ("tensor cores", "vector cores")
+    for name in ("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", "layout"):
         table.add_column(name, justify="right")
     for row in shown["designs"]:
         table.add_row(

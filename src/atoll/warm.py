@@ -12,7 +12,6 @@ import sys
 
 from atoll.kernel_cache import cache_is_fresh
 
-
 _started = False
 
 

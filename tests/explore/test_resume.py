@@ -86,8 +86,9 @@ def test_a_finished_search_is_answered_from_the_record(
     def computed(*arguments: object) -> None:
         raise AssertionError("a piece on record was computed again")
 
-    for name in ("bound_chips", "place_node", "solve_node"):
-        monkeypatch.setattr(f"atoll.explore.branch_and_bound.{name}", computed)
+    for name in ("branch_and_bound.bound_chips", "branch_and_bound.place_node"):
+        monkeypatch.setattr(f"atoll.explore.{name}", computed)
+    monkeypatch.setattr("atoll.explore.tighten.solve_node", computed)
     assert answer(run_search(job, out=tmp_path / "run")) == answer(first)
 
 
@@ -102,7 +103,7 @@ def test_the_same_job_with_another_limit_or_front_shares_the_record(tmp_path: Pa
 
 def test_another_job_in_the_folder_is_refused(tmp_path: Path) -> None:
     run_search(some_job(tmp_path), out=tmp_path / "run")
-    with pytest.raises(AtollError, match="another job.*devices 64 there, 32 here"):
+    with pytest.raises(AtollError, match=r"another job.*devices 64 there, 32 here"):
         run_search(some_job(tmp_path, devices=32), out=tmp_path / "run")
 
 

@@ -38,8 +38,8 @@ from atoll.explore.tasks import (
     Context,
     bound_chips,
     place_node,
-    solve_node,
 )
+from atoll.explore.tighten import tighten
 from atoll.explore.trial import Placed, Rule, Shape, Trial, replayed, try_chip
 from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space
@@ -50,7 +50,6 @@ IntArray = NDArray[np.int64]
 
 FIRST_BATCH = 64
 LARGEST_BATCH = 4096
-EFFORTS: tuple[Effort, ...] = ("bounded", "exact")
 
 __all__ = ["Found", "Frontier", "Outcome", "Progress", "Search"]
 
@@ -129,7 +128,6 @@ class Search:
         self.score = 0.0
         self.mode = _Mode()
         self.batches = 0
-        self.tightened = 0
         self.solved: set[Key] = set()
         """Nodes whose schedules were solved, with their effort."""
 
@@ -138,26 +136,26 @@ class Search:
         while not self.stop():
             self.crew.consider()
             self._admit(size)
-            fresh = np.flatnonzero((self.frontier.stage == 0) & (self.scores > self._threshold()))
+            fresh = np.flatnonzero((self.frontier.stage == 0) & (self.scores > self.threshold()))
             if len(fresh) == 0:
                 break
             order = fresh[np.argsort(-self.scores[fresh], kind="stable")][:size]
-            self._report("bounding", len(fresh))
+            self.report("bounding", len(fresh))
             self._batch(order)
             size = min(4 * size, LARGEST_BATCH)
             if self.reserve is not None:
                 # The way is long: close the gap as far as the chips that wait allow.
-                self._tighten(self._best_waiting())
-        self._tighten(0.0)
+                tighten(self, self._best_waiting())
+        tighten(self, 0.0)
         return self.outcome()
 
     def outcome(self) -> Outcome:
         """What is known now."""
-        ruled_out = self.scores <= self._threshold()
-        proven = self.bound() <= max(self._threshold(), self.score)
+        ruled_out = self.scores <= self.threshold()
+        proven = self.bound() <= max(self.threshold(), self.score)
         reason = "" if proven else self.stop.reason
         return Outcome(
-            self.frontier, self.best, self.score, self.bound(), self.tightened, ruled_out, reason
+            self.frontier, self.best, self.score, self.bound(), len(self.solved), ruled_out, reason
         )
 
     def bound(self) -> float:
@@ -204,7 +202,7 @@ class Search:
         """No plan of a chip scores higher than this."""
         return self.scores.copy()
 
-    def _threshold(self) -> float:
+    def threshold(self) -> float:
         return self.score * (1.0 + self.tolerance)
 
     def _cutoff(self) -> float:
@@ -218,7 +216,7 @@ class Search:
         if self.reserve is None:
             return
         changed = self.reserve.admit(
-            self.frontier, self.scores, self._threshold(), size, self.stop
+            self.frontier, self.scores, self.threshold(), size, self.stop
         )
         if changed is not None:
             self.frontier, moved = changed
@@ -262,7 +260,7 @@ class Search:
             own = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
-            return Call(bound_chips, (chips, rows, open_[own], self._threshold()), tag=piece)
+            return Call(bound_chips, (chips, rows, open_[own], self.threshold()), tag=piece)
 
         pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
         for done, bounded in self.crew.results(call(piece) for piece in pieces):
@@ -279,12 +277,12 @@ class Search:
         """Placements of these chips, one after the other, each against the incumbent then."""
         ahead = Speculation(self.crew, self._worth_placing, lambda chip: self._task(chip, nodes))
         for chip in ranked.tolist():
-            if self.scores[chip] <= self._threshold():
+            if self.scores[chip] <= self.threshold():
                 continue
             key = Key(self.mode.phase, int(self.frontier.ids[chip]))
             stored = self.journal.evaluation(key)
             if stored is not None:
-                self._apply(chip, stored)
+                self.apply(chip, stored)
                 continue
             if chip not in nodes:
                 # Its bounds were on record, which come without the times that a placement needs.
@@ -303,10 +301,10 @@ class Search:
                 task.trial,
                 replayed(asked, lambda *ask, own=own: place_node(self.context, own, *ask)),
             )
-            self._finish(chip, key, self._placed(chip, own, placed))
+            self.finish(chip, key, self._placed(chip, own, placed))
 
     def _worth_placing(self, chip: int) -> bool:
-        return bool(self.scores[chip] > self._threshold()) and (
+        return bool(self.scores[chip] > self.threshold()) and (
             self.journal.evaluation(Key(self.mode.phase, int(self.frontier.ids[chip]))) is None
         )
 
@@ -326,10 +324,10 @@ class Search:
         for model, (v, shape) in placed.found.items():
             at = nodes.position(v)
             traffic = float(nodes.hbm_bytes[at]), float(nodes.glb_bytes[at])
-            found[model] = self._found(chip, v, shape, nodes.upper_s[at], traffic, "quick")
+            found[model] = self.plan_found(chip, v, shape, nodes.upper_s[at], traffic, "quick")
         return Evaluation(placed.row, found)
 
-    def _found(
+    def plan_found(
         self,
         chip: int,
         v: int,
@@ -348,12 +346,12 @@ class Search:
         )
         return Found(shape.step_s, v, pass_s, shape.pipeline, shape.data, energy, effort)
 
-    def _finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:
-        self._apply(chip, evaluation)
+    def finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:
+        self.apply(chip, evaluation)
         score = self.found_score(chip)
         self.journal.put_evaluation(key, evaluation, score, self.frontier.chips, chip)
 
-    def _apply(self, chip: int, evaluation: Evaluation) -> None:
+    def apply(self, chip: int, evaluation: Evaluation) -> None:
         """Take an evaluation over, just made or on record."""
         self._set_row(chip, evaluation.row, stage=2)
         self.frontier.found[chip] = dict(evaluation.found)
@@ -365,82 +363,7 @@ class Search:
         self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
         self.scores[chip] = self.rule.scores(row[None, :])[0]
 
-    # --- More effort where the proof needs it ---------------------------------------------------
-
-    def _tighten(self, until: float) -> None:
-        """Solve the schedules that keep the bound above the incumbent, and above `until`."""
-        done = self.solved
-        sent: dict[Key, Call] = {}
-        self.crew.consider()
-        while self.best is not None and not self.stop():
-            chip = int(np.argmax(self.scores))
-            if self.scores[chip] <= max(self._threshold(), until):
-                break
-            self._report("tightening", int((self.scores > self._threshold()).sum()))
-            target = self._loosest(chip, done)
-            if target is None:
-                break
-            key, model = target
-            done.add(key)
-            stored = self.journal.evaluation(key)
-            if stored is not None:
-                self.tightened += 1
-                self._apply(chip, stored)
-                continue
-            self._solve_ahead(chip, key, done, sent)
-            solved = self.crew.result(sent.pop(key))
-            if solved is None:
-                break
-            self.tightened += 1
-            row = self.frontier.lower_s[chip].copy()
-            row[key.variant] = max(row[key.variant], solved.least_s)
-            found = dict(self.frontier.found.get(chip, {}))
-            shape = solved.shape
-            if shape is not None and (
-                model not in found or shape.step_s < found[model].step_time_s
-            ):
-                traffic = solved.hbm_bytes, solved.glb_bytes
-                effort: Effort = "exact" if key.effort == "exact" else "bounded"
-                found[model] = self._found(
-                    chip, key.variant, shape, solved.pass_s, traffic, effort
-                )
-            self._finish(chip, key, Evaluation(row, found))
-        self.crew.drop(sent.values())
-
-    def _solve_ahead(
-        self, chip: int, first: Key, done: set[Key], sent: dict[Key, Call]
-    ) -> None:
-        """Begin the node that is needed now, and what will most likely be needed next."""
-        wanted = [(first, chip)]
-        if self.crew.room > 1:
-            open_ = np.flatnonzero(self.scores > self._threshold())
-            ranked = open_[np.argsort(-self.scores[open_], kind="stable")]
-            for other in ranked[: self.crew.room + 1].tolist():
-                target = None if other == chip else self._loosest(other, done)
-                if target is not None and self.journal.evaluation(target[0]) is None:
-                    wanted.append((target[0], other))
-        for key, at in wanted:
-            free = self.crew.in_flight(sent.values()) < self.crew.room
-            if key not in sent and (free or key == first):
-                alone = self.frontier.chips.subset(np.array([at]))
-                sent[key] = Call(solve_node, (alone, key.variant, key.effort))
-                self.crew.send(sent[key])
-
-    def _loosest(self, chip: int, done: set[Key]) -> tuple[Key, int] | None:
-        """The chip's model and variant whose bound is the lowest and can still be improved."""
-        lower = self.frontier.lower_s[chip]
-        for model, own in enumerate(self.by_model):
-            v = int(own[np.argmin(lower[own])])
-            known = self.frontier.found.get(chip, {}).get(model)
-            if known is not None and lower[v] >= known.step_time_s / (1.0 + self.tolerance):
-                continue
-            for effort in EFFORTS:
-                key = Key("tighten", int(self.frontier.ids[chip]), v, effort)
-                if key not in done:
-                    return key, model
-        return None
-
-    def _report(self, phase: str, left: int) -> None:
+    def report(self, phase: str, left: int) -> None:
         total, bound = len(self.frontier.chips), self.bound()
         if self.reserve is not None:
             total = self.reserve.points
