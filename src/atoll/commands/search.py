@@ -47,7 +47,10 @@ def search(
         str | None, typer.Option(help="For several models: mean, weighted or worst.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="exact (with proof) or phaze (the seed's stop rule).")
+        str | None, typer.Option(help="exact (with proof), phaze (the seed's rule) or evolve.")
+    ] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(help="Designs that strategy evolve looks at.")
     ] = None,
     max_area: Annotated[str | None, typer.Option(help='Largest area, "280 mm2".')] = None,
     max_power: Annotated[str | None, typer.Option(help='Largest peak power, "250 W".')] = None,
@@ -99,6 +102,7 @@ def search(
             optimizer=optimizer,
             objective=objective,
             strategy=strategy,
+            evaluations=evaluations,
             max_area=max_area,
             max_power=max_power,
             tolerance=tolerance,

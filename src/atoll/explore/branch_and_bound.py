@@ -30,7 +30,7 @@ from atoll.explore.frontier import Frontier
 from atoll.explore.journal import Evaluation, Found, Journal, Key, NoJournal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
-from atoll.explore.reserve import open_frontier
+from atoll.explore.reserve import hbm_bandwidths, open_frontier
 from atoll.explore.stop import Stop
 from atoll.explore.tasks import (
     ChipNodes,
@@ -106,6 +106,7 @@ class Search:
         journal: Journal | None = None,
     ) -> None:
         self.space = space
+        self.bandwidths = hbm_bandwidths(space, setting)
         self.variants = variants
         self.setting = setting
         self.objective = objective
@@ -178,6 +179,17 @@ class Search:
         self._batch(order)
         (self.best, self.score), self.mode = incumbent, _Mode()
         return np.array([self.found_score(int(chip)) for chip in order])
+
+    def bring(self, ids: list[int]) -> dict[int, int]:
+        """Where these chips are in the frontier, brought in if need be; those that exist."""
+        if self.reserve is not None:
+            self.frontier = self.reserve.bring(self.frontier, ids)
+            added = self.frontier.lower_s[len(self.scores) :]
+            self.scores = np.concatenate([self.scores, self.rule.scores(added)])
+        order = np.argsort(self.frontier.ids, kind="stable")
+        ordered = self.frontier.ids[order]
+        at = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
+        return {i: int(order[k]) for i, k in zip(ids, at.tolist(), strict=True) if ordered[k] == i}
 
     def forget(self, chips: IntArray) -> None:
         """Drop what was found for chips that a strategy did not visit in the end."""

@@ -25,7 +25,7 @@ from atoll.profile import get_profile
 from atoll.workload import load_config
 from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_yaml
 
-STRATEGIES = ("exact", "phaze")
+STRATEGIES = ("exact", "phaze", "evolve")
 DEFAULT_MODEL = "llama2-7b"
 
 
@@ -57,6 +57,8 @@ class Job:
     optimizer: str | None = None
     objective: str = "mean"
     strategy: str = "exact"
+    evaluations: int = 2000
+    """Designs that strategy evolve looks at."""
     tolerance: float = 1e-3
     time_limit_s: float = 3600.0
     max_area_mm2: float | None = None
@@ -68,7 +70,7 @@ class Job:
     def __post_init__(self) -> None:
         if not self.models:
             raise AtollError("job: models: at least one model is needed.")
-        for name in ("devices", "global_batch"):
+        for name in ("devices", "global_batch", "evaluations"):
             _positive(name, getattr(self, name))
         for name in ("microbatches", "tensor_widths"):
             values = getattr(self, name)
@@ -109,7 +111,8 @@ class Job:
         return restrict(space, self.hbm_capacities_bytes, self.max_area_mm2, self.max_power_W)
 
     def _large(self, space: ProductSpace) -> ProductSpace:
-        for name, given in (("pareto", self.pareto), ("strategy", self.strategy == "phaze")):
+        exact_front = self.pareto and self.strategy != "evolve"
+        for name, given in (("pareto", exact_front), ("strategy", self.strategy == "phaze")):
             if given:
                 raise AtollError(
                     f"job: {name}: not with a space of {len(space):,} points: {name} needs the "
@@ -232,7 +235,8 @@ class JobFile(FileModel):
     network: str | None = None
     optimizer: Literal["adam", "sgd"] | None = None
     objective: Literal["mean", "weighted", "worst"] | None = None
-    strategy: Literal["exact", "phaze"] | None = None
+    strategy: Literal["exact", "phaze", "evolve"] | None = None
+    evaluations: Count | None = None
     tolerance: Annotated[float, Field(ge=0, lt=1)] | None = None
     time_limit: Seconds | None = None
     max_area: Area | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost.chips import chips_of_space, distinct_rows
+from atoll.cost.chips import Chips, chips_of_space, distinct_rows
 from atoll.errors import InfeasibleError
 from atoll.explore.bounds import LayoutBounds, chip_rates, layer_rooflines, roofline_bounds
 from atoll.explore.frontier import Frontier
@@ -53,7 +53,8 @@ def open_frontier(
         return Opened(reserve.first_frontier(), reserve, reserve.layouts, work)
     chips = chips_of_space(space, setting.profile)
     layouts, lower_s = roofline_bounds(chips, variants, setting, work)
-    frontier = Frontier(chips, np.arange(len(chips)), lower_s, np.zeros(len(chips), np.int8))
+    ids = chip_ids(chips, hbm_bandwidths(space, setting))
+    frontier = Frontier(chips, ids, lower_s, np.zeros(len(chips), np.int8))
     return Opened(frontier, None, layouts, work)
 
 
@@ -72,8 +73,7 @@ class Reserve:
         self._rule, self._work = rule, work
         self.points = len(space)
         options = space.hbm_options
-        override = setting.profile.hbm_bandwidth_Bps
-        self._bandwidths = np.unique([override or option.bandwidth_Bps for option in options])
+        self._bandwidths = hbm_bandwidths(space, setting)
         group, rates = self._corners()
         distinct, number = distinct_rows(rates)
         layer_s = layer_rooflines(distinct, variants, setting, work)
@@ -186,6 +186,19 @@ class Reserve:
         self._next += max(1, len(chosen))
         within = np.arange(self._group_points)
         flat = np.sort((chosen[:, None] * self._group_points + within).ravel())
+        return self._bounded(flat, threshold)
+
+    def bring(self, frontier: Frontier, ids: list[int]) -> Frontier:
+        """The frontier with these chips in it, as far as the constraints allow them."""
+        missing = np.setdiff1d(np.array(ids, np.int64), frontier.ids)
+        more = self._bounded(np.unique(missing // len(self._bandwidths)), threshold=-1.0)
+        if more is None:
+            return frontier
+        more = more.kept(np.flatnonzero(np.isin(more.ids, missing)))
+        return frontier.joined(more.chips, more.ids, more.lower_s)
+
+    def _bounded(self, flat: IntArray, threshold: float) -> Frontier | None:
+        """The chips at these points whose roofline is above the threshold, if there are any."""
         space, places = self._space.designs(flat)
         if len(space) == 0:
             return None
@@ -198,6 +211,17 @@ class Reserve:
             return None
         design = places[chips.design[kept]]
         chips = replace(chips.subset(kept), design=design)
-        band = np.searchsorted(self._bandwidths, chips.hbm_Bps)
-        ids = design * len(self._bandwidths) + band
+        ids = chip_ids(chips, self._bandwidths)
         return Frontier(chips, ids, lower_s[number[kept]], np.zeros(len(kept), np.int8))
+
+
+def chip_ids(chips: Chips, bandwidths: FloatArray) -> IntArray:
+    """A number for each chip that it keeps whatever else is in memory: design and bandwidth."""
+    band = np.searchsorted(bandwidths, chips.hbm_Bps)
+    return np.asarray(chips.design * len(bandwidths) + band)
+
+
+def hbm_bandwidths(space: Space | ProductSpace, setting: Setting) -> FloatArray:
+    """The distinct HBM bandwidths of a space, as its chips have them."""
+    override = setting.profile.hbm_bandwidth_Bps
+    return np.unique([override or option.bandwidth_Bps for option in space.hbm_options])

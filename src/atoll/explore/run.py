@@ -14,13 +14,14 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor, choose_executor
 from atoll.explore.baselines import reference_space, run_baselines
 from atoll.explore.branch_and_bound import Outcome, Progress, Search
+from atoll.explore.evolve import evolve_search
 from atoll.explore.files import check_folder, write_result
 from atoll.explore.finder import Finder
 from atoll.explore.job import Job
 from atoll.explore.journal import Journal, NoJournal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
-from atoll.explore.pareto import fronts
+from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.result import Certificate, SearchResult
 from atoll.explore.seed_strategy import seed_search
 from atoll.explore.stop import Stop
@@ -88,6 +89,13 @@ class _Road:
     stop: Stop
     began: float
 
+    def _search(self, search: Search) -> Outcome:
+        if self.job.strategy == "phaze":
+            return seed_search(search)
+        if self.job.strategy == "evolve":
+            return evolve_search(search, self.job.evaluations, self.job.seed)
+        return search.run()
+
     def result(
         self, progress: Progress | None, journal: Journal, notes: MutableMapping[str, Any]
     ) -> SearchResult:
@@ -99,7 +107,7 @@ class _Road:
             space, variants, setting, objective, job.tolerance, progress=progress,
             stop=self.stop, crew=Crew(self.executor), journal=journal,
         )  # fmt: skip
-        outcome = seed_search(search) if job.strategy == "phaze" else search.run()
+        outcome = self._search(search)
         mark = _timed(phases, "search", mark)
         if outcome.best is None:
             raise _nothing_found(job, space, variants, outcome)
@@ -111,7 +119,7 @@ class _Road:
         pareto: dict[str, Any] = {}
         stopped = outcome.stopped
         if job.pareto and not stopped:
-            found = fronts(search)
+            found = evaluated_fronts(search) if job.strategy == "evolve" else fronts(search)
             stopped = self.stop.reason
             if not stopped:
                 pareto = {

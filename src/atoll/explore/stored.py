@@ -241,8 +241,10 @@ def identity(
     Limits on time, baselines, the front and the number of workers change none.
     """
     told = job.to_dict()
-    for name in ("models", "time_limit_s", "pareto", "baselines", "seed"):
+    for name in ("models", "time_limit_s", "pareto", "baselines", "evaluations"):
         del told[name]
+    if job.strategy != "evolve":
+        del told["seed"]
     models = [
         {
             "config": fingerprint({"config": repr(workload.config)}),
