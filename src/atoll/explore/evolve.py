@@ -1,6 +1,6 @@
 """An evolutionary search, for spaces where even the bounds leave too much: good designs, no proof.
 
-NSGA-II (Deb et al., IEEE Trans. Evol. Comput. 6(2), 2002; Optuna's) over the lists of the space, with
+NSGA-II (Deb et al., IEEE Trans. Evol. Comput. 6(2), 2002; Optuna's) over the space's lists, with
 three aims: score, area, energy per token. It shares the evaluator, the bounds, the store and the
 workers with the exact search: a design whose roofline cannot beat one that is known to be smaller
 and faster is not evaluated. Nothing says that what it found is the best; the certificate states how
