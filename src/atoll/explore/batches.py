@@ -19,7 +19,7 @@ from atoll.explore.trial import Asked, Shape
 IntArray = NDArray[np.int64]
 Answers = dict[Asked, tuple[float, Shape | None]]
 
-PIECE_S = 0.4
+PIECE_S = 0.8
 """A task should take about this long: far more than sending it, and little to lose."""
 PIECES_PER_WORKER = 3
 PLACE_S = 0.03

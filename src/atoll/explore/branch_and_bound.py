@@ -18,7 +18,7 @@ its results are taken in the order of one process alone, so that the answer is t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,7 @@ class _Mode:
     """Whether chips compete with an incumbent, or are evaluated for their own sake."""
 
     phase: str = "place"
-    sparing: bool = field(default=False)
+    sparing: bool = False
 
 
 class Search:

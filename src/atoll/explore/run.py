@@ -110,6 +110,8 @@ class _Road:
         outcome = self._search(search)
         mark = _timed(phases, "search", mark)
         if outcome.best is None:
+            if self.stop.interrupted:
+                raise KeyboardInterrupt
             raise _nothing_found(job, space, variants, outcome)
         finder = Finder(job, space, search, variants, setting)
         ranked = _ranked(outcome, objective)

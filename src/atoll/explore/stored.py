@@ -173,8 +173,8 @@ def open_run(
     except InfeasibleError:
         store.discard_if_new()
         raise
-    except BaseException:
-        store.abandon()
+    except BaseException as error:
+        store.abandon("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     store.close(journal.ending)
 

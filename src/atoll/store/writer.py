@@ -253,10 +253,10 @@ class RunStore:
             self._connection.close()
             self._lock.release()
 
-    def abandon(self) -> None:
+    def abandon(self, status: str = "failed") -> None:
         """End after an error: note it if that can still be written, and let go."""
         try:
-            self.close("failed")
+            self.close(status)
         except AtollError:
             return
 
