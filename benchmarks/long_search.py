@@ -69,7 +69,7 @@ def speedup(models: list[str], repeats: int) -> None:
     the driver's CPU time and half of the workers'.
     """
     print("\n2 local processes against 1 (one thread each), 29,360 chips; wall and CPU seconds")
-    print("model                  1: wall driver worker   2: wall driver workers   ratio  CPU ratio")
+    print("model                 1: wall driver worker   2: wall driver workers   ratio CPU ratio")
     for model in models:
         job = seed_job(model)
         run_search(job)
