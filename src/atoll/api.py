@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from atoll.explore.branch_and_bound import Progress
     from atoll.explore.job import Job
     from atoll.explore.result import SearchResult
-    from atoll.hardware.network import Network
     from atoll.explore.stop import Stop
+    from atoll.hardware.network import Network
     from atoll.placement.table_dp import TablePlan
     from atoll.training.estimate import Estimate
     from atoll.training.plan import Plan
