@@ -140,12 +140,12 @@ def describe_model(
     name: str, *, microbatch: int = 1, sequence: int | None = None, tensor: int = 1
 ) -> dict[str, Any]:
     """Parameters and the layer table of a model, with its operators."""
-    from atoll.workload import layer_table, load_config, prepare
+    from atoll.workload import layer_table, load_model, prepare
 
     for field, value in (("microbatch", microbatch), ("sequence", sequence), ("tensor", tensor)):
         if value is not None and value < 1:
             raise AtollError(f"{field}: expected a positive whole number, got {value}.")
-    config = load_config(name)
+    config = load_model(name)
     model = prepare(config, microbatch, sequence, tensor, tensor > 1)
     whole = model if tensor == 1 else prepare(config, microbatch, sequence)
     return {

@@ -1,0 +1,52 @@
+"""Two captures at different batch sizes become one file whose sizes grow with the microbatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.workload.modelfile import LayerEntry, MatmulEntry, SplitEntry, TensorEntry, VectorEntry
+
+_SIZES = {
+    TensorEntry: ("shape",),
+    SplitEntry: ("units",),
+    MatmulEntry: ("batch", "m", "n", "k"),
+    VectorEntry: ("rows", "cols"),
+}
+_NAMES = {name for names in _SIZES.values() for name in names}
+
+
+class NotProportional(Exception):
+    """Some size is neither the same in both captures nor proportional to the batch."""
+
+
+def paired(
+    small: list[LayerEntry], large: list[LayerEntry], batches: tuple[int, int]
+) -> list[LayerEntry]:
+    """The layers with sizes as functions of the microbatch."""
+    if len(small) != len(large):
+        raise NotProportional("the number of different layers")
+    result = []
+    for a, b in zip(small, large, strict=True):
+        data = _pair(a.model_dump(), b.model_dump(), batches, f"layer {a.name}", False)
+        result.append(LayerEntry.model_validate(data))
+    return result
+
+
+def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> Any:
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return {
+            key: _pair(a[key], b[key], batches, f"{where}, {key}", size or key in _NAMES)
+            for key in a
+        }
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        return tuple(_pair(x, y, batches, where, size) for x, y in zip(a, b, strict=True))
+    if a == b and type(a) is type(b):
+        return a
+    if size and isinstance(a, int) and isinstance(b, int):
+        first, second = batches
+        if a * second == b * first and a % first == 0:
+            factor = a // first
+            return "microbatch" if factor == 1 else f"{factor}*microbatch"
+    if isinstance(a, float) and isinstance(b, float) and abs(a - b) < 1e-12:
+        return a
+    raise NotProportional(where)
