@@ -7,7 +7,7 @@ for purely element-wise ones), and never where a third operator would have to ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from atoll.capture.node import Kind, Node
 
@@ -17,8 +17,9 @@ _FUSIBLE = (Kind.ELEMENTWISE, Kind.ROWS)
 class _Clusters:
     """A partition of the nodes of one pass whose quotient graph has no cycle."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], barriers: Collection[int]) -> None:
         self.nodes = nodes
+        self.barriers = barriers
         self.of = list(range(len(nodes)))
         self.members = {i: [i] for i in range(len(nodes))}
         makers = {view.value: i for i, node in enumerate(nodes) for view in node.outs}
@@ -58,8 +59,16 @@ class _Clusters:
         inside = not short or long.startswith(f"{short}.")
         return inside and self.pure(a) and self.pure(b)
 
+    def barred(self, a: int, b: int) -> bool:
+        """Whether what one of them makes must leave the chip before the other reads it."""
+        if not self.barriers:
+            return False
+        members = [self.nodes[m] for c in (a, b) for m in self.members[c]]
+        made = {view.value for node in members for view in node.outs} & set(self.barriers)
+        return any(view.value in made for node in members for view in node.ins)
+
     def merge(self, a: int, b: int, nested: bool) -> None:
-        if a == b or not self.related(a, b, nested) or self.reaches(a, b) or self.reaches(b, a):
+        if a == b or self.barred(a, b) or not self.related(a, b, nested) or self.reaches(a, b) or self.reaches(b, a):
             return
         keep, drop = sorted((a, b))
         for member in self.members.pop(drop):
@@ -71,9 +80,12 @@ def _path(scope: str) -> str:
     return scope.partition("#")[0]
 
 
-def cluster(nodes: Sequence[Node]) -> list[list[Node]]:
-    """The nodes of one pass as kernels, in an order in which they can run."""
-    state = _Clusters(nodes)
+def cluster(nodes: Sequence[Node], barriers: Collection[int] = ()) -> list[list[Node]]:
+    """The nodes of one pass as kernels, in an order in which they can run.
+
+    Values in `barriers` are never passed on inside a kernel (partial sums: a reduction follows).
+    """
+    state = _Clusters(nodes, barriers)
     fusible = [node.kind in _FUSIBLE for node in nodes]
     readers: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):

@@ -43,7 +43,9 @@ class Emission:
         whole = {*self.segment.entering, *self.segment.leaving}
         self.parts = Parts(nodes, self.values, whole)
         self._name_crossing()
-        forward_groups, backward_groups = cluster(self.forward), cluster(self.backward)
+        forward_groups, backward_groups = (
+            cluster(nodes, self.splits.reduced) for nodes in (self.forward, self.backward)
+        )
         operators = []
         for groups, backward in ((forward_groups, False), (backward_groups, True)):
             rest = {v.value for g in (backward_groups if not backward else []) for n in g for v in n.ins}
@@ -171,10 +173,9 @@ class Emission:
     ) -> list[OperatorEntry]:
         name = self._operator_name(group, backward)
         if group[0].rows_of is not None:
-            return [self._lookup(group[0], name, backward)]
+            return self._lookup(group[0], name, backward)
         for view in writes:
             self.names.setdefault(view.value, self._unique(name))
-        before = [op for view in reads for op in self.splits.reduced(view.value, self)]
         read = _once(n for view in reads for n in self.tensor(view))
         written = _once(n for view in writes for n in self._all_parts(view))
         matmuls = [
@@ -185,17 +186,38 @@ class Emission:
             for node in group
             for i, m in enumerate(node.matmuls)
         ]  # fmt: skip
+        label = f"{name}.bwd" if backward and not group[0].matmuls else name
+        behind = [op for v in writes if (op := self.splits.collective(v, self, label)) is not None]
+        behind += self._row_sums(group, label)
+        partial = {op.writes[0]: op.reads[0] for op in behind}
+        extra = tuple(op.reads[0] for op in behind if op.writes[0] not in written)
+        operator = OperatorEntry(
+            name=label,
+            kind=_kind(group, backward),
+            reads=read,
+            writes=(*(partial.get(n, n) for n in written), *extra),
+            matmuls=tuple(matmuls),
+            vectors=tuple(self._vectors(group)),
+            on_chip=group[0].kind is Kind.ATTENTION,
+        )
+        return [operator, *behind]
+
+    def _row_sums(self, group: list[Node], label: str) -> list[OperatorEntry]:
+        """A softmax over columns that are cut sums two numbers a row over the group."""
+        found = [node for node in group if id(node) in self.splits.rows_summed]
+        if not found or found[0].call.backward:
+            return []
+        total = self._unique(f"{label}.rows")
+        entry = TensorEntry(shape=(found[0].passes[0].rows, 2), element_bytes=4)
+        self.tensors[total] = self.tensors[f"{total}.partial"] = entry
         return [
-            *before,
             OperatorEntry(
-                name=f"{name}.bwd" if backward and not group[0].matmuls else name,
-                kind=_kind(group, backward),
-                reads=read,
-                writes=written,
-                matmuls=tuple(matmuls),
-                vectors=tuple(self._vectors(group)),
-                on_chip=group[0].kind is Kind.ATTENTION,
-            ),
+                name=f"{total}.reduce",
+                kind="all_reduce",
+                reads=(f"{total}.partial",),
+                writes=(total,),
+                collective="all_reduce",
+            )
         ]
 
     def _all_parts(self, view: View) -> list[str]:
@@ -225,7 +247,7 @@ class Emission:
         self.taken[f"operator {label}"] += 1
         return label if not used else f"{label}{used + 1}"
 
-    def _lookup(self, node: Node, name: str, backward: bool) -> OperatorEntry:
+    def _lookup(self, node: Node, name: str, backward: bool) -> list[OperatorEntry]:
         """A look-up moves the rows that are asked for, not the table."""
         table = node.rows_of
         assert table is not None
@@ -242,11 +264,15 @@ class Emission:
         self.tensors[label] = rows
         if backward:
             reads = _once(n for v in node.ins for n in self.tensor(v))
-            return OperatorEntry(name=name, kind="scatter_add", reads=reads, writes=(label,))
+            return [OperatorEntry(name=name, kind="scatter_add", reads=reads, writes=(label,))]
         self.names.setdefault(node.outs[0].value, self._unique(name))
         reads = _once((*self.tensor(ids), label))
         writes = _once(self._all_parts(node.outs[0]))
-        return OperatorEntry(name=name, kind="lookup", reads=reads, writes=writes)
+        behind = self.splits.collective(node.outs[0], self, name)
+        if behind is None:
+            return [OperatorEntry(name=name, kind="lookup", reads=reads, writes=writes)]
+        partial = behind.reads
+        return [OperatorEntry(name=name, kind="lookup", reads=reads, writes=partial), behind]
 
     def _vectors(self, group: list[Node]) -> list[VectorEntry]:
         """The passes; an addition behind a product of the same kernel is one multiply-add."""
