@@ -33,7 +33,7 @@ _ELEMENTWISE = {
                     "mul"),
     **dict.fromkeys(("exp", "log", "log1p", "expm1", "exp2", "log2", "sin", "cos", "erf", "erfc",
                      "rsqrt", "sqrt", "softplus", "softplus_backward", "atan2", "tan", "asin",
-                     "acos", "atan", "mish", "mish_backward", "elu", "elu_backward", "log_sigmoid"),
+                     "acos", "atan", "polar", "mish", "mish_backward", "elu", "elu_backward", "log_sigmoid"),
                     "exp"),
     "tanh": "tanh", "sigmoid": "tanh", "hardsigmoid": "add", "hardswish": "mul",
     "tanh_backward": "tanh_bwd", "sigmoid_backward": "tanh_bwd", "hardswish_backward": "mul",
@@ -98,7 +98,8 @@ def node_of(call: Call) -> Node:
 def _node(
     call: Call, kind: Kind, *, matmuls: tuple[Matmul, ...] = (), passes: tuple[Pass, ...] = ()
 ) -> Node:
-    return Node(call, kind, list(call.ins), list(call.outs), matmuls, passes)
+    ins = [view for view in call.ins if view.elements]
+    return Node(call, kind, ins, [v for v in call.outs if v.elements], matmuls, passes)
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -131,18 +132,22 @@ def _grouped(call: Call) -> Node:
     (rows, k) by (groups, k, n); and its weight gradient, (m, rows) by (rows, n).
     """
     a, b = call.ins[:2]
+    dealt: tuple[str, int] | None = None
     if len(a.shape) == 2 and len(b.shape) == 3:
         groups, k, n = b.shape
-        product = Matmul(groups, -(-a.shape[0] // groups), n, k)
+        product, dealt = Matmul(groups, -(-a.shape[0] // groups), n, k), ("m", a.shape[0])
     elif len(a.shape) == 2 and len(b.shape) == 2:
         groups = call.outs[0].shape[0]
-        product = Matmul(groups, a.shape[0], b.shape[1], -(-a.shape[1] // groups))
+        rows = a.shape[1]
+        product, dealt = Matmul(groups, a.shape[0], b.shape[1], -(-rows // groups)), ("k", rows)
     elif len(a.shape) == 3 and len(b.shape) == 3:
         product = Matmul(a.shape[0], a.shape[1], b.shape[2], a.shape[2])
     else:
         groups, m, k = a.shape
-        product = Matmul(groups, m, -(-b.shape[1] // groups), k)
-    return _node(call, Kind.PRODUCT, matmuls=(product,))
+        product, dealt = Matmul(groups, m, -(-b.shape[1] // groups), k), ("n", b.shape[1])
+    node = _node(call, Kind.PRODUCT, matmuls=(product,))
+    node.dealt_out = dealt
+    return node
 
 
 def _convolution(call: Call) -> Node:

@@ -118,7 +118,7 @@ def _notes(trace: Trace) -> list[str]:
         v.name
         for v in trace.values
         if v.source is Source.WEIGHT
-        and v.number not in trace.weight_gradients
+        and v.number not in trace.gradient_of.values()
         and v.name not in trace.unused
     ]
     if frozen:

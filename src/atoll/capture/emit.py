@@ -20,6 +20,7 @@ from atoll.workload.modelfile import (
     TensorEntry,
     VectorEntry,
 )
+from atoll.workload.operator import Matmul
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Emission:
             if value not in self.names:
                 self.names[value] = self._unique("y" if not index else f"y{index}")
         made = {v.value for node in self.backward for v in node.outs}
-        weights = set(self.trace.weight_gradients.values())
+        weights = set(self.trace.gradient_of)
         given = [v for n in self.backward for v in n.outs if v.value in self.outside - weights]
         wanted = [v for n in self.backward for v in n.ins if v.value not in made]
         forward = {v.value for n in self.forward for v in n.outs}
@@ -96,9 +97,10 @@ class Emission:
                 if same:
                     left.remove(same[-1])
                     self.names[same[-1]] = self._unique(f"d{self.names[value]}")
-        for weight, gradient in self.trace.weight_gradients.items():
+        for gradient, weight in self.trace.gradient_of.items():
             if gradient in made:
-                self.names[gradient] = f"d{self.values[weight].name}"
+                name = self._unique(f"gradient {weight}").replace(f"gradient {weight}", "")
+                self.names[gradient] = f"d{self.values[weight].name}{name}"
 
     def _backward_values(self) -> set[int]:
         return {v.value for call in self.trace.calls if call.backward for v in call.outs}
@@ -130,7 +132,7 @@ class Emission:
     def _role(self, value: Value) -> str:
         if value.source is Source.WEIGHT:
             return "weight"
-        if value.number in set(self.trace.weight_gradients.values()):
+        if value.number in self.trace.gradient_of:
             return "weight_gradient"
         if value.source is not Source.MADE:
             return "activation"
@@ -152,7 +154,7 @@ class Emission:
             for node in group:
                 for view in node.ins:
                     readers.setdefault(view.value, set()).add(index)
-        final = set(self.trace.weight_gradients.values())
+        final = set(self.trace.gradient_of)
         operators = []
         for index, group in enumerate(groups):
             made = {v.value: v for node in group for v in node.outs}
@@ -179,13 +181,8 @@ class Emission:
         read = _once(n for view in reads for n in self.tensor(view))
         written = _once(n for view in writes for n in self._all_parts(view))
         matmuls = [
-            MatmulEntry(
-                batch=m.batch, m=m.m, n=m.n, k=m.k, fraction=m.fraction,
-                split=self.splits.of_product(node, i),
-            )
-            for node in group
-            for i, m in enumerate(node.matmuls)
-        ]  # fmt: skip
+            self._matmul(node, i, m) for node in group for i, m in enumerate(node.matmuls)
+        ]
         label = f"{name}.bwd" if backward and not group[0].matmuls else name
         behind = [op for v in writes if (op := self.splits.collective(v, self, label)) is not None]
         behind += self._row_sums(group, label)
@@ -201,6 +198,16 @@ class Emission:
             on_chip=group[0].kind is Kind.ATTENTION,
         )
         return [operator, *behind]
+
+    def _matmul(self, node: Node, index: int, product: Matmul) -> MatmulEntry:
+        sizes: dict[str, int | str] = {
+            name: getattr(product, name) for name in ("batch", "m", "n", "k")
+        }
+        if node.dealt_out is not None:
+            name, rows = node.dealt_out
+            sizes[name] = f"{rows}/{product.batch}"
+        split = self.splits.of_product(node, index)
+        return MatmulEntry(**sizes, fraction=product.fraction, split=split)
 
     def _row_sums(self, group: list[Node], label: str) -> list[OperatorEntry]:
         """A softmax over columns that are cut sums two numbers a row over the group."""
@@ -233,9 +240,7 @@ class Emission:
         if group[0].kind is Kind.PRODUCT:
             label = path or "product"
             if backward:
-                gradient = any(
-                    v.value in self.trace.weight_gradients.values() for v in group[0].outs
-                )
+                gradient = any(v.value in self.trace.gradient_of for v in group[0].outs)
                 label += ".wgrad" if gradient else ".dgrad"
             return self._fresh(label)
         word = "attention" if group[0].kind is Kind.ATTENTION else call.op.strip("_")
@@ -319,7 +324,7 @@ class Emission:
             for view in node.ins:
                 if self.values[view.value].source is Source.WEIGHT:
                     self.tensor(view)
-        for weight in self.trace.weight_gradients:
+        for weight in dict.fromkeys(self.trace.gradient_of.values()):
             entry = self.tensors.get(self.values[weight].name)
             name = f"d{self.values[weight].name}"
             if entry is not None and name not in self.tensors:

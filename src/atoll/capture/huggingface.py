@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 
 _CAUSAL, _FULL = "atoll_causal", "atoll_full"
 _MASKED_LM = ("bert", "megatron-bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")
+_EAGER_ONLY = ("gptj",)  # do not ask the registry
 _IMAGE = ("vit", "deit", "beit", "dinov2", "convnext", "convnextv2", "swin")
 
 
@@ -27,6 +28,7 @@ def module_from_config(
     try:
         import torch
         import transformers
+        from transformers import initialization
     except ImportError:
         raise AtollError(
             "modules from a config.json need the transformers library: "
@@ -36,8 +38,11 @@ def module_from_config(
     model_type = str(given.pop("model_type", ""))
     causal = model_type not in (*_MASKED_LM, *_IMAGE)
     _register(transformers)
-    given.pop("atoll", None)
+    for field in ("atoll", "rope_scaling"):  # ours; and one that changes no shape
+        given.pop(field, None)
     given["attn_implementation"] = _CAUSAL if causal else _FULL
+    if model_type in _EAGER_ONLY:
+        given["attn_implementation"] = "eager"
     if causal:
         given["use_cache"] = False
     try:
@@ -68,7 +73,11 @@ def module_from_config(
             inputs["position_ids"] = torch.empty(1, sequence, dtype=torch.int64, device="meta")
 
     def build() -> Any:
-        module = loader.from_config(settings, attn_implementation=settings._attn_implementation)
+        with initialization.no_init_weights():
+            module = loader.from_config(
+                settings, attn_implementation=settings._attn_implementation
+            )
+        module.tie_weights()  # left out together with the initial values
         return module.eval()
 
     return build, inputs

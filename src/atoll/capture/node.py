@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from atoll.capture.trace import Call, View
@@ -55,7 +55,8 @@ class Node:
     """False for an operator that the table lacks: it counts as one operation an element."""
     rows_of: View | None = None
     """Of a look-up: the table, of which only the rows that are asked for move."""
-    matmul_splits: dict[int, str] = field(default_factory=dict)
+    dealt_out: tuple[str, int] | None = None
+    """Of a grouped product: the dimension whose rows are dealt out to the groups, and all rows."""
 
     @property
     def op(self) -> str:

@@ -40,6 +40,8 @@ def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> A
         }
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
         return tuple(_pair(x, y, batches, where, size) for x, y in zip(a, b, strict=True))
+    if size and isinstance(a, str) and isinstance(b, str):
+        return _dealt(a, b, batches, where)
     if a == b and type(a) is type(b):
         return a
     if size and isinstance(a, int) and isinstance(b, int):
@@ -50,3 +52,18 @@ def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> A
     if isinstance(a, float) and isinstance(b, float) and abs(a - b) < 1e-12:
         return a
     raise NotProportional(where)
+
+
+def _dealt(a: str, b: str, batches: tuple[int, int], where: str) -> int | str:
+    """Rows dealt out to groups: "rows/groups" in both captures."""
+    (rows_a, _, groups), (rows_b, _, other) = a.partition("/"), b.partition("/")
+    if groups != other:
+        raise NotProportional(where)
+    rows = _pair(int(rows_a), int(rows_b), batches, where, True)
+    count = int(groups)
+    if isinstance(rows, int):
+        return -(-rows // count)
+    factor = int(rows.removesuffix("microbatch").removesuffix("*") or 1)
+    if factor % count:
+        return f"{factor}*microbatch/{count}"
+    return "microbatch" if factor == count else f"{factor // count}*microbatch"

@@ -141,7 +141,7 @@ def _cut_tail(trace: Trace, items: Sequence[str], bounds: list[int], names: list
 
 def _with_gradient(trace: Trace) -> set[int]:
     """Forward values through which a gradient flows: floating ones that depend on a weight."""
-    found = set(trace.weight_gradients)
+    found = set(trace.gradient_of.values())
     for call in trace.calls:
         if not call.backward and any(view.value in found for view in call.ins):
             found.update(view.value for view in call.outs if view.floating)
@@ -155,16 +155,12 @@ def _segments(
     owner = [index for index, (a, b) in enumerate(zip(bounds, ends, strict=True)) for _ in range(a, b)]
     forward: list[list[Call]] = [[] for _ in bounds]
     backward: list[list[Call]] = [[] for _ in bounds]
-    sums = set(trace.weight_gradients.values())
     last_reader: dict[int, int] = {}
     maker: dict[int, int] = {}
     for call in trace.calls:
         where = owner[call.tick]
         if call.backward:
-            # Shares of a tied weight's gradient are summed once a step, not in any layer.
-            tied = call.op == "add" and any(v.value in sums for v in call.outs)
-            if not tied or len({v.value for v in call.ins}) < 2 or not _is_total(call, trace):
-                backward[where].append(call)
+            backward[where].append(call)
             continue
         forward[where].append(call)
         for view in call.ins:
@@ -194,11 +190,6 @@ def _segments(
             )
         )
     return result
-
-
-def _is_total(call: Call, trace: Trace) -> bool:
-    """Whether both summands are whole gradients of a weight (as large as the sum)."""
-    return all(view.elements == call.outs[0].elements for view in call.ins)
 
 
 def _name(calls: Sequence[Call], trace: Trace, first: bool) -> str:

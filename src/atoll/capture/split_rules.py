@@ -42,7 +42,8 @@ def _pass_partial(splits: Splits, node: Node) -> bool:
     same = all(splits.cut(view) is None for view in node.ins)
     weighing = name in _WEIGHING and not splits.backward
     linear = len(partial) == 1 and (weighing or (name in _LINEAR and not others))
-    summed = name in ("add", "cat") and not others and len(partial) == len(node.ins)
+    # What is whole is added on one device of the group, and the sum stays partial.
+    summed = name == "add" or (name == "cat" and len(partial) == len(node.ins))
     if same and (linear or summed):
         origins = frozenset().union(*(splits.partial[v.value] for v in partial))
         for view in node.outs:
@@ -301,7 +302,9 @@ def attention(splits: Splits, node: Node) -> None:
     splits.products[id(node)] = ["batch"] * len(node.matmuls)
     for out in node.outs:
         if len(out.shape) >= 3:
-            splits.put(out, 1, Cut(1, out.shape[1], False, origins))
+            own = [c.origins for v, c in cuts if c is not None and v.shape[1] == out.shape[1]]
+            few = frozenset().union(*own) if out.shape[1] < heads else origins
+            splits.put(out, 1, Cut(1, out.shape[1], False, few))
 
 
 def convolution(splits: Splits, node: Node) -> None:

@@ -184,7 +184,7 @@ def _walk(
     outside: set[int],
     trace: Trace,
 ) -> None:
-    final = set(trace.weight_gradients.values())
+    final = set(trace.gradient_of)
     for nodes, splits.backward in ((forward, False), (backward, True)):
         for node in nodes:
             rule = RULES.get(node.op.rstrip("_"), RULES.get(node.op))

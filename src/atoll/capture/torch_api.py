@@ -205,6 +205,24 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def _no_initial_values() -> Iterator[None]:
+    """Weights get no values: some initial distributions are drawn by looking at what was drawn."""
+    names = [n for n in dir(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
+    before = {name: getattr(torch.nn.init, name) for name in names}
+
+    def nothing(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        return tensor
+
+    try:
+        for name in names:
+            setattr(torch.nn.init, name, nothing)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch.nn.init, name, function)
+
+
 def dtype_named(name: str | None) -> torch.dtype | None:
     """A floating-point type by its name in torch."""
     if name is None:
@@ -277,7 +295,7 @@ def run(
 
 def _built(factory: Callable[[], Any], dtype: torch.dtype | None) -> torch.nn.Module:
     try:
-        with _default_dtype(dtype):
+        with _default_dtype(dtype), _no_initial_values():
             module = factory()
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         frame = next(
@@ -360,7 +378,7 @@ def _record(
             trace.unused += (names[key],)
         else:
             weight = recorder._values[tensor.untyped_storage()._cdata]
-            trace.weight_gradients[weight] = recorder.view(gradient).value
+            trace.gradient_of[recorder.view(gradient).value] = weight
     trace.containers = tuple(
         path
         for path, child in module.named_modules()
@@ -368,6 +386,7 @@ def _record(
     )
     trace.classes = {path: type(child).__name__ for path, child in module.named_modules()}
     trace.without_dead_calls()
+    trace.without_sums_of_shares()
     return trace
 
 

@@ -99,8 +99,8 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     ticks: list[str] = field(default_factory=list)
     """The module's path at each tick of the forward pass."""
-    weight_gradients: dict[int, int] = field(default_factory=dict)
-    """Of each trained weight (a value): the value that holds its gradient."""
+    gradient_of: dict[int, int] = field(default_factory=dict)
+    """Values that hold a weight's gradient, or a share of it, and that weight (a value)."""
     targets: tuple[int, ...] = ()
     """Values from which the backward pass starts."""
     containers: tuple[str, ...] = ()
@@ -112,10 +112,34 @@ class Trace:
 
     def without_dead_calls(self) -> None:
         """Drop calls whose results neither the outputs nor a weight's gradient depend on."""
-        wanted = {*self.weight_gradients.values(), *self.targets}
+        wanted = {*self.gradient_of, *self.targets}
         kept: list[Call] = []
         for call in reversed(self.calls):
+            if all(view.elements == 0 for view in call.outs):
+                continue
             if any(view.value in wanted for view in call.outs):
                 wanted.update(view.value for view in call.ins)
+                kept.append(call)
+        self.calls = kept[::-1]
+
+    def without_sums_of_shares(self) -> None:
+        """Layers that hold one weight in common each make a share of its gradient. The shares are
+        summed once a step, not in any layer: those additions go.
+        """
+        kept: list[Call] = []
+        for call in reversed(self.calls):
+            total = call.outs[0].value
+            ins = call.ins
+            share = (
+                call.backward
+                and call.op == "add"
+                and total in self.gradient_of
+                and len(ins) == 2
+                and all(view.elements == call.outs[0].elements for view in ins)
+            )
+            if share:
+                weight = self.gradient_of.pop(total)
+                self.gradient_of.update({view.value: weight for view in ins})
+            else:
                 kept.append(call)
         self.calls = kept[::-1]

@@ -1,7 +1,8 @@
 """The `atoll-model` file: a model as layers of operators, written by `atoll capture` or any tool.
 
 The schema is these classes (docs/capture.md shows it). A size is a whole number, or the text
-"K*microbatch" where it grows with the number of samples in a microbatch. Both passes are written
+"K*microbatch" where it grows with the number of samples in a microbatch, or "K*microbatch/D", which
+is rounded up (rows dealt out to D experts). Both passes are written
 out, at tensor-parallel width 1 and with every collective that a wider layout needs: at width 1
 these fall away.
 """
@@ -18,7 +19,7 @@ from atoll.yamlfile import FileModel
 FORMAT = "atoll-model"
 VERSION = 1
 
-_SIZE = re.compile(r"(?:([1-9][0-9]*)\*)?microbatch")
+_SIZE = re.compile(r"(?:(?:([1-9][0-9]*)\*)?microbatch|([1-9][0-9]*))(?:/([1-9][0-9]*))?")
 
 
 def _size(value: object) -> object:
@@ -41,7 +42,8 @@ def size_of(size: int | str, microbatch: int) -> int:
         return size
     match = _SIZE.fullmatch(size)
     assert match is not None  # checked on load
-    return int(match[1] or 1) * microbatch
+    size_ = int(match[2]) if match[2] else int(match[1] or 1) * microbatch
+    return -(-size_ // int(match[3] or 1))
 
 
 class SplitEntry(FileModel):
