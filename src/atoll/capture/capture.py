@@ -7,6 +7,7 @@ from typing import Any
 
 from atoll.capture.aten import node_of
 from atoll.capture.emit import Emission
+from atoll.capture.lift import without_layout_copies
 from atoll.capture.pair import NotProportional, paired
 from atoll.capture.remat import rematerialise
 from atoll.capture.segment import Chain, cut
@@ -99,6 +100,7 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
         } | set(trace.targets)
         forward = [node_of(call) for call in segment.forward]
         backward = [node_of(call) for call in segment.backward]
+        forward, backward = without_layout_copies(forward, backward)
         if keep == "fused":
             backward = rematerialise(forward, backward, trace.values, set(segment.entering))
         splits = find_splits(forward, backward, trace, segment, outside)

@@ -114,8 +114,7 @@ class Emission:
             default = value.name or ("context" if value.source is Source.MADE else "buffer")
             self.names[value.number] = self._unique(default)
         name = self.names[value.number]
-        regions = self.parts.regions(value.number)
-        if not regions:
+        if not self.parts.pieces(value.number):
             return [self._declare(name, value, None)]
         covered = self.parts.covered(view)
         return [self._declare(f"{name}.part{i}", value, i) for i in covered]

@@ -38,6 +38,8 @@ class Cut:
     units: int
     loose: bool
     origins: frozenset[int]
+    block: int = 1
+    """Steps along the dimension that one piece takes."""
 
 
 def seen(label: Label, view: View) -> Cut:
@@ -51,7 +53,8 @@ def seen(label: Label, view: View) -> Cut:
     for stride, size, index in dims:
         reach = stride * size
         if stride <= label.stride and reach >= span and reach % span == 0:
-            return Cut(index, label.units, label.loose and reach == span, label.origins)
+            loose = label.loose and reach == span
+            return Cut(index, label.units, loose, label.origins, label.stride // stride)
     inside = sorted((d for d in dims if label.stride <= d[0] < span), reverse=True)
     if not inside:
         raise Conflict(label.origins)
@@ -66,12 +69,12 @@ def placed(cut: Cut, view: View, dim: int) -> Label:
     size, stride = view.shape[dim], view.strides[dim]
     if cut.loose:
         return Label(stride, size, True, cut.origins)
-    if size % cut.units:
+    if size % (cut.units * cut.block):
         raise Conflict(cut.origins)
-    return Label(stride * (size // cut.units), cut.units, False, cut.origins)
+    return Label(stride * cut.block, cut.units, False, cut.origins)
 
 
 def both(a: Cut, b: Cut) -> Cut:
     """Two cuts of one dimension: the coarser one, with the origins of both."""
-    units = min(a.units, b.units)
-    return replace(a, units=units, loose=a.loose and b.loose, origins=a.origins | b.origins)
+    coarse = a if (a.loose, a.units) <= (b.loose, b.units) else b
+    return replace(coarse, loose=a.loose and b.loose, origins=a.origins | b.origins)

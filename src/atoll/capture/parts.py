@@ -1,12 +1,17 @@
 """Values that are read in pieces: one tensor for each piece, so that bytes are counted right.
 
 The output of a joint projection is read as queries, keys and values; a rotation reads the two
-halves of each head. Pieces that overlap are not told apart: the value is then one tensor.
+halves of each head. A value that is not read by columns stays one tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
 
 from atoll.capture.node import Node
 from atoll.capture.trace import Source, Value, View
@@ -34,6 +39,17 @@ def _elements(region: Region) -> int:
     return size
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Columns of a value that are always read together."""
+
+    elements: int
+    regions: frozenset[Region]
+    """The regions that contain it."""
+    view: View | None
+    """A view of exactly this piece, where there is one."""
+
+
 class Parts:
     """The pieces of every value of a layer."""
 
@@ -49,37 +65,78 @@ class Parts:
                     region = region_of(view)
                     if _elements(region) < value.elements:
                         found.setdefault(view.value, {}).setdefault(region, view)
-        self._parts: dict[int, list[tuple[Region, View | None]]] = {}
+        self._pieces: dict[int, list[Piece]] = {}
         for number, regions in found.items():
-            size = values[number].elements
-            total = sum(_elements(region) for region in regions)
-            if total <= size:
-                parts: list[tuple[Region, View | None]] = list(regions.items())
-                if total < size:
-                    parts.append(((-1, ((1, size - total),)), None))
-                self._parts[number] = parts
+            pieces = _pieces(values[number].elements, self._shapes[number], regions)
+            if len(pieces) > 1:
+                self._pieces[number] = pieces
 
-    def regions(self, value: int) -> list[Region]:
-        return [region for region, _ in self._parts.get(value, [])]
+    def pieces(self, value: int) -> list[Piece]:
+        """None where the value is one tensor."""
+        return self._pieces.get(value, [])
 
     def covered(self, view: View) -> list[int]:
-        """Indices of the pieces that a view reads: its own, or all of them."""
-        regions = self.regions(view.value)
+        """Indices of the pieces that a view reads: those in its region, or all of them."""
+        pieces = self._pieces[view.value]
         own = region_of(view)
-        return [regions.index(own)] if own in regions else list(range(len(regions)))
+        return [i for i, piece in enumerate(pieces) if own in piece.regions] or list(
+            range(len(pieces))
+        )
 
     def shape(self, value: int, part: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape and strides of a piece, or of a whole value."""
         size = self._values[value].elements
         if part is not None:
-            region, view = self._parts[value][part]
-            if view is None:
-                return (_elements(region),), (1,)
-            return _drop_expanded(view)
+            piece = self._pieces[value][part]
+            return ((piece.elements,), (1,)) if piece.view is None else _drop_expanded(piece.view)
         view = self._shapes.get(value)
         if view is None or view.distinct != size:
             return (size,), (1,)
         return _drop_expanded(view)
+
+
+def _pieces(size: int, shape: View, regions: dict[Region, View]) -> list[Piece]:
+    """Columns that the same regions contain, if every region takes all rows of some columns."""
+    row = shape.shape[-1] if shape.shape and shape.strides[-1] == 1 else 0
+    if not row or size % row:
+        return []
+    masks = np.zeros(row, np.int64)
+    if len(regions) > 62:
+        return []
+    order = list(regions)
+    columns_of = []
+    for bit, region in enumerate(order):
+        columns = _columns(region, row, size // row)
+        if columns is None:
+            return []
+        columns_of.append(columns)
+        masks[columns] |= 1 << bit
+    result = []
+    for mask in dict.fromkeys(masks.tolist()):
+        columns = np.flatnonzero(masks == mask)
+        inside = [i for i in range(len(order)) if mask >> i & 1]
+        exact = [regions[order[i]] for i in inside if len(columns_of[i]) == len(columns)]
+        result.append(
+            Piece(
+                len(columns) * (size // row),
+                frozenset(order[i] for i in inside),
+                exact[0] if exact else None,
+            )
+        )
+    return result
+
+
+def _columns(region: Region, row: int, rows: int) -> NDArray[np.int64] | None:
+    """The columns of a region that takes all rows of the value; None for any other region."""
+    offset, dims = region
+    inner = [(s, n) for s, n in dims if s < row]
+    outer = [n for s, n in dims if s >= row and s % row == 0]
+    if len(inner) + len(outer) != len(dims) or prod(outer) != rows or offset >= row:
+        return None
+    columns = np.array([offset], np.int64)
+    for stride, size in inner:
+        columns = (columns[:, None] + stride * np.arange(size)).ravel()
+    return columns if columns.max() < row else None
 
 
 def _drop_expanded(view: View) -> tuple[tuple[int, ...], tuple[int, ...]]:

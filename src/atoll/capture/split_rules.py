@@ -42,9 +42,11 @@ def _pass_partial(splits: Splits, node: Node) -> bool:
     same = all(splits.cut(view) is None for view in node.ins)
     weighing = name in _WEIGHING and not splits.backward
     linear = len(partial) == 1 and (weighing or (name in _LINEAR and not others))
+    # What several operators read is reduced once, before the first of them.
+    once = all(splits.readers[view.value] == 1 for view in partial)
     # What is whole is added on one device of the group, and the sum stays partial.
     summed = name == "add" or (name == "cat" and len(partial) == len(node.ins))
-    if same and (linear or summed):
+    if same and once and (linear or summed):
         origins = frozenset().union(*(splits.partial[v.value] for v in partial))
         for view in node.outs:
             splits.partial[view.value] = origins
@@ -82,7 +84,7 @@ def elementwise(splits: Splits, node: Node) -> None:
         if splits.is_weight(view):
             if splits.backward:
                 raise Conflict(origins)
-            splits.cut_weight(view, at, cut.origins)
+            splits.cut_bias(view, at, cut.origins)
         elif view.value not in splits.constant and view.floating and view.strides[at]:
             raise Conflict(origins)
     for view in node.outs:
@@ -182,7 +184,7 @@ def nll_loss(splits: Splits, node: Node) -> None:
 def lookup(splits: Splits, node: Node) -> None:
     """Rows of a table, which is cut by rows: a device finds its own, the others give zero."""
     table = node.ins[0]
-    if splits.may_cut(table):
+    if splits.may_cut(table) and table.value in splits.tables:
         cut = splits.cut_weight(table, 0, frozenset())
         splits.padded |= cut.origins
     found = splits.cut(table)
@@ -275,11 +277,11 @@ def _contract(splits: Splits, node: Node, a: View, ra: str, b: View, rb: str, ro
     known = [c for c in (left, right) if c is not None and c.dim >= 0]
     cut = known[0]
     dim = ro.index(role)
-    splits.put(out, dim, Cut(dim, cut.units, cut.loose, origins))
+    splits.put(out, dim, Cut(dim, cut.units, cut.loose, origins, cut.block))
     for bias in node.ins[: len(node.ins) - 2] if node.op.startswith("add") else []:
         at = dim - (len(out.shape) - len(bias.shape))
         if at >= 0 and bias.shape[at] > 1 and splits.is_weight(bias):
-            splits.cut_weight(bias, at, origins)
+            splits.cut_bias(bias, at, origins)
 
 
 def attention(splits: Splits, node: Node) -> None:
@@ -293,15 +295,19 @@ def attention(splits: Splits, node: Node) -> None:
     origins = frozenset().union(*(cut.origins for cut in found))
     heads = max(view.shape[1] for view, _ in cuts)
     for view, cut in cuts:
-        if view.shape[1] == 1 or (cut is None and view.value in splits.constant):
-            continue
+        if cut is None and (view.shape[1] == 1 or view.value in splits.constant):
+            continue  # the one key head is on every device
+        if view.shape[1] == 1 and cut is not None:
+            raise Conflict(cut.origins)
         if cut is None or cut.dim != 1:
             raise Conflict(origins)
         if view.shape[1] < heads:
             splits.scarce |= cut.origins
     splits.products[id(node)] = ["batch"] * len(node.matmuls)
     for out in node.outs:
-        if len(out.shape) >= 3:
+        if len(out.shape) >= 3 and out.shape[1] == 1 < heads:
+            splits.partial[out.value] = origins  # each device's heads give a share
+        elif len(out.shape) >= 3:
             own = [c.origins for v, c in cuts if c is not None and v.shape[1] == out.shape[1]]
             few = frozenset().union(*own) if out.shape[1] < heads else origins
             splits.put(out, 1, Cut(1, out.shape[1], False, few))
@@ -346,7 +352,7 @@ def _convolution_outputs(splits: Splits, node: Node, cut: Cut, back: bool, deep:
             splits.put(node.outs[0], 1, Cut(1, cut.units, cut.loose, cut.origins))
             for bias in node.ins[2:]:
                 if splits.is_weight(bias):
-                    splits.cut_weight(bias, 0, cut.origins)
+                    splits.cut_bias(bias, 0, cut.origins)
         else:
             splits.partial[node.outs[0].value] = cut.origins
         return

@@ -9,6 +9,7 @@ residual addition), the weights that led there stay whole and the walk begins an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,10 @@ class Splits:
         self.padded: set[int] = set()
         self.scarce: set[int] = set()
         self.constant: set[int] = set()
+        self.readers: Counter[int] = Counter()
+        """How many operators of its own pass read a value."""
+        self.tables: frozenset[int] = frozenset()
+        """Look-up tables that may be cut: the largest one of the layer."""
         self.backward = False
 
     # --- for the rules ---------------------------------------------------------------------------
@@ -64,7 +69,11 @@ class Splits:
 
     def cut_weight(self, view: View, dim: int, origins: frozenset[int]) -> Cut:
         """Divide a weight along a dimension of the view through which it is read."""
-        cut = Cut(dim, view.shape[dim], True, origins | {view.value})
+        return self.cut_bias(view, dim, origins | {view.value})
+
+    def cut_bias(self, view: View, dim: int, origins: frozenset[int]) -> Cut:
+        """The same for a weight that only follows others (a bias)."""
+        cut = Cut(dim, view.shape[dim], True, origins)
         self.put(view, dim, cut)
         return cut
 
@@ -149,6 +158,13 @@ def find_splits(
         splits.constant = {
             v for v in read if v not in own and v not in segment.entering and not _weight(trace, v)
         } | _without_gradient(forward, trace, segment)
+        for nodes in (forward, backward):
+            made = {v.value for node in nodes for v in node.outs}
+            splits.readers.update(
+                value for n in nodes for value in {v.value for v in n.ins} if value in made
+            )
+        tables = [n.rows_of.value for n in forward if n.rows_of is not None]
+        splits.tables = frozenset(sorted(tables, key=lambda v: trace.values[v].elements)[-1:])
         try:
             _walk(splits, forward, backward, segment, outside, trace)
         except Conflict as conflict:
