@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from atoll.explore.job import Job
     from atoll.explore.result import SearchResult
     from atoll.placement.table_dp import TablePlan
+    from atoll.workload import StoredModel
 
 
 def search(
@@ -156,6 +157,29 @@ def describe_model(
         "tensor_parallel": tensor,
         "layers": layer_table(model),
     }
+
+
+def capture(
+    module: Any,
+    example_inputs: Any,
+    *,
+    name: str | None = None,
+    sequence: int | None = None,
+    batch_dim: int | None = 0,
+    dtype: str | None = "bfloat16",
+    loss: Any = None,
+    keep: str = "fused",
+) -> StoredModel:
+    """A model from a torch module (or a function that builds one), on fake tensors.
+
+    The result's `save(path)` writes a file that every `model=` takes; see docs/capture.md.
+    """
+    from atoll.tracing import capture as run
+
+    return run(
+        module, example_inputs, name=name, sequence=sequence, batch_dim=batch_dim,
+        dtype=dtype, loss=loss, keep=keep,
+    )  # fmt: skip
 
 
 def describe_hardware(name: str | None = None) -> dict[str, Any]:

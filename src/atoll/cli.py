@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from atoll import __version__
+from atoll.commands.capture import capture
 from atoll.commands.catalogue import hardware, models
 from atoll.commands.place import place
 from atoll.commands.search import explain, search
@@ -66,6 +67,7 @@ for _command in (
     search,
     explain,
     place,
+    capture,
     models,
     hardware,
     calibrate,

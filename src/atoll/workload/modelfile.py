@@ -46,19 +46,25 @@ def size_of(size: int | str, microbatch: int) -> int:
     return -(-size_ // int(match[3] or 1))
 
 
+Uneven = Literal["refuse", "replicate", "pad"]
+Role = Literal["activation", "weight", "weight_gradient", "activation_gradient"]
+ProductSplit = Literal["", "batch", "m", "n", "k"]
+PassSplit = Literal["", "rows", "cols"]
+
+
 class SplitEntry(FileModel):
     """How tensor parallelism divides a tensor: dimension `dim` holds `units` pieces that stay
     whole (heads; columns); `replicate` allows widths beyond their number, `pad` any width."""
 
     dim: Annotated[int, Field(ge=0)]
     units: Size
-    uneven: Literal["refuse", "replicate", "pad"] = "refuse"
+    uneven: Uneven = "refuse"
 
 
 class TensorEntry(FileModel):
     shape: tuple[Size, ...]
-    element_bytes: Literal[1, 2, 4, 8, 16] = 2
-    role: Literal["activation", "weight", "weight_gradient", "activation_gradient"] = "activation"
+    element_bytes: Annotated[int, Field(ge=1, le=16)] = 2
+    role: Role = "activation"
     split: SplitEntry | None = None
 
     @model_validator(mode="after")
@@ -79,7 +85,7 @@ class MatmulEntry(FileModel):
     n: Size
     k: Size
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    split: Literal["", "batch", "m", "n", "k"] = ""
+    split: ProductSplit = ""
 
 
 class VectorEntry(FileModel):
@@ -88,7 +94,7 @@ class VectorEntry(FileModel):
     function: str
     rows: Size
     cols: Size
-    split: Literal["", "rows", "cols"] = ""
+    split: PassSplit = ""
 
 
 class OperatorEntry(FileModel):
@@ -151,7 +157,7 @@ class ModelFile(FileModel):
     microbatch: Annotated[int, Field(ge=1)] | None = None
     """Set where the sizes hold for this number of samples only."""
     layers: Annotated[tuple[LayerEntry, ...], Field(min_length=1)]
-    shared: dict[str, Annotated[int, Field(ge=2)]] = {}
+    shared: dict[str, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)
     """Weights that several layers (or repeats) hold in common, and how many hold them."""
     tensor_parallel: bool = False
     """Whether the splits are filled in; without, only width 1 is possible."""
@@ -159,7 +165,9 @@ class ModelFile(FileModel):
 
     @model_validator(mode="after")
     def _whole(self) -> ModelFile:
-        weights = {n for layer in self.layers for n, t in layer.tensors.items() if t.role == "weight"}
+        weights = {
+            n for layer in self.layers for n, t in layer.tensors.items() if t.role == "weight"
+        }
         for name in self.shared:
             if name not in weights:
                 raise ValueError(f"shared: {name!r} is no weight of any layer")

@@ -45,6 +45,11 @@ class StoredModel:
     def sequence(self) -> int:
         return self.file.sequence
 
+    def save(self, path: str | Path) -> Path:
+        """Write the file that `--model` takes."""
+        write_stored(self.file, path)
+        return Path(path)
+
     @property
     def layers(self) -> int:
         """Layers in the chain, repeats included."""
@@ -74,7 +79,9 @@ def read_stored(given: dict[str, Any], where: str, name: str | None = None) -> S
 def write_stored(file: ModelFile, path: str | Path) -> None:
     """Write the file at once, or not at all; defaults are left out."""
     target = Path(path)
-    text = json.dumps(file.model_dump(exclude_defaults=True) | {"format": FORMAT, "version": VERSION})
+    text = json.dumps(
+        file.model_dump(exclude_defaults=True) | {"format": FORMAT, "version": VERSION}
+    )
     beside = target.with_name(target.name + ".part")
     try:
         beside.write_text(text + "\n", encoding="utf-8")

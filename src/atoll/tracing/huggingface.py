@@ -49,9 +49,7 @@ def module_from_config(
         settings = transformers.AutoConfig.for_model(model_type, **given)
     except (ValueError, KeyError) as error:
         first = str(error).splitlines()[0]
-        raise AtollError(
-            f"transformers knows no model_type {model_type!r} ({first})"
-        ) from None
+        raise AtollError(f"transformers knows no model_type {model_type!r} ({first})") from None
     if any("expert" in name for name in given):
         settings._experts_implementation = "grouped_mm"  # one product, not a loop over the data
     if model_type in _IMAGE:
@@ -63,9 +61,7 @@ def module_from_config(
         }
     else:
         masked = model_type in _MASKED_LM
-        loader = (
-            transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-        )
+        loader = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
         ids = torch.empty(1, sequence, dtype=torch.int64, device="meta")
         inputs = {"input_ids": ids, "labels": ids}
         if masked:  # the library would look at the ids to make it
@@ -74,9 +70,7 @@ def module_from_config(
 
     def build() -> Any:
         with initialization.no_init_weights():
-            module = loader.from_config(
-                settings, attn_implementation=settings._attn_implementation
-            )
+            module = loader.from_config(settings, attn_implementation=settings._attn_implementation)
         module.tie_weights()  # left out together with the initial values
         return module.eval()
 

@@ -15,7 +15,7 @@ _SIZES = {
 _NAMES = {name for names in _SIZES.values() for name in names}
 
 
-class NotProportional(Exception):
+class NotProportionalError(Exception):
     """Some size is neither the same in both captures nor proportional to the batch."""
 
 
@@ -24,7 +24,7 @@ def paired(
 ) -> list[LayerEntry]:
     """The layers with sizes as functions of the microbatch."""
     if len(small) != len(large):
-        raise NotProportional("the number of different layers")
+        raise NotProportionalError("the number of different layers")
     result = []
     for a, b in zip(small, large, strict=True):
         data = _pair(a.model_dump(), b.model_dump(), batches, f"layer {a.name}", False)
@@ -51,14 +51,14 @@ def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> A
             return "microbatch" if factor == 1 else f"{factor}*microbatch"
     if isinstance(a, float) and isinstance(b, float) and abs(a - b) < 1e-12:
         return a
-    raise NotProportional(where)
+    raise NotProportionalError(where)
 
 
 def _dealt(a: str, b: str, batches: tuple[int, int], where: str) -> int | str:
     """Rows dealt out to groups: "rows/groups" in both captures."""
     (rows_a, _, groups), (rows_b, _, other) = a.partition("/"), b.partition("/")
     if groups != other:
-        raise NotProportional(where)
+        raise NotProportionalError(where)
     rows = _pair(int(rows_a), int(rows_b), batches, where, True)
     count = int(groups)
     if isinstance(rows, int):

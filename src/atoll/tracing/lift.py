@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from atoll.capture.node import Kind, Node
-from atoll.capture.trace import View
+from atoll.tracing.node import Kind, Node
+from atoll.tracing.trace import View
 
 
 def without_layout_copies(
     forward: Sequence[Node], backward: Sequence[Node]
 ) -> tuple[list[Node], list[Node]]:
     """Both passes with attention writing straight to where its output was copied."""
-    made = {node.outs[0].value: node for node in forward if node.kind is Kind.ATTENTION and node.outs}
+    made = {
+        node.outs[0].value: node for node in forward if node.kind is Kind.ATTENTION and node.outs
+    }
     moved: dict[int, View] = {}
     dropped: set[int] = set()
     for node in forward:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.capture.node import Kind, Node
-from atoll.capture.trace import Value, View
+from atoll.tracing.node import Kind, Node
+from atoll.tracing.trace import Value, View
 
 _RANDOM = ("native_dropout", "_fused_dropout", "bernoulli", "rand_like", "uniform", "normal")
 _DEEPEST = 8

@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.capture.node import Node
-from atoll.capture.trace import Source, Value, View
+from atoll.tracing.node import Node
+from atoll.tracing.trace import Source, Value, View
 
 Region = tuple[int, tuple[tuple[int, int], ...]]
 """Offset, and (stride, size) of each dimension, the widest stride first."""

@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from atoll.capture.cluster import cluster
-from atoll.capture.node import Kind, Node
-from atoll.capture.parts import Parts
-from atoll.capture.segment import Segment
-from atoll.capture.splits import Splits
-from atoll.capture.trace import Source, Trace, Value, View
+from atoll.tracing.cluster import cluster
+from atoll.tracing.node import Kind, Node
+from atoll.tracing.parts import Parts
+from atoll.tracing.segment import Segment
+from atoll.tracing.splits import Splits
+from atoll.tracing.trace import Source, Trace, Value, View
 from atoll.workload.modelfile import (
     LayerEntry,
     MatmulEntry,
     OperatorEntry,
-    SplitEntry,
+    Role,
     TensorEntry,
     VectorEntry,
 )
@@ -47,10 +47,9 @@ class Emission:
         forward_groups, backward_groups = (
             cluster(nodes, self.splits.reduced) for nodes in (self.forward, self.backward)
         )
-        operators = []
-        for groups, backward in ((forward_groups, False), (backward_groups, True)):
-            rest = {v.value for g in (backward_groups if not backward else []) for n in g for v in n.ins}
-            operators.append(self._pass(groups, rest, backward))
+        kept = {view.value for group in backward_groups for node in group for view in node.ins}
+        forward = self._pass(forward_groups, kept, False)
+        backward = self._pass(backward_groups, set(), True)
         inputs = [self.tensor(self._whole_view(v))[0] for v in self.segment.entering]
         outputs = [self.tensor(self._whole_view(v))[0] for v in self.segment.leaving]
         self._weights()
@@ -60,8 +59,8 @@ class Emission:
             inputs=tuple(inputs) or (self._first_input(),),
             outputs=tuple(outputs) or (self._last_output(),),
             tensors=self.tensors,
-            forward=tuple(operators[0]),
-            backward=tuple(operators[1]),
+            forward=tuple(forward),
+            backward=tuple(backward),
         )
 
     # --- names -----------------------------------------------------------------------------------
@@ -128,7 +127,7 @@ class Emission:
             )
         return name
 
-    def _role(self, value: Value) -> str:
+    def _role(self, value: Value) -> Role:
         if value.source is Source.WEIGHT:
             return "weight"
         if value.number in self.trace.gradient_of:
@@ -179,11 +178,9 @@ class Emission:
             self.names.setdefault(view.value, self._unique(name))
         read = _once(n for view in reads for n in self.tensor(view))
         written = _once(n for view in writes for n in self._all_parts(view))
-        matmuls = [
-            self._matmul(node, i, m) for node in group for i, m in enumerate(node.matmuls)
-        ]
+        matmuls = [self._matmul(node, i, m) for node in group for i, m in enumerate(node.matmuls)]
         label = f"{name}.bwd" if backward and not group[0].matmuls else name
-        behind = [op for v in writes if (op := self.splits.collective(v, self, label)) is not None]
+        behind = [op for v in writes if (op := self.splits.collective(v, self)) is not None]
         behind += self._row_sums(group, label)
         partial = {op.writes[0]: op.reads[0] for op in behind}
         extra = tuple(op.reads[0] for op in behind if op.writes[0] not in written)
@@ -272,7 +269,7 @@ class Emission:
         self.names.setdefault(node.outs[0].value, self._unique(name))
         reads = _once((*self.tensor(ids), label))
         writes = _once(self._all_parts(node.outs[0]))
-        behind = self.splits.collective(node.outs[0], self, name)
+        behind = self.splits.collective(node.outs[0], self)
         if behind is None:
             return [OperatorEntry(name=name, kind="lookup", reads=reads, writes=writes)]
         partial = behind.reads
@@ -359,6 +356,3 @@ def _kind(group: list[Node], backward: bool) -> str:
 
 def _once(names: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))  # type: ignore[call-overload]
-
-
-__all__ = ["Emission", "SplitEntry"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from atoll.capture.node import Kind, Node, Pass
-from atoll.capture.trace import Call, View
+from atoll.tracing.aten_names import ADDING_MOVES, COPIES, ELEMENTWISE, MOVES, SUMS
+from atoll.tracing.node import Kind, Node, Pass
+from atoll.tracing.trace import Call, View
 from atoll.workload.operator import Matmul
 from atoll.workload.products import (
     attention_fraction,
@@ -21,73 +22,24 @@ from atoll.workload.products import (
     weight_gradient,
 )
 
-# Element by element: the vector function of each (names of atoll.cost.vector).
-_ELEMENTWISE = {
-    **dict.fromkeys(("add", "sub", "rsub", "neg", "abs", "where", "masked_fill", "maximum",
-                     "minimum", "clamp", "clamp_min", "clamp_max", "eq", "ne", "lt", "le", "gt",
-                     "ge", "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or",
-                     "bitwise_not", "sign", "floor", "ceil", "round", "trunc", "floor_divide",
-                     "remainder", "fmod", "isinf", "isnan", "triu", "tril", "hardtanh", "relu6",
-                     "bernoulli", "rand_like", "uniform", "normal"), "add"),
-    **dict.fromkeys(("mul", "div", "pow", "square", "reciprocal", "lerp", "addcmul", "addcdiv"),
-                    "mul"),
-    **dict.fromkeys(("exp", "log", "log1p", "expm1", "exp2", "log2", "sin", "cos", "erf", "erfc",
-                     "rsqrt", "sqrt", "softplus", "softplus_backward", "atan2", "tan", "asin",
-                     "acos", "atan", "polar", "mish", "mish_backward", "elu", "elu_backward", "log_sigmoid"),
-                    "exp"),
-    "tanh": "tanh", "sigmoid": "tanh", "hardsigmoid": "add", "hardswish": "mul",
-    "tanh_backward": "tanh_bwd", "sigmoid_backward": "tanh_bwd", "hardswish_backward": "mul",
-    "gelu": "gelu", "gelu_backward": "gelu_bwd", "silu": "silu", "silu_backward": "silu_bwd",
-    "relu": "relu", "leaky_relu": "relu", "threshold_backward": "relu_bwd",
-    "leaky_relu_backward": "relu_bwd", "hardtanh_backward": "relu_bwd",
-    "native_dropout": "dropout", "native_dropout_backward": "dropout_bwd",
-    "_fused_dropout": "dropout",
-}  # fmt: skip
-
-# Element by element without an operation: copies, and what a compiler turns into addressing.
-_COPIES = frozenset(
-    """_to_copy clone copy copy_ contiguous cat stack slice_backward select_backward constant_pad_nd
-    expand_copy repeat fill fill_ zero_ zeros zeros_like ones ones_like full full_like new_zeros
-    new_ones new_full new_empty empty empty_like arange empty_strided new_empty_strided
-    scalar_tensor lift_fresh lift_fresh_copy slice_scatter select_scatter as_strided_scatter roll
-    flip diagonal_backward unfold_backward permute_copy eye linspace reflection_pad1d
-    lift detach_ one_hot resize_ set_ view_copy unbind_copy split_with_sizes_copy""".split()
-)
-
-# A row at a time: function, and the number of dimensions that a row has (0: read from the call).
-_SUMS = frozenset(
-    """sum mean amax amin max min var std var_mean std_mean prod logsumexp cumsum cumprod norm
-    linalg_vector_norm any all argmax argmin count_nonzero logcumsumexp aminmax cummax histc
-    bincount""".split()
-)
-
-_MOVES = frozenset(
-    """index gather index_select scatter scatter_ index_put index_put_ index_copy take_along_dim
-    embedding_renorm masked_select nonzero unfold im2col col2im index_fill searchsorted
-    bucketize upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices avg_pool2d
-    max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d
-    _adaptive_avg_pool2d_backward upsample_nearest2d_backward upsample_bilinear2d_backward""".split()
-)
-_ADDING_MOVES = frozenset(("index_add", "index_add_", "scatter_add", "scatter_add_", "_index_put_impl_"))
-
 
 def node_of(call: Call) -> Node:
     """The call with its work."""
-    name = call.op.rstrip("_") if call.op.rstrip("_") in _ELEMENTWISE else call.op
+    name = call.op.rstrip("_") if call.op.rstrip("_") in ELEMENTWISE else call.op
     if name in _SPECIAL:
         return _SPECIAL[name](call)
     out = call.outs[0]
-    if name in _ELEMENTWISE:
+    if name in ELEMENTWISE:
         over = max((*call.outs, *call.ins), key=lambda view: view.elements)
-        work = (Pass(_ELEMENTWISE[name], over),) if over.floating or out.floating else ()
+        work = (Pass(ELEMENTWISE[name], over),) if over.floating or out.floating else ()
         return _node(call, Kind.ELEMENTWISE, passes=work)
-    if name in _COPIES:
+    if name in COPIES:
         return _node(call, Kind.ELEMENTWISE)
-    if name in _SUMS:
+    if name in SUMS:
         return _node(call, Kind.ROWS, passes=(Pass("add", call.ins[0]),))
-    if name in _MOVES:
+    if name in MOVES:
         return _node(call, Kind.MOVE)
-    if name in _ADDING_MOVES:
+    if name in ADDING_MOVES:
         return _node(call, Kind.MOVE, passes=(Pass("add", call.ins[-1]),))
     over = max((*call.outs, *call.ins), key=lambda view: view.elements)
     node = _node(call, Kind.ROWS, passes=(Pass("add", over),))

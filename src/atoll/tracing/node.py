@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from atoll.capture.trace import Call, View
+from atoll.tracing.trace import Call, View
 from atoll.workload.operator import Matmul
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from atoll.capture.node import Kind, Node
+from atoll.tracing.node import Kind, Node
 
 _FUSIBLE = (Kind.ELEMENTWISE, Kind.ROWS)
 
@@ -68,7 +68,13 @@ class _Clusters:
         return any(view.value in made for node in members for view in node.ins)
 
     def merge(self, a: int, b: int, nested: bool) -> None:
-        if a == b or self.barred(a, b) or not self.related(a, b, nested) or self.reaches(a, b) or self.reaches(b, a):
+        if (
+            a == b
+            or self.barred(a, b)
+            or not self.related(a, b, nested)
+            or self.reaches(a, b)
+            or self.reaches(b, a)
+        ):
             return
         keep, drop = sorted((a, b))
         for member in self.members.pop(drop):

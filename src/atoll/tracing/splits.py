@@ -13,15 +13,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from atoll.capture.labels import Conflict, Cut, Label, placed, seen
-from atoll.capture.node import Node, Pass
-from atoll.capture.segment import Segment
-from atoll.capture.split_rules import RULES, elementwise, unknown
-from atoll.capture.trace import Source, Trace, Value, View
-from atoll.workload.modelfile import OperatorEntry, SplitEntry
+from atoll.tracing.labels import ConflictError, Cut, Label, placed, seen
+from atoll.tracing.node import Node, Pass
+from atoll.tracing.segment import Segment
+from atoll.tracing.split_products import unknown
+from atoll.tracing.split_rules import RULES, elementwise
+from atoll.tracing.trace import Source, Trace, Value, View
+from atoll.workload.modelfile import OperatorEntry, PassSplit, ProductSplit, SplitEntry, Uneven
 
 if TYPE_CHECKING:
-    from atoll.capture.emit import Emission
+    from atoll.tracing.emit import Emission
 
 
 class Splits:
@@ -34,7 +35,7 @@ class Splits:
         self.partial: dict[int, frozenset[int]] = {}
         self.reduced: set[int] = set()
         self.units: dict[int, int] = {}
-        self.products: dict[int, list[str]] = {}
+        self.products: dict[int, list[ProductSplit]] = {}
         self.rows_summed: set[int] = set()
         """Nodes that sum a few numbers a row over the group (a softmax over cut columns)."""
         self.padded: set[int] = set()
@@ -96,13 +97,13 @@ class Splits:
         view = View(value, shape, strides, 0, 1, True)
         try:
             found = seen(label, view)
-        except Conflict:  # the rest of a value of which only pieces are read
+        except ConflictError:  # the rest of a value of which only pieces are read
             return None
         units = min(found.units, self.units.get(value, found.units))
         units = units if shape[found.dim] % units == 0 else found.units
         return SplitEntry(dim=found.dim, units=units, uneven=self._uneven(label.origins))
 
-    def _uneven(self, origins: frozenset[int]) -> str:
+    def _uneven(self, origins: frozenset[int]) -> Uneven:
         if origins and origins <= self.padded:
             return "pad"
         return "replicate" if origins and origins <= self.scarce else "refuse"
@@ -112,11 +113,11 @@ class Splits:
             return None
         return SplitEntry(dim=0, units=1, uneven="pad")
 
-    def of_product(self, node: Node, index: int) -> str:
+    def of_product(self, node: Node, index: int) -> ProductSplit:
         splits = self.products.get(id(node), [])
         return splits[index] if index < len(splits) else ""
 
-    def of_pass(self, work: Pass) -> str:
+    def of_pass(self, work: Pass) -> PassSplit:
         view = work.over
         label = self.labels.get(view.value)
         if label is None:
@@ -125,11 +126,11 @@ class Splits:
             return "rows"
         try:
             dim = seen(label, view).dim
-        except Conflict:
+        except ConflictError:
             return ""
         return "rows" if dim < len(view.shape) - work.inner else "cols"
 
-    def collective(self, view: View, emission: Emission, name: str) -> OperatorEntry | None:
+    def collective(self, view: View, emission: Emission) -> OperatorEntry | None:
         """The reduction behind the operator that writes a partial sum, if there is one."""
         if view.value not in self.reduced:
             return None
@@ -137,7 +138,7 @@ class Splits:
         partial = f"{total}.partial"
         emission.tensors[partial] = emission.tensors[total]
         return OperatorEntry(
-            name=f"{name}.reduce",
+            name=f"{total}.reduce",
             kind="all_reduce",
             reads=(partial,),
             writes=(total,),
@@ -167,7 +168,7 @@ def find_splits(
         splits.tables = frozenset(sorted(tables, key=lambda v: trace.values[v].elements)[-1:])
         try:
             _walk(splits, forward, backward, segment, outside, trace)
-        except Conflict as conflict:
+        except ConflictError as conflict:
             new = conflict.origins - banned
             if not new:  # nothing left to blame: everything stays whole
                 return Splits(trace.values)
@@ -213,5 +214,5 @@ def _walk(
                 if view.value in outside or view.value in segment.leaving:
                     label = splits.labels.get(view.value)
                     if label is not None:
-                        raise Conflict(label.origins)
+                        raise ConflictError(label.origins)
                     splits.whole(view)

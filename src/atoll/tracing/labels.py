@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from atoll.capture.trace import View
+from atoll.tracing.trace import View
 
 
-class Conflict(Exception):
+class ConflictError(Exception):
     """The division that these weights started cannot go on; they must stay whole."""
 
     def __init__(self, origins: frozenset[int]) -> None:
@@ -57,10 +57,10 @@ def seen(label: Label, view: View) -> Cut:
             return Cut(index, label.units, loose, label.origins, label.stride // stride)
     inside = sorted((d for d in dims if label.stride <= d[0] < span), reverse=True)
     if not inside:
-        raise Conflict(label.origins)
+        raise ConflictError(label.origins)
     stride, size, index = inside[0]
     if not label.loose and (stride != label.stride or size != label.units):
-        raise Conflict(label.origins)
+        raise ConflictError(label.origins)
     return Cut(index, size, label.loose and stride == label.stride, label.origins)
 
 
@@ -70,7 +70,7 @@ def placed(cut: Cut, view: View, dim: int) -> Label:
     if cut.loose:
         return Label(stride, size, True, cut.origins)
     if size % (cut.units * cut.block):
-        raise Conflict(cut.origins)
+        raise ConflictError(cut.origins)
     return Label(stride * cut.block, cut.units, False, cut.origins)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from atoll.capture.trace import Argument, Call, Source, Trace, View
+from atoll.tracing.trace import Argument, Call, Source, Trace, View
 from atoll.workload.blocks import periods
 
 
@@ -85,7 +86,7 @@ def _containers(trace: Trace) -> list[str]:
             for child, name in trace.classes.items()
             if child.rpartition(".")[0] == path and child != path
         ]
-        return any(a == b for a, b in zip(classes, classes[1:], strict=False))
+        return any(a == b for a, b in pairwise(classes))
 
     def outermost(paths: Sequence[str]) -> list[str]:
         chosen: list[str] = []
@@ -152,7 +153,9 @@ def _segments(
     trace: Trace, bounds: Sequence[int], names: Sequence[str], with_gradient: set[int]
 ) -> list[Segment]:
     ends = [*bounds[1:], len(trace.ticks)]
-    owner = [index for index, (a, b) in enumerate(zip(bounds, ends, strict=True)) for _ in range(a, b)]
+    owner = [
+        index for index, (a, b) in enumerate(zip(bounds, ends, strict=True)) for _ in range(a, b)
+    ]
     forward: list[list[Call]] = [[] for _ in bounds]
     backward: list[list[Call]] = [[] for _ in bounds]
     last_reader: dict[int, int] = {}
