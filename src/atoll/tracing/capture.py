@@ -181,13 +181,18 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
     return result, chain
 
 
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
 def _notes(trace: Trace) -> list[str]:
     unknown = sorted({call.op for call in trace.calls if not node_of(call).known})
     notes = []
     if unknown:
         notes.append(f"counted as one operation an element: {', '.join(unknown)}")
     if trace.unused:
-        notes.append(f"parameters that no gradient reaches: {', '.join(trace.unused)}")
+        notes.append(f"parameters that no gradient reaches: {_few(trace.unused)}")
     frozen = [
         v.name
         for v in trace.values
@@ -196,7 +201,7 @@ def _notes(trace: Trace) -> list[str]:
         and v.name not in trace.unused
     ]
     if frozen:
-        notes.append(f"parameters that are not trained: {', '.join(frozen)}")
+        notes.append(f"parameters that are not trained: {_few(frozen)}")
     return notes
 
 

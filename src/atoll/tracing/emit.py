@@ -89,17 +89,33 @@ class Emission:
             and self.values[v.value].source is Source.MADE
             and v.value in self._backward_values()
         ]
-        for crossing, views in ((self.segment.entering, given), (self.segment.leaving, foreign)):
-            left = list(dict.fromkeys(v.value for v in views))
-            for value in crossing:
-                same = [g for g in left if self.values[g].elements == self.values[value].elements]
-                if same:
-                    left.remove(same[-1])
-                    self.names[same[-1]] = self._unique(f"d{self.names[value]}")
+        self._match(self.segment.entering, given)
+        self._match(self.segment.leaving, foreign)
         for gradient, weight in self.trace.gradient_of.items():
             if gradient in made:
                 name = self._unique(f"gradient {weight}").replace(f"gradient {weight}", "")
                 self.names[gradient] = f"d{self.values[weight].name}{name}"
+
+    def _match(self, crossing: Sequence[int], gradients: Sequence[View]) -> None:
+        """Pair values with their gradients: those of the same shape, then of the same size."""
+        shapes = {v.value: v.shape for call in self.trace.calls for v in call.outs}
+        left = {v.value: v.shape for v in gradients}
+        open_ = list(crossing)
+        for exact in (True, False):
+            for value in list(open_):
+                size = self.values[value].elements
+                same = [
+                    number
+                    for number, shape in left.items()
+                    if (shape == shapes.get(value) if exact else self._size(number) == size)
+                ]
+                if same:
+                    left.pop(same[-1])
+                    open_.remove(value)
+                    self.names[same[-1]] = self._unique(f"d{self.names[value]}")
+
+    def _size(self, value: int) -> int:
+        return self.values[value].elements
 
     def _backward_values(self) -> set[int]:
         return {v.value for call in self.trace.calls if call.backward for v in call.outs}

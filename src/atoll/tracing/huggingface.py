@@ -17,7 +17,8 @@ from atoll.errors import AtollError
 
 _CAUSAL, _FULL = "atoll_causal", "atoll_full"
 _MASKED_LM = ("bert", "megatron-bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")
-_EAGER_ONLY = ("gptj",)  # do not ask the registry
+_TRANSLATING = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian")
+_EAGER_ONLY = ("gptj", *_TRANSLATING)  # do not ask the registry
 _IMAGE = ("vit", "deit", "beit", "dinov2", "convnext", "convnextv2", "swin")
 
 
@@ -45,6 +46,9 @@ def module_from_config(
         given["attn_implementation"] = "eager"
     if causal:
         given["use_cache"] = False
+    if model_type in _TRANSLATING:
+        given.setdefault("decoder_start_token_id", 0)
+        given.setdefault("pad_token_id", 0)
     try:
         settings = transformers.AutoConfig.for_model(model_type, **given)
     except (ValueError, KeyError) as error:
@@ -61,12 +65,22 @@ def module_from_config(
         }
     else:
         masked = model_type in _MASKED_LM
-        loader = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+        loader = transformers.AutoModelForCausalLM
+        if masked:
+            loader = transformers.AutoModelForMaskedLM
+        elif model_type in _TRANSLATING:
+            loader = transformers.AutoModelForSeq2SeqLM
         ids = torch.empty(1, sequence, dtype=torch.int64, device="meta")
         inputs = {"input_ids": ids, "labels": ids}
         if masked:  # the library would look at the ids to make it
             inputs["attention_mask"] = torch.empty(1, sequence, dtype=torch.int64, device="meta")
             inputs["position_ids"] = torch.empty(1, sequence, dtype=torch.int64, device="meta")
+
+    if type(settings) not in loader._model_mapping:
+        raise AtollError(
+            f"transformers has no module to train model_type {model_type!r} on tokens or images "
+            "alone; write a function that builds yours, and capture that"
+        )
 
     def build() -> Any:
         with initialization.no_init_weights():

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from atoll.tracing.trace import View
 
 
+_PACKED = 3  # queries, keys and values of a joint projection as one dimension: not heads
+
+
 class ConflictError(Exception):
     """The division that these weights started cannot go on; they must stay whole."""
 
@@ -58,6 +61,8 @@ def seen(label: Label, view: View) -> Cut:
     inside = sorted((d for d in dims if label.stride <= d[0] < span), reverse=True)
     if not inside:
         raise ConflictError(label.origins)
+    if len(inside) > 1 and inside[0][1] == _PACKED and label.loose:
+        inside = inside[1:]
     stride, size, index = inside[0]
     if not label.loose and (stride != label.stride or size != label.units):
         raise ConflictError(label.origins)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -179,6 +180,10 @@ def _record(
         after = hooks.register_module_forward_hook(recorder.leave)
         stack.callback(after.remove)
         stack.enter_context(torch.enable_grad())
+        # Its kernels hide whole recurrent layers in one operator.
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         with recorder:
             try:
                 output = torch.func.functional_call(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from atoll.tracing.trace import Argument, Call, Source, Trace, View
 from atoll.workload.blocks import periods
@@ -86,7 +85,7 @@ def _containers(trace: Trace) -> list[str]:
             for child, name in trace.classes.items()
             if child.rpartition(".")[0] == path and child != path
         ]
-        return any(a == b for a, b in pairwise(classes))
+        return len(set(classes)) < len(classes)
 
     def outermost(paths: Sequence[str]) -> list[str]:
         chosen: list[str] = []
@@ -141,8 +140,8 @@ def _cut_tail(trace: Trace, items: Sequence[str], bounds: list[int], names: list
 
 
 def _with_gradient(trace: Trace) -> set[int]:
-    """Forward values through which a gradient flows: floating ones that depend on a weight."""
-    found = set(trace.gradient_of.values())
+    """Forward values of the model's stream: floating ones that depend on a weight."""
+    found = {v.number for v in trace.values if v.source is Source.WEIGHT}
     for call in trace.calls:
         if not call.backward and any(view.value in found for view in call.ins):
             found.update(view.value for view in call.outs if view.floating)

@@ -8,7 +8,7 @@ from atoll.workload.layer import Layer, Model
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.operator import Operator
 from atoll.workload.shard import shard
-from atoll.workload.stored import StoredModel, instantiate
+from atoll.workload.stored import StoredModel, check_size, instantiate
 
 
 def prepare(
@@ -28,7 +28,8 @@ def prepare(
     change it, and it knows no sequence parallelism.
     """
     if isinstance(config, StoredModel):
-        return fuse(instantiate(config, microbatch, sequence, tensor_parallel), fusion)
+        share = instantiate(config, microbatch, sequence, tensor_parallel)
+        return check_size(fuse(share, fusion))
     whole = build_model(config, microbatch, sequence, attention=attention, fused_loss=fused_loss)
     return fuse(shard(whole, tensor_parallel, sequence_parallel), fusion)
 

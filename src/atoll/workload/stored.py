@@ -34,6 +34,10 @@ from atoll.workload.operator import (
 from atoll.yamlfile import validate_dict
 
 
+_MOST_OPERATORS = 256
+"""In one pass of a layer: what the schedule's compiled bounds take."""
+
+
 @dataclass(frozen=True)
 class StoredModel:
     """A model whose layers come from a file instead of a builder."""
@@ -158,13 +162,26 @@ def instantiate(
     )
 
 
+def check_size(model: Model) -> Model:
+    """Refuse a (fused) model with a layer that is too long to be scheduled."""
+    for layer, _ in model.layers:
+        longest = max(len(layer.forward), len(layer.backward))
+        if longest > _MOST_OPERATORS:
+            raise AtollError(
+                f"{model.name}: layer {layer.name} has {longest} operators in one pass, but at "
+                f"most {_MOST_OPERATORS} can be scheduled; divide it into several modules of a "
+                "list, or replace its loop over tokens by an operator over all of them"
+            )
+    return model
+
+
 def _layer(entry: LayerEntry, microbatch: int, width: int) -> Layer:
     tensors = {n: _tensor(n, t, microbatch, width) for n, t in entry.tensors.items()}
     same: dict[str, str] = {}
     if width == 1:  # without a group a sum over it is the summand itself
-        for op in (*entry.forward, *entry.backward):
+        for op in reversed((*entry.forward, *entry.backward)):
             if op.collective is not None:
-                same[op.writes[0]] = same.get(op.reads[0], op.reads[0])
+                same[op.reads[0]] = same.get(op.writes[0], op.writes[0])
 
     def operators(given: tuple[OperatorEntry, ...]) -> tuple[Operator, ...]:
         kept = (op for op in given if width > 1 or op.collective is None)
@@ -242,7 +259,7 @@ def _operator(
         name=entry.name,
         kind=entry.kind,
         reads=tuple(dict.fromkeys(same.get(n, n) for n in entry.reads)),
-        writes=entry.writes,
+        writes=tuple(dict.fromkeys(same.get(n, n) for n in entry.writes)),
         matmuls=tuple(matmuls),
         vectors=tuple(vectors),
         collective=collective,
