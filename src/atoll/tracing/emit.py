@@ -300,7 +300,7 @@ class Emission:
             (p.function.removesuffix("_bwd"), p.over.elements)
             for node in group
             for p in node.passes
-            if p.function.endswith("_bwd")
+            if p.function in ("silu_bwd", "gelu_bwd")
         }
         for node in group:
             for work in node.passes:
@@ -357,6 +357,10 @@ class Emission:
         return self._all_parts(self.forward[-1].outs[0])[0]
 
 
+# A product's epilogue works on its own tile: it cannot join or pad what lies in others.
+_SHUFFLES = frozenset(("cat", "stack", "slice_backward", "select_backward", "roll", "flip"))
+
+
 def _kind(group: list[Node], backward: bool) -> str:
     """Names that `fuse` knows: what may ride along with a product, and what closes a chain."""
     first = group[0]
@@ -366,6 +370,8 @@ def _kind(group: list[Node], backward: bool) -> str:
         return "attention_bwd" if backward else "attention"
     if first.kind is Kind.MOVE:
         return "move"
+    if any(node.op in _SHUFFLES and node.outs[0].elements > 1 for node in group):
+        return "shuffle"
     rows = any(node.kind is Kind.ROWS for node in group)
     return ("norm" if rows else "activation") + ("_bwd" if backward else "")
 
