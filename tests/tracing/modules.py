@@ -167,7 +167,9 @@ class Alternating(nn.Module):
     def __init__(self, pairs: int = 4) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Linear(WIDTH, WIDTH) if i % 2 else nn.Sequential(nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH))
+            nn.Linear(WIDTH, WIDTH)
+            if i % 2
+            else nn.Sequential(nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH))
             for i in range(2 * pairs)
         )
 

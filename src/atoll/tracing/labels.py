@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from atoll.tracing.trace import View
 
-
 _PACKED = 3  # queries, keys and values of a joint projection as one dimension: not heads
 
 

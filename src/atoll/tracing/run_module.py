@@ -120,21 +120,31 @@ def _built(factory: Callable[[], Any], dtype: torch.dtype | None) -> torch.nn.Mo
         with _default_dtype(dtype), _no_initial_values():
             module = factory()
     except ValueAskedFor as error:
-        frame = next(
-            f
-            for f in reversed(traceback.extract_tb(error.__traceback__))
-            if TORCH not in Path(f.filename).parents
-        )
         raise AtollError(
-            f"{frame.filename}:{frame.lineno}: `{frame.line}`: the value of a tensor is asked for "
-            "while the module is built, but fake tensors have none; build the module first and "
-            "pass it itself"
+            f"{_place(error)}the value of a tensor is asked for while the module is built, but "
+            "fake tensors have none; build the module first and pass it itself"
         ) from error
+    except Exception as error:  # whatever the user's function raises
+        raise _failed("the module could not be built", error) from error
     if not isinstance(module, torch.nn.Module):
         raise AtollError(
             f"the factory returned a {type(module).__name__}, but must return a torch.nn.Module"
         )
     return module
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of the user's own code in an error's traceback."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if TORCH not in file.parents and Path(__file__).parent not in file.parents:
+            return f"{frame.filename}:{frame.lineno}: `{frame.line}`: "
+    return ""
+
+
+def _failed(what: str, error: Exception) -> AtollError:
+    first = (str(error) or "no message").strip().splitlines()[0]
+    return AtollError(f"{_place(error)}{what} ({type(error).__name__}: {first})")
 
 
 def _fresh(
@@ -189,9 +199,11 @@ def _record(
                 output = torch.func.functional_call(
                     module, ({**weights}, {**buffers}), tuple(args), kwargs, tie_weights=False
                 )
-            except TypeError as error:
-                raise AtollError(f"the module does not take these inputs: {error}") from error
-            targets = _targets(output, loss)
+                targets = _targets(output, loss)
+            except AtollError:
+                raise
+            except Exception as error:  # whatever the user's module raises
+                raise _failed("the module did not run", error) from error
         seeds = [torch.empty_like(target) for target in targets]
         recorder.begin_backward()
         with recorder:

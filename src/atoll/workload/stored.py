@@ -33,7 +33,6 @@ from atoll.workload.operator import (
 )
 from atoll.yamlfile import validate_dict
 
-
 _MOST_OPERATORS = 256
 """In one pass of a layer: what the schedule's compiled bounds take."""
 
