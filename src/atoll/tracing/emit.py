@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.tracing.cluster import cluster
+from atoll.tracing.kernel import kind_of, passes_of
 from atoll.tracing.node import Kind, Node
 from atoll.tracing.parts import Parts
 from atoll.tracing.segment import Segment
@@ -202,7 +203,7 @@ class Emission:
         extra = tuple(op.reads[0] for op in behind if op.writes[0] not in written)
         operator = OperatorEntry(
             name=label,
-            kind=_kind(group, backward),
+            kind=kind_of(group, backward),
             reads=read,
             writes=(*(partial.get(n, n) for n in written), *extra),
             matmuls=tuple(matmuls),
@@ -292,41 +293,15 @@ class Emission:
         return [OperatorEntry(name=name, kind="lookup", reads=reads, writes=partial), behind]
 
     def _vectors(self, group: list[Node]) -> list[VectorEntry]:
-        """The passes; an addition behind a product of the same kernel is one multiply-add."""
-        makers = {v.value: node for node in group for v in node.outs}
-        used: set[int] = set()
-        result = []
-        derived = {
-            (p.function.removesuffix("_bwd"), p.over.elements)
-            for node in group
-            for p in node.passes
-            if p.function in ("silu_bwd", "gelu_bwd")
-        }
-        for node in group:
-            for work in node.passes:
-                if (work.function, work.over.elements) in derived:
-                    continue  # run again beside its derivative, which computes it anyway
-                if work.function == "add":
-                    feeding = [
-                        makers[v.value]
-                        for v in node.ins
-                        if v.value in makers
-                        and id(makers[v.value]) not in used
-                        and [p.function for p in makers[v.value].passes] == ["mul"]
-                        and makers[v.value].passes[0].over.elements == work.over.elements
-                    ]
-                    if feeding:
-                        used.add(id(feeding[0]))
-                        continue
-                result.append(
-                    VectorEntry(
-                        function=work.function,
-                        rows=work.rows,
-                        cols=work.cols,
-                        split=self.splits.of_pass(work),
-                    )
-                )
-        return result
+        return [
+            VectorEntry(
+                function=work.function,
+                rows=work.rows,
+                cols=work.cols,
+                split=self.splits.of_pass(work),
+            )
+            for work in passes_of(group)
+        ]
 
     # --- the ends --------------------------------------------------------------------------------
 
@@ -355,25 +330,6 @@ class Emission:
                 if view.value in self.trace.targets:
                     return self._all_parts(view)[0]
         return self._all_parts(self.forward[-1].outs[0])[0]
-
-
-# A product's epilogue works on its own tile: it cannot join or pad what lies in others.
-_SHUFFLES = frozenset(("cat", "stack", "slice_backward", "select_backward", "roll", "flip"))
-
-
-def _kind(group: list[Node], backward: bool) -> str:
-    """Names that `fuse` knows: what may ride along with a product, and what closes a chain."""
-    first = group[0]
-    if first.kind is Kind.PRODUCT:
-        return "linear_grad" if backward else "linear"
-    if first.kind is Kind.ATTENTION:
-        return "attention_bwd" if backward else "attention"
-    if first.kind is Kind.MOVE:
-        return "move"
-    if any(node.op in _SHUFFLES and node.outs[0].elements > 1 for node in group):
-        return "shuffle"
-    rows = any(node.kind is Kind.ROWS for node in group)
-    return ("norm" if rows else "activation") + ("_bwd" if backward else "")
 
 
 def _once(names: object) -> tuple[str, ...]:
