@@ -107,7 +107,7 @@ def _step(atoll: object, model: str, space: str, length: int, flash: bool) -> fl
         return 0.0
     try:
         result = atoll.search(  # type: ignore[attr-defined]
-            model=model, space=space, devices=256, global_batch=256, sequence=length,
+            model=model, space=space, devices=64, global_batch=256, sequence=length,
             microbatches=[1], tensor_widths=[1], baselines=False,
         )  # fmt: skip
     except atoll.InfeasibleError:  # type: ignore[attr-defined]

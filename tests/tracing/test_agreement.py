@@ -40,7 +40,6 @@ KEPT = {
     "gpt-j-6b": (1.0, 1.25),
     "deepseek-v2-lite": (1.0, 1.25),  # keys and values as joined, and padded, copies
     "deepseek-v3": (1.0, 1.45),
-    "pythia-6.9b": (1.0, 1.15),  # the joint projection is kept for its values
     "gemma-2-2b": (0.94, 1.0),  # no score cap in fused attention
     "qwen1.5-moe-a2.7b": (0.97, 1.0),
 }
@@ -107,8 +106,11 @@ def test_equal_layers_are_found_once(name: str) -> None:
     assert file.microbatch is None
 
 
-CUT = sorted(set(NAMES) - {"deepseek-v2-lite", "deepseek-v3", "gpt-j-6b", "phi-3-mini-4k",
-                           "starcoder", "vit-large-patch16-384"})  # fmt: skip
+# Not recognised: MLA's complex rotation, one key head within a joint projection.
+WHOLE = {"deepseek-v2-lite", "deepseek-v3", "starcoder"}
+# Divided a little further: the patches' projection by its columns.
+FURTHER = {"vit-large-patch16-384"}
+CUT = sorted(set(NAMES) - WHOLE - FURTHER)
 
 
 @pytest.mark.parametrize("name", CUT)

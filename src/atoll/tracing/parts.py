@@ -129,9 +129,18 @@ def _pieces(size: int, shape: View, regions: dict[Region, View]) -> list[Piece]:
 def _columns(region: Region, row: int, rows: int) -> NDArray[np.int64] | None:
     """The columns of a region that takes all rows of the value; None for any other region."""
     offset, dims = region
-    inner = [(s, n) for s, n in dims if s < row]
-    outer = [n for s, n in dims if s >= row and s % row == 0]
-    if len(inner) + len(outer) != len(dims) or prod(outer) != rows or offset >= row:
+    inner: list[tuple[int, int]] = []
+    outer = 1
+    for stride, size in dims:
+        if stride % row == 0:
+            outer *= size
+        elif stride < row and stride * size > row and row % stride == 0:
+            steps = row // stride  # the rest of this dimension runs over rows
+            inner.append((stride, steps))
+            outer *= size // steps
+        else:
+            inner.append((stride, size))
+    if outer != rows or offset >= row:
         return None
     columns = np.array([offset], np.int64)
     for stride, size in inner:

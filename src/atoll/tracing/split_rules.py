@@ -50,6 +50,9 @@ def _pass_partial(splits: Splits, node: Node) -> bool:
 
 
 def elementwise(splits: Splits, node: Node) -> None:
+    if not node.ins:  # zeros and the like
+        splits.constant.update(view.value for view in node.outs)
+        return
     if _pass_partial(splits, node):
         return
     out = node.outs[0]
@@ -87,12 +90,11 @@ def elementwise(splits: Splits, node: Node) -> None:
 
 def _dim_after(node: Node, view: View, out: View, cut: Cut) -> int:
     """The dimension of the output to which a cut of one operand goes."""
-    if node.op == "select_backward":
-        at = node.call.args[2]
-        at = int(str(at)) % len(out.shape)
+    if node.op in ("select_backward", "stack"):  # a dimension more
+        arguments = node.call.args
+        which = arguments[2 if node.op == "select_backward" else 1] if len(arguments) > 1 else 0
+        at = int(str(which)) % len(out.shape)
         return cut.dim if cut.dim < at else cut.dim + 1
-    if node.op == "stack":
-        raise ConflictError(cut.origins)
     dim = cut.dim + len(out.shape) - len(view.shape)
     if dim < 0:
         raise ConflictError(cut.origins)
