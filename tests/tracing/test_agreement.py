@@ -35,7 +35,6 @@ LENGTH = 128
 UNFUSED = {"bloom-560m", "deepseek-v2-lite", "deepseek-v3", "gpt-j-6b"}
 # Kept bytes of a block, captured over built, where they differ by more than 1 %:
 KEPT = {
-    "opt-1.3b": (0.74, 0.76),  # ReLU needs its output alone, the builder keeps its input as well
     "bloom-560m": (1.0, 1.25),  # modules that compute scores in single precision keep them so
     "gpt-j-6b": (1.0, 1.25),
     "deepseek-v2-lite": (1.0, 1.25),  # keys and values as joined, and padded, copies
