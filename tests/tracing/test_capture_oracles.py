@@ -76,9 +76,7 @@ def test_a_convolution_counts_as_torch_counts_it() -> None:
     assert mine == counter.get_total_flops()
 
 
-@pytest.mark.parametrize(
-    "build", [m.Perceptron, m.TwoHeads, m.Tied], ids=lambda b: b.__name__
-)
+@pytest.mark.parametrize("build", [m.Perceptron, m.TwoHeads, m.Tied], ids=lambda b: b.__name__)
 def test_eager_autograd_keeps_what_its_hooks_see(build: Any) -> None:
     module, inputs = trained(build)
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
