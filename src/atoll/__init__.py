@@ -12,6 +12,7 @@ use_kernel_cache()
 __version__ = "0.1.0"
 
 from atoll.api import (  # noqa: E402  (the cache must be set before numba is imported)
+    capture,
     describe_hardware,
     describe_model,
     estimate,
@@ -27,6 +28,7 @@ __all__ = [
     "AtollError",
     "InfeasibleError",
     "__version__",
+    "capture",
     "describe_hardware",
     "describe_model",
     "estimate",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atoll.placement.table_dp import TablePlan
     from atoll.training.estimate import Estimate
     from atoll.training.plan import Plan
+    from atoll.workload import StoredModel
 
 
 def search(
@@ -161,12 +162,12 @@ def describe_model(
     name: str, *, microbatch: int = 1, sequence: int | None = None, tensor: int = 1
 ) -> dict[str, Any]:
     """Parameters and the layer table of a model, with its operators."""
-    from atoll.workload import layer_table, load_config, prepare
+    from atoll.workload import layer_table, load_model, prepare
 
     for field, value in (("microbatch", microbatch), ("sequence", sequence), ("tensor", tensor)):
         if value is not None and value < 1:
             raise AtollError(f"{field}: expected a positive whole number, got {value}.")
-    config = load_config(name)
+    config = load_model(name)
     model = prepare(config, microbatch, sequence, tensor, tensor > 1)
     whole = model if tensor == 1 else prepare(config, microbatch, sequence)
     return {
@@ -177,6 +178,29 @@ def describe_model(
         "tensor_parallel": tensor,
         "layers": layer_table(model),
     }
+
+
+def capture(
+    module: Any,
+    example_inputs: Any,
+    *,
+    name: str | None = None,
+    sequence: int | None = None,
+    batch_dim: int | None = 0,
+    dtype: str | None = "bfloat16",
+    loss: Any = None,
+    keep: str = "fused",
+) -> StoredModel:
+    """A model from a torch module (or a function that builds one), on fake tensors.
+
+    The result's `save(path)` writes a file that every `model=` takes; see docs/capture.md.
+    """
+    from atoll.tracing import capture as run
+
+    return run(
+        module, example_inputs, name=name, sequence=sequence, batch_dim=batch_dim,
+        dtype=dtype, loss=loss, keep=keep,
+    )  # fmt: skip
 
 
 def describe_hardware(name: str | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from atoll import __version__
+from atoll.commands.capture import capture
 from atoll.commands.catalogue import hardware, models
 from atoll.commands.designs import designs
 from atoll.commands.place import place
@@ -71,6 +72,7 @@ for _command in (
     estimate,
     designs,
     place,
+    capture,
     models,
     hardware,
     calibrate,

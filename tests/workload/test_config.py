@@ -104,7 +104,7 @@ def test_no_more_experts_a_token_than_experts() -> None:
 def test_unknown_family_and_activation_list_what_is_known() -> None:
     message = sentence({**LLAMA, "model_type": "mamba"})
     assert message.startswith("my/config.json: model_type is 'mamba', but only bert, bloom, ")
-    assert "qwen3_moe" in message and "nearest of these" in message
+    assert "qwen3_moe" in message and "`atoll capture`" in message
     message = sentence({**LLAMA, "hidden_act": "mish"})
     assert "hidden_act is 'mish', but must be one of gelu" in message
     message = sentence({**LLAMA, "model_type": "bert", "position_embedding_type": "relative_key"})

@@ -12,7 +12,7 @@ from atoll.commands.common import JsonFlag, print_json
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(help="Zoo name, config.json or folder; without: the zoo.")
+        str | None, typer.Argument(help="Zoo name, config.json or model file; without: the zoo.")
     ] = None,
     microbatch: Annotated[int, typer.Option(help="Sequences in a microbatch.")] = 1,
     sequence: Annotated[int | None, typer.Option(help="Sequence length in tokens.")] = None,

@@ -18,7 +18,7 @@ def search(
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Zoo name, config.json, folder or cached model id; repeatable."),
+        typer.Option(help="Zoo name, config.json, captured model, cached id; repeatable."),
     ] = None,
     devices: Annotated[int | None, typer.Option(help="Number of devices.")] = None,
     batch: Annotated[int | None, typer.Option(help="Global batch in sequences.")] = None,

@@ -22,7 +22,7 @@ from atoll.hardware import (
 from atoll.hardware.accelerator import Hbm
 from atoll.placement.chain import RECOMPUTE, get_optimizer
 from atoll.profile import get_profile
-from atoll.workload import load_config
+from atoll.workload import load_model
 from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_yaml
 
 STRATEGIES = ("exact", "phaze", "evolve")
@@ -89,7 +89,7 @@ class Job:
         get_optimizer(self.optimizer or profile.optimizer)
         load_network(self.network or profile.network)
         for model in self.models:
-            load_config(model.name)
+            load_model(model.name)
             if model.weight <= 0.0 or not np.isfinite(model.weight):
                 raise AtollError(
                     f"job: models: {model.name}: expected a positive weight, got {model.weight}."

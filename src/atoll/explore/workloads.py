@@ -16,7 +16,7 @@ from atoll.cost.table import PassSet, flatten
 from atoll.errors import AtollError
 from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.profile import Profile
-from atoll.workload import ModelConfig, load_config, prepare, widths
+from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
 from atoll.workload.layer import Layer, Model
 
 
@@ -25,7 +25,7 @@ class Workload:
     """One model to train, with the batch it is trained with."""
 
     name: str
-    config: ModelConfig
+    config: ModelConfig | StoredModel
     sequence: int
     global_batch: int
 
@@ -72,7 +72,7 @@ class Variants:
 
 
 def make_workload(name: str, global_batch: int, sequence: int | None = None) -> Workload:
-    config = load_config(name)
+    config = load_model(name)
     length = config.sequence if sequence is None else sequence
     return Workload(name, config, length, global_batch)
 

@@ -2,7 +2,7 @@
 
 from atoll.workload.backward import differentiate
 from atoll.workload.build import build_model
-from atoll.workload.config import ModelConfig, config_from_hf, load_config, zoo_names
+from atoll.workload.config import ModelConfig, config_from_hf, load_config, load_model, zoo_names
 from atoll.workload.fuse import fuse
 from atoll.workload.layer import Layer, Model, predecessors
 from atoll.workload.operator import (
@@ -19,6 +19,7 @@ from atoll.workload.operator import (
 )
 from atoll.workload.prepare import layer_table, prepare
 from atoll.workload.shard import shard, widths
+from atoll.workload.stored import StoredModel
 
 __all__ = [
     "Collective",
@@ -31,6 +32,7 @@ __all__ = [
     "Operator",
     "Region",
     "Role",
+    "StoredModel",
     "Tensor",
     "Uneven",
     "VectorWork",
@@ -40,6 +42,7 @@ __all__ = [
     "fuse",
     "layer_table",
     "load_config",
+    "load_model",
     "predecessors",
     "prepare",
     "shard",

@@ -81,10 +81,12 @@ def norm(tape: Tape, op: Operator) -> None:
 
 
 def activation(tape: Tape, op: Operator) -> None:
-    (x,) = op.reads
-    dy = tape.gradient(op.writes[0])
+    """Reads its input again; ReLU its output, which what follows keeps anyway."""
+    (x,), (y,) = op.reads, op.writes
+    dy = tape.gradient(y)
+    kept = y if [v.function for v in op.vectors] == ["relu"] else x
     vectors = backward_vectors(op)
-    tape.run(f"{op.name}.bwd", "activation_bwd", (dy, x), (tape.give(x),), vectors=vectors)
+    tape.run(f"{op.name}.bwd", "activation_bwd", (dy, kept), (tape.give(x),), vectors=vectors)
 
 
 def scale(tape: Tape, op: Operator) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from atoll.workload.model_config import ModelConfig
 
 _LONGEST_PERIOD = 8
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ def block_runs(config: ModelConfig, sequence: int) -> tuple[Run, ...]:
     kinds = [_kind(config, layer, sequence) for layer in range(config.layers)]
     several = len(set(kinds)) > 1
     runs: list[Run] = []
-    for period, repeat in _periods(kinds):
+    for period, repeat in periods(kinds):
         label = _label(config, period[0]) if several and len(period) == 1 else ""
         name = _unused(f"{label}_block" if label else "block", runs)
         if len(period) == 1:
@@ -85,11 +88,11 @@ def _unused(name: str, runs: Sequence[Run]) -> str:
     return next(candidate for candidate in candidates if candidate not in taken)
 
 
-def _periods(kinds: Sequence[ModelConfig]) -> list[tuple[tuple[ModelConfig, ...], int]]:
+def periods(kinds: Sequence[Kind]) -> list[tuple[tuple[Kind, ...], int]]:
     """Cut the list into repeated periods, greedily: of those that start here, the one that reaches
     farthest, and the shortest of these. Two rounds may be chance, three are a pattern.
     """
-    found: list[tuple[tuple[ModelConfig, ...], int]] = []
+    found: list[tuple[tuple[Kind, ...], int]] = []
     at = 0
     while at < len(kinds):
         best, repeat = 1, _repeats(kinds, at, 1)
@@ -102,7 +105,7 @@ def _periods(kinds: Sequence[ModelConfig]) -> list[tuple[tuple[ModelConfig, ...]
     return found
 
 
-def _repeats(kinds: Sequence[ModelConfig], at: int, length: int) -> int:
+def _repeats(kinds: Sequence[Kind], at: int, length: int) -> int:
     period = kinds[at : at + length]
     times = 1
     while kinds[at + times * length : at + (times + 1) * length] == period:

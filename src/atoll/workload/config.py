@@ -1,4 +1,4 @@
-"""Reading a model: a zoo entry, a Hugging Face config.json, or one in the local cache."""
+"""Reading a model: a zoo entry, a config.json, one in the local cache, an atoll-model file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from atoll.errors import AtollError
 from atoll.workload.config_fields import Fields
 from atoll.workload.families import READERS, REFUSED
 from atoll.workload.hub import cached_config, is_model_id
 from atoll.workload.model_config import ModelConfig
+from atoll.workload.stored import StoredModel, is_stored, read_stored
 
-__all__ = ["ModelConfig", "config_from_hf", "load_config", "zoo_names"]
+__all__ = ["ModelConfig", "config_from_hf", "load_config", "load_model", "zoo_names"]
 
 
 def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
@@ -28,7 +30,8 @@ def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
     if reader is None:
         raise AtollError(
             f"{where}: model_type is {model_type!r}, but only {', '.join(sorted(READERS))} "
-            "are known; write the model as the nearest of these"
+            "are known; capture the module itself with `atoll capture`, or write the model as the "
+            "nearest of these"
         )
     config = reader(fields)
     atoll = fields.block("atoll")
@@ -49,13 +52,23 @@ def zoo_names() -> tuple[str, ...]:
 
 
 def load_config(name_or_path: str | Path) -> ModelConfig:
-    """A zoo name, the path of a config.json, a folder that holds one, or the id of a model whose
-    config.json lies in the local Hugging Face cache.
+    """As `load_model`, for those that a builder builds."""
+    model = load_model(name_or_path)
+    if isinstance(model, StoredModel):
+        raise AtollError(f"{name_or_path}: an atoll-model file, but a configuration is needed")
+    return model
+
+
+def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
+    """Whatever `--model` takes: a zoo name, the path of a config.json or of an atoll-model file, a
+    folder that holds a config.json, or the id of a model whose config.json lies in the local
+    Hugging Face cache.
     """
     text = str(name_or_path)
     if text in zoo_names():
         entry = _zoo() / f"{text}.json"
-        config = _parse(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
+        given = _parse(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
+        config = config_from_hf(given, f"{text} (zoo)")
         return replace(config, name=text)
     path = Path(name_or_path)
     try:
@@ -67,13 +80,16 @@ def load_config(name_or_path: str | Path) -> ModelConfig:
         if not path.is_file():
             raise AtollError(f"{text} is a folder without a config.json in it")
     if path.is_file():
-        config = _parse(_read(path), str(path))
+        given = _parse(_read(path), str(path))
         # A folder is the better name for a file that everyone calls config.json.
         stem = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return replace(config, name=stem)
+        if is_stored(given):
+            return read_stored(given, str(path))
+        return replace(config_from_hf(given, str(path)), name=stem)
     cached = cached_config(text)
     if cached is not None:
-        return replace(_parse(_read(cached), text), name=text.rpartition("/")[2])
+        config = config_from_hf(_parse(_read(cached), text), text)
+        return replace(config, name=text.rpartition("/")[2])
     if path.suffix == ".json" or len(path.parts) > 1:
         nor = ", nor is it in the local Hugging Face cache" if is_model_id(text) else ""
         raise AtollError(f"{text}: no such file or folder{nor}")
@@ -95,7 +111,7 @@ def _read(path: Path) -> str:
         raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _parse(text: str, where: str) -> ModelConfig:
+def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
     except json.JSONDecodeError as error:
@@ -106,4 +122,4 @@ def _parse(text: str, where: str) -> ModelConfig:
         raise AtollError(f"{where}: not usable JSON ({error})") from None
     if not isinstance(given, dict):
         raise AtollError(f"{where}: expected a JSON object, found a {type(given).__name__}")
-    return config_from_hf(given, where)
+    return given

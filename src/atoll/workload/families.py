@@ -37,7 +37,8 @@ READERS: Mapping[str, Callable[[Fields], ModelConfig]] = {
 
 _NO_CHAIN = (
     "an encoder-decoder model, but only chains of layers are known, and every decoder layer would "
-    "need the encoder's output as a second input"
+    "need the encoder's output as a second input; capture the module instead: atoll capture "
+    "config.json --out model.json"
 )
 # Known, and known not to fit.
 REFUSED: Mapping[str, str] = dict.fromkeys(

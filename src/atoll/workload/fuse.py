@@ -47,10 +47,12 @@ def fuse(whole: Layer | Model, level: str = "default") -> Layer | Model:
     if level == "none":
         return whole
     weights = {n for n, t in whole.tensors.items() if t.role is Role.WEIGHT_GRADIENT}
-    forward = _fuse_pass(whole.forward, {*whole.saved, whole.output}, level)
-    backward = _fuse_pass(whole.backward, {f"d{whole.input}", *weights}, level)
+    outputs = {whole.output, *whole.more_outputs}
+    forward = _fuse_pass(whole.forward, {*whole.saved, *outputs}, level)
+    inputs = {whole.input, *whole.more_inputs}
+    backward = _fuse_pass(whole.backward, {*(f"d{name}" for name in inputs), *weights}, level)
     used = {name for op in (*forward, *backward) for name in (*op.reads, *op.writes)}
-    used |= {whole.input, whole.output}
+    used |= inputs | outputs
     tensors = {
         name: tensor
         for name, tensor in whole.tensors.items()

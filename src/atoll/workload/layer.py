@@ -28,6 +28,10 @@ class Layer:
     backward: tuple[Operator, ...]
     input: str
     output: str
+    more_inputs: tuple[str, ...] = ()
+    """Further activations that enter from the layer before (a skip connection, an encoder's
+    output on its way through the decoder)."""
+    more_outputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
@@ -40,7 +44,8 @@ class Layer:
     @cached_property
     def saved(self) -> tuple[str, ...]:
         """Forward tensors (the layer's input included) that the backward pass reads."""
-        made = {name for op in self.forward for name in op.writes} | {self.input}
+        made = {name for op in self.forward for name in op.writes}
+        made |= {self.input, *self.more_inputs}
         wanted = {name for op in self.backward for name in op.reads}
         return tuple(name for name in self.tensors if name in made and name in wanted)
 
@@ -51,8 +56,8 @@ class Layer:
 
     @property
     def boundary_bytes(self) -> int:
-        """Bytes of the activation that crosses to the next layer, on this device."""
-        return self.tensors[self.output].bytes
+        """Bytes of the activations that cross to the next layer, on this device."""
+        return sum(self.tensors[name].bytes for name in (self.output, *self.more_outputs))
 
     def traffic_bytes(self, op: Operator) -> int:
         """HBM bytes of one operator: every tensor that it reads or writes, once."""

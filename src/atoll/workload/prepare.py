@@ -8,10 +8,11 @@ from atoll.workload.layer import Layer, Model
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.operator import Operator
 from atoll.workload.shard import shard
+from atoll.workload.stored import StoredModel, check_size, instantiate
 
 
 def prepare(
-    config: ModelConfig,
+    config: ModelConfig | StoredModel,
     microbatch: int,
     sequence: int | None = None,
     tensor_parallel: int = 1,
@@ -21,7 +22,14 @@ def prepare(
     *,
     fused_loss: bool = False,
 ) -> Model:
-    """Build, shard, differentiate and fuse: one device's share of one microbatch."""
+    """Build, shard, differentiate and fuse: one device's share of one microbatch.
+
+    A stored model comes with its attention, its loss and its collectives: those arguments do not
+    change it, and it knows no sequence parallelism.
+    """
+    if isinstance(config, StoredModel):
+        share = instantiate(config, microbatch, sequence, tensor_parallel)
+        return check_size(fuse(share, fusion))
     whole = build_model(config, microbatch, sequence, attention=attention, fused_loss=fused_loss)
     return fuse(shard(whole, tensor_parallel, sequence_parallel), fusion)
 

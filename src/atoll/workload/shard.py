@@ -30,6 +30,7 @@ from atoll.workload.operator import (
     VectorWork,
 )
 from atoll.workload.products import linear_product, local_attention
+from atoll.workload.stored import StoredModel, stored_widths
 
 LINEAR = ("linear", "data_linear")
 
@@ -71,8 +72,10 @@ def shard(
     )
 
 
-def widths(config: ModelConfig, candidates: Iterable[int]) -> tuple[int, ...]:
+def widths(config: ModelConfig | StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
     """Those candidates that can be tensor-parallel widths of the model, in their order."""
+    if isinstance(config, StoredModel):
+        return stored_widths(config, candidates)
     return tuple(
         t
         for t in candidates

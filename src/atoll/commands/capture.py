@@ -1,0 +1,69 @@
+"""Bringing one's own model: `atoll capture`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atoll import printing
+from atoll.commands.common import JsonFlag, print_json
+
+
+def capture(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:builder, or a config.json (then with the transformers library)."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Write the atoll-model file here.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(help='Type and shape, "int64[1,4096]" or "labels=int64[1,4096]"; repeatable.'),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model in the file.")] = None,
+    sequence: Annotated[int | None, typer.Option(help="Tokens in a sample.")] = None,
+    batch_dim: Annotated[
+        int, typer.Option(help="Dimension of the inputs that counts samples; -1 for none.")
+    ] = 0,
+    dtype: Annotated[
+        str, typer.Option(help="Type of weights and floating inputs; keep leaves them.")
+    ] = "bfloat16",
+    keep: Annotated[
+        str, typer.Option(help="Kept for backward: fused (as a compiler) or eager (autograd).")
+    ] = "fused",
+    as_json: JsonFlag = False,
+) -> None:
+    """Capture a PyTorch module, forward and backward, without its weights.
+
+    The file can be given wherever a command takes --model.
+    """
+    from atoll.api import describe_model
+    from atoll.tracing import capture_target
+    from atoll.workload import StoredModel
+
+    start = time.perf_counter()
+    model: StoredModel = capture_target(
+        target,
+        inputs or [],
+        name=name,
+        sequence=sequence,
+        batch_dim=None if batch_dim < 0 else batch_dim,
+        dtype=None if dtype == "keep" else dtype,
+        keep=keep,
+    )
+    seconds = time.perf_counter() - start
+    model.save(out)
+    microbatch = model.file.microbatch or 1
+    shown: dict[str, Any] = describe_model(str(out), microbatch=microbatch)
+    shown |= {"file": str(out), "notes": list(model.file.notes), "seconds": seconds}
+    if as_json:
+        print_json(shown)
+        return
+    printing.print_model(shown)
+    for note in model.file.notes:
+        print(f"note: {note}")
+    print(f"{out}: written after {seconds:.1f} s")

@@ -1,0 +1,58 @@
+"""Names of torch's operators (its ATen library), by what they do."""
+
+from __future__ import annotations
+
+# Element by element: the vector function of each (names of atoll.cost.vector).
+_ONE_OPERATION = """
+    add sub rsub neg abs where masked_fill maximum minimum clamp clamp_min clamp_max eq ne lt le gt
+    ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not sign floor ceil round
+    trunc floor_divide remainder fmod isinf isnan triu tril hardtanh relu6 bernoulli rand_like
+    uniform normal hardsigmoid
+"""
+_ONE_PRODUCT = "mul div pow square reciprocal lerp addcmul addcdiv hardswish hardswish_backward"
+_EXPONENTIAL = """
+    exp log log1p expm1 exp2 log2 sin cos erf erfc rsqrt sqrt softplus softplus_backward atan2 tan
+    asin acos atan polar mish mish_backward elu elu_backward log_sigmoid
+"""
+ELEMENTWISE: dict[str, str] = {
+    **dict.fromkeys(_ONE_OPERATION.split(), "add"),
+    **dict.fromkeys(_ONE_PRODUCT.split(), "mul"),
+    **dict.fromkeys(_EXPONENTIAL.split(), "exp"),
+    "tanh": "tanh", "sigmoid": "tanh", "tanh_backward": "tanh_bwd", "sigmoid_backward": "tanh_bwd",
+    "gelu": "gelu", "gelu_backward": "gelu_bwd", "silu": "silu", "silu_backward": "silu_bwd",
+    "relu": "relu", "leaky_relu": "relu", "threshold_backward": "relu_bwd",
+    "leaky_relu_backward": "relu_bwd", "hardtanh_backward": "relu_bwd",
+    "native_dropout": "dropout", "native_dropout_backward": "dropout_bwd",
+    "_fused_dropout": "dropout",
+}  # fmt: skip
+
+# Element by element without an operation: copies, and what a compiler turns into addressing.
+_COPIED = """
+    _to_copy clone copy copy_ contiguous cat stack slice_backward select_backward constant_pad_nd
+    expand_copy repeat fill fill_ zero_ zeros zeros_like ones ones_like full full_like new_zeros
+    new_ones new_full new_empty empty empty_like arange empty_strided new_empty_strided
+    scalar_tensor lift_fresh lift_fresh_copy slice_scatter select_scatter as_strided_scatter roll
+    flip diagonal_backward unfold_backward permute_copy eye linspace reflection_pad1d lift detach_
+    one_hot resize_ set_ view_copy unbind_copy split_with_sizes_copy
+"""
+COPIES = frozenset(_COPIED.split())
+
+# Sums and the like: one operation for each element that they read.
+_SUMMED = """
+    sum mean amax amin max min var std var_mean std_mean prod logsumexp cumsum cumprod norm
+    linalg_vector_norm any all argmax argmin count_nonzero logcumsumexp aminmax cummax histc
+    bincount
+"""
+SUMS = frozenset(_SUMMED.split())
+
+# Elements by index.
+_MOVED = """
+    index gather index_select scatter scatter_ index_put index_put_ index_copy take_along_dim
+    embedding_renorm masked_select nonzero unfold im2col col2im index_fill searchsorted bucketize
+    upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices avg_pool2d
+    max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward upsample_nearest2d_backward upsample_bilinear2d_backward
+"""
+MOVES = frozenset(_MOVED.split())
+_MOVED_AND_ADDED = "index_add index_add_ scatter_add scatter_add_ _index_put_impl_"
+ADDING_MOVES = frozenset(_MOVED_AND_ADDED.split())

@@ -1,0 +1,288 @@
+"""From a module and example inputs to a model that Atoll can search for."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.tracing.aten import node_of
+from atoll.tracing.emit import Emission
+from atoll.tracing.lift import without_layout_copies
+from atoll.tracing.pair import NotProportionalError, paired
+from atoll.tracing.remat import rematerialise
+from atoll.tracing.segment import Chain, cut
+from atoll.tracing.splits import find_splits
+from atoll.tracing.trace import Source, Trace
+from atoll.workload.modelfile import LayerEntry, ModelFile
+from atoll.workload.stored import StoredModel
+
+_BATCHES = (2, 3)  # neither 1, which torch may treat apart, nor multiples of one another
+KEEP = ("fused", "eager")
+INSTALL = 'capture needs PyTorch 2.13.0: pip install "atoll[torch]"'
+
+
+def capture(
+    module: Any,
+    example_inputs: Any,
+    *,
+    name: str | None = None,
+    sequence: int | None = None,
+    batch_dim: int | None = 0,
+    dtype: str | None = "bfloat16",
+    loss: Callable[[Any], Any] | None = None,
+    keep: str = "fused",
+) -> StoredModel:
+    """A model from a torch module, or from a function that builds one, on fake tensors.
+
+    `example_inputs` are a tensor, a tuple of arguments or a dictionary of keyword arguments; only
+    shapes and types count, so tensors on the "meta" device do. `batch_dim` is the dimension of
+    every input that counts samples; None fixes the batch as it is. `sequence` is the number of
+    tokens in a sample (default: the second dimension of a two-dimensional first input, else 1).
+    `dtype` is the type of weights and floating inputs (None: as they are). `loss` makes a loss of
+    the module's output; without, training starts from `output.loss`, from a scalar output, or
+    from all outputs. `keep` says what the backward pass keeps: "fused" as a fusing compiler,
+    "eager" as autograd does.
+    """
+    run_module = _torch()
+    if keep not in KEEP:
+        raise AtollError(f"keep: allowed are {', '.join(KEEP)}; got {keep!r}")
+    if not callable(module):
+        raise AtollError(
+            f"expected a torch.nn.Module or a function that returns one, got a "
+            f"{type(module).__name__}"
+        )
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    if isinstance(example_inputs, Mapping):
+        kwargs = example_inputs
+    elif isinstance(example_inputs, list | tuple):
+        args = example_inputs
+    else:
+        args = (example_inputs,)
+    file = _capture_file(
+        run_module, module, args, kwargs,
+        name=name or _name_of(module), sequence=sequence, batch_dim=batch_dim,
+        kind=run_module.dtype_named(dtype), loss=loss, keep=keep,
+    )  # fmt: skip
+    return StoredModel(file.name, file)
+
+
+def _torch() -> Any:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise AtollError(INSTALL) from None
+    try:
+        from atoll.tracing import run_module
+    except ImportError as error:
+        raise AtollError(f"this version of PyTorch does not fit ({error}); {INSTALL}") from None
+    return run_module
+
+
+def _name_of(module: Any) -> str:
+    named = getattr(module, "__name__", None)
+    return str(named) if named else type(module).__name__
+
+
+def _capture_file(
+    run_module: Any,
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+    sequence: int | None,
+    batch_dim: int | None,
+    kind: Any,
+    loss: Callable[[Any], Any] | None,
+    keep: str,
+) -> ModelFile:
+    """Run the module twice on fake tensors, at two batch sizes, and write down what ran."""
+    shapes = run_module.input_shapes([list(args), dict(kwargs)])
+    if not shapes:
+        raise AtollError("example_inputs: expected at least one tensor")
+    if batch_dim is not None and all(batch_dim >= len(shape) for shape in shapes):
+        raise AtollError(f"batch_dim is {batch_dim}, but no input has that many dimensions")
+    tokens = sequence or _sequence(shapes, batch_dim)
+
+    def run(batch: int | None) -> Trace:
+        def change(shape: tuple[int, ...]) -> tuple[int, ...]:
+            if batch is None or batch_dim is None or batch_dim >= len(shape):
+                return shape
+            return (*shape[:batch_dim], batch, *shape[batch_dim + 1 :])
+
+        trace: Trace = run_module.run(module, args, kwargs, batch=change, dtype=kind, loss=loss)
+        return trace
+
+    fixed = None
+    notes: list[str] = []
+    if batch_dim is None:
+        trace = run(None)
+        layers, chain = _layers(trace, keep)
+        fixed = 1
+        notes.append("microbatch fixed: no dimension of the inputs counts samples")
+    else:
+        trace = run(_BATCHES[0])
+        small, chain = _layers(trace, keep)
+        try:
+            large, _ = _layers(run(_BATCHES[1]), keep)
+            layers = paired(small, large, _BATCHES)
+        except NotProportionalError as problem:
+            fixed = next(shape[batch_dim] for shape in shapes if batch_dim < len(shape))
+            trace = run(None)
+            layers, chain = _layers(trace, keep)
+            notes.append(
+                f"microbatch fixed at {fixed}: {problem} does not grow in proportion to the batch"
+            )
+    return ModelFile(
+        format="atoll-model",
+        version=1,
+        name=name,
+        sequence=tokens,
+        microbatch=fixed,
+        layers=tuple(layers),
+        shared={
+            trace.values[weight].name: copies
+            for weight, copies in chain.copies.items()
+            if copies > 1
+        },
+        tensor_parallel=True,
+        notes=(*notes, *_notes(trace)),
+    )
+
+
+def _sequence(shapes: Sequence[tuple[int, ...]], batch_dim: int | None) -> int:
+    """Tokens of a sample: the second dimension of a (batch, tokens) input, else 1."""
+    first = shapes[0]
+    return first[1] if batch_dim == 0 and len(first) == 2 else 1
+
+
+def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
+    chain = cut(trace)
+    result = []
+    for segment, repeat in chain.segments:
+        own = {id(call) for call in (*segment.forward, *segment.backward)}
+        outside = {
+            view.value for call in trace.calls if id(call) not in own for view in call.ins
+        } | set(trace.targets)
+        forward = [node_of(call) for call in segment.forward]
+        backward = [node_of(call) for call in segment.backward]
+        forward, backward = without_layout_copies(forward, backward)
+        if keep == "fused":
+            backward = rematerialise(forward, backward, trace.values, set(segment.entering))
+        splits = find_splits(forward, backward, trace, segment, outside)
+        emission = Emission(segment, trace, trace.values, forward, backward, outside, splits)
+        result.append(emission.layer(repeat))
+    return result, chain
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+def _notes(trace: Trace) -> list[str]:
+    unknown = sorted({call.op for call in trace.calls if not node_of(call).known})
+    notes = []
+    if unknown:
+        notes.append(f"counted as one operation an element: {', '.join(unknown)}")
+    if trace.unused:
+        notes.append(f"parameters that no gradient reaches: {_few(trace.unused)}")
+    frozen = [
+        v.name
+        for v in trace.values
+        if v.source is Source.WEIGHT
+        and v.number not in trace.gradient_of.values()
+        and v.name not in trace.unused
+    ]
+    if frozen:
+        notes.append(f"parameters that are not trained: {_few(frozen)}")
+    return notes
+
+
+# --- the command line's way in --------------------------------------------------------------------
+
+_INPUT = re.compile(r"(?:(\w+)=)?(\w+)\[([0-9, ]*)\]")
+
+
+def capture_target(
+    target: str,
+    inputs: Sequence[str],
+    *,
+    name: str | None = None,
+    sequence: int | None = None,
+    batch_dim: int | None = 0,
+    dtype: str | None = "bfloat16",
+    keep: str = "fused",
+) -> StoredModel:
+    """As `capture`, for a "package.module:builder" or a config.json, and inputs in words."""
+    run_module = _torch()
+    given: Any = _inputs(inputs, run_module)
+    if target.endswith(".json") or Path(target).is_dir():
+        from atoll.tracing.huggingface import module_from_config
+
+        module, examples = module_from_config(target, sequence=sequence or 512)
+        default = (
+            Path(target).stem if Path(target).name != "config.json" else Path(target).parent.name
+        )
+        tokens = sequence if "input_ids" in examples else None
+        return capture(
+            module, given or examples, name=name or default, sequence=tokens,
+            batch_dim=batch_dim, dtype=dtype, keep=keep,
+        )  # fmt: skip
+    if not given:
+        raise AtollError(
+            'inputs: at least one is needed, such as --inputs "int64[1,4096]" or '
+            '--inputs "input_ids=int64[1,4096]"'
+        )
+    return capture(
+        _builder(target), given, name=name or target.rpartition(":")[2], sequence=sequence,
+        batch_dim=batch_dim, dtype=dtype, keep=keep,
+    )  # fmt: skip
+
+
+def _builder(target: str) -> Any:
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        raise AtollError(
+            f"{target}: expected package.module:builder (a function that returns the module, the "
+            "module's class, or the module itself) or a config.json"
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise AtollError(f"{target}: cannot import {module_name} ({error})") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise AtollError(f"{target}: {module_name} has no {attribute!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _inputs(texts: Sequence[str], run_module: Any) -> tuple[Any, ...] | dict[str, Any]:
+    """Example inputs from "int64[1,4096]" (in order) or "labels=int64[1,4096]" (by name)."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for text in texts:
+        match = _INPUT.fullmatch(text.strip())
+        if match is None:
+            raise AtollError(
+                f"inputs: expected a type and a shape such as int64[1,4096] or "
+                f"labels=int64[1,4096], got {text!r}"
+            )
+        shape = [int(n) for n in match[3].split(",") if n.strip()]
+        tensor = run_module.make_tensor(shape, match[2])
+        if match[1]:
+            named[match[1]] = tensor
+        else:
+            positional.append(tensor)
+    if positional and named:
+        raise AtollError("inputs: either all by name or none, not both")
+    return named or tuple(positional)

@@ -1,0 +1,128 @@
+"""Modules of the transformers library, built from a configuration alone, ready to be captured.
+
+The library's own attention looks at the mask's values to choose a kernel, which fake tensors do not
+have. Through its public registry an attention function is put in place that calls torch's fused
+attention directly: causal or not as the model is, and with grouped key and value heads as they are.
+Experts run as one grouped product.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+
+_CAUSAL, _FULL = "atoll_causal", "atoll_full"
+_MASKED_LM = ("bert", "megatron-bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")
+_TRANSLATING = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian")
+_EAGER_ONLY = ("gptj", *_TRANSLATING)  # do not ask the registry
+_IMAGE = ("vit", "deit", "beit", "dinov2", "convnext", "convnextv2", "swin")
+
+
+def module_from_config(
+    config: str | Path | dict[str, Any], *, sequence: int = 512
+) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """A factory for the module that trains this config.json, and example inputs for it."""
+    try:
+        import torch
+        import transformers
+        from transformers import initialization
+    except ImportError:
+        raise AtollError(
+            "modules from a config.json need the transformers library: "
+            'pip install "atoll[torch,transformers]"'
+        ) from None
+    given = dict(config) if isinstance(config, dict) else _read(Path(config))
+    model_type = str(given.pop("model_type", ""))
+    causal = model_type not in (*_MASKED_LM, *_IMAGE)
+    _register(transformers)
+    for field in ("atoll", "rope_scaling"):  # ours; and one that changes no shape
+        given.pop(field, None)
+    given["attn_implementation"] = _CAUSAL if causal else _FULL
+    if model_type in _EAGER_ONLY:
+        given["attn_implementation"] = "eager"
+    if causal:
+        given["use_cache"] = False
+    if model_type in _TRANSLATING:
+        given.setdefault("decoder_start_token_id", 0)
+        given.setdefault("pad_token_id", 0)
+    try:
+        settings = transformers.AutoConfig.for_model(model_type, **given)
+    except (ValueError, KeyError) as error:
+        first = str(error).splitlines()[0]
+        raise AtollError(f"transformers knows no model_type {model_type!r} ({first})") from None
+    if any("expert" in name for name in given):
+        settings._experts_implementation = "grouped_mm"  # one product, not a loop over the data
+    if model_type in _IMAGE:
+        loader = transformers.AutoModelForImageClassification
+        size = settings.image_size
+        inputs = {
+            "pixel_values": torch.empty(1, settings.num_channels, size, size, device="meta"),
+            "labels": torch.empty(1, dtype=torch.int64, device="meta"),
+        }
+    else:
+        masked = model_type in _MASKED_LM
+        loader = transformers.AutoModelForCausalLM
+        if masked:
+            loader = transformers.AutoModelForMaskedLM
+        elif model_type in _TRANSLATING:
+            loader = transformers.AutoModelForSeq2SeqLM
+        ids = torch.empty(1, sequence, dtype=torch.int64, device="meta")
+        inputs = {"input_ids": ids, "labels": ids}
+        if masked:  # the library would look at the ids to make it
+            inputs["attention_mask"] = torch.empty(1, sequence, dtype=torch.int64, device="meta")
+            inputs["position_ids"] = torch.empty(1, sequence, dtype=torch.int64, device="meta")
+
+    if type(settings) not in loader._model_mapping:
+        raise AtollError(
+            f"transformers has no module to train model_type {model_type!r} on tokens or images "
+            "alone; write a function that builds yours, and capture that"
+        )
+
+    def build() -> Any:
+        with initialization.no_init_weights():
+            module = loader.from_config(settings, attn_implementation=settings._attn_implementation)
+        module.tie_weights()  # left out together with the initial values
+        return module.eval()
+
+    return build, inputs
+
+
+def _read(path: Path) -> dict[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        given = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AtollError(f"{file}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise AtollError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(given, dict):
+        raise AtollError(f"{file}: expected a JSON object, found a {type(given).__name__}")
+    return given
+
+
+def _register(transformers: Any) -> None:
+    for name, causal in ((_CAUSAL, True), (_FULL, False)):
+        transformers.AttentionInterface.register(name, _attention(causal))
+
+
+def _attention(causal: bool) -> Callable[..., Any]:
+    def run(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any
+    ) -> tuple[Any, None]:
+        from torch.nn.functional import scaled_dot_product_attention
+
+        out = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=causal,
+            scale=options.get("scaling"),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    return run

@@ -1,0 +1,64 @@
+"""Several operators as one kernel: what it is called, and which passes are left in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.tracing.node import Kind, Node, Pass
+
+# A product's epilogue works on its own tile: it cannot join or pad what lies in others.
+_SHUFFLES = frozenset(("cat", "stack", "slice_backward", "select_backward", "roll", "flip"))
+
+
+def kind_of(group: Sequence[Node], backward: bool) -> str:
+    """Names that `fuse` knows: what may ride along with a product, and what closes a chain."""
+    first = group[0]
+    if first.kind is Kind.PRODUCT:
+        return "linear_grad" if backward else "linear"
+    if first.kind is Kind.ATTENTION:
+        return "attention_bwd" if backward else "attention"
+    if first.kind is Kind.MOVE:
+        return "move"
+    if any(node.op in _SHUFFLES and node.outs[0].elements > 1 for node in group):
+        return "shuffle"
+    rows = any(node.kind is Kind.ROWS for node in group)
+    return ("norm" if rows else "activation") + ("_bwd" if backward else "")
+
+
+def passes_of(group: Sequence[Node]) -> list[Pass]:
+    """The passes of all nodes, less what comes free.
+
+    An addition behind a product of the same kernel is one multiply-add; an activation that runs
+    again beside its derivative is computed by that anyway.
+    """
+    makers = {view.value: node for node in group for view in node.outs}
+    derived = {
+        (work.function.removesuffix("_bwd"), work.over.elements)
+        for node in group
+        for work in node.passes
+        if work.function in ("silu_bwd", "gelu_bwd")
+    }
+    used: set[int] = set()
+    result = []
+    for node in group:
+        for work in node.passes:
+            if (work.function, work.over.elements) in derived:
+                continue
+            if work.function == "add":
+                factor = _factor(node, work, makers, used)
+                if factor is not None:
+                    used.add(id(factor))
+                    continue
+            result.append(work)
+    return result
+
+
+def _factor(node: Node, work: Pass, makers: dict[int, Node], used: set[int]) -> Node | None:
+    """A product of the same kernel that this addition follows."""
+    for view in node.ins:
+        maker = makers.get(view.value)
+        if maker is None or id(maker) in used or [p.function for p in maker.passes] != ["mul"]:
+            continue
+        if maker.passes[0].over.elements == work.over.elements:
+            return maker
+    return None

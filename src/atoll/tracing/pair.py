@@ -1,0 +1,69 @@
+"""Two captures at different batch sizes become one file whose sizes grow with the microbatch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.workload.modelfile import LayerEntry, MatmulEntry, SplitEntry, TensorEntry, VectorEntry
+
+_SIZES = {
+    TensorEntry: ("shape",),
+    SplitEntry: ("units",),
+    MatmulEntry: ("batch", "m", "n", "k"),
+    VectorEntry: ("rows", "cols"),
+}
+_NAMES = {name for names in _SIZES.values() for name in names}
+
+
+class NotProportionalError(Exception):
+    """Some size is neither the same in both captures nor proportional to the batch."""
+
+
+def paired(
+    small: list[LayerEntry], large: list[LayerEntry], batches: tuple[int, int]
+) -> list[LayerEntry]:
+    """The layers with sizes as functions of the microbatch."""
+    if len(small) != len(large):
+        raise NotProportionalError("the number of different layers")
+    result = []
+    for a, b in zip(small, large, strict=True):
+        data = _pair(a.model_dump(), b.model_dump(), batches, f"layer {a.name}", False)
+        result.append(LayerEntry.model_validate(data))
+    return result
+
+
+def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> Any:
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return {
+            key: _pair(a[key], b[key], batches, f"{where}, {key}", size or key in _NAMES)
+            for key in a
+        }
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        return tuple(_pair(x, y, batches, where, size) for x, y in zip(a, b, strict=True))
+    if size and isinstance(a, str) and isinstance(b, str):
+        return _dealt(a, b, batches, where)
+    if a == b and type(a) is type(b):
+        return a
+    if size and isinstance(a, int) and isinstance(b, int):
+        first, second = batches
+        if a * second == b * first and a % first == 0:
+            factor = a // first
+            return "microbatch" if factor == 1 else f"{factor}*microbatch"
+    if isinstance(a, float) and isinstance(b, float) and abs(a - b) < 1e-12:
+        return a
+    raise NotProportionalError(where)
+
+
+def _dealt(a: str, b: str, batches: tuple[int, int], where: str) -> int | str:
+    """Rows dealt out to groups: "rows/groups" in both captures."""
+    (rows_a, _, groups), (rows_b, _, other) = a.partition("/"), b.partition("/")
+    if groups != other:
+        raise NotProportionalError(where)
+    rows = _pair(int(rows_a), int(rows_b), batches, where, True)
+    count = int(groups)
+    if isinstance(rows, int):
+        return -(-rows // count)
+    factor = int(rows.removesuffix("microbatch").removesuffix("*") or 1)
+    if factor % count:
+        return f"{factor}*microbatch/{count}"
+    return "microbatch" if factor == count else f"{factor // count}*microbatch"

@@ -1,0 +1,266 @@
+"""A model from an `atoll-model` file: reading, checking, and one device's share of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.workload.layer import Layer, Model
+from atoll.workload.modelfile import (
+    FORMAT,
+    VERSION,
+    LayerEntry,
+    ModelFile,
+    OperatorEntry,
+    TensorEntry,
+    size_of,
+)
+from atoll.workload.operator import (
+    Collective,
+    CollectiveKind,
+    Matmul,
+    Operator,
+    Region,
+    Role,
+    Tensor,
+    Uneven,
+    VectorWork,
+)
+from atoll.yamlfile import validate_dict
+
+_MOST_OPERATORS = 256
+"""In one pass of a layer: what the schedule's compiled bounds take."""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model whose layers come from a file instead of a builder."""
+
+    name: str
+    file: ModelFile
+
+    @property
+    def sequence(self) -> int:
+        return self.file.sequence
+
+    def save(self, path: str | Path) -> Path:
+        """Write the file that `--model` takes."""
+        write_stored(self.file, path)
+        return Path(path)
+
+    @property
+    def layers(self) -> int:
+        """Layers in the chain, repeats included."""
+        return sum(layer.repeat for layer in self.file.layers)
+
+
+def is_stored(given: object) -> bool:
+    """Whether JSON data claim to be an atoll-model file."""
+    return isinstance(given, dict) and "format" in given and "model_type" not in given
+
+
+def read_stored(given: dict[str, Any], where: str, name: str | None = None) -> StoredModel:
+    """Check the contents of a file; every problem is a sentence."""
+    if given.get("format") != FORMAT:
+        raise AtollError(
+            f"{where}: format is {given.get('format')!r}, but only {FORMAT!r} files and "
+            "Hugging Face configurations are known"
+        )
+    if given.get("version") != VERSION:
+        raise AtollError(
+            f"{where}: version is {given.get('version')!r}, but this Atoll reads version {VERSION}"
+        )
+    file = validate_dict(given, ModelFile, where)
+    return StoredModel(name or file.name, file)
+
+
+def write_stored(file: ModelFile, path: str | Path) -> None:
+    """Write the file at once, or not at all; defaults are left out."""
+    target = Path(path)
+    text = json.dumps(
+        file.model_dump(exclude_defaults=True) | {"format": FORMAT, "version": VERSION}
+    )
+    beside = target.with_name(target.name + ".part")
+    try:
+        beside.write_text(text + "\n", encoding="utf-8")
+        beside.replace(target)
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def stored_widths(stored: StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
+    """Those candidates that can be tensor-parallel widths of the model, in their order."""
+    if not stored.file.tensor_parallel:
+        return tuple(t for t in candidates if t == 1)
+    return tuple(t for t in candidates if t >= 1 and _obstacle(stored.file, t) is None)
+
+
+def _obstacle(file: ModelFile, width: int) -> str | None:
+    """The first tensor that the width does not divide."""
+    for layer in file.layers:
+        for name, tensor in layer.tensors.items():
+            split = tensor.split
+            if split is None:
+                continue
+            units = size_of(split.units, 1)
+            if units % width == 0 or split.uneven == "pad":
+                continue
+            if split.uneven == "replicate" and width % units == 0:
+                continue
+            return f"the {units} units (heads or columns) of tensor {name} in layer {layer.name}"
+    return None
+
+
+def instantiate(
+    stored: StoredModel, microbatch: int, sequence: int | None = None, tensor_parallel: int = 1
+) -> Model:
+    """One device's share of one microbatch, unfused."""
+    file = stored.file
+    if sequence is not None and sequence != file.sequence:
+        raise AtollError(
+            f"{stored.name}: sequence is {sequence}, but the file holds the model at "
+            f"{file.sequence}; capture it again with inputs of that length"
+        )
+    if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
+        raise AtollError(
+            f"{stored.name}: microbatch is {microbatch!r}, but must be a positive integer"
+        )
+    if file.microbatch is not None and microbatch != file.microbatch:
+        raise AtollError(
+            f"{stored.name}: microbatch is {microbatch}, but the file holds the model at "
+            f"{file.microbatch} samples only"
+        )
+    if tensor_parallel != 1:
+        obstacle = _obstacle(file, tensor_parallel)
+        if not file.tensor_parallel:
+            raise AtollError(
+                f"{stored.name}: tensor_parallel is {tensor_parallel}, but the file says nothing "
+                "about how to divide its tensors; only width 1 is possible"
+            )
+        if obstacle is not None:
+            raise AtollError(
+                f"{stored.name}: tensor_parallel is {tensor_parallel}, but does not divide "
+                f"{obstacle}"
+            )
+    layers = tuple(
+        (_layer(entry, microbatch, tensor_parallel), entry.repeat) for entry in file.layers
+    )
+    sizes = {name: tensor.elements for layer, _ in layers for name, tensor in layer.tensors.items()}
+    return Model(
+        name=stored.name,
+        layers=layers,
+        microbatch=microbatch,
+        sequence=file.sequence,
+        tensor_parallel=tensor_parallel,
+        shared_parameters=sum(sizes[name] * (n - 1) for name, n in file.shared.items()),
+    )
+
+
+def check_size(model: Model) -> Model:
+    """Refuse a (fused) model with a layer that is too long to be scheduled."""
+    for layer, _ in model.layers:
+        longest = max(len(layer.forward), len(layer.backward))
+        if longest > _MOST_OPERATORS:
+            raise AtollError(
+                f"{model.name}: layer {layer.name} has {longest} operators in one pass, but at "
+                f"most {_MOST_OPERATORS} can be scheduled; divide it into several modules of a "
+                "list, or replace its loop over tokens by an operator over all of them"
+            )
+    return model
+
+
+def _layer(entry: LayerEntry, microbatch: int, width: int) -> Layer:
+    tensors = {n: _tensor(n, t, microbatch, width) for n, t in entry.tensors.items()}
+    same: dict[str, str] = {}
+    if width == 1:  # without a group a sum over it is the summand itself
+        for op in reversed((*entry.forward, *entry.backward)):
+            if op.collective is not None:
+                same[op.reads[0]] = same.get(op.writes[0], op.writes[0])
+
+    def operators(given: tuple[OperatorEntry, ...]) -> tuple[Operator, ...]:
+        kept = (op for op in given if width > 1 or op.collective is None)
+        return tuple(_operator(op, tensors, same, microbatch, width) for op in kept)
+
+    inputs = tuple(same.get(n, n) for n in entry.inputs)
+    outputs = tuple(same.get(n, n) for n in entry.outputs)
+    return Layer(
+        name=entry.name,
+        tensors={name: t for name, t in tensors.items() if name not in same},
+        forward=operators(entry.forward),
+        backward=operators(entry.backward),
+        input=inputs[0],
+        output=outputs[0],
+        more_inputs=inputs[1:],
+        more_outputs=outputs[1:],
+    )
+
+
+def _tensor(name: str, entry: TensorEntry, microbatch: int, width: int) -> Tensor:
+    shape = [size_of(n, microbatch) for n in entry.shape]
+    split = entry.split
+    role = Role(entry.role)
+    if split is None:
+        return Tensor(name, tuple(shape), entry.element_bytes, role)
+    units = size_of(split.units, microbatch)
+    shape[split.dim] = _share(shape[split.dim], units, width, split.uneven)
+    return Tensor(
+        name,
+        tuple(shape),
+        entry.element_bytes,
+        role,
+        Region.TENSOR,
+        split.dim,
+        max(1, units // width),
+        Uneven(split.uneven),
+    )
+
+
+def _share(size: int, units: int, width: int, uneven: str) -> int:
+    if units % width and uneven == "replicate":
+        return size // units
+    return -(-size // width)
+
+
+def _operator(
+    entry: OperatorEntry,
+    tensors: dict[str, Tensor],
+    same: dict[str, str],
+    microbatch: int,
+    width: int,
+) -> Operator:
+    collective = None
+    if entry.collective is not None:
+        size = max(tensors[n].bytes for n in (*entry.reads, *entry.writes))
+        collective = Collective(CollectiveKind(entry.collective), size, width)
+    matmuls = []
+    for m in entry.matmuls:
+        dims = {d: size_of(getattr(m, d), microbatch) for d in ("batch", "m", "n", "k")}
+        if m.split == "batch":  # heads that are too few are shared, and their rows divided
+            common = gcd(dims["batch"], width)
+            dims["batch"] //= common
+            dims["m"] = -(-dims["m"] * common // width)
+        elif m.split:
+            dims[m.split] = -(-dims[m.split] // width)
+        matmuls.append(Matmul(**dims, fraction=m.fraction, split=m.split))
+    vectors = []
+    for v in entry.vectors:
+        rows, cols = size_of(v.rows, microbatch), size_of(v.cols, microbatch)
+        rows = -(-rows // width) if v.split == "rows" else rows
+        cols = -(-cols // width) if v.split == "cols" else cols
+        region = Region.TENSOR if v.split else Region.WHOLE
+        vectors.append(VectorWork(v.function, rows, cols, region))
+    return Operator(
+        name=entry.name,
+        kind=entry.kind,
+        reads=tuple(dict.fromkeys(same.get(n, n) for n in entry.reads)),
+        writes=tuple(dict.fromkeys(same.get(n, n) for n in entry.writes)),
+        matmuls=tuple(matmuls),
+        vectors=tuple(vectors),
+        collective=collective,
+        on_chip=entry.on_chip,
+    )

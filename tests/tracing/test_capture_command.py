@@ -1,0 +1,111 @@
+"""`atoll capture` from end to end, with and without torch."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import atoll
+from atoll.cli import app
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TINY = EXAMPLES / "spaces" / "tiny.yaml"
+
+
+def capture(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["capture", *arguments])
+    return result.exit_code, str(result.exception) if result.exception else result.output
+
+
+def test_without_torch_one_sentence_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    code, message = capture("a.b:c", "--inputs", "int64[1,8]", "--out", str(tmp_path / "m.json"))
+    assert code and message == 'capture needs PyTorch 2.13.0: pip install "atoll[torch]"'
+    with pytest.raises(atoll.AtollError, match=r'pip install "atoll\[torch\]"'):
+        atoll.capture(object, ())
+    assert atoll.describe_model("gpt2-xl")["parameters"] == 1_557_611_200
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_builder_is_captured_and_its_file_is_a_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_mod.py").write_text(
+        "from torch import nn\n\n\ndef build():\n"
+        "    return nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))\n",
+        encoding="utf-8",
+    )
+    code, output = capture(
+        "my_mod:build", "--inputs", "float32[1,16,64]", "--out", "model.json", "--json",
+        "--sequence", "16",
+    )  # fmt: skip
+    assert code == 0
+    shown = json.loads(output)
+    assert shown["parameters"] == 6 * (64 * 64 + 64) and shown["sequence"] == 16
+    result = atoll.search(
+        model="model.json", space=str(TINY), devices=4, global_batch=16, microbatches=[1, 2],
+        tensor_widths=[1, 2], baselines=False,
+    )  # fmt: skip
+    assert result.certificate.gap < 0.01
+    assert atoll.describe_model("model.json", microbatch=2)["microbatch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nowhere", "--inputs", "int64[1,8]"), "expected package.module:builder"),
+        (("no_such_mod:build", "--inputs", "int64[1,8]"), "cannot import no_such_mod"),
+        (("json:build", "--inputs", "int64[1,8]"), "json has no 'build'"),
+        (("json:loads",), "inputs: at least one is needed"),
+        (("json:loads", "--inputs", "8 by 8"), "expected a type and a shape such as"),
+        (("json:loads", "--inputs", "int65[1,8]"), "expected a type of torch such as int64"),
+        (("json:loads", "--inputs", "int64[1]"), "could not be built (TypeError: loads() missing"),
+        (("json:loads", "--inputs", "int64[1]", "--inputs", "x=int64[1]"), "either all by name"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_sentence(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    code, said = capture(*arguments, "--out", str(tmp_path / "m.json"))
+    assert code and message in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_example_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(sys, "argv", ["custom_model.py", "--devices", "4"])
+    runpy.run_path(str(EXAMPLES / "custom_model.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "669,836,288 parameters" in said
+    assert "blocks.0 x 24" in said and "Slowest operators" in said
+
+
+def test_an_encoder_decoder_of_a_config_is_captured(tmp_path: Path) -> None:
+    """T5-small as published: 60,506,624 parameters; its encoder's output crosses the decoder."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    config = {
+        "model_type": "t5", "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6,
+        "num_heads": 8, "vocab_size": 32128,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    out = tmp_path / "t5.json"
+    code, _ = capture(str(file), "--sequence", "64", "--out", str(out), "--json")
+    assert code == 0
+    shown = atoll.describe_model(str(out))
+    assert shown["parameters"] == 60_506_624
+    repeats = {layer["name"]: layer["repeat"] for layer in shown["layers"]}
+    assert repeats["encoder.block.1"] == repeats["decoder.block.1"] == 4
