@@ -113,7 +113,7 @@ EAGER = Stack(
     },
     # rmsnorm keeps an fp32 input and the normed value; a gated layer keeps silu(gate) too;
     # gelu_new keeps x/2, tanh and 1 + tanh beside its input.
-    kept={"rmsnorm": 4, "gate": 2, "gelu_new": 6, "relu": -2},  # relu needs its output only
+    kept={"rmsnorm": 4, "gate": 2, "gelu_new": 6},
     split_products=True,
     composed_gelu=True,
     padded=False,
@@ -153,7 +153,7 @@ _FUSED_PASSES = {
 COMPILED = Stack(
     name="compiled",
     passes=_FUSED_PASSES,
-    kept={"relu": -2},
+    kept={},
     split_products=True,
     composed_gelu=False,
     padded=True,
@@ -170,7 +170,7 @@ COMPILED = Stack(
 MEGATRON = Stack(
     name="megatron",
     passes=_FUSED_PASSES,
-    kept={"relu": -2},
+    kept={},
     split_products=False,
     composed_gelu=False,
     padded=True,
