@@ -20,10 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-FIELDS = (
-    "model family layers hidden heads kv_heads ffn vocab experts top_k dropout tied_embeddings "
-    "params mbs seq recompute accum compiled step_ms fwd_nograd_ms opt_ms peak_bytes"
-).split()
+FIELDS = ["model", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "top_k", "dropout", "tied_embeddings", "params", "mbs", "seq", "recompute", "accum", "compiled", "step_ms", "fwd_nograd_ms", "opt_ms", "peak_bytes"]
 
 # name, family, layers, hidden, heads, kv_heads, ffn, vocab, ((microbatch, sequence), ...)
 MODELS: list[tuple[str, str, int, int, int, int, int, int, list[tuple[int, int]]]] = [

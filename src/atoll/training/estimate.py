@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atoll.errors import AtollError
 from atoll.training.layers import LayerCost, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
@@ -138,9 +137,9 @@ class Estimator:
         if layout.recompute != "optimal":
             return self._estimate(layout)
         levels = max(len(cost.optimal) for cost in self.costs(layout))
-        found = [
-            self._estimate(replace(layout, recompute=f"optimal-{level}")) for level in range(levels)
-        ]
+        # The named policies are choices too, and need not lie on the hull.
+        choices = [f"optimal-{level}" for level in range(levels)] + ["selective", "full"]
+        found = [self._estimate(replace(layout, recompute=choice)) for choice in choices]
         fitting = [e for e in found if e.fits]
         if fitting:
             best = min(fitting, key=lambda e: e.step.time_s)
@@ -175,7 +174,7 @@ class Estimator:
         model = self.run.model
         if not model.tied_embeddings or layout.pp > 1:
             return 0
-        return -(-model.vocab // layout.tp) * model.word_width
+        return -(-self._padded(layout.tp).vocab // layout.tp) * model.word_width
 
     def _step(
         self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]
@@ -206,7 +205,8 @@ class Estimator:
         again = slowest.recompute
         return Step(
             time_s=time_s,
-            compute_s=m * (total.compute_s + accumulate_s),
+            compute_s=m * total.compute_s,
+            accumulate_s=m * accumulate_s,
             recompute_s=m * again.compute_s,
             tensor_s=m * (total.tensor_s + again.tensor_s),
             context_s=m * (total.context_s + again.context_s),
@@ -267,6 +267,4 @@ def _bubble_s(layout: Layout, stages: Sequence[StageTime], m: int) -> float:
 
 def estimate(run: Run, layout: Layout) -> Estimate:
     """What one layout costs."""
-    if run.devices < 1:
-        raise AtollError(f"devices is {run.devices}, but must be positive")
     return Estimator(run).estimate(layout)
