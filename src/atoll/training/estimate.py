@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.training.layers import LayerCost, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
@@ -19,6 +20,9 @@ from atoll.workload.prepare import prepare
 
 ACCUMULATED_BYTES = 6  # three 16-bit passes, or fp32 read and written instead of 16-bit written
 SEARCHED = 0.85  # of the closed form's bubble; measured 0.74 to 0.81 (arXiv:2401.10241, table 4)
+# Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32: fitted on
+# the optimizer times of h200_steps.csv.
+HALF_OPTIMIZER_EXCESS = 1.8
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
 
@@ -233,9 +237,10 @@ class Estimator:
         divided = layout.zero >= 1
         own = dense / (ranks if divided else 1)
         own += expert / (max(1, ranks // layout.ep) if divided else 1)
-        excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / 28
+        least = LEAST_BYTES["adamw_fp32_step"]
+        excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / least
         if self.run.states.name == "bf16":
-            excess = 1.8
+            excess = HALF_OPTIMIZER_EXCESS
         return own * self.run.states.update * excess / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
 
 
