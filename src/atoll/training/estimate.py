@@ -200,7 +200,8 @@ class Estimator:
         if layout.pp > 1:
             send_total_s = m * sends_s + 2 * (layout.pp - 1) * one_way_s
         gradient_s = max(stepper.gradient_s(dense, expert) for dense, expert in parameters)
-        behind_s = slowest.backward.total_s + slowest.recompute.total_s
+        # The last backward pass, stretched where the host's launches set the pace.
+        behind_s = slowest.total_s - slowest.forward.total_s
         gradient_s -= min(gradient_s * overlap.gradient, overlap.gradient * behind_s)
         optimizer_s = max(self._optimizer_s(layout, *p) for p in parameters)
         parts_s = steady_s + bubble_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s

@@ -79,9 +79,7 @@ def optimal_policies(
     for level, index in enumerate(reversed(hull.tolist())):
         kept_bytes = choices[index].kept_bytes
         share = min(1.0, max(0.0, (kept_bytes - entry) / beyond))
-        found.append(
-            (f"optimal-{level}", _kept(kept_bytes + extra * share, rerun[index], costs))
-        )
+        found.append((f"optimal-{level}", _kept(kept_bytes + extra * share, rerun[index], costs)))
     return tuple(found)
 
 

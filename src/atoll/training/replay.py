@@ -10,7 +10,7 @@ from atoll.training.pipeline import Replay, StagePass, replay
 from atoll.training.stages import stage_shares
 from atoll.training.step import Stepper
 
-MOST_PASSES = 400_000  # of all stages; more microbatches only repeat the steady state
+MOST_PASSES = 100_000  # of all stages; more microbatches only repeat the steady state
 
 
 @dataclass(frozen=True)

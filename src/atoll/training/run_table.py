@@ -36,9 +36,7 @@ class RunRow:
         except ValueError:
             value = math.inf
         if math.isinf(value) or value < 0:
-            raise AtollError(
-                f"line {self.line} ({self.id}): {name} is {text!r}, expected a number"
-            )
+            raise AtollError(f"line {self.line} ({self.id}): {name} is {text!r}, expected a number")
         return default if math.isnan(value) else value  # some tools write nan for nothing
 
     def whole(self, name: str, default: int = 1, least: int = 0) -> int:
