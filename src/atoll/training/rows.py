@@ -11,7 +11,7 @@ from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, Memory
 from atoll.training.run import STATES, Run
-from atoll.training.run_table import RunRow
+from atoll.training.run_table import MOST_LAYERS, RunRow
 from atoll.training.sources import SourceFile, facts_of
 from atoll.training.stack import load_stack
 from atoll.workload.config import load_config
@@ -38,8 +38,8 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
     half = gpu.half_dtype if precision in ("bf16", "fp16") else precision
     network = load_network(facts.network or gpu.network)
     devices = row.count("devices")
-    tp, pp, cp = row.count("tp"), row.count("pp"), row.count("cp")
-    ep, vpp = row.count("ep"), row.count("vpp")
+    tp, pp, cp = row.count("tp", 1), row.count("pp", 1), row.count("cp", 1)
+    ep, vpp = row.count("ep", 1), row.count("vpp", 1)
     dp = row.count("dp", max(1, devices // (tp * pp * cp)))
     layout = Layout(
         dp=dp,
@@ -48,7 +48,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         cp=cp,
         ep=ep,
         vpp=vpp,
-        microbatch=row.count("micro_batch"),
+        microbatch=row.count("micro_batch", 1),
         sp=bool(row.whole("sp", 0)),
         zero=zero,
         recompute=_recompute(row, facts),
@@ -138,8 +138,14 @@ def _gpu(name: str) -> Gpu:
 
 def model_of(row: RunRow, family: str | None, dropout: float) -> ModelConfig:
     """A transformer of the row's shape: gated ones like Llama, others like GPT."""
-    hidden, layers, sequence = row.count("hidden"), row.count("layers"), row.count("seq")
+    hidden, layers, sequence = (
+        row.count("hidden"),
+        row.count("layers", most=MOST_LAYERS),
+        row.count("seq"),
+    )
     heads = row.count("heads", max(1, hidden // 128))
+    if hidden % heads:
+        raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
     gated = bool(row.whole("mlp_gated", 0))
     experts = row.whole("n_experts", 0)
     plain = family == "mpt"

@@ -14,6 +14,8 @@ from pathlib import Path
 from atoll.errors import AtollError
 
 REQUIRED = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch", "tp", "pp")
+MOST = 10**9  # of anything that is counted
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,20 @@ class RunRow:
             raise AtollError(f"line {self.line} ({self.id}): {name} is {text!r}, expected a number")
         return default if math.isnan(value) else value  # some tools write nan for nothing
 
-    def whole(self, name: str, default: int = 1, least: int = 0) -> int:
+    def whole(self, name: str, default: int = 1, least: int = 0, most: int = MOST) -> int:
         """A count, `default` where the cell is empty."""
         value = self.number(name, default)
-        if round(value) < least:
+        if not least <= value <= most:
             raise AtollError(
-                f"line {self.line} ({self.id}): {name} is {value:g}, expected at least {least}"
+                f"line {self.line} ({self.id}): {name} is {value:g}, expected {least} to {most}"
             )
         return round(value)
 
-    def count(self, name: str, default: int = 1) -> int:
-        """A whole number above 0."""
-        return self.whole(name, default, least=1)
+    def count(self, name: str, default: int | None = None, most: int = MOST) -> int:
+        """A whole number above 0; without a default the cell must hold one."""
+        if default is None and math.isnan(self.number(name)):
+            raise AtollError(f"line {self.line} ({self.id}): {name} is empty")
+        return self.whole(name, default or 1, 1, most)
 
     def text(self, name: str, default: str = "") -> str:
         return self.values.get(name, "").strip() or default

@@ -20,7 +20,7 @@ from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
 from atoll.training.layout import Layout
 from atoll.training.run import STATES, Run
-from atoll.training.run_table import RunRow
+from atoll.training.run_table import MOST_LAYERS, RunRow
 from atoll.training.stack import load_stack
 from atoll.workload.model_config import ModelConfig
 
@@ -57,7 +57,7 @@ def _run_row(line: int, values: Mapping[str, str], path: str, device: str) -> Ru
     """A step in the terms of a run's table, its own columns kept beside them."""
     name = "-".join((values.get("model") or values["family"], values["mbs"], values["seq"]))
     own = RunRow(line, name, path, device, "A", values)
-    batch = own.count("mbs") * own.count("accum")
+    batch = own.count("mbs") * own.count("accum", 1)
     peak_GB = own.number("peak_bytes", 0.0) / 1e9
     return replace(
         own,
@@ -104,7 +104,7 @@ def model_of(row: RunRow) -> ModelConfig:
         name=row.text("model", family),
         family=family,
         hidden=hidden,
-        layers=row.count("layers"),
+        layers=row.count("layers", most=MOST_LAYERS),
         heads=heads,
         kv_heads=row.count("kv_heads", heads),
         head_dim=hidden // heads,
