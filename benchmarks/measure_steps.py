@@ -1,4 +1,4 @@
-"""Time whole training steps of Hugging Face models on this machine's GPU, as a CSV for `atoll validate`.
+"""Time whole training steps of Hugging Face models on a GPU, as a CSV for `atoll validate`.
 
     pip install torch transformers
     python benchmarks/measure_steps.py --out steps.csv
@@ -20,7 +20,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-FIELDS = ["model", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "top_k", "dropout", "tied_embeddings", "params", "mbs", "seq", "recompute", "accum", "compiled", "step_ms", "fwd_nograd_ms", "opt_ms", "peak_bytes"]
+FIELDS = [
+    "model", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts",
+    "top_k", "dropout", "tied_embeddings", "params", "mbs", "seq", "recompute", "accum",
+    "compiled", "step_ms", "fwd_nograd_ms", "opt_ms", "peak_bytes",
+]  # fmt: skip
 
 # name, family, layers, hidden, heads, kv_heads, ffn, vocab, ((microbatch, sequence), ...)
 MODELS: list[tuple[str, str, int, int, int, int, int, int, list[tuple[int, int]]]] = [
@@ -69,7 +73,9 @@ def median_ms(function: Any, repeats: int) -> float:
     return statistics.median(times)
 
 
-def measure(row: tuple[Any, ...], mbs: int, seq: int, recompute: bool, accum: int) -> dict[str, Any]:
+def measure(
+    row: tuple[Any, ...], mbs: int, seq: int, recompute: bool, accum: int
+) -> dict[str, Any]:
     name, family, layers, hidden, heads, kv_heads, ffn, vocab, _ = row
     config = config_of(row, seq)
     auto = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
