@@ -1,4 +1,4 @@
-"""Time whole training steps of Hugging Face models on this machine's GPU, for `atoll validate`.
+"""Time whole training steps of Hugging Face models on a GPU, as a CSV for `atoll validate`.
 
     pip install torch transformers
     python benchmarks/measure_steps.py --out steps.csv
@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-FIELDS = (
-    "model", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "top_k",
-    "dropout", "tied_embeddings", "params", "mbs", "seq", "recompute", "accum", "compiled",
-    "step_ms", "fwd_nograd_ms", "opt_ms", "peak_bytes",
-)  # fmt: skip
+FIELDS = [
+    "model", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts",
+    "top_k", "dropout", "tied_embeddings", "params", "mbs", "seq", "recompute", "accum",
+    "compiled", "step_ms", "fwd_nograd_ms", "opt_ms", "peak_bytes",
+]  # fmt: skip
 
 # name, family, layers, hidden, heads, kv_heads, ffn, vocab, ((microbatch, sequence), ...)
 MODELS: list[tuple[str, str, int, int, int, int, int, int, list[tuple[int, int]]]] = [
@@ -90,8 +90,9 @@ def measure(
     ids = torch.randint(0, vocab, (mbs, seq), device="cuda")
 
     def backward() -> None:
-        extra = {} if family == "bert" else {"use_cache": False}
-        model(input_ids=ids, labels=ids, **extra).loss.backward()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward() if family != "bert" else (
+            model(input_ids=ids, labels=ids).loss.backward()
+        )
 
     def step() -> None:
         for _ in range(accum):

@@ -294,14 +294,19 @@ def validate(
     from atoll.training.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
     from atoll.training.validate import validate_runs, validate_steps
 
+    header = [] if data is None else _header(data)
+    operators = data is None or ("kind" in header and "us" in header)
+    if expect is not None and (operators or is_step_file(header)):
+        raise AtollError(
+            f"expect is {expect!r}, but is for files of training runs (--data FILE) only"
+        )
     if data is None:
         steps = {
             "fitted": validate_steps(H200_STEPS, gpu),
             "later": validate_steps(H200_STEPS_LATER, gpu),
         }
         return {**validate_operators(gpu=gpu, held_out=True, out=out), "steps": steps}
-    header = _header(data)
-    if "kind" in header and "us" in header:
+    if operators:
         return validate_operators(data, gpu=gpu, out=out)
     if is_step_file(header):
         return validate_steps(data, gpu, out=out)

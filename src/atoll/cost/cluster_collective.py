@@ -27,11 +27,13 @@ def collective_time_s(
     inside = 1
     for level in network.levels:
         here = members(level, group, stride)
-        rings = here // inside
-        if rings <= 1:
+        if here <= inside:
             continue
+        rings = ceil(here / inside)
         passes = 1.0 if kind == "all_reduce" and level.in_network else PASSES[kind]
-        part = bytes_ / inside  # of the tensor, that each member of an inner group carries out
+        # Of the tensor, what each member of an inner group carries out; where the group does not
+        # fill its last inner unit, the mean.
+        part = bytes_ * rings / here
         wire_s = passes * (rings - 1) / rings * part / level.bandwidth_Bps
         slowest_s = max(slowest_s, wire_s / level.share(bytes_))
         steps = min(rings - 1, 2 * ceil(log2(rings)))
@@ -68,11 +70,18 @@ def send_s(network: Network, bytes_: float, stride: int) -> float:
     return level.latency_s + bytes_ / level.bandwidth_Bps / level.share(bytes_)
 
 
-def level_of(network: Network, stride: int) -> Level:
-    """The level that a message to the device `stride` ranks away crosses.
+def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> float:
+    """Seconds in which every member of a ring or chain sends to the next: a group that spans
+    several nodes has links between them, and its slowest link sets the pace.
+    """
+    if group <= 1:
+        return 0.0
+    return max(send_s(network, bytes_, stride), send_s(network, bytes_, stride * (group - 1)))
 
-    A stride of half a node or less stays inside the node for most senders; one of a node or more
-    leaves it for all.
+
+def level_of(network: Network, stride: int) -> Level:
+    """The level that a message to the device `stride` ranks away crosses, seen from the first
+    device of a unit.
     """
     for level in network.levels:
         if stride < level.devices:

@@ -1,15 +1,17 @@
 """Lower bounds on time and memory for all layouts of a space at once.
 
 A step is never shorter than the mean stage's microbatches and the fill and drain of mean stages;
-a device never holds less than the mean stage's states and the first stage's activations. Both
-follow from the estimate by leaving terms out or replacing a maximum by a mean, so that a layout
-whose bound exceeds a known estimate need not be estimated.
+the fullest device never holds less than the mean stage's states, nor than the first stage's states
+and activations. All follow from the estimate by leaving terms out or replacing a maximum by a mean
+or by one of its members, so that a layout whose bound exceeds a known estimate need not be
+estimated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, FRAGMENTATION
 from atoll.training.run import Run
 from atoll.training.space import Block
+from atoll.training.stages import stage_counts
 from atoll.training.step import Stepper
 
 Floats = NDArray[np.float64]
@@ -30,36 +33,58 @@ class Figures:
 
     microbatch_s: Floats
     """All layers on one microbatch, by recomputation policy."""
-    least_kept: Floats
-    """Fewest bytes that a block keeps of a microbatch, by recomputation policy."""
-    blocks: int
     dense: float
+    """Parameters of the whole model on one tensor (and expert) rank."""
     expert: float
+    first_dense: Floats
+    """Parameters of the first stage, by layout."""
+    first_expert: Floats
+    first_kept: Floats
+    """Bytes that the first stage keeps of one microbatch, by layout."""
 
 
 def figures(run: Run, block: Block, costs: Sequence[LayerCost]) -> Figures:
     """Price one variant for the bounds."""
-    v = block.variant
-    shared = -(-run.model.vocab // v.tp) * run.model.word_width
-    blocks = [c for c in costs if c.is_block]
+    shared = 0
+    if run.model.tied_embeddings:  # one stage with both ends holds them once
+        shared = max((c.parameters for c in costs if not c.is_block), default=0)
+    counts = _first_counts(tuple((c.is_block, c.repeat) for c in costs), block)
+    kept = np.array([[_least_kept(c, p) for c in costs] for p in block.names])
+    alone = np.where(block.pp == 1, shared, 0)
     return Figures(
         microbatch_s=np.array([_microbatch_s(run, block, costs, p) for p in block.names]),
-        least_kept=np.array(
-            [
-                min(c.kept("full" if p == "optimal" else p).bytes for c in blocks)
-                for p in block.names
-            ]
-        ),
-        blocks=sum(c.repeat for c in blocks),
-        dense=sum(c.parameters * c.repeat for c in costs)
-        - (shared if run.model.tied_embeddings else 0),
+        dense=sum(c.parameters * c.repeat for c in costs) - shared,
         expert=sum(c.expert_parameters * c.repeat for c in costs),
+        first_dense=counts @ np.array([c.parameters for c in costs]) - alone,
+        first_expert=counts @ np.array([c.expert_parameters for c in costs]),
+        first_kept=(counts * kept[block.recompute]).sum(axis=1),
     )
 
 
-def _least_kept(blocks: Sequence[LayerCost], policy: str) -> float:
-    name = "full" if policy == "optimal" else policy
-    return min(cost.kept(name).bytes for cost in blocks)
+def _first_counts(structure: tuple[tuple[bool, int], ...], block: Block) -> Floats:
+    """(layouts, kinds of layer): how many of each the first stage holds."""
+    pairs = np.stack([block.pp, block.vpp], axis=1)
+    distinct, which = np.unique(pairs, axis=0, return_inverse=True)
+    counts = [_first_stage(structure, int(pp), int(vpp)) for pp, vpp in distinct]
+    return np.array(counts, dtype=np.float64)[which.reshape(-1)]
+
+
+@lru_cache(maxsize=4096)
+def _first_stage(structure: tuple[tuple[bool, int], ...], pp: int, vpp: int) -> tuple[int, ...]:
+    counts = [0] * len(structure)
+    for chunk in stage_counts(structure, pp, vpp)[0]:
+        for kind, n in chunk:
+            counts[kind] += n
+    return tuple(counts)
+
+
+def _least_kept(cost: LayerCost, policy: str) -> float:
+    """No more than a layer keeps of a microbatch: what a stack adds is left out."""
+    if cost.name == "loss":
+        return 0.0
+    if not cost.is_block:
+        return cost.kept("none").bytes
+    return cost.kept("full" if policy == "optimal" else policy).bytes
 
 
 def _microbatch_s(run: Run, block: Block, costs: Sequence[LayerCost], policy: str) -> float:
@@ -69,12 +94,15 @@ def _microbatch_s(run: Run, block: Block, costs: Sequence[LayerCost], policy: st
     alone = Layout(
         dp=1, tp=v.tp, cp=v.cp, ep=v.ep, microbatch=v.microbatch, sp=v.sp, zero=0, recompute=policy
     )
-    stepper = Stepper(run, alone)
-    total_s = 0.0
-    for cost in costs:
-        forward, backward, again = stepper.layer_passes(cost)
-        total_s += cost.repeat * (forward.total_s + backward.total_s + again.total_s)
-    return total_s
+    # Experts lie through the context group or outside it, depending on dp.
+    return min(
+        sum(cost.repeat * _passes_s(stepper, cost) for cost in costs)
+        for stepper in (Stepper(run, alone), Stepper(run, replace(alone, dp=v.ep)))
+    )
+
+
+def _passes_s(stepper: Stepper, cost: LayerCost) -> float:
+    return sum(part.total_s for part in stepper.layer_passes(cost))
 
 
 class Table:
@@ -94,8 +122,9 @@ class Table:
         self.ranks = np.concatenate([b.dp * b.variant.cp for b in blocks])
         self.ep = np.repeat([b.variant.ep for b in blocks], sizes)
         self.microbatch_s = np.array([f.microbatch_s for f in known])
-        self.least_kept = np.array([f.least_kept for f in known])
-        self.blocks = np.array([f.blocks for f in known])
+        self.first_dense = np.concatenate([f.first_dense for f in known])
+        self.first_expert = np.concatenate([f.first_expert for f in known])
+        self.first_kept = np.concatenate([f.first_kept for f in known])
         self.dense = np.array([f.dense for f in known])
         self.expert = np.array([f.expert for f in known])
 
@@ -113,29 +142,37 @@ def time_bounds_s(run: Run, table: Table) -> Floats:
 
 
 def memory_bounds_bytes(run: Run, table: Table) -> Floats:
-    """Bytes that the fullest device of each layout needs at least."""
-    states = run.states
-    dense, expert = table.dense[table.owner] / table.pp, table.expert[table.owner] / table.pp
+    """Bytes that the fullest device of each layout needs at least: those of the mean stage's
+    states, and those of the first stage's states and activations.
+    """
+    mean_states, mean_gradients = _states_bytes(
+        run, table, table.dense[table.owner] / table.pp, table.expert[table.owner] / table.pp
+    )
+    states, gradients = _states_bytes(run, table, table.first_dense, table.first_expert)
+    activations = table.first_kept * _in_flight(table)
+    together = gradients + activations
+    if run.stack.late_gradients:  # gradients come as activations go, unless they are divided
+        together = np.where(table.zero < 2, np.maximum(gradients, activations), together)
+    held = np.maximum(mean_states + mean_gradients, states + together)
+    return np.asarray(held * (1 + FRAGMENTATION) + CONTEXT_BYTES, dtype=np.float64)
+
+
+def _states_bytes(run: Run, table: Table, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:
+    """Weights and optimizer, and gradients, of so many parameters a stage."""
     expert_ranks = np.maximum(1, table.ranks // table.ep)
 
     def share(stage: int) -> Floats:
         divided = table.zero >= stage
-        own = dense / np.where(divided, table.ranks, 1) + expert / np.where(
-            divided, expert_ranks, 1
-        )
-        return np.asarray(own, dtype=np.float64)
+        own = dense / np.where(divided, table.ranks, 1)
+        return np.asarray(own + expert / np.where(divided, expert_ranks, 1), dtype=np.float64)
 
+    states = run.states
     held = states.weight * share(3) + states.optimizer * share(1)
-    if not run.stack.late_gradients:  # else they come as activations go
-        held = held + states.gradient * share(2) + _least_activations(table)
-    return np.asarray(held * (1 + FRAGMENTATION) + CONTEXT_BYTES, dtype=np.float64)
+    return held, states.gradient * share(2)
 
 
-def _least_activations(table: Table) -> Floats:
-    """The first stage's blocks, at least so many, of the microbatches that it must hold."""
+def _in_flight(table: Table) -> Floats:
+    """Microbatches that the first stage must hold, whatever the schedule."""
     pp, vpp, m = table.pp, table.vpp, table.microbatches
-    per_stage = (table.blocks[table.owner] // (pp * vpp)) * vpp
     chunks = np.minimum((pp - 1) * 2 + (vpp - 1) * pp + 1, m * vpp)
-    flying = np.where(vpp > 1, chunks / vpp, np.minimum(pp, m))
-    kept = table.least_kept[table.owner, table.recompute]
-    return np.asarray(kept * per_stage * flying, dtype=np.float64)
+    return np.asarray(np.where(vpp > 1, chunks / vpp, np.minimum(pp, m)), dtype=np.float64)

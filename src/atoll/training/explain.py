@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.errors import AtollError
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layout import Layout
-from atoll.units import format_bytes
+from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from atoll.training.plan import Plan
@@ -42,6 +42,8 @@ def _reason(plan: Plan, estimator: Estimator, axis: str) -> str:
         nearest = min(fitting, key=lambda e: e.step.time_s)
         other = _shown(getattr(nearest.layout, axis))
         slower = nearest.step.time_s / best.step.time_s - 1
+        if slower < 0:  # the space did not have it
+            return f"{name}: {axis} {other} takes {slower:+.1%}, but was not among the values tried"
         return f"{name}: {axis} {other} takes {slower:+.1%}, {_where(best, nearest)}"
     least = min(tried, key=lambda e: e.worst.needed)
     other = _shown(getattr(least.layout, axis))
@@ -71,10 +73,10 @@ def _neighbours(plan: Plan, axis: str) -> list[Layout]:
         if plan.run.devices % rest:
             continue
         layout = replace(layout, dp=plan.run.devices // rest)
-        if axis in ("pp", "vpp"):
+        if layout.pp == 1:
+            layout = replace(layout, vpp=1)
+        if layout.schedule in ("1f1b", "interleaved"):
             layout = replace(layout, schedule="interleaved" if layout.vpp > 1 else "1f1b")
-            if layout.pp == 1:
-                layout = replace(layout, vpp=1, schedule="1f1b")
         found.append(layout)
     return found
 
@@ -83,7 +85,7 @@ def _where(best: Estimate, other: Estimate) -> str:
     """The part of the step that grows most."""
     mine, theirs = best.step.breakdown(), other.step.breakdown()
     grown = max(mine, key=lambda name: theirs[name] - mine[name])
-    return f"mostly {grown.replace('_', ' ')} ({theirs[grown] - mine[grown]:+.2f} s)"
+    return f"mostly {grown.replace('_', ' ')} (+{format_seconds(theirs[grown] - mine[grown])})"
 
 
 def _shown(value: object) -> str:

@@ -7,41 +7,16 @@ what is decided by the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
-from atoll.placement.recompute import frontier, keep_choices
+from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies, total
 from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer, Model
 from atoll.workload.operator import Operator, Role
 
-CORE_ATTENTION = frozenset({"attention", "attention_scores", "softmax", "attention_values"})
-
-
-NOTHING = Cost()
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLink:
-    """A collective over the tensor group."""
-
-    kind: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """One recomputation policy on one layer: what it keeps, and what it runs again."""
-
-    bytes: float
-    again: Cost = NOTHING
-    links: tuple[TensorLink, ...] = ()
-    operators: int = 0
-    rerun: tuple[str, ...] = ()
-    """Names of the operators that run again, where they were chosen one by one."""
+ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
 
 
 @dataclass(frozen=True)
@@ -66,6 +41,9 @@ class LayerCost:
     """Bytes that one all-to-all of tokens sends from this device; 0 without experts."""
     experts: int
     """Expert networks on this device."""
+    expert_forward_s: float
+    """Of the forward pass, the experts' products."""
+    expert_backward_s: float
     ring_bytes: float
     """Keys and values that ring attention passes on in one turn; 0 without context parallelism."""
     transient_bytes: float
@@ -96,50 +74,16 @@ def layer_costs(
 
     With `optimal`, blocks also get the per-operator recomputation choices that no other beats.
     """
-    blocks = _block_names(model)
-    found = []
-    for layer, repeat in model.layers:
-        is_block = layer.name in blocks
-        cost = _layer_cost(layer, repeat, pricer, cp, ep, is_block)
-        if optimal and is_block:
-            cost = replace(cost, policies=(*cost.policies, *_optimal(layer, pricer, cp, ep)))
-        found.append(cost)
-    return tuple(found)
-
-
-def _optimal(layer: Layer, pricer: Pricer, cp: int, ep: int) -> tuple[tuple[str, Kept], ...]:
-    """The convex hull of bytes kept and seconds run again over all sets of saved tensors."""
-    choices = keep_choices(layer)
-    costs = [pricer.cost(layer, _spread(layer, op, ep), cp) for op in layer.forward]
-    again = [_total(costs[i] for i in choice.rerun) for choice in choices]
-    kept_bytes = np.array([float(choice.kept_bytes) for choice in choices])
-    _, _, hull = frontier(kept_bytes, np.array([cost.total_s for cost in again]))
-    extra = _extra(layer, pricer)
-    found = []
-    for level, index in enumerate(reversed(hull.tolist())):
-        choice = choices[index]
-        rerun = [layer.forward[i] for i in choice.rerun]
-        share = choice.kept_bytes / max(1, layer.saved_bytes)
-        kept = Kept(
-            choice.kept_bytes + extra * min(1.0, share),
-            again[index],
-            _links(rerun),
-            len(rerun),
-            tuple(op.name for op in rerun),
-        )
-        found.append((f"optimal-{level}", kept))
-    return tuple(found)
-
-
-def _block_names(model: Model) -> set[str]:
-    """Everything between the first layer and the head is a block."""
-    ends = {"embedding", "head", "loss"}
-    return {layer.name for layer, _ in model.layers if layer.name not in ends}
+    return tuple(
+        _layer_cost(layer, repeat, pricer, cp, ep, optimal=optimal)
+        for layer, repeat in model.layers
+    )
 
 
 def _layer_cost(
-    layer: Layer, repeat: int, pricer: Pricer, cp: int, ep: int, is_block: bool
+    layer: Layer, repeat: int, pricer: Pricer, cp: int, ep: int, *, optimal: bool
 ) -> LayerCost:
+    is_block = layer.name not in ENDS
     costs = {
         op.name: pricer.cost(layer, _spread(layer, op, ep), cp)
         for op in (*layer.forward, *layer.backward)
@@ -147,23 +91,27 @@ def _layer_cost(
     weight_ops = [op for op in layer.backward if op.kind == "linear_wgrad"]
     data_ops = [op for op in layer.backward if op.kind != "linear_wgrad"]
     expert, dense = _parameters(layer)
-    backward_links = _links(layer.backward)
+    known = policies(layer, pricer, costs)
+    if optimal and is_block:
+        known += optimal_policies(layer, pricer, costs)
     return LayerCost(
         name=layer.name,
         repeat=repeat,
         is_block=is_block,
-        forward=_total(costs[op.name] for op in layer.forward),
-        data=_total(costs[op.name] for op in data_ops),
-        weight=_total(costs[op.name] for op in weight_ops),
-        forward_links=_links(layer.forward),
-        backward_links=backward_links,
+        forward=total(costs[op.name] for op in layer.forward),
+        data=total(costs[op.name] for op in data_ops),
+        weight=total(costs[op.name] for op in weight_ops),
+        forward_links=links(layer.forward),
+        backward_links=links(layer.backward),
         hidden_links=_hidden(layer.backward),
-        policies=_policies(layer, pricer, costs),
+        policies=known,
         parameters=dense,
         expert_parameters=expert // ep,
         boundary_bytes=layer.boundary_bytes,
         exchange_bytes=_exchange(layer),
         experts=_experts(layer) // ep,
+        expert_forward_s=_expert_s(layer, layer.forward, costs),
+        expert_backward_s=_expert_s(layer, layer.backward, costs),
         ring_bytes=_ring(layer) if cp > 1 else 0.0,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
     )
@@ -190,6 +138,10 @@ def _expert_weight(layer: Layer, op: Operator) -> int:
     return 0
 
 
+def _expert_s(layer: Layer, operators: Sequence[Operator], costs: Mapping[str, Cost]) -> float:
+    return sum(costs[op.name].matrix_s for op in operators if _expert_weight(layer, op))
+
+
 def _experts(layer: Layer) -> int:
     return max((_expert_weight(layer, op) for op in layer.forward), default=0)
 
@@ -199,14 +151,6 @@ def _parameters(layer: Layer) -> tuple[int, int]:
     weights = [t for t in layer.tensors.values() if t.role is Role.WEIGHT]
     expert = sum(t.elements for t in weights if len(t.shape) == 3)
     return expert, sum(t.elements for t in weights) - expert
-
-
-def _links(operators: Iterable[Operator]) -> tuple[TensorLink, ...]:
-    return tuple(
-        TensorLink(str(op.collective.kind), op.collective.bytes)
-        for op in operators
-        if op.collective is not None
-    )
 
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
@@ -243,89 +187,3 @@ def _written(layer: Layer, op: Operator) -> int:
         for n in (*op.reads, *op.writes)
         if layer.tensors[n].role in activations
     )
-
-
-def _policies(layer: Layer, pricer: Pricer, costs: dict[str, Cost]) -> tuple[tuple[str, Kept], ...]:
-    saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
-    extra = _extra(layer, pricer)
-    everything = sum(saved.values()) + extra
-    core = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
-    made = {name for op in core for name in op.writes}
-    leaving = {n for op in layer.forward if op not in core for n in op.reads}
-    dropped = sum(size for name, size in saved.items() if name in made and name not in leaving)
-    entry = float(layer.tensors[layer.input].bytes)
-    return (
-        ("none", Kept(everything)),
-        (
-            "selective",
-            Kept(everything - dropped, _total(costs[op.name] for op in core), (), len(core)),
-        ),
-        ("alternate", _alternate(layer, pricer, costs, saved)),
-        (
-            "full",
-            Kept(
-                entry,
-                _total(costs[op.name] for op in layer.forward),
-                _links(layer.forward),
-                len(layer.forward),
-            ),
-        ),
-    )  # fmt: skip
-
-
-def _inside_core(op: Operator) -> bool:
-    return op.kind == "dropout" and op.name.startswith("probabilities")
-
-
-def _alternate(
-    layer: Layer, pricer: Pricer, costs: dict[str, Cost], saved: dict[str, float]
-) -> Kept:
-    """Every second product's output and attention's are kept; all else is run again."""
-    kept = float(layer.tensors[layer.input].bytes)
-    again = Cost()
-    count = 0
-    for op in layer.forward:
-        if op.kind == "attention":
-            kept += sum(saved.get(name, 0.0) for name in op.writes)
-        elif op.kind == "linear":
-            widths = _output_widths(layer, op)
-            share = 0.0
-            for width in widths:
-                count += 1
-                if count % 2:
-                    share += width / sum(widths)
-            outputs = sum(saved.get(name, 0.0) for name in op.writes)
-            rotated = sum(saved.get(f"{name}.rotated", 0.0) for name in op.writes)
-            kept += share * (outputs + rotated)
-            again += costs[op.name].times(1 - share)
-        elif op.collective is None:
-            again += costs[op.name]
-    return Kept(kept, again, (), len(layer.forward))
-
-
-def _output_widths(layer: Layer, op: Operator) -> list[int]:
-    weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
-    widths = [t.shape[-1] for t in weights if len(t.shape) > 1]
-    if op.name == "fc1" and any(len(o.vectors) == 2 for o in layer.forward if o.name == "act"):
-        return [widths[0] // 2] * 2
-    return widths
-
-
-def _extra(layer: Layer, pricer: Pricer) -> float:
-    """Bytes that the stack keeps beyond the graph's tensors."""
-    kept = pricer.stack.kept
-    total = 0.0
-    for op in layer.forward:
-        for work in op.vectors:
-            function = pricer.alias.get(work.function, work.function)
-            total += kept.get(function, 0.0) * work.elements
-        if op.kind == "activation" and len(op.vectors) == 2:
-            total += kept.get("gate", 0.0) * op.vectors[0].elements
-    return total
-
-
-def _total(costs: Iterable[Cost]) -> Cost:
-    total = Cost()
-    for cost in costs:
-        total += cost
-    return total

@@ -71,10 +71,8 @@ def check_layout(
     layout: Layout, model: ModelConfig, devices: int, global_batch: int, sequence: int
 ) -> None:
     """Refuse what cannot be run, with the way out."""
-    for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "microbatch"):
-        value = getattr(layout, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+    axes = ("dp", "tp", "pp", "cp", "ep", "vpp", "microbatch")
+    check_positive(**{name: getattr(layout, name) for name in axes})
     _named("recompute", layout.recompute, RECOMPUTE)
     _named("schedule", layout.schedule, SCHEDULES)
     if layout.zero not in ZERO_STAGES:
@@ -116,6 +114,8 @@ def check_layout(
     microbatches = layout.microbatches(global_batch)
     if layout.vpp > 1 and layout.pp == 1:
         raise AtollError(f"vpp is {layout.vpp}, but interleaving needs pp above 1")
+    if layout.schedule == "interleaved" and layout.vpp == 1:
+        raise AtollError("schedule interleaved has several chunks a stage, but vpp is 1")
     if layout.vpp > 1 and microbatches % layout.pp:
         raise AtollError(
             f"interleaving needs the {microbatches} microbatches to be a multiple of pp "
@@ -141,6 +141,14 @@ def check_layout(
         raise AtollError(
             "zero 2 divides gradients that a pipeline keeps adding to; use zero 1 with pp above 1"
         )
+
+
+def check_positive(**values: object) -> None:
+    """Refuse what is not a positive integer, by its name."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            shown = name.replace("_", " ")
+            raise AtollError(f"{shown} is {value!r}, but must be a positive integer")
 
 
 def _check_experts(layout: Layout, model: ModelConfig) -> None:

@@ -107,36 +107,46 @@ def stage_memory(
         for cost, n in layers
         if cost.name != "loss"
     )
-    loss = [cost for cost, _ in layers if cost.name == "loss"]
-    head = [cost for cost, _ in layers if cost.name == "head"]
-    logits_bytes = 0.0
-    if head:
-        elements = head[0].boundary_bytes / 2
-        half = run.model.mlm_head
-        logits_bytes = elements * (run.stack.half_loss_bytes if half else run.stack.loss_bytes)
-        if not run.stack.vocabulary_parallel:
-            logits_bytes *= layout.tp
-        if loss and flying > 1:
-            logits_bytes += elements * run.stack.loss_kept * (flying - 1)
+    logits = _logits_bytes(run, layout, layers, flying)
     blocks = [cost for cost, _ in layers if cost.is_block]
     transient = max((_transient(cost, layout.recompute) for cost in blocks), default=0.0)
-    buffers = 0.0
-    if layout.zero >= 3:
-        widest = max((c.parameters + c.expert_parameters for c in blocks), default=0)
-        ends = max((c.parameters for c, _ in layers if not c.is_block), default=0)
-        # The weights that are whole at a time, and the gradient of as many.
-        gathered = max(run.stack.gathered_layers * widest, ends)
-        buffers = gathered * states.weight + min(gathered, widest) * states.reduced
+    buffers = _gathered_bytes(run, layers) if layout.zero >= 3 else 0.0
     if run.stack.late_gradients and layout.zero < 2:
-        return _late(
-            run, stage, dense + expert, weights, gradients, optimizer, kept * flying,
-            logits_bytes, max(transient, 2 * states.gradient * shared_parameters), buffers, layout,
-        )  # fmt: skip
+        # Gradients appear layer by layer as activations go, so that the peak is at either end;
+        # with accumulation they are there from the second microbatch on. A tied embedding's two
+        # gradients are summed into a third tensor.
+        early = gradients if microbatches > 1 else 0.0
+        summed = max(transient, 2 * states.gradient * shared_parameters)
+        at_loss = Memory(stage, weights, early, optimizer, kept * flying, logits, 0.0, buffers)
+        at_end = Memory(stage, weights, gradients, optimizer, 0.0, 0.0, summed, buffers)
+        return max(at_loss, at_end, key=lambda memory: memory.allocated)
     # The loss is over before the first block's temporaries appear.
-    transient = max(transient, logits_bytes) - logits_bytes
-    return Memory(
-        stage, weights, gradients, optimizer, kept * flying, logits_bytes, transient, buffers
-    )
+    transient = max(transient, logits) - logits
+    return Memory(stage, weights, gradients, optimizer, kept * flying, logits, transient, buffers)
+
+
+def _logits_bytes(
+    run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], flying: float
+) -> float:
+    """Logits at the peak of the loss, and what waits of other microbatches' losses."""
+    head = next((cost for cost, _ in layers if cost.name == "head"), None)
+    if head is None:
+        return 0.0
+    stack = run.stack
+    logits = head.boundary_bytes / 2  # 16-bit elements
+    peak = logits * (stack.half_loss_bytes if run.model.mlm_head else stack.loss_bytes)
+    if not stack.vocabulary_parallel:
+        peak *= layout.tp
+    return peak + logits * stack.loss_kept * max(0.0, flying - 1)
+
+
+def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
+    """Of fully sharded layers, the weights that are whole at a time and the gradient of as many."""
+    blocks = [cost.parameters + cost.expert_parameters for cost, _ in layers if cost.is_block]
+    widest = max(blocks, default=0)
+    ends = max((cost.parameters for cost, _ in layers if not cost.is_block), default=0)
+    gathered = max(run.stack.gathered_layers * widest, ends)
+    return gathered * run.states.weight + min(gathered, widest) * run.states.reduced
 
 
 def _kept(run: Run, cost: LayerCost, policy: str) -> float:
@@ -151,21 +161,3 @@ def _transient(cost: LayerCost, policy: str) -> float:
     """Temporaries while a block's backward runs: with recomputation, the block's own tensors."""
     rebuilt = cost.kept("none").bytes - cost.kept(policy).bytes
     return max(cost.transient_bytes, rebuilt + 0.5 * cost.transient_bytes)
-
-
-def _late(
-    run: Run, stage: int, parameters: float, weights: float, gradients: float, optimizer: float,
-    activations: float, logits: float, transient: float, buffers: float, layout: Layout,
-) -> Memory:  # fmt: skip
-    """Gradients appear layer by layer as activations go: the peak is at either end.
-
-    With accumulation they are there from the second microbatch on. A tied embedding's two
-    gradients are summed into a third tensor.
-    """
-    repeated = layout.microbatches(run.global_batch) > 1
-    at_loss = activations + logits + (gradients if repeated else 0.0)
-    at_end = gradients + transient
-    if at_loss >= at_end:
-        held = gradients if repeated else 0.0
-        return Memory(stage, weights, held, optimizer, activations, logits, 0.0, buffers)
-    return Memory(stage, weights, gradients, optimizer, 0.0, 0.0, transient, buffers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from atoll.training.space import Axes, Block, block_of, variants
 from atoll.units import format_bytes
 
 RUNNERS_UP = 4
+MOST_TRIED = 200  # layouts looked at for a sentence on why nothing fits
+MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,19 @@ def plan(
     """The fastest layout that fits."""
     axes = axes or Axes()
     estimator = Estimator(run)
+    blocks, table = _bounded(run, axes, estimator, progress)
+    if table is None:
+        raise _no_layout(run)
+    return _search(run, axes, estimator, blocks, table, runners_up)
+
+
+def _bounded(
+    run: Run,
+    axes: Axes,
+    estimator: Estimator,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[list[Block], Table | None]:
+    """All layouts of the space, with what their bounds need; no table where there are none."""
     blocks: list[Block] = []
     known: list[Figures] = []
     for variant in variants(run, axes):
@@ -102,9 +117,7 @@ def plan(
             progress(f"pricing {variant}")
         blocks.append(block)
         known.append(figures(run, block, estimator.costs(variant.layout())))
-    if not blocks:
-        raise _no_layout(run)
-    return _search(run, axes, estimator, blocks, Table(blocks, known), runners_up)
+    return blocks, Table(blocks, known) if blocks else None
 
 
 def _search(
@@ -164,19 +177,52 @@ def _nothing_fits(
     table: Table,
     needed: Floats,
 ) -> InfeasibleError:
-    """Which part is too much in the layout that needs least, and by how much."""
-    nearest: Estimate | None = None
-    for at in np.argsort(needed, kind="stable")[:200]:
-        estimate = estimator.estimate(blocks[table.owner[at]].layout(int(table.inside[at])))
-        if nearest is None or estimate.worst.needed < nearest.worst.needed:
-            nearest = estimate
-    assert nearest is not None
+    """Which part is too much in the layout that needs least, by how much, and what would fit."""
+    candidates = np.argsort(needed, kind="stable")[:MOST_TRIED]
+    tried = (
+        estimator.estimate(blocks[table.owner[at]].layout(int(table.inside[at])))
+        for at in candidates
+    )
+    nearest = min(tried, key=lambda e: e.worst.needed)
     parts = nearest.worst.parts()
     largest = max(parts, key=lambda name: parts[name])
     over = nearest.worst.needed - run.gpu.hbm_bytes
+    fitting = _nearest_fit(run)
+    if fitting is None:
+        way_out = "use more devices, a smaller batch or a shorter sequence"
+    elif fitting.run.devices == run.devices:
+        way_out = f"{fitting.layout} does fit: allow its values"
+    else:
+        way_out = f"{fitting.run.devices} devices are enough, as {fitting.layout}"
     return InfeasibleError(
         f"{run.model.name} does not fit {run.devices} {run.gpu.name}: the layout that needs least "
         f"({nearest.layout}) takes {format_bytes(nearest.worst.needed)} of "
         f"{format_bytes(run.gpu.hbm_bytes)}, {format_bytes(over)} too much, most of it {largest} "
-        f"({format_bytes(parts[largest])}); use more devices, a smaller batch or full recomputation"
+        f"({format_bytes(parts[largest])}); {way_out}"
     )
+
+
+def _nearest_fit(run: Run) -> Estimate | None:
+    """A layout that fits: of as many devices if any does, else of the next doubling that has one.
+
+    Memory is least with microbatches of one sequence, everything divided and recomputed; only
+    such layouts are looked at.
+    """
+    axes = Axes(microbatch=(1,), zero=(1, 3), recompute=("full",))
+    most = run.network.levels[-1].devices
+    for doubling in range(MOST_DOUBLINGS):
+        if run.devices << doubling > most:
+            return None
+        larger = replace(run, devices=run.devices << doubling)
+        estimator = Estimator(larger)
+        blocks, table = _bounded(larger, axes, estimator)
+        if table is None:
+            continue
+        needed = memory_bounds_bytes(larger, table)
+        for at in np.argsort(needed, kind="stable")[:MOST_TRIED]:
+            if needed[at] > run.gpu.hbm_bytes:
+                break
+            estimate = estimator.estimate(blocks[table.owner[at]].layout(int(table.inside[at])))
+            if estimate.fits:
+                return estimate
+    return None

@@ -101,7 +101,7 @@ class Pricer:
         for product in op.matmuls:
             total += self._products(layer, op, product)
         for work in self._passes_of(op):
-            total += self._vector(op, work)
+            total += self._vector(work)
         if not op.matmuls and not op.vectors:
             moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
             total += Cost(vector_s=moved, kernels=1)
@@ -168,9 +168,8 @@ class Pricer:
         batch, heads, _ = lse.shape
         kv_heads = max(1, scores.batch // batch)
         causal = scores.fraction < 1
-        width = values.m if backward else values.n  # of a value head
-        if backward:
-            width = min(op.matmuls[1].m, op.matmuls[1].n)
+        # The width of a value head; backwards the second product's other side is the sequence.
+        width = min(values.m, values.n) if backward else values.n
         head = max(scores.k, 1)
         seconds = self.attention_s(batch, heads, kv_heads, sequence, head, causal, backward)
         seconds *= self.attention_factor
@@ -180,8 +179,8 @@ class Pricer:
             seconds *= scores.fraction / full
         return Cost(attention_s=seconds / ring, kernels=3 if backward else 1)
 
-    def _vector(self, op: Operator, work: VectorWork) -> Cost:
-        passes = self._passes(op, work)
+    def _vector(self, work: VectorWork) -> Cost:
+        passes = self._passes(work)
         if passes.bytes == 0:
             return Cost()
         moved = work.elements * passes.bytes
@@ -189,7 +188,7 @@ class Pricer:
         seconds = moved / (fit.vector_hbm * self.gpu.hbm_Bps) + passes.kernels * fit.vector_kernel_s
         return Cost(vector_s=seconds, kernels=passes.kernels)
 
-    def _passes(self, op: Operator, work: VectorWork) -> Passes:
+    def _passes(self, work: VectorWork) -> Passes:
         function = self.alias.get(work.function, work.function)
         found = self.stack.passes.get(function)
         if found is not None:

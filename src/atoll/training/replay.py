@@ -10,7 +10,7 @@ from atoll.training.pipeline import Replay, StagePass, replay
 from atoll.training.stages import stage_shares
 from atoll.training.step import Stepper
 
-MOST_PASSES = 400_000  # of all stages; more microbatches only repeat the steady state
+MOST_PASSES = 100_000  # of all stages; more microbatches only repeat the steady state
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def stage_passes(estimate: Estimate) -> list[list[StagePass]]:
 
 
 def replay_estimate(estimate: Estimate) -> ReplayedStep:
-    """Replay the pipeline of an estimate; gradients and optimizer follow as estimated."""
+    """Replay the pipeline of an estimate; what follows it (gradients, optimizer) and what each
+    microbatch adds to all stages alike (accumulation) are as estimated.
+    """
     run, layout, step = estimate.run, estimate.layout, estimate.step
     passes = stage_passes(estimate)
     total = layout.microbatches(run.global_batch)
@@ -71,9 +73,6 @@ def replay_estimate(estimate: Estimate) -> ReplayedStep:
     result = replay(layout.schedule, passes, shown, sends_s)
     slowest_s = max(sum(p.total_s for p in row) for row in passes)
     pipeline_s = result.time_s + (total - shown) * slowest_s
-    accumulate_s = step.compute_s - total * max(
-        s.forward.compute_s + s.backward.compute_s for s in estimate.stages
-    )
-    after_s = step.gradient_s + step.optimizer_s + run.stack.step_s + max(0.0, accumulate_s)
+    after_s = step.accumulate_s + step.gradient_s + step.optimizer_s + run.stack.step_s
     time_s = (pipeline_s + after_s) * run.stack.slack
     return ReplayedStep(time_s, step.time_s, shown, result)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
-from atoll.training.layout import Layout
+from atoll.training.layout import Layout, check_positive
 from atoll.training.run import Run, load_states
 from atoll.training.stack import load_stack
 from atoll.workload.config import load_config
@@ -32,10 +34,8 @@ def make_run(
     """A run by names: the model of the zoo or a file, the device and its network likewise."""
     config = load_config(model)
     gpu = load_gpu(device)
-    for name, value in (("devices", devices), ("global batch", global_batch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise AtollError(f"{name} is {value!r}, but must be a positive integer")
     length = config.sequence if sequence is None else sequence
+    check_positive(devices=devices, global_batch=global_batch, sequence=length)
     if config.positions == "learned" and length > config.max_sequence:
         raise AtollError(
             f"{config.name}: sequence is {length}, but its position table ends at "
@@ -47,7 +47,7 @@ def make_run(
     gpu.peak_flops(chosen)
     if attention not in ATTENTION:
         raise AtollError(f"attention {attention!r} is not known{suggestion(attention, ATTENTION)}")
-    if not imbalance >= 1:
+    if not 1 <= imbalance < inf:
         raise AtollError(f"imbalance is {imbalance!r}, but must be 1 (even experts) or more")
     return Run(
         model=config,
@@ -80,9 +80,7 @@ def make_layout(
     schedule: str | None = None,
 ) -> Layout:
     """A layout; data parallelism takes the devices that the other axes leave."""
-    for name, value in (("tp", tp), ("pp", pp), ("cp", cp)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+    check_positive(tp=tp, pp=pp, cp=cp)
     ranks = tp * pp * cp
     if dp is None:
         if run.devices % ranks:

@@ -1,21 +1,9 @@
-"""Measured training runs as a table: its columns, and each row as a run and a layout.
-
-The schema is that of `published_runs.csv`: one line a run, with model, devices, layout and
-measurements; columns that a file has not are taken as empty. What such tables leave unsaid (the
-fabric, the software) comes from `data/sources.yaml` by the start of a row's id.
-"""
+"""Each row of a table of measured runs as a run and a layout."""
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
-
-from pydantic import Field
 
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
@@ -23,130 +11,16 @@ from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, Memory
 from atoll.training.run import STATES, Run
+from atoll.training.run_table import MOST_LAYERS, RunRow
+from atoll.training.sources import SourceFile, facts_of
 from atoll.training.stack import load_stack
 from atoll.workload.config import load_config
 from atoll.workload.model_config import ModelConfig
-from atoll.yamlfile import FileModel, parse_yaml
-
-REQUIRED = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch", "tp", "pp")
-TP_PADDING = 128
-
-
-class SourceFile(FileModel):
-    match: str = Field(min_length=1)
-    stack: str | None = None
-    network: str | None = None
-    family: str | None = None
-    head_dim: int | None = None
-    """Columns of a head where they are not hidden over heads."""
-    dropout: float = 0.0
-    states: str | None = None
-    attention: str | None = None
-    before: int | None = None
-    """Only rows whose id ends in a job number below this."""
-    recompute: str | None = None
-    """Only rows with this policy."""
-    precision: str | None = None
-    """Only rows in this number format."""
-    zero: int | None = None
-    """Only rows with this ZeRO stage."""
-    device: str | None = None
-    """Only rows on devices whose name starts so."""
-    loss_bytes: float | None = None
-    """Bytes per logit at the loss's peak, where the source's loss is not its stack's."""
-    memory: str = "allocated"
-    """What a source's peak counts: allocated, reserved (blocks held back too), or device (the
-    driver's share too)."""
-    slack: float = 1.0
-    """The site's own factor on the stack's slack."""
-
-
-class SourcesFile(FileModel):
-    sources: list[SourceFile]
-
-
-@lru_cache(maxsize=1)
-def _sources() -> tuple[SourceFile, ...]:
-    text = (files("atoll") / "data" / "sources.yaml").read_text(encoding="utf-8")
-    return tuple(parse_yaml(text, SourcesFile, "sources.yaml").sources)
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """One measured run."""
-
-    line: int
-    id: str
-    source: str
-    device: str
-    quality: str
-    values: Mapping[str, str]
-
-    def number(self, name: str, default: float = math.nan) -> float:
-        text = self.values.get(name, "").strip()
-        if not text:
-            return default
-        try:
-            return float(text)
-        except ValueError:
-            raise AtollError(
-                f"line {self.line} ({self.id}): {name} is {text!r}, expected a number"
-            ) from None
-
-    def whole(self, name: str, default: int = 1) -> int:
-        value = self.number(name, default)
-        return default if math.isnan(value) else round(value)
-
-    def text(self, name: str, default: str = "") -> str:
-        return self.values.get(name, "").strip() or default
-
-    @property
-    def time_s(self) -> float | None:
-        """Measured step time, from tokens per second where it is not given itself."""
-        value = self.number("measured_iter_time_s")
-        if not math.isnan(value) and value > 0:
-            return value
-        rate = self.number("measured_tokens_per_s_per_device")
-        if math.isnan(rate) or rate <= 0:
-            return None
-        return self.whole("global_batch") * self.whole("seq") / rate / self.whole("devices")
-
-    @property
-    def peak_bytes(self) -> float | None:
-        value = self.number("measured_peak_mem_GB")
-        return None if math.isnan(value) or value <= 0 else value * 1e9
-
-
-def read_runs(path: str | Path) -> tuple[RunRow, ...]:
-    """The file's rows; a file without the schema's columns is refused."""
-    try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            header = reader.fieldnames or []
-            missing = [name for name in REQUIRED if name not in header]
-            if missing:
-                raise AtollError(f"{path}: the columns {', '.join(missing)} are missing")
-            rows = list(reader)
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
-    return tuple(
-        RunRow(
-            line=number,
-            id=(row.get("id") or "").strip(),
-            source=(row.get("source") or "").strip(),
-            device=(row.get("device") or "").strip(),
-            quality=(row.get("quality") or "").strip(),
-            values={k: v or "" for k, v in row.items() if k is not None},
-        )
-        for number, row in enumerate(rows, start=2)
-    )
 
 
 def run_of(row: RunRow) -> tuple[Run, Layout]:
     """The run and the layout that a row describes; what cannot be expressed is refused."""
-    facts = next((s for s in _sources() if _matches(s, row)), SourceFile(match=row.id))
+    facts = facts_of(row)
     gpu = device_of(row)
     zero = row.whole("zero_stage", 1)
     if row.whole("fsdp", 0) and zero < 2:
@@ -163,11 +37,10 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         raise AtollError(f"precision {precision} is not modelled")
     half = gpu.half_dtype if precision in ("bf16", "fp16") else precision
     network = load_network(facts.network or gpu.network)
-    devices = row.whole("devices")
-    tp, pp, cp = row.whole("tp"), row.whole("pp"), row.whole("cp")
-    ep, vpp = row.whole("ep"), row.whole("vpp")
-    dp = row.whole("dp", devices // (tp * pp * cp))
-    schedule = _schedule(row, vpp)
+    devices = row.count("devices")
+    tp, pp, cp = row.count("tp", 1), row.count("pp", 1), row.count("cp", 1)
+    ep, vpp = row.count("ep", 1), row.count("vpp", 1)
+    dp = row.count("dp", max(1, devices // (tp * pp * cp)))
     layout = Layout(
         dp=dp,
         tp=tp,
@@ -175,11 +48,11 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         cp=cp,
         ep=ep,
         vpp=vpp,
-        microbatch=row.whole("micro_batch"),
+        microbatch=row.count("micro_batch", 1),
         sp=bool(row.whole("sp", 0)),
         zero=zero,
-        recompute=_recompute(row),
-        schedule=schedule,
+        recompute=_recompute(row, facts),
+        schedule=_schedule(row, vpp),
     )
     states = STATES[facts.states] if facts.states else STATES["mixed" if zero < 3 else "mixed16"]
     unfused = row.text("flash_attention") in ("0", "0.0")
@@ -189,8 +62,8 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         gpu=gpu,
         network=network,
         devices=devices,
-        sequence=row.whole("seq"),
-        global_batch=row.whole("global_batch"),
+        sequence=row.count("seq"),
+        global_batch=row.count("global_batch"),
         stack=stack,
         states=states,
         precision=half,
@@ -201,29 +74,12 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
 
 def peak_of(row: RunRow, memory: Memory) -> float:
     """The prediction of what a row's peak counts."""
-    facts = next((s for s in _sources() if _matches(s, row)), SourceFile(match=row.id))
+    facts = facts_of(row)
     if facts.memory == "reserved":
         return memory.reserved
     if facts.memory == "device":
         return memory.reserved + CONTEXT_BYTES
     return memory.allocated
-
-
-def _matches(source: SourceFile, row: RunRow) -> bool:
-    if not row.id.startswith(source.match):
-        return False
-    if source.recompute is not None and row.text("recompute", "none") != source.recompute:
-        return False
-    if source.precision is not None and row.text("precision", "bf16") != source.precision:
-        return False
-    if source.zero is not None and row.whole("zero_stage", -1) != source.zero:
-        return False
-    if source.device is not None and not row.device.startswith(source.device):
-        return False
-    if source.before is None:
-        return True
-    job = row.id.rpartition("-")[2]
-    return job.isdigit() and int(job) < source.before
 
 
 def _schedule(row: RunRow, vpp: int) -> str:
@@ -237,11 +93,11 @@ def _schedule(row: RunRow, vpp: int) -> str:
     return "interleaved" if vpp > 1 else "1f1b"
 
 
-def _recompute(row: RunRow) -> str:
+def _recompute(row: RunRow, facts: SourceFile) -> str:
     given = row.text("recompute", "none")
-    if given == "selective" and row.id.startswith("titan"):
-        return "alternate"
-    if given not in ("none", "selective", "full", "alternate"):
+    if given == "selective":
+        return facts.selective
+    if given not in ("none", "full", "alternate"):
         raise AtollError(f"recompute {given!r} is not modelled")
     return given
 
@@ -284,8 +140,14 @@ def model_of(
     row: RunRow, family: str | None, dropout: float, head_dim: int | None = None
 ) -> ModelConfig:
     """A transformer of the row's shape: gated ones like Llama, others like GPT."""
-    hidden, layers, sequence = row.whole("hidden"), row.whole("layers"), row.whole("seq")
-    heads = row.whole("heads", max(1, hidden // 128))
+    hidden, layers, sequence = (
+        row.count("hidden"),
+        row.count("layers", most=MOST_LAYERS),
+        row.count("seq"),
+    )
+    heads = row.count("heads", max(1, hidden // 128))
+    if hidden % heads:
+        raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
     gated = bool(row.whole("mlp_gated", 0))
     experts = row.whole("n_experts", 0)
     plain = family == "mpt"
@@ -295,10 +157,10 @@ def model_of(
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=row.whole("kv_heads", heads),
+        kv_heads=row.count("kv_heads", heads),
         head_dim=head_dim or hidden // heads,
-        ffn=row.whole("ffn", 4 * hidden),
-        vocab=row.whole("vocab", 51200),
+        ffn=row.count("ffn", 4 * hidden),
+        vocab=row.count("vocab", 51200),
         max_sequence=sequence,
         position_rows=sequence,
         gated=gated,
@@ -314,7 +176,7 @@ def model_of(
         embedding_dropout=dropout,
         embedding_norm=family == "bloom",
         experts=experts,
-        experts_per_token=row.whole("top_k", 0) if experts else 0,
+        experts_per_token=row.count("top_k", 1) if experts else 0,
     )
     return _deepseek(config) if "deepseek" in config.name.lower() else config
 

@@ -8,6 +8,7 @@ from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu
 from atoll.hardware.network import Network
 from atoll.training.stack import COMPOSED_GELU, Stack
+from atoll.workload.build import build_model
 from atoll.workload.model_config import ModelConfig
 from atoll.yamlfile import suggestion
 
@@ -82,14 +83,8 @@ def model_flops(model: ModelConfig, sequence: int) -> float:
     """FLOPs per token of forward and backward without recomputation, whole attention counted.
 
     6 per parameter that multiplies, and 12 s h per layer for attention (PaLM, arXiv:2204.02311,
-    appendix B); experts that a token does not visit do not count.
+    appendix B); experts that a token does not visit do not count. The backward pass takes twice
+    the forward's.
     """
-    from atoll.workload.build import build_model
-
     built = build_model(model, 1, sequence)
-    total = sum((x.flops_forward + _backward(x.flops_forward)) * n for x, n in built.layers)
-    return total / sequence
-
-
-def _backward(forward: int) -> int:
-    return 2 * forward
+    return 3 * sum(layer.flops_forward * repeat for layer, repeat in built.layers) / sequence

@@ -30,7 +30,7 @@ class Axes:
     pp: tuple[int, ...] = ()
     """Divisors of what the other axes leave, up to the number of layers."""
     cp: tuple[int, ...] = ()
-    """1, 2; and 4, 8 for sequences of 8,192 tokens and more."""
+    """1, 2; and 4, 8 for sequences of 8,192 tokens and more; those that divide the sequence."""
     ep: tuple[int, ...] = ()
     """Powers of two that divide the experts."""
     vpp: tuple[int, ...] = ()
@@ -44,6 +44,9 @@ class Axes:
     """1f1b stands for interleaved where vpp is above 1."""
 
     def __post_init__(self) -> None:
+        for item in fields(self):  # a value given twice is one value
+            once = tuple(dict.fromkeys(getattr(self, item.name)))
+            object.__setattr__(self, item.name, once)
         for name in ("tp", "pp", "cp", "ep", "vpp", "microbatch"):
             for value in getattr(self, name):
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -128,8 +131,6 @@ def variants(run: Run, axes: Axes) -> Iterator[Variant]:
     for tp, cp, ep, microbatch in product(tps, cps, eps, axes.microbatch):
         if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
             continue
-        if cp > 1 and not model.causal:
-            continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue
         for sp in axes.sp if tp > 1 else (False,):
@@ -157,18 +158,20 @@ def block_of(run: Run, axes: Axes, variant: Variant) -> Block:
                     continue
                 for r in range(len(axes.recompute)):
                     for s, schedule in enumerate(axes.schedule):
-                        if _scheduled(schedule, pp, vpp):
+                        if _scheduled(schedule, pp, vpp, axes.schedule):
                             rows.append((pp, dp, vpp, zero, r, s, m))
     table = np.array(rows, dtype=np.int64).reshape(len(rows), 7)
     pp_, dp_, vpp_, zero_, r_, s_, m_ = (np.ascontiguousarray(table[:, i]) for i in range(7))
     return Block(variant, pp_, dp_, vpp_, zero_, r_, s_, axes.recompute, axes.schedule, m_)
 
 
-def _scheduled(schedule: str, pp: int, vpp: int) -> bool:
+def _scheduled(schedule: str, pp: int, vpp: int, wanted: tuple[str, ...]) -> bool:
     """Whether a schedule makes sense there: without stages or with chunks only one does."""
     if schedule == "interleaved":
         return vpp > 1
-    return schedule == "1f1b" or (pp > 1 and vpp == 1)
+    if schedule == "1f1b":
+        return vpp == 1 or "interleaved" not in wanted
+    return pp > 1 and vpp == 1
 
 
 def _chunks(run: Run, axes: Axes, pp: int, microbatches: int) -> Iterator[int]:

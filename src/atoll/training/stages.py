@@ -23,31 +23,44 @@ def chunk_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
 
 def stage_shares(costs: Sequence[LayerCost], pp: int, vpp: int) -> tuple[tuple[Share, ...], ...]:
     """For each stage, the layers of each of its chunks with how often they occur."""
-    blocks = [cost for cost in costs if cost.is_block]
-    total = sum(cost.repeat for cost in blocks)
-    sizes = chunk_sizes(total, pp * vpp)
-    before = [cost for cost in costs if not cost.is_block and cost.name == costs[0].name]
-    after = [cost for cost in costs if not cost.is_block and cost.name != costs[0].name]
-    chunks: list[Share] = []
+    structure = tuple((cost.is_block, cost.repeat) for cost in costs)
+    return tuple(
+        tuple(tuple((costs[kind], n) for kind, n in chunk) for chunk in stage)
+        for stage in stage_counts(structure, pp, vpp)
+    )
+
+
+def stage_counts(
+    structure: Sequence[tuple[bool, int]], pp: int, vpp: int
+) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
+    """For each stage and chunk, (kind of layer, how many), for a chain of layers of which each is
+    given as (whether it is a block, repeats): what precedes the blocks goes to the first chunk,
+    what follows them to the last.
+    """
+    blocks = [(kind, repeat) for kind, (is_block, repeat) in enumerate(structure) if is_block]
+    first = blocks[0][0]
+    ends = [kind for kind, (is_block, _) in enumerate(structure) if not is_block]
+    sizes = chunk_sizes(sum(repeat for _, repeat in blocks), pp * vpp)
+    chunks: list[tuple[tuple[int, int], ...]] = []
     start = 0
     for index, size in enumerate(sizes):
-        share = [*_between(blocks, start, start + size)]
+        share = _between(blocks, start, start + size)
         if index == 0:
-            share = [*((cost, 1) for cost in before), *share]
+            share = [*((kind, 1) for kind in ends if kind < first), *share]
         if index == len(sizes) - 1:
-            share = [*share, *((cost, 1) for cost in after)]
+            share = [*share, *((kind, 1) for kind in ends if kind > first)]
         chunks.append(tuple(share))
         start += size
     return tuple(tuple(chunks[stage::pp]) for stage in range(pp))
 
 
-def _between(blocks: Sequence[LayerCost], start: int, end: int) -> list[tuple[LayerCost, int]]:
+def _between(blocks: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Of the chain of blocks, those from `start` to `end`."""
     found = []
     at = 0
-    for cost in blocks:
-        count = min(end, at + cost.repeat) - max(start, at)
+    for kind, repeat in blocks:
+        count = min(end, at + repeat) - max(start, at)
         if count > 0:
-            found.append((cost, count))
-        at += cost.repeat
+            found.append((kind, count))
+        at += repeat
     return found

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.cost.cluster_collective import all_to_all_s, collective_time_s, send_s
-from atoll.training.layers import LayerCost, TensorLink
+from atoll.cost.cluster_collective import all_to_all_s, collective_time_s, neighbours_s
+from atoll.training.layers import LayerCost
 from atoll.training.layout import Layout
+from atoll.training.policies import TensorLink
 from atoll.training.run import Run
 from atoll.training.stages import Share
 
@@ -74,6 +75,8 @@ class Step:
 
     time_s: float
     compute_s: float
+    accumulate_s: float
+    """Adding each microbatch's gradients to those before."""
     recompute_s: float
     tensor_s: float
     context_s: float
@@ -88,6 +91,7 @@ class Step:
     def breakdown(self) -> dict[str, float]:
         return {
             "compute": self.compute_s,
+            "gradient_accumulation": self.accumulate_s,
             "recompute": self.recompute_s,
             "tensor_parallel": self.tensor_s,
             "context_parallel": self.context_s,
@@ -108,10 +112,6 @@ class Stepper:
         self.run = run
         self.layout = layout
         self.microbatches = layout.microbatches(run.global_batch)
-        # Ranks: tensor fastest, then context, data, pipeline.
-        self.cp_stride = layout.tp
-        self.dp_stride = layout.tp * layout.cp
-        self.pp_stride = layout.tp * layout.cp * layout.dp
         self._passes: dict[int, tuple[Pass, Pass, Pass]] = {}
 
     def stage_time(self, chunks: Sequence[Share]) -> StageTime:
@@ -139,9 +139,11 @@ class Stepper:
         run, layout = self.run, self.layout
         overlap = run.stack.overlap
         kept = cost.kept(layout.recompute if cost.is_block else "none")
-        forward_s, backward_s = cost.forward.total_s, cost.backward.total_s
-        if run.imbalance > 1 and cost.experts:
-            forward_s, backward_s = forward_s * run.imbalance, backward_s * run.imbalance
+        # All wait for the device with the busiest experts.
+        waiting_s = (run.imbalance - 1) * cost.expert_forward_s
+        forward_s = cost.forward.total_s + waiting_s
+        backward_s = cost.backward.total_s + (run.imbalance - 1) * cost.expert_backward_s
+        again_s = kept.again.total_s + (waiting_s if kept.exchange else 0.0)
 
         forward_link_s = self._links_s(cost.forward_links)
         hidden_s = self._links_s(cost.hidden_links)
@@ -151,22 +153,23 @@ class Stepper:
         backward_link_s *= visible
         backward_link_s -= visible * min(overlap.tensor * hidden_s, cost.backward.matrix_s)
 
-        ring_s = self._ring_s(cost, forward_s)
-        ring_back_s = self._ring_s(cost, backward_s, turns=2)
+        ring_s = self._ring_s(cost, cost.forward.attention_s)
+        # Backwards, the gradients of keys and values go round with them.
+        ring_back_s = self._ring_s(cost, cost.backward.attention_s, tensors=2)
         exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
         gather_s, scatter_s = self._sharded_s(cost)
         visible_f = self._exposed_s(gather_s, forward_s)
-        visible_b = self._exposed_s(gather_s + scatter_s, backward_s + kept.again.total_s)
+        visible_b = self._exposed_s(gather_s + scatter_s, backward_s + again_s)
 
         again_link_s = self._links_s(kept.links)
         return (
             Pass(forward_s, forward_link_s, ring_s, exchange_s, visible_f),
             Pass(backward_s, backward_link_s, ring_back_s, exchange_s, visible_b),
             Pass(
-                kept.again.total_s,
+                again_s,
                 again_link_s,
-                ring_s if kept.operators else 0.0,
-                exchange_s if kept.links or kept.operators > 6 else 0.0,
+                ring_s if kept.attention else 0.0,
+                exchange_s if kept.exchange else 0.0,
                 0.0,
             ),
         )
@@ -175,15 +178,14 @@ class Stepper:
         network, tp = self.run.network, self.layout.tp
         return sum(collective_time_s(network, link.kind, link.bytes, tp) for link in links)
 
-    def _ring_s(self, cost: LayerCost, compute_s: float, turns: int = 1) -> float:
+    def _ring_s(self, cost: LayerCost, attention_s: float, tensors: int = 1) -> float:
         """What ring attention's sends add beyond the attention that they run beside."""
         cp = self.layout.cp
         if cp == 1 or not cost.ring_bytes:
             return 0.0
-        sent_s = send_s(self.run.network, cost.ring_bytes, self.cp_stride) * (cp - 1) * turns
-        attention_s = cost.forward.attention_s if turns == 1 else cost.backward.attention_s
+        turn_s = neighbours_s(self.run.network, cost.ring_bytes, cp, self.layout.tp)
         hidden_s = self.run.stack.overlap.ring * attention_s
-        return max(0.0, sent_s - hidden_s)
+        return max(0.0, turn_s * (cp - 1) * tensors - hidden_s)
 
     def _exchange_s(self, cost: LayerCost) -> float:
         """Two all-to-alls: tokens to their experts and back."""
@@ -193,20 +195,25 @@ class Stepper:
         bytes_ = cost.exchange_bytes * self.run.imbalance
         if layout.sp and layout.tp > 1:
             bytes_ /= layout.tp
-        return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, self.dp_stride)
+        # Experts are spread outside the context group, or through it where data alone is too small.
+        outside = layout.dp % layout.ep == 0
+        stride = layout.tp * layout.cp if outside else layout.tp
+        return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, stride)
 
     def _sharded_s(self, cost: LayerCost) -> tuple[float, float]:
         """Gather of a fully sharded layer's weights, and scatter of its gradients."""
         layout, states = self.layout, self.run.states
         if layout.zero < 3:
             return 0.0, 0.0
-        group = layout.dp * layout.cp
-        network, stride = self.run.network, layout.tp
-        weights = cost.parameters + cost.expert_parameters
-        gather_s = collective_time_s(network, "all_gather", weights * states.weight, group, stride)
-        scatter_s = collective_time_s(
-            network, "reduce_scatter", weights * states.reduced, group, stride
-        )
+        gather_s = scatter_s = 0.0
+        for weights, group, stride in self._groups(cost.parameters, cost.expert_parameters):
+            network = self.run.network
+            gather_s += collective_time_s(
+                network, "all_gather", weights * states.weight, group, stride
+            )
+            scatter_s += collective_time_s(
+                network, "reduce_scatter", weights * states.reduced, group, stride
+            )
         efficiency = self.run.stack.gather_efficiency
         return gather_s / efficiency, scatter_s / efficiency
 
@@ -225,7 +232,7 @@ class Stepper:
         passes = 2
         if cost.is_block:
             beside += stack.host_layer_s
-            if kept.operators:
+            if kept.rerun:
                 beside += stack.host_checkpoint_s
                 passes += 1
         return beside, passes * cost.experts * stack.host_expert_s
@@ -238,21 +245,17 @@ class Stepper:
         # Every rank of a tensor group sends its part, over its own port (Narayanan et al., SC 2021,
         # section 4.1); with sequence parallelism the boundary is divided already.
         divided = 1 if layout.sp and layout.tp > 1 else layout.tp
-        return send_s(self.run.network, boundary_bytes / divided, self.pp_stride)
+        return neighbours_s(
+            self.run.network, boundary_bytes / divided, layout.pp, layout.tp * layout.cp * layout.dp
+        )
 
     def gradient_s(self, dense: float, expert: float) -> float:
         """Reduction of gradients over data-parallel ranks, and under ZeRO the gather of weights."""
         layout, states, network = self.layout, self.run.states, self.run.network
         if layout.zero >= 3:
             return 0.0
-        ranks = layout.dp * layout.cp
         total = 0.0
-        for parameters, group, stride in (
-            (dense, ranks, layout.tp),
-            (expert, ranks // layout.ep, layout.tp * layout.ep),
-        ):
-            if group <= 1 or not parameters:
-                continue
+        for parameters, group, stride in self._groups(dense, expert):
             grads, weights = parameters * states.reduced, parameters * states.weight
             if layout.zero == 0:
                 total += collective_time_s(network, "all_reduce", grads, group, stride)
@@ -260,3 +263,12 @@ class Stepper:
                 total += collective_time_s(network, "reduce_scatter", grads, group, stride)
                 total += collective_time_s(network, "all_gather", weights, group, stride)
         return total
+
+    def _groups(self, dense: float, expert: float) -> tuple[tuple[float, int, int], ...]:
+        """Dense and expert parameters with the size and stride of the ranks that share them."""
+        layout = self.layout
+        ranks = layout.dp * layout.cp
+        return (
+            (dense, ranks, layout.tp),
+            (expert, max(1, ranks // layout.ep), layout.tp * layout.ep),
+        )

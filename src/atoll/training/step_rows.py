@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from io import StringIO
 from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
-from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.hardware.gpu import load_gpu
 from atoll.training.layout import Layout
-from atoll.training.rows import RunRow
 from atoll.training.run import STATES, Run
+from atoll.training.run_table import MOST_LAYERS, RunRow
 from atoll.training.stack import load_stack
 from atoll.workload.model_config import ModelConfig
 
@@ -37,56 +38,59 @@ def read_steps(path: str | Path | Traversable, device: str) -> tuple[RunRow, ...
     """The file's rows, as runs of one device."""
     source = Path(path) if isinstance(path, str) else path
     try:
-        rows = list(csv.DictReader(source.read_text(encoding="utf-8").splitlines()))
+        reader = csv.DictReader(StringIO(source.read_text(encoding="utf-8"), newline=""))
+        missing = [name for name in REQUIRED if name not in (reader.fieldnames or [])]
+        rows = list(reader)
     except FileNotFoundError:
         raise AtollError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
-    found = []
-    for number, row in enumerate(rows, start=2):
-        values = {k: v or "" for k, v in row.items() if k is not None}
-        identity = "-".join(
-            (values.get("model", "") or values["family"], values["mbs"], values["seq"])
-        )
-        found.append(RunRow(number, identity, str(path), device, "A", _schema(values, device)))
-    return tuple(found)
+    if missing:
+        raise AtollError(f"{path}: the columns {', '.join(missing)} are missing")
+    return tuple(
+        _run_row(number, {k: v or "" for k, v in row.items() if k is not None}, str(path), device)
+        for number, row in enumerate(rows, start=2)
+    )
 
 
-def _schema(values: Mapping[str, str], device: str) -> dict[str, str]:
-    """A row in the terms of a run's table, its own columns kept beside them."""
-    whole = {name: values.get(name, "") for name in values}
-    number = RunRow(0, "", "", device, "", values)
-    batch = number.whole("mbs") * number.whole("accum", 1)
-    seconds = number.number("step_ms") / 1e3
-    peak = number.number("peak_bytes", 0.0) / 1e9
-    return whole | {
-        "device": device,
-        "devices": "1",
-        "global_batch": str(batch),
-        "micro_batch": values["mbs"],
-        "recompute": "full" if number.whole("recompute", 0) else "none",
-        "measured_iter_time_s": str(seconds),
-        "measured_peak_mem_GB": str(peak) if peak else "",
-        "n_experts": values.get("experts", ""),
-    }
+def _run_row(line: int, values: Mapping[str, str], path: str, device: str) -> RunRow:
+    """A step in the terms of a run's table, its own columns kept beside them."""
+    name = "-".join((values.get("model") or values["family"], values["mbs"], values["seq"]))
+    own = RunRow(line, name, path, device, "A", values)
+    batch = own.count("mbs") * own.count("accum", 1)
+    peak_GB = own.number("peak_bytes", 0.0) / 1e9
+    return replace(
+        own,
+        values={
+            **values,
+            "device": device,
+            "devices": "1",
+            "global_batch": str(batch),
+            "micro_batch": values["mbs"],
+            "recompute": "full" if own.whole("recompute", 0) else "none",
+            "measured_iter_time_s": str(own.number("step_ms") / 1e3),
+            "measured_peak_mem_GB": str(peak_GB) if peak_GB else "",
+            "n_experts": values.get("experts", ""),
+        },
+    )
 
 
 def step_run_of(row: RunRow) -> tuple[Run, Layout]:
     """The run and layout of a measured step."""
-    gpu: Gpu = load_gpu(row.device)
+    gpu = load_gpu(row.device)
     stack = load_stack("compiled" if row.whole("compiled", 0) else "eager")
     run = Run(
         model=model_of(row),
         gpu=gpu,
         network=load_network(gpu.network),
         devices=1,
-        sequence=row.whole("seq"),
-        global_batch=row.whole("global_batch"),
+        sequence=row.count("seq"),
+        global_batch=row.count("global_batch"),
         stack=stack,
         states=STATES["bf16"],
     )
     layout = Layout(
-        microbatch=row.whole("micro_batch"), zero=0, recompute=row.text("recompute", "none")
+        microbatch=row.count("micro_batch"), zero=0, recompute=row.text("recompute", "none")
     )
     return run, layout
 
@@ -94,18 +98,18 @@ def step_run_of(row: RunRow) -> tuple[Run, Layout]:
 def model_of(row: RunRow) -> ModelConfig:
     """The Hugging Face model of a row's family and sizes."""
     family = row.text("family")
-    hidden, heads, sequence = row.whole("hidden"), row.whole("heads"), row.whole("seq")
+    hidden, heads, sequence = row.count("hidden"), row.count("heads"), row.count("seq")
     dropout = row.number("dropout", 0.0)
     base = ModelConfig(
         name=row.text("model", family),
         family=family,
         hidden=hidden,
-        layers=row.whole("layers"),
+        layers=row.count("layers", most=MOST_LAYERS),
         heads=heads,
-        kv_heads=row.whole("kv_heads", heads),
+        kv_heads=row.count("kv_heads", heads),
         head_dim=hidden // heads,
-        ffn=row.whole("ffn"),
-        vocab=row.whole("vocab"),
+        ffn=row.count("ffn"),
+        vocab=row.count("vocab"),
         max_sequence=max(sequence, 1024),
         position_rows=max(sequence, 1024),
         tied_embeddings=bool(row.whole("tied_embeddings", 0)),
@@ -131,7 +135,7 @@ def _family(base: ModelConfig, row: RunRow, family: str, sequence: int) -> Model
         experts = row.whole("n_experts", 0)
         if not experts:
             return gated
-        return replace(gated, experts=experts, experts_per_token=row.whole("top_k", 2))
+        return replace(gated, experts=experts, experts_per_token=row.count("top_k", 2))
     if family == "opt":
         return replace(base, activation="relu", position_rows=sequence + 2)
     if family == "bert":

@@ -15,8 +15,9 @@ import numpy as np
 from atoll.errors import AtollError
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layout import Layout
-from atoll.training.rows import RunRow, peak_of, read_runs, run_of
+from atoll.training.rows import peak_of, run_of
 from atoll.training.run import Run
+from atoll.training.run_table import RunRow, read_runs
 from atoll.training.step_rows import read_steps, step_run_of
 
 WORST = 10
@@ -170,34 +171,31 @@ def grouped(
     }
 
 
+FEATURES: dict[str, Callable[[Run, Layout], bool]] = {
+    "tensor parallel": lambda _, layout: layout.tp > 1,
+    "pipeline": lambda _, layout: layout.pp > 1,
+    "interleaved": lambda _, layout: layout.vpp > 1,
+    "context parallel": lambda _, layout: layout.cp > 1,
+    "experts": lambda run, _: run.model.experts > 0,
+    "fully sharded": lambda _, layout: layout.zero == 3,
+    "full recompute": lambda _, layout: layout.recompute == "full",
+    "no recompute": lambda _, layout: layout.recompute == "none",
+    "unfused attention": lambda run, _: run.attention == "unfused",
+    "fp8": lambda run, _: run.precision == "fp8",
+}
+
+
 def _features(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
     """Errors where a feature is in use."""
-
-    def uses(name: str, p: Prediction) -> bool:
-        assert p.estimate is not None
-        run, layout = p.estimate.run, p.estimate.layout
-        return {
-            "tensor parallel": layout.tp > 1,
-            "pipeline": layout.pp > 1,
-            "interleaved": layout.vpp > 1,
-            "context parallel": layout.cp > 1,
-            "experts": run.model.experts > 0,
-            "fully sharded": layout.zero == 3,
-            "full recompute": layout.recompute == "full",
-            "no recompute": layout.recompute == "none",
-            "unfused attention": run.attention == "unfused",
-            "fp8": run.precision == "fp8",
-        }[name]
-
-    names = (
-        "tensor parallel", "pipeline", "interleaved", "context parallel", "experts",
-        "fully sharded", "full recompute", "no recompute", "unfused attention", "fp8",
-    )  # fmt: skip
-    return {
-        name: {"step_time": errors(p.time_error for p in predictions if uses(name, p))}
-        for name in names
-        if any(uses(name, p) for p in predictions)
-    }
+    found = {}
+    for name, uses in FEATURES.items():
+        users = [p for p in predictions if p.estimate and uses(p.estimate.run, p.estimate.layout)]
+        if users:
+            found[name] = {
+                "step_time": errors(p.time_error for p in users),
+                "memory": errors(p.memory_error for p in users),
+            }
+    return found
 
 
 def _largest(predictions: Sequence[Prediction]) -> list[Prediction]:

@@ -1,0 +1,164 @@
+"""Recomputation policies of one layer: what each keeps for the backward pass, what it runs again.
+
+"none" keeps every saved tensor; "selective" drops attention's core (Korthikanti et al.,
+arXiv:2205.05198); "alternate" keeps the output of every second product (torchtitan's selective
+checkpointing); "full" keeps the layer's input only; "optimal-n" are the sets of tensors on the
+convex hull of bytes and seconds, from keeping all to keeping least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.placement.recompute import frontier, keep_choices
+from atoll.training.pricing import Cost, Pricer
+from atoll.workload.layer import Layer
+from atoll.workload.operator import Operator, Role
+
+CORE_ATTENTION = frozenset({"attention", "attention_scores", "softmax", "attention_values"})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLink:
+    """A collective over the tensor group."""
+
+    kind: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One policy on one layer: the bytes that it keeps, and what it runs again."""
+
+    bytes: float
+    again: Cost = Cost()  # noqa: RUF009  (frozen)
+    links: tuple[TensorLink, ...] = ()
+    """Collectives over the tensor group that run again."""
+    rerun: tuple[str, ...] = ()
+    """Names of the operators that run again."""
+    attention: bool = False
+    """Attention is among them, and with it the turns of a ring."""
+    exchange: bool = False
+    """The exchange of tokens with their experts is among them."""
+
+
+def policies(
+    layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]
+) -> tuple[tuple[str, Kept], ...]:
+    """The named policies of a layer, given what each of its operators costs."""
+    saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
+    everything = sum(saved.values()) + _extra(layer, pricer)
+    core = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
+    made = {name for op in core for name in op.writes}
+    leaving = {n for op in layer.forward if op not in core for n in op.reads}
+    dropped = sum(size for name, size in saved.items() if name in made and name not in leaving)
+    entry = float(layer.tensors[layer.input].bytes)
+    return (
+        ("none", Kept(everything)),
+        ("selective", _kept(everything - dropped, core, costs)),
+        ("alternate", _alternate(layer, costs, saved)),
+        ("full", _kept(entry, layer.forward, costs)),
+    )
+
+
+def optimal_policies(
+    layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]
+) -> tuple[tuple[str, Kept], ...]:
+    """The convex hull of bytes kept and seconds run again over all sets of saved tensors."""
+    choices = keep_choices(layer)
+    rerun = [[layer.forward[i] for i in choice.rerun] for choice in choices]
+    seconds = np.array([total(costs[op.name] for op in ops).total_s for ops in rerun])
+    _, _, hull = frontier(np.array([float(choice.kept_bytes) for choice in choices]), seconds)
+    entry = layer.tensors[layer.input].bytes
+    beyond = max(1, layer.saved_bytes - entry)
+    extra = _extra(layer, pricer)
+    found = []
+    for level, index in enumerate(reversed(hull.tolist())):
+        kept_bytes = choices[index].kept_bytes
+        share = min(1.0, max(0.0, (kept_bytes - entry) / beyond))
+        found.append((f"optimal-{level}", _kept(kept_bytes + extra * share, rerun[index], costs)))
+    return tuple(found)
+
+
+def _kept(bytes_: float, rerun: Sequence[Operator], costs: Mapping[str, Cost]) -> Kept:
+    return Kept(
+        bytes_,
+        total(costs[op.name] for op in rerun),
+        links(rerun),
+        tuple(op.name for op in rerun),
+        attention=any(op.kind in CORE_ATTENTION for op in rerun),
+        exchange=any(op.kind == "dispatch" for op in rerun),
+    )
+
+
+def _inside_core(op: Operator) -> bool:
+    return op.kind == "dropout" and op.name.startswith("probabilities")
+
+
+def _alternate(layer: Layer, costs: Mapping[str, Cost], saved: Mapping[str, float]) -> Kept:
+    """Every second product's output and attention's are kept; all else is run again."""
+    kept = float(layer.tensors[layer.input].bytes)
+    again = Cost()
+    rerun = []
+    count = 0
+    for op in layer.forward:
+        if op.kind == "attention":
+            kept += sum(saved.get(name, 0.0) for name in op.writes)
+            continue
+        if op.collective is not None:
+            continue
+        share = 0.0
+        if op.kind == "linear":
+            widths = _output_widths(layer, op)
+            for width in widths:
+                count += 1
+                if count % 2:
+                    share += width / sum(widths)
+            outputs = sum(saved.get(name, 0.0) for name in op.writes)
+            rotated = sum(saved.get(f"{name}.rotated", 0.0) for name in op.writes)
+            kept += share * (outputs + rotated)
+        again += costs[op.name].times(1 - share)
+        if share < 1:
+            rerun.append(op)
+    exchange = any(op.kind == "dispatch" for op in rerun)
+    return Kept(kept, again, (), tuple(op.name for op in rerun), exchange=exchange)
+
+
+def _output_widths(layer: Layer, op: Operator) -> list[int]:
+    weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
+    widths = [t.shape[-1] for t in weights if len(t.shape) > 1]
+    if op.name == "fc1" and any(len(o.vectors) == 2 for o in layer.forward if o.name == "act"):
+        return [widths[0] // 2] * 2
+    return widths
+
+
+def _extra(layer: Layer, pricer: Pricer) -> float:
+    """Bytes that the stack keeps beyond the graph's tensors."""
+    kept = pricer.stack.kept
+    found = 0.0
+    for op in layer.forward:
+        for work in op.vectors:
+            function = pricer.alias.get(work.function, work.function)
+            found += kept.get(function, 0.0) * work.elements
+        if op.kind == "activation" and len(op.vectors) == 2:
+            found += kept.get("gate", 0.0) * op.vectors[0].elements
+    return found
+
+
+def links(operators: Iterable[Operator]) -> tuple[TensorLink, ...]:
+    """The collectives among some operators."""
+    return tuple(
+        TensorLink(str(op.collective.kind), op.collective.bytes)
+        for op in operators
+        if op.collective is not None
+    )
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    found = Cost()
+    for cost in costs:
+        found += cost
+    return found

@@ -1,0 +1,103 @@
+"""Measured training runs as a table: one line a run, with model, devices, layout and measurements.
+
+The schema is that of `published_runs.csv`; columns that a file has not are taken as empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.errors import AtollError
+
+REQUIRED = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch", "tp", "pp")
+MOST = 10**9  # of anything that is counted
+MOST_LAYERS = 10_000
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One measured run."""
+
+    line: int
+    id: str
+    source: str
+    device: str
+    quality: str
+    values: Mapping[str, str]
+
+    def number(self, name: str, default: float = math.nan) -> float:
+        text = self.values.get(name, "").strip()
+        if not text:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.inf
+        if math.isinf(value) or value < 0:
+            raise AtollError(f"line {self.line} ({self.id}): {name} is {text!r}, expected a number")
+        return default if math.isnan(value) else value  # some tools write nan for nothing
+
+    def whole(self, name: str, default: int = 1, least: int = 0, most: int = MOST) -> int:
+        """A count, `default` where the cell is empty."""
+        value = self.number(name, default)
+        if not least <= value <= most:
+            raise AtollError(
+                f"line {self.line} ({self.id}): {name} is {value:g}, expected {least} to {most}"
+            )
+        return round(value)
+
+    def count(self, name: str, default: int | None = None, most: int = MOST) -> int:
+        """A whole number above 0; without a default the cell must hold one."""
+        if default is None and math.isnan(self.number(name)):
+            raise AtollError(f"line {self.line} ({self.id}): {name} is empty")
+        return self.whole(name, default or 1, 1, most)
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.values.get(name, "").strip() or default
+
+    @property
+    def time_s(self) -> float | None:
+        """Measured step time, from tokens per second where it is not given itself."""
+        value = self.number("measured_iter_time_s")
+        if not math.isnan(value) and value > 0:
+            return value
+        rate = self.number("measured_tokens_per_s_per_device")
+        if math.isnan(rate) or rate <= 0:
+            return None
+        return self.count("global_batch") * self.count("seq") / rate / self.count("devices")
+
+    @property
+    def peak_bytes(self) -> float | None:
+        value = self.number("measured_peak_mem_GB")
+        return None if math.isnan(value) or value <= 0 else value * 1e9
+
+
+def read_runs(path: str | Path) -> tuple[RunRow, ...]:
+    """The file's rows; a file without the schema's columns is refused."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            header = reader.fieldnames or []
+            missing = [name for name in REQUIRED if name not in header]
+            if missing:
+                raise AtollError(f"{path}: the columns {', '.join(missing)} are missing")
+            rows = list(reader)
+    except FileNotFoundError:
+        raise AtollError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
+    return tuple(
+        RunRow(
+            line=number,
+            id=(row.get("id") or "").strip(),
+            source=(row.get("source") or "").strip(),
+            device=(row.get("device") or "").strip(),
+            quality=(row.get("quality") or "").strip(),
+            values={k: v or "" for k, v in row.items() if k is not None},
+        )
+        for number, row in enumerate(rows, start=2)
+    )

@@ -1,0 +1,154 @@
+"""Pipelines replayed pass by pass: the closed forms where they are exact, bounds elsewhere."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_cases import dense, mixture, small_run
+
+from atoll.training.estimate import Estimator
+from atoll.training.layout import Layout
+from atoll.training.memory import in_flight
+from atoll.training.pipeline import Replay, StagePass, check_replay, replay
+from atoll.training.replay import replay_estimate, stage_passes
+
+F, B, W = 1.0, 1.25, 0.75
+times = st.floats(0.1, 3.0)
+
+
+def equal(stages: int, chunks: int = 1) -> list[list[StagePass]]:
+    return [[StagePass(F / chunks, B / chunks, W / chunks)] * chunks] * stages
+
+
+@st.composite
+def random_passes(draw: st.DrawFn, most_chunks: int = 1) -> list[list[StagePass]]:
+    stages, chunks = draw(st.integers(1, 6)), draw(st.integers(1, most_chunks))
+    each = st.builds(StagePass, times, times, times)
+    return [draw(st.lists(each, min_size=chunks, max_size=chunks)) for _ in range(stages)]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 8])
+@pytest.mark.parametrize("microbatches", [1, 2, 5, 16])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_equal_stages_take_the_closed_form(schedule: str, stages: int, microbatches: int) -> None:
+    result = replay(schedule, equal(stages), microbatches)
+    assert result.time_s == pytest.approx((microbatches - 1 + stages) * (F + B + W))
+
+
+@pytest.mark.parametrize(
+    ("stages", "chunks", "groups"), [(2, 2, 1), (4, 2, 2), (4, 3, 3), (8, 2, 2)]
+)
+def test_interleaving_divides_the_bubble(stages: int, chunks: int, groups: int) -> None:
+    m = groups * stages
+    result = replay("interleaved", equal(stages, chunks), m)
+    assert result.time_s == pytest.approx((m + (stages - 1) / chunks) * (F + B + W))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_microbatches_in_flight_are_those_of_the_memory_model(
+    schedule: str, stages: int, groups: int
+) -> None:
+    chunks = 3 if schedule == "interleaved" else 1
+    m = groups * stages
+    layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
+    held = replay(schedule, equal(stages, chunks), m).in_flight
+    assert [h / chunks for h in held] == [in_flight(layout, s, m) for s in range(stages)]
+
+
+def test_zero_bubble_holds_no_more_than_its_limit() -> None:
+    assert max(replay("zb-h1", equal(4), 16).in_flight) <= 4
+    assert 4 < max(replay("zb-h2", equal(4), 16).in_flight) <= 8
+    assert max(replay("zb-h1", equal(4), 16, limits=[3] * 4).in_flight) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_passes(), st.integers(1, 12), st.sampled_from(["1f1b", "gpipe", "zb-h1", "zb-h2"]))
+def test_random_pipelines_obey_order_and_time(
+    passes: list[list[StagePass]], microbatches: int, schedule: str
+) -> None:
+    result = replay(schedule, passes, microbatches, send_s=0.05)
+    check_replay(result, len(passes))
+    assert_ordered(result, len(passes), microbatches, 0.05)
+    slowest = max(stage[0].total_s for stage in passes)
+    assert result.time_s >= microbatches * slowest * (1 - 1e-12)
+    assert result.time_s >= sum(stage[0].forward_s + stage[0].backward_s for stage in passes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(random_passes(most_chunks=3), st.integers(1, 3))
+def test_random_interleaved_pipelines_obey_order(
+    passes: list[list[StagePass]], groups: int
+) -> None:
+    microbatches = groups * len(passes)
+    result = replay("interleaved", passes, microbatches)
+    check_replay(result, len(passes))
+    assert len(result.events) == 2 * microbatches * sum(len(stage) for stage in passes)
+    slowest = max(sum(p.total_s for p in stage) for stage in passes)
+    assert result.time_s >= microbatches * slowest * (1 - 1e-12)
+
+
+def assert_ordered(result: Replay, stages: int, microbatches: int, send_s: float) -> None:
+    """Forward passes go down the stages, backward passes up, weight gradients come last."""
+    end = {(e.kind, e.stage, e.microbatch): e.end_s for e in result.events}
+    start = {(e.kind, e.stage, e.microbatch): e.start_s for e in result.events}
+    slip = 1e-9
+    for m in range(microbatches):
+        for here, following in pairwise(range(stages)):
+            assert start["F", following, m] >= end["F", here, m] + send_s - slip
+            assert start["B", here, m] >= end["B", following, m] + send_s - slip
+        for stage in range(stages):
+            assert start["B", stage, m] >= end["F", stage, m] - slip
+            if ("W", stage, m) in start:
+                assert start["W", stage, m] >= end["B", stage, m] - slip
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_zero_bubble_is_never_longer_than_1f1b(stages: int, groups: int) -> None:
+    m = groups * stages
+    plain = replay("1f1b", equal(stages), m).time_s
+    first = replay("zb-h1", equal(stages), m).time_s
+    second = replay("zb-h2", equal(stages), m).time_s
+    assert m * (F + B + W) <= second <= first <= plain
+
+
+def test_a_stage_that_runs_two_passes_at_once_is_found() -> None:
+    good = replay("1f1b", equal(2), 2)
+    check_replay(good, 2)
+    bad = Replay(good.time_s, (*good.events, good.events[0]), good.in_flight)
+    with pytest.raises(AssertionError, match="stage 0 runs two passes"):
+        check_replay(bad, 2)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(dp=2, pp=4, recompute="full"),
+        Layout(dp=2, pp=4, vpp=2, schedule="interleaved"),
+        Layout(dp=4, pp=2, schedule="zb-h1"),
+        Layout(dp=8),
+        Layout(dp=1, pp=8, microbatch=2),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [dense(8), mixture(14)], ids=lambda m: m.name)
+def test_replayed_steps_are_close_to_the_estimate(layout: Layout, model: object) -> None:
+    run = small_run(model, devices=8, global_batch=128, sequence=512)  # type: ignore[arg-type]
+    estimate = Estimator(run).estimate(layout)
+    replayed = replay_estimate(estimate)
+    assert abs(replayed.difference) < 0.06
+    assert len(stage_passes(estimate)) == layout.pp
+
+
+def test_long_steps_are_replayed_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.training.replay.MOST_PASSES", 3000)
+    run = small_run(dense(4), devices=2, global_batch=20_000)
+    estimate = Estimator(run).estimate(Layout(dp=1, pp=2))
+    replayed = replay_estimate(estimate)
+    assert replayed.microbatches < 1000
+    assert abs(replayed.difference) < 0.02

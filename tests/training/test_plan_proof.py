@@ -1,0 +1,181 @@
+"""The proof of a plan: bounds never exceed what they bound, and the best is the best of all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_cases import (
+    GIB,
+    WIDE,
+    dense,
+    estimates,
+    grouped,
+    mixture,
+    random_runs,
+    small_run,
+    with_memory,
+)
+
+from atoll.errors import AtollError, InfeasibleError
+from atoll.training.bounds import Table, figures, memory_bounds_bytes, time_bounds_s
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.explain import reasons
+from atoll.training.plan import plan
+from atoll.training.run import Run
+from atoll.training.space import Axes, block_of, variants
+from atoll.training.stack import STACKS
+
+
+def assert_bounded(run: Run, axes: Axes, random: Random, blocks: int, layouts: int) -> None:
+    """Bounds of some of a space's layouts beside their estimates."""
+    estimator = Estimator(run)
+    listed = [b for v in variants(run, axes) if len(b := block_of(run, axes, v))]
+    chosen = random.sample(listed, min(blocks, len(listed)))
+    if not chosen:
+        return
+    known = [figures(run, b, estimator.costs(b.variant.layout())) for b in chosen]
+    table = Table(chosen, known)
+    time_s, needed = time_bounds_s(run, table), memory_bounds_bytes(run, table)
+    for at in random.sample(range(len(table)), min(layouts, len(table))):
+        layout = chosen[table.owner[at]].layout(int(table.inside[at]))
+        estimate = estimator.estimate(layout)
+        assert time_s[at] <= estimate.step.time_s * (1 + 1e-12), layout
+        assert needed[at] <= estimate.worst.needed * (1 + 1e-12), layout
+
+
+@settings(max_examples=40, deadline=None)
+@given(random_runs(), st.randoms(use_true_random=False))
+def test_bounds_never_exceed_the_estimate(run: Run, random: Random) -> None:
+    assert_bounded(run, WIDE, random, blocks=2, layouts=40)
+
+
+@pytest.mark.parametrize("stack", ["megatron", "eager"])
+def test_bounds_hold_where_recomputation_is_chosen_by_operator(stack: str) -> None:
+    run = small_run(dense(4, activation="relu"), devices=4, stack=STACKS[stack])
+    assert_bounded(run, replace(WIDE, recompute=("optimal", "full")), Random(1), 1, 20)
+
+
+SMALL = Axes(
+    microbatch=(1, 2),
+    zero=(0, 1, 3),
+    recompute=("none", "selective", "full"),
+    schedule=("1f1b", "zb-h1"),
+)
+CASES = {
+    "dense": small_run(dense(6), devices=8, global_batch=16),
+    "large vocabulary": small_run(grouped(4, vocab=262144), devices=8, global_batch=16),
+    "experts": small_run(mixture(5), devices=16, global_batch=32),
+    "encoder": small_run(dense(4, causal=False), devices=4, global_batch=8),
+    "eager": small_run(dense(4), devices=8, global_batch=16, stack=STACKS["eager"]),
+    "fully sharded": small_run(grouped(4), devices=12, global_batch=24, stack=STACKS["fsdp"]),
+}
+
+
+@cache
+def known_estimates(name: str) -> list[Estimate]:
+    return estimates(CASES[name], SMALL)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("share", [0.35, 1.0])
+def test_the_plan_is_the_best_of_all_layouts(name: str, share: float) -> None:
+    """Also where memory leaves only some of them: at a share of what the layouts need."""
+    run, known = CASES[name], known_estimates(name)
+    least = min(e.worst.needed for e in known)
+    most = max(e.worst.needed for e in known)
+    run = with_memory(run, least + share * (most - least) + 1)
+    times = sorted(e.step.time_s for e in known if e.worst.needed <= run.gpu.hbm_bytes)
+    found = plan(run, SMALL, runners_up=3)
+    ranked = [found.best, *found.runners_up]
+    assert [e.step.time_s for e in ranked] == times[:4]
+    assert len({str(e.layout) for e in ranked}) == len(ranked)
+    proof = found.certificate
+    assert proof.proven
+    assert proof.layouts == len(known)
+    assert proof.too_large + proof.too_slow + proof.estimated == proof.layouts
+    assert proof.bound_s <= found.best.step.time_s
+
+
+def test_the_first_stage_may_have_fewest_parameters() -> None:
+    """Experts on the later stages lift the mean of all stages' states above the first's, which
+    holds the most activations: mean states and first activations together would be no bound.
+    """
+    run = small_run(mixture(16, dense_layers=(0, 1), vocab=1024), devices=2, global_batch=64)
+    axes = Axes(
+        tp=(1,), pp=(2,), cp=(1,), ep=(1,), vpp=(1,), microbatch=(2,), zero=(1,),
+        recompute=("none",),
+    )  # fmt: skip
+    (best,) = estimates(run, axes)
+    first, last = best.memory
+    states = [m.weights + m.gradients + m.optimizer for m in (first, last)]
+    assert sum(states) / 2 + first.activations > best.worst.allocated
+    exact = with_memory(run, best.worst.needed + 1)
+    assert plan(exact, axes).best.layout == best.layout
+
+
+def test_the_same_run_gives_the_same_plan() -> None:
+    run = CASES["dense"]
+    first, second = plan(run, SMALL), plan(run, SMALL)
+    assert first.best == second.best
+    assert first.runners_up == second.runners_up
+    unlike = {"bounded_per_s"}
+    one, two = first.certificate.to_dict(), second.certificate.to_dict()
+    assert {k: one[k] for k in one.keys() - unlike} == {k: two[k] for k in two.keys() - unlike}
+
+
+def test_most_layouts_are_never_estimated() -> None:
+    run = small_run(dense(12, hidden=2048, heads=16, kv_heads=16, ffn=8192), devices=16)
+    proof = plan(run).certificate
+    assert proof.estimated < proof.layouts / 2
+
+
+def test_nothing_fits_names_the_part_the_excess_and_what_would_do() -> None:
+    run = with_memory(small_run(grouped(8), devices=2, global_batch=64), 3.7e9)
+    with pytest.raises(InfeasibleError) as caught:
+        plan(run)
+    sentence = str(caught.value)
+    assert "small-gqa does not fit 2 h100: the layout that needs least" in sentence
+    assert "too much, most of it" in sentence
+    assert "devices are enough, as" in sentence
+    devices = int(sentence.split("; ")[1].split()[0])
+    assert plan(replace(run, devices=devices), Axes(microbatch=(1,))).best.fits
+
+
+def test_nothing_fits_names_a_layout_outside_the_values_tried() -> None:
+    run = with_memory(small_run(grouped(8), devices=8, global_batch=64), 5 * GIB)
+    narrow = Axes(tp=(1,), pp=(1,), cp=(1,), zero=(0,), recompute=("none",), microbatch=(8,))
+    with pytest.raises(InfeasibleError, match="does fit: allow its values"):
+        plan(run, narrow)
+
+
+def test_nothing_divides() -> None:
+    run = small_run(dense(4), devices=7, global_batch=5)
+    with pytest.raises(AtollError, match="no layout divides devices, heads, layers and batch"):
+        plan(run, Axes(pp=(1,)))
+
+
+def test_every_choice_has_its_reason() -> None:
+    found = plan(CASES["encoder"], SMALL)
+    why = {reason["axis"]: reason["why"] for reason in reasons(found)}
+    assert {"microbatch", "zero", "recompute"} <= why.keys()
+    for axis, sentence in why.items():
+        assert sentence.startswith(f"{axis} ")
+        assert "takes" in sentence or "more memory than there is" in sentence
+
+
+def test_memory_bounds_are_tight_enough_to_prune() -> None:
+    run = small_run(dense(24, hidden=4096, heads=32, kv_heads=32, ffn=16384), devices=8)
+    axes = Axes(tp=(1, 8), zero=(0, 1), recompute=("none", "full"))
+    known = estimates(run, axes)
+    estimator = Estimator(run)
+    blocks = [b for v in variants(run, axes) if len(b := block_of(run, axes, v))]
+    table = Table(blocks, [figures(run, b, estimator.costs(b.variant.layout())) for b in blocks])
+    share = memory_bounds_bytes(run, table) / np.array([e.worst.needed for e in known])
+    assert share.max() <= 1 + 1e-12
+    assert np.median(share) > 0.9

@@ -1,0 +1,120 @@
+"""The space of a plan: every layout that its axes and the checks allow, each exactly once."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from training_cases import all_layouts, dense, grouped, is_allowed, mixture, small_run
+
+from atoll.errors import AtollError
+from atoll.training.layout import Layout
+from atoll.training.run import Run
+from atoll.training.space import Axes
+
+AXES = Axes(
+    tp=(1, 2, 3, 4),
+    pp=(1, 2, 3, 6),
+    cp=(1, 2),
+    ep=(1, 2, 4),
+    vpp=(1, 2, 3),
+    microbatch=(1, 3),
+    sp=(True, False),
+    zero=(0, 1, 2, 3),
+    recompute=("none", "full"),
+    schedule=("1f1b", "gpipe", "zb-h1"),
+)
+
+
+def by_brute_force(run: Run, axes: Axes) -> list[Layout]:
+    """The product of all axes, less what the checks and the rules of the axes refuse: sequence
+    parallelism only with a tensor width, a schedule of its own only with stages of one chunk.
+    """
+    found = []
+    for tp, pp, cp, ep, vpp, microbatch, sp, zero, recompute, schedule in product(
+        axes.tp, axes.pp, axes.cp, axes.ep, axes.vpp, axes.microbatch, (True, False),
+        axes.zero, axes.recompute, axes.schedule,
+    ):  # fmt: skip
+        if run.devices % (tp * pp * cp) or (sp and tp == 1):
+            continue
+        if schedule != "1f1b" and (pp == 1 or vpp > 1):
+            continue
+        layout = Layout(
+            dp=run.devices // (tp * pp * cp),
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            ep=ep,
+            vpp=vpp,
+            microbatch=microbatch,
+            sp=sp,
+            zero=zero,
+            recompute=recompute,
+            schedule="interleaved" if vpp > 1 else schedule,
+        )
+        if is_allowed(layout, run):
+            found.append(layout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        small_run(dense(6), devices=12, global_batch=36),
+        small_run(grouped(5), devices=24, global_batch=72),
+        small_run(mixture(4), devices=16, global_batch=48),
+        small_run(dense(3, causal=False), devices=8, global_batch=24, sequence=126),
+    ],
+    ids=["dense", "grouped", "experts", "encoder"],
+)
+def test_every_allowed_layout_is_enumerated_once(run: Run) -> None:
+    listed = all_layouts(run, AXES)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(by_brute_force(run, AXES))
+    assert len(listed) > 30
+
+
+@pytest.mark.parametrize("model", [dense(12), grouped(10), mixture(8)], ids=lambda m: m.name)
+def test_default_axes_are_as_documented(model: object) -> None:
+    run = small_run(model, devices=48, global_batch=96)  # type: ignore[arg-type]
+    listed = all_layouts(run, Axes())
+    assert len(listed) == len(set(listed))
+    assert all(is_allowed(layout, run) for layout in listed)
+    layers = run.model.layers
+    assert {x.tp for x in listed} == {1, 2, 4, 8}
+    assert {x.cp for x in listed} == {1, 2}
+    assert {x.ep for x in listed} == ({1, 2, 4} if run.model.experts else {1})
+    assert {x.microbatch for x in listed} == {1, 2, 4, 8}
+    assert all(x.sp == (x.tp > 1) for x in listed)
+    for x in listed:
+        if x.vpp > 1:
+            assert layers % (x.pp * x.vpp) == 0 or (layers + 2) % (x.pp * x.vpp) == 0
+
+
+def test_values_given_twice_and_both_names_of_a_schedule_count_once() -> None:
+    run = small_run(dense(4), devices=8)
+    twice = Axes(tp=(2, 2), schedule=("1f1b", "interleaved"))
+    assert sorted(map(str, all_layouts(run, twice))) == sorted(
+        map(str, all_layouts(run, Axes(tp=(2,))))
+    )
+
+
+def test_long_sequences_try_more_context_ranks() -> None:
+    run = small_run(dense(4, max_sequence=16384), devices=16, sequence=16384)
+    assert {x.cp for x in all_layouts(run, Axes())} == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ({"tp": (0,)}, "tp: expected positive integers, got 0"),
+        ({"microbatch": (True,)}, "microbatch: expected positive integers, got True"),
+        ({"zero": (5,)}, "zero: 5 is not one of 0, 1, 2, 3"),
+        ({"recompute": ("all",)}, "recompute: 'all' is not one of none, selective"),
+        ({"schedule": ()}, "schedule: no value to try"),
+    ],
+)
+def test_axes_refuse_values_that_mean_nothing(axes: dict[str, tuple[int]], sentence: str) -> None:
+    with pytest.raises(AtollError) as caught:
+        Axes(**axes)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(sentence)

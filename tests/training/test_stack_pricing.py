@@ -1,0 +1,118 @@
+"""The same layer under different software: fused or step by step, padded or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from training_cases import dense, gpu, grouped, small_run
+
+from atoll.training.estimate import Estimator, estimate
+from atoll.training.layers import LayerCost
+from atoll.training.layout import Layout
+from atoll.training.pricing import Cost, Pricer
+from atoll.training.run import Run
+from atoll.training.stack import EAGER, STACKS
+
+
+def costs_of(run: Run, layout: Layout | None = None) -> dict[str, LayerCost]:
+    return {cost.name: cost for cost in Estimator(run).costs(layout or Layout(dp=8))}
+
+
+def test_eager_kernels_move_more_keep_more_and_launch_more() -> None:
+    eager = costs_of(small_run(grouped(), stack=STACKS["eager"]))["block"]
+    fused = costs_of(small_run(grouped(), stack=STACKS["megatron"]))["block"]
+    assert eager.forward.vector_s > 2 * fused.forward.vector_s
+    assert eager.backward.vector_s > 2 * fused.backward.vector_s
+    assert eager.forward.kernels > fused.forward.kernels
+    assert eager.kept("none").bytes > fused.kept("none").bytes
+    assert eager.forward.attention_s == fused.forward.attention_s
+
+
+def test_queries_keys_and_values_are_one_product_or_three() -> None:
+    split = costs_of(small_run(grouped(), stack=STACKS["compiled"]))["block"]
+    joined = costs_of(small_run(grouped(), stack=STACKS["megatron"]))["block"]
+    assert split.forward.matrix_s > joined.forward.matrix_s
+    assert split.forward.kernels - joined.forward.kernels == 3  # q, k, v; gate, up
+
+
+@pytest.mark.parametrize("vocab", [8191, 8195])
+def test_an_unaligned_vocabulary_is_slow_unless_padded(vocab: int) -> None:
+    even, odd = dense(vocab=8192), dense(vocab=vocab)
+    plain = [costs_of(small_run(m, stack=STACKS["eager"]))["head"].forward for m in (even, odd)]
+    padded = [costs_of(small_run(m, stack=STACKS["megatron"]))["head"].forward for m in (even, odd)]
+    assert plain[1].matrix_s > 1.5 * plain[0].matrix_s
+    assert padded[1].matrix_s < 1.05 * padded[0].matrix_s
+
+
+def test_host_launches_bind_small_models_in_eager_mode() -> None:
+    run = small_run(dense(4), devices=1, global_batch=1, stack=EAGER, sequence=128)
+    small = estimate(run, Layout(zero=0)).step
+    free = replace(run, stack=replace(EAGER, host_kernel_s=0.0))
+    assert small.host_s > 0.5 * small.time_s
+    assert estimate(free, Layout(zero=0)).step.time_s < 0.5 * small.time_s
+    large = replace(run, global_batch=64, sequence=1024)
+    step = estimate(large, Layout(microbatch=64, zero=0)).step
+    assert step.host_s < 0.05 * step.time_s
+
+
+def test_older_attention_kernels_are_slower() -> None:
+    run = small_run(grouped())
+    seconds = [
+        costs_of(replace(run, attention=name))["block"].forward.attention_s
+        for name in ("flash", "flash2", "flash1")
+    ]
+    assert seconds[0] < seconds[1] < seconds[2]
+    ampere = replace(run, gpu=gpu("a100-80"))
+    newest, second = (
+        costs_of(replace(ampere, attention=name))["block"].forward.attention_s
+        for name in ("flash", "flash2")
+    )
+    assert newest == second  # the second version was written for Ampere
+
+
+def test_unfused_attention_keeps_its_scores() -> None:
+    run = small_run(dense(dropout=0.1, attention_dropout=0.1))
+    flash = costs_of(run)["block"].kept("none").bytes
+    unfused = costs_of(replace(run, attention="unfused"))["block"]
+    scores = 2 * 8 * 1024 * 1024  # 16-bit, 8 heads
+    assert unfused.kept("none").bytes - flash >= 2 * scores
+    assert unfused.kept("none").bytes - unfused.kept("selective").bytes >= 2 * scores
+
+
+def test_fp8_products_are_faster_and_their_casts_are_paid() -> None:
+    model = dense(hidden=4096, heads=32, kv_heads=32, ffn=16384)
+    half = costs_of(small_run(model))["block"]
+    eight = costs_of(small_run(model, precision="fp8"))["block"]
+    assert 0.45 * half.forward.matrix_s < eight.forward.matrix_s < 0.7 * half.forward.matrix_s
+    assert eight.forward.vector_s > half.forward.vector_s
+    assert eight.forward.attention_s == half.forward.attention_s
+
+
+def test_tensor_parallelism_divides_work_and_adds_collectives() -> None:
+    run = small_run(dense(hidden=4096, heads=32, kv_heads=32, ffn=16384))
+    whole = costs_of(run)["block"]
+    quarter = costs_of(run, Layout(dp=2, tp=4))["block"]
+    assert quarter.forward.matrix_s == pytest.approx(whole.forward.matrix_s / 4, rel=0.3)
+    assert quarter.parameters == pytest.approx(whole.parameters / 4, rel=0.01)
+    assert not whole.forward_links
+    assert [link.kind for link in quarter.forward_links].count("all_gather") == 2
+    plain = costs_of(run, Layout(dp=2, tp=4, sp=False))["block"]
+    assert [link.kind for link in plain.forward_links] == ["all_reduce", "all_reduce"]
+    assert plain.kept("none").bytes > quarter.kept("none").bytes
+
+
+def test_context_parallelism_divides_the_causal_square() -> None:
+    long = dense(max_sequence=16384)
+    run = small_run(long, sequence=16384)
+    whole = costs_of(run)["block"].forward.attention_s
+    part = costs_of(run, Layout(dp=4, cp=2))["block"].forward.attention_s
+    assert part == pytest.approx(whole / 2, rel=0.1)
+
+
+def test_costs_add_and_scale() -> None:
+    one = Cost(1.0, 2.0, 3.0, 4)
+    assert (one + one).total_s == 12.0
+    assert one.times(2) == one + one
+    pricer = Pricer(gpu(), STACKS["megatron"])
+    assert pricer.product_s(512, 512, 512, 1, "bf16", 512) > 0

@@ -1,0 +1,262 @@
+"""What an estimate owes whatever the figures: parts that add up, and causes that push one way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from training_cases import (
+    WIDE,
+    block_of,
+    dense,
+    gpu,
+    grouped,
+    mixture,
+    network,
+    random_runs,
+    small_run,
+    variants,
+)
+
+from atoll.hardware.network import Network
+from atoll.training.estimate import Estimate, Estimator, estimate
+from atoll.training.layout import Layout
+from atoll.training.memory import CONTEXT_BYTES
+from atoll.training.request import make_layout, make_run
+from atoll.training.run import STATES, Run, model_flops
+from atoll.training.stack import STACKS
+from atoll.training.stages import chunk_sizes, stage_counts
+from atoll.workload.config import load_config
+
+CLOSE = 1e-9
+
+
+@st.composite
+def runs_with_layouts(draw: st.DrawFn) -> tuple[Run, Layout]:
+    run = draw(random_runs())
+    blocks = [b for v in variants(run, WIDE) if len(b := block_of(run, WIDE, v))]
+    assume(blocks)
+    block = draw(st.sampled_from(blocks))
+    return run, block.layout(draw(st.integers(0, len(block) - 1)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs_with_layouts())
+def test_parts_add_up(case: tuple[Run, Layout]) -> None:
+    run, layout = case
+    found = estimate(run, layout)
+    parts = found.step.breakdown()
+    assert sum(parts.values()) == pytest.approx(found.step.time_s, rel=CLOSE)
+    assert all(seconds >= -1e-15 for seconds in parts.values())
+    for memory in found.memory:
+        assert sum(memory.parts().values()) == pytest.approx(memory.allocated, rel=CLOSE)
+        assert all(size >= 0 for size in memory.parts().values())
+        assert memory.allocated < memory.needed - CONTEXT_BYTES
+    assert len(found.memory) == layout.pp
+    assert found.tokens_per_s_per_device * found.step.time_s * run.devices == pytest.approx(
+        run.tokens
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs_with_layouts(), st.sampled_from(["links", "latency", "hbm", "flops"]))
+def test_faster_hardware_never_makes_a_step_longer(case: tuple[Run, Layout], what: str) -> None:
+    """Zero-bubble schedules apart: there, faster weight gradients leave more of a bubble open."""
+    run, layout = case
+    assume(not layout.schedule.startswith("zb"))
+    faster = replace(run, **_improved(run, what))  # type: ignore[arg-type]
+    before, after = estimate(run, layout).step.time_s, estimate(faster, layout).step.time_s
+    assert after <= before * (1 + CLOSE)
+
+
+def _improved(run: Run, what: str) -> dict[str, object]:
+    if what == "hbm":
+        return {"gpu": replace(run.gpu, hbm_Bps=2 * run.gpu.hbm_Bps)}
+    if what == "flops":
+        peak = run.gpu.bf16_flops
+        assert peak is not None
+        measured = run.gpu.measured_flops
+        return {
+            "gpu": replace(run.gpu, bf16_flops=2 * peak, measured_flops=measured and 2 * measured)
+        }
+    factors = {"links": (2.0, 1.0), "latency": (1.0, 0.5)}
+    bandwidth, latency = factors[what]
+    levels = tuple(
+        replace(x, bandwidth_Bps=x.bandwidth_Bps * bandwidth, latency_s=x.latency_s * latency)
+        for x in run.network.levels
+    )
+    return {"network": Network("better", levels)}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_a_larger_batch_takes_longer_but_less_per_token(schedule: str, pp: int) -> None:
+    layout = Layout(dp=8 // pp, pp=pp, schedule=schedule if pp > 1 else "1f1b")
+    found = [
+        estimate(small_run(dense(8), global_batch=batch), layout) for batch in (16, 32, 64, 128)
+    ]
+    times = [e.step.time_s for e in found]
+    rates = [e.tokens_per_s_per_device for e in found]
+    assert times == sorted(times)
+    assert rates == sorted(rates)
+
+
+def _states(found: Estimate) -> float:
+    worst = found.worst
+    return worst.weights + worst.gradients + worst.optimizer
+
+
+@pytest.mark.parametrize("model", [dense(), grouped(), mixture()], ids=lambda m: m.name)
+@pytest.mark.parametrize("states", sorted(STATES))
+def test_higher_zero_stages_divide_more(model: object, states: str) -> None:
+    run = small_run(model, states=STATES[states])  # type: ignore[arg-type]
+    found = [estimate(run, Layout(dp=8, zero=zero)) for zero in range(4)]
+    held = [_states(e) for e in found]
+    assert held == sorted(held, reverse=True)
+    assert held[3] == pytest.approx(held[0] / 8)
+    assert found[2].worst.allocated <= found[1].worst.allocated <= found[0].worst.allocated
+
+
+@pytest.mark.parametrize("stack", ["megatron", "eager", "fsdp", "modular"])
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_fuller_recomputation_keeps_less_and_runs_longer(stack: str, attention: str) -> None:
+    run = small_run(grouped(8), stack=STACKS[stack], attention=attention)
+    estimator = Estimator(run)
+    costs = estimator.costs(Layout(dp=8))
+    for cost in (c for c in costs if c.is_block):
+        none, selective, full = (cost.kept(p) for p in ("none", "selective", "full"))
+        assert none.bytes >= selective.bytes >= full.bytes
+        assert none.again.total_s <= selective.again.total_s <= full.again.total_s
+        assert full.again.total_s == pytest.approx(cost.forward.total_s)
+    times = [
+        estimator.estimate(Layout(dp=8, recompute=policy)).step.time_s
+        for policy in ("none", "selective", "full")
+    ]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+def test_optimal_recomputation_is_never_slower_than_a_named_policy_that_fits(share: float) -> None:
+    run = small_run(grouped(8), devices=1, global_batch=16)
+    named = [Layout(microbatch=4, recompute=p, zero=0) for p in ("none", "selective", "full")]
+    found = [estimate(run, layout) for layout in named]
+    needed = sorted(e.worst.needed for e in found)
+    room = needed[0] + share * (needed[-1] - needed[0]) + 1
+    tight = replace(run, gpu=replace(run.gpu, hbm_bytes=int(room)))
+    best = estimate(tight, Layout(microbatch=4, recompute="optimal", zero=0))
+    assert best.fits
+    assert best.step.time_s <= min(
+        e.step.time_s for e in found if e.worst.needed <= tight.gpu.hbm_bytes
+    ) * (1 + CLOSE)
+    assert best.layout.recompute == "optimal"
+    assert best.rerun
+    if share == 1.0:
+        assert all(not operators for _, operators in best.rerun)
+
+
+def test_optimal_recomputation_without_room_needs_least() -> None:
+    run = small_run(grouped(4), devices=1, global_batch=16)
+    tight = replace(run, gpu=replace(run.gpu, hbm_bytes=1))
+    best = estimate(tight, Layout(microbatch=4, recompute="optimal", zero=0))
+    assert not best.fits
+    full = estimate(tight, Layout(microbatch=4, recompute="full", zero=0))
+    assert best.worst.needed <= full.worst.needed
+
+
+def test_flops_per_token_are_those_of_the_literature() -> None:
+    """6 N + 12 L h s (PaLM, appendix B), experts that are not visited left out."""
+    gpt3 = load_config("gpt3-175b")
+    expected = 6 * (174_615_846_912 - 2048 * 12288) + 12 * 96 * 12288 * 2048
+    assert model_flops(gpt3, 2048) == pytest.approx(expected, rel=1e-3)
+    mixtral = load_config("mixtral-8x7b")
+    active = 12.88e9 - 32000 * 4096  # published active parameters, less the embedding
+    expected = 6 * active + 12 * 32 * 4096 * 4096
+    assert model_flops(mixtral, 4096) == pytest.approx(expected, rel=0.01)
+
+
+def test_mfu_is_tokens_times_flops_over_peak() -> None:
+    run = make_run("llama2-7b", "h100", 8, global_batch=64)
+    found = estimate(run, make_layout(run))
+    flops = model_flops(run.model, run.sequence)
+    assert found.mfu == pytest.approx(found.tokens_per_s_per_device * flops / 989e12)
+    assert 0.2 < found.mfu < 0.7
+
+
+def test_busier_experts_make_all_wait() -> None:
+    layout = Layout(dp=8, ep=4, recompute="full")
+    even, uneven = (
+        estimate(small_run(mixture(), imbalance=imbalance), layout) for imbalance in (1.0, 2.0)
+    )
+    assert uneven.step.compute_s > even.step.compute_s
+    assert uneven.step.expert_s > even.step.expert_s
+    assert uneven.step.recompute_s > even.step.recompute_s
+    same = [estimate(small_run(imbalance=i), Layout(dp=8)).step for i in (1.0, 2.0)]
+    assert same[0] == same[1]
+
+
+def test_experts_spread_over_context_ranks_where_data_alone_is_too_small() -> None:
+    run = small_run(mixture(), devices=8)
+    outside = estimate(run, Layout(dp=4, cp=2, ep=4)).step.expert_s
+    through = estimate(run, Layout(dp=2, cp=2, tp=2, ep=4, sp=False)).step.expert_s
+    assert outside > 0
+    assert through > 0
+
+
+def test_recomputation_repeats_the_exchange_of_tokens_only_where_it_must() -> None:
+    run = small_run(mixture())
+    once = estimate(run, Layout(dp=8, ep=4)).step.expert_s
+    attention = estimate(run, Layout(dp=8, ep=4, recompute="selective")).step.expert_s
+    again = estimate(run, Layout(dp=8, ep=4, recompute="full")).step.expert_s
+    assert attention == pytest.approx(once)
+    assert again == pytest.approx(1.5 * once)
+
+
+def test_a_ring_over_nodes_is_slower_than_one_inside() -> None:
+    run = small_run(
+        dense(4, max_sequence=4096), devices=16, global_batch=16, sequence=4096,
+        stack=replace(STACKS["megatron"], overlap=replace(STACKS["megatron"].overlap, ring=0.0)),
+    )  # fmt: skip
+    inside = estimate(run, Layout(dp=2, cp=2, tp=4)).step.context_s
+    across = estimate(run, Layout(dp=1, cp=4, tp=4)).step.context_s
+    assert across > 6 * inside
+
+
+def test_stages_share_the_layers_evenly_and_the_ends_get_fewer() -> None:
+    assert chunk_sizes(8, 4) == (2, 2, 2, 2)
+    assert chunk_sizes(6, 4) == (1, 2, 2, 1)
+    assert chunk_sizes(7, 4) == (1, 2, 2, 2)
+    assert chunk_sizes(2, 4) == (0, 1, 1, 0)
+    assert chunk_sizes(5, 1) == (5,)
+
+
+@given(st.integers(1, 40), st.integers(0, 10), st.integers(1, 6), st.integers(1, 4))
+def test_every_layer_lies_on_one_stage(blocks: int, others: int, pp: int, vpp: int) -> None:
+    structure = ((False, 1), (True, blocks), *([(True, others)] if others else []), (False, 1))
+    assume(pp * vpp <= blocks + others + 2)
+    counted = [0] * len(structure)
+    stages = stage_counts(structure, pp, vpp)
+    assert [len(stage) for stage in stages] == [vpp] * pp
+    for chunk in (chunk for stage in stages for chunk in stage):
+        for kind, n in chunk:
+            counted[kind] += n
+    assert counted == [repeat for _, repeat in structure]
+    assert stages[0][0][0] == (0, 1)
+    assert stages[-1][-1][-1] == (len(structure) - 1, 1)
+
+
+@pytest.mark.parametrize("name", ["bert-large", "vit-b16", "gpt-j-6b", "gemma2-9b", "deepseek-v2"])
+def test_all_families_can_be_estimated(name: str) -> None:
+    run = make_run(name, "h100", 16, global_batch=512)
+    found = estimate(run, make_layout(run, tp=2, pp=2, microbatch=16, sp=False, recompute="full"))
+    assert 0.01 < found.mfu < 0.8
+    assert found.worst.weights > 0
+
+
+def test_devices_of_other_makers_take_their_own_network() -> None:
+    run = make_run("llama2-7b", "tpu-v5p", 16, global_batch=32, stack="xla")
+    assert run.network.name == "tpu-v5p"
+    assert run.network == network("tpu-v5p")
+    assert make_run("llama2-7b", "v100", 8, global_batch=8).precision == "fp16"
+    assert gpu("v100").half_dtype == "fp16"

@@ -1,0 +1,167 @@
+"""What a layout may be: every refusal is one sentence that names the field and the way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from training_cases import dense, grouped, mixture, small_run
+
+from atoll.errors import AtollError
+from atoll.training.layout import Layout, check_layout
+from atoll.training.request import make_layout, make_run
+from atoll.workload.model_config import ModelConfig
+
+LAYOUT = Layout(dp=8)
+
+
+def refusal(layout: Layout, model: ModelConfig | None = None, **given: int) -> str:
+    """The sentence with which a layout of 8 devices and 32 sequences of 1024 is refused."""
+    run = {"devices": 8, "global_batch": 32, "sequence": 1024} | given
+    with pytest.raises(AtollError) as caught:
+        check_layout(layout, model or dense(), **run)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_a_plain_layout_is_allowed() -> None:
+    check_layout(LAYOUT, dense(), 8, 32, 1024)
+
+
+@pytest.mark.parametrize("axis", ["dp", "tp", "pp", "cp", "ep", "vpp", "microbatch"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True])
+def test_degrees_are_positive_integers(axis: str, value: object) -> None:
+    sentence = refusal(replace(LAYOUT, **{axis: value}))  # type: ignore[arg-type]
+    assert sentence == f"{axis} is {value!r}, but must be a positive integer"
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        (
+            replace(LAYOUT, recompute="some"),
+            "recompute is 'some', but must be one of none, selective, alternate, full, optimal",
+        ),
+        (
+            replace(LAYOUT, schedule="2f2b"),
+            "schedule is '2f2b', but must be one of 1f1b, interleaved, zb-h1, zb-h2, gpipe",
+        ),
+        (replace(LAYOUT, zero=4), "zero is 4, but must be 0, 1, 2 or 3"),
+        (
+            replace(LAYOUT, dp=3, tp=2),
+            "tp 2 x pp 1 x cp 1 x dp 3 make 6 devices, but 8 are given",
+        ),
+        (
+            replace(LAYOUT, dp=1, tp=8, pp=1, microbatch=5),
+            "global batch 32 is not a multiple of dp 1 x microbatch 5 = 5; the nearest above is 35",
+        ),
+        (
+            replace(LAYOUT, dp=1, pp=8),
+            "pp 8 x vpp 1 make 8 model chunks, but small has 4 layers beside embedding and head; "
+            "lower pp or vpp",
+        ),
+        (replace(LAYOUT, vpp=2), "vpp is 2, but interleaving needs pp above 1"),
+        (
+            replace(LAYOUT, dp=4, pp=2, schedule="interleaved"),
+            "schedule interleaved has several chunks a stage, but vpp is 1",
+        ),
+        (
+            replace(LAYOUT, dp=4, pp=2, vpp=2, microbatch=8),
+            "interleaving needs the 1 microbatches to be a multiple of pp 2; change the microbatch "
+            "or dp",
+        ),
+        (
+            replace(LAYOUT, dp=4, pp=2, vpp=2, schedule="zb-h1"),
+            "schedule zb-h1 has one chunk a stage, but vpp is 2",
+        ),
+        (
+            replace(LAYOUT, dp=4, pp=2, zero=2),
+            "zero 2 divides gradients that a pipeline keeps adding to; use zero 1 with pp above 1",
+        ),
+        (replace(LAYOUT, ep=2), "ep is 2, but small has no experts"),
+    ],
+)
+def test_refusals_say_what_is_allowed(layout: Layout, sentence: str) -> None:
+    assert refusal(layout) == sentence
+
+
+def test_tensor_width_divides_heads_columns_and_key_heads() -> None:
+    assert refusal(Layout(dp=1, tp=3), devices=3) == (
+        "tp is 3, but does not divide the 8 attention heads of small; choose one of 1, 2, 4, 8"
+    )
+    odd = dense(ffn=2050)
+    assert refusal(Layout(dp=2, tp=4), odd) == (
+        "tp is 4, but does not divide the 2050 feed-forward columns of small; choose one of "
+        "1, 2, 5, 10"
+    )
+    three = grouped(heads=24, kv_heads=6, hidden=1536)
+    assert refusal(Layout(dp=2, tp=4), three) == (
+        "tp is 4, but neither divides the 6 key and value heads of small-gqa nor is a multiple "
+        "of them"
+    )
+    check_layout(Layout(dp=1, tp=8), grouped(), 8, 32, 1024)  # two key heads on eight devices
+
+
+def test_sequence_divides_among_context_and_tensor_ranks() -> None:
+    assert refusal(Layout(dp=4, cp=2), sequence=1022) == (
+        "sequence 1022 is not a multiple of 2 x cp 2, which ring attention needs to balance a "
+        "causal mask"
+    )
+    assert refusal(Layout(dp=2, tp=4), sequence=1022) == (
+        "sequence parallelism divides 1022 tokens a rank by tp 4, which leaves a remainder; turn "
+        "it off or change the sequence"
+    )
+    check_layout(Layout(dp=2, tp=4, sp=False), dense(), 8, 32, 1022)
+
+
+def test_experts_spread_over_data_and_context_ranks() -> None:
+    assert refusal(Layout(dp=9, ep=3), mixture(), devices=9, global_batch=9) == (
+        "ep is 3, but does not divide the 4 experts of small-moe"
+    )
+    assert refusal(Layout(dp=2, tp=4, ep=4), mixture()) == (
+        "ep is 4, but does not divide dp 2 x cp 1, over which experts are spread"
+    )
+    check_layout(Layout(dp=2, tp=2, cp=2, ep=4), mixture(), 8, 32, 1024)
+
+
+def test_data_parallelism_takes_the_devices_that_are_left() -> None:
+    run = small_run(devices=16)
+    assert make_layout(run, tp=2, pp=2).dp == 4
+    assert make_layout(run, tp=2).sp
+    assert not make_layout(run, tp=2, sp=False).sp
+    assert not make_layout(run).sp
+    assert make_layout(run, pp=2, vpp=2).schedule == "interleaved"
+    assert not make_layout(replace(run, sequence=1023), tp=2).sp
+    with pytest.raises(AtollError, match=r"^devices 16 is not a multiple of tp 3 x pp 1 x cp 1 ="):
+        make_layout(run, tp=3)
+    with pytest.raises(AtollError, match=r"^pp is 0, but must be a positive integer$"):
+        make_layout(run, pp=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": "llama3-7b"}, "llama3-8b"),
+        ({"device": "h10"}, "device 'h10' is not in the catalogue, did you mean h100"),
+        ({"stack": "megatrom"}, "stack 'megatrom' is not known, did you mean megatron"),
+        ({"states": "mix"}, "states 'mix' are not known"),
+        ({"precision": "fp4"}, "precision 'fp4' is not modelled"),
+        ({"device": "a100-80", "precision": "fp8"}, "device a100-80 has no fp8 matrix units"),
+        ({"attention": "flush"}, "attention 'flush' is not known, did you mean flash"),
+        ({"network": "dgx"}, "network 'dgx' is not in the catalogue"),
+        ({"devices": 0}, "devices is 0, but must be a positive integer"),
+        ({"global_batch": -4}, "global batch is -4, but must be a positive integer"),
+        ({"sequence": 0}, "sequence is 0, but must be a positive integer"),
+        ({"imbalance": 0.5}, "imbalance is 0.5, but must be 1 (even experts) or more"),
+        ({"imbalance": float("nan")}, "imbalance is nan"),
+        ({"imbalance": float("inf")}, "imbalance is inf"),
+        ({"model": "gpt2-xl", "sequence": 2048}, "its position table ends at 1024"),
+    ],
+)
+def test_a_run_is_refused_in_one_sentence(given: dict[str, object], words: str) -> None:
+    known = {"model": "llama2-7b", "device": "h100", "devices": 8, "global_batch": 8}
+    with pytest.raises(AtollError) as caught:
+        make_run(**(known | given))  # type: ignore[arg-type]
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
