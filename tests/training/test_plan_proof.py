@@ -24,9 +24,12 @@ from training_cases import (
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.training.bounds import Table, figures, memory_bounds_bytes, time_bounds_s
-from atoll.training.estimate import Estimate, Estimator
+from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.explain import reasons
+from atoll.training.layout import Layout
 from atoll.training.plan import plan
+from atoll.training.replay import replay_estimate
+from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.training.space import Axes, block_of, variants
 from atoll.training.stack import STACKS
@@ -44,9 +47,9 @@ def assert_bounded(run: Run, axes: Axes, random: Random, blocks: int, layouts: i
     time_s, needed = time_bounds_s(run, table), memory_bounds_bytes(run, table)
     for at in random.sample(range(len(table)), min(layouts, len(table))):
         layout = chosen[table.owner[at]].layout(int(table.inside[at]))
-        estimate = estimator.estimate(layout)
-        assert time_s[at] <= estimate.step.time_s * (1 + 1e-12), layout
-        assert needed[at] <= estimate.worst.needed * (1 + 1e-12), layout
+        found = estimator.estimate(layout)
+        assert time_s[at] <= found.step.time_s * (1 + 1e-12), layout
+        assert needed[at] <= found.worst.needed * (1 + 1e-12), layout
 
 
 @settings(max_examples=40, deadline=None)
@@ -179,3 +182,20 @@ def test_memory_bounds_are_tight_enough_to_prune() -> None:
     share = memory_bounds_bytes(run, table) / np.array([e.worst.needed for e in known])
     assert share.max() <= 1 + 1e-12
     assert np.median(share) > 0.9
+
+
+def test_gpt3_on_a_thousand_devices_is_at_least_as_good_as_published() -> None:
+    """The layout of NVIDIA's dgxc-benchmarking, under our own model."""
+    run = make_run("gpt3-175b", "h100", 1024, global_batch=2048)
+    published = Layout(dp=32, tp=4, pp=8, vpp=12, schedule="interleaved")
+    found = plan(run)
+    assert found.certificate.proven
+    assert found.certificate.layouts > 5000
+    assert found.best.fits
+    assert found.best.step.time_s <= estimate(run, published).step.time_s
+    assert abs(replay_estimate(found.best).difference) < 0.03
+
+
+def test_numbers_of_devices_that_fill_no_whole_nodes_can_be_planned() -> None:
+    found = plan(small_run(dense(6), devices=12, global_batch=48), SMALL)
+    assert found.best.fits
