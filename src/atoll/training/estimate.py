@@ -55,7 +55,7 @@ class Estimate:
     @property
     def mfu(self) -> float:
         """Model FLOPs, recomputation not counted, over the device's dense 16-bit peak."""
-        flops = model_flops(self.run.model, self.run.sequence)
+        flops = model_flops(self.run.stored or self.run.model, self.run.sequence)
         peak = self.run.gpu.peak_flops(self.run.gpu.half_dtype)
         return self.tokens_per_s_per_device * flops / peak
 
@@ -95,7 +95,14 @@ class Estimator:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.pricer = Pricer(run.gpu, run.stack, run.precision, run.alias, attention=run.attention)
+        self.pricer = Pricer(
+            run.gpu,
+            run.stack,
+            run.precision,
+            run.alias,
+            attention=run.attention,
+            stored=run.stored is not None,
+        )
         self._variants: dict[tuple[int, int, int, int, bool, bool], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, bool], Model] = {}
 
@@ -116,7 +123,7 @@ class Estimator:
         key = microbatch, tp, cp, sp
         if key not in self._models:
             self._models[key] = prepare(
-                self._padded(tp),
+                self.run.stored or self._padded(tp),
                 microbatch,
                 self.run.sequence // cp,
                 tp,
@@ -176,7 +183,11 @@ class Estimator:
     def _shared(self, layout: Layout) -> int:
         """Parameters of a tied embedding, which a stage with both ends holds once."""
         model = self.run.model
-        if not model.tied_embeddings or layout.pp > 1:
+        if layout.pp > 1:
+            return 0
+        if self.run.stored is not None:
+            return self._model(layout.microbatch, layout.tp, layout.cp, False).shared_parameters
+        if not model.tied_embeddings:
             return 0
         return -(-self._padded(layout.tp).vocab // layout.tp) * model.word_width
 

@@ -74,22 +74,40 @@ def layer_costs(
 
     With `optimal`, blocks also get the per-operator recomputation choices that no other beats.
     """
+    blocks = block_names(model)
     return tuple(
-        _layer_cost(layer, repeat, pricer, cp, ep, optimal=optimal)
+        _layer_cost(layer, repeat, pricer, cp, ep, layer.name in blocks, optimal=optimal)
         for layer, repeat in model.layers
     )
 
 
+def block_names(model: Model) -> frozenset[str]:
+    """The layers that a pipeline divides: of a captured model, those that repeat, or where none
+    does all but the first and the last.
+    """
+    names = [layer.name for layer, _ in model.layers]
+    if ENDS & set(names):
+        return frozenset(names) - ENDS
+    repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
+    return repeated or frozenset(names[1:-1] or names)
+
+
 def _layer_cost(
-    layer: Layer, repeat: int, pricer: Pricer, cp: int, ep: int, *, optimal: bool
+    layer: Layer,
+    repeat: int,
+    pricer: Pricer,
+    cp: int,
+    ep: int,
+    is_block: bool,
+    *,
+    optimal: bool,
 ) -> LayerCost:
-    is_block = layer.name not in ENDS
     costs = {
         op.name: pricer.cost(layer, _spread(layer, op, ep), cp)
         for op in (*layer.forward, *layer.backward)
     }
-    weight_ops = [op for op in layer.backward if op.kind == "linear_wgrad"]
-    data_ops = [op for op in layer.backward if op.kind != "linear_wgrad"]
+    weight_ops = [op for op in layer.backward if _weighs(op)]
+    data_ops = [op for op in layer.backward if not _weighs(op)]
     expert, dense = _parameters(layer)
     known = policies(layer, pricer, costs)
     if optimal and is_block:
@@ -115,6 +133,11 @@ def _layer_cost(
         ring_bytes=_ring(layer) if cp > 1 else 0.0,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
     )
+
+
+def _weighs(op: Operator) -> bool:
+    """Whether an operator makes a weight's gradient, which a schedule may delay."""
+    return op.kind == "linear_wgrad" or (op.kind == "linear_grad" and op.name.endswith(".wgrad"))
 
 
 def _spread(layer: Layer, op: Operator, ep: int) -> Operator:

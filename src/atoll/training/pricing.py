@@ -79,10 +79,12 @@ class Pricer:
         alias: Mapping[str, str] | None = None,
         *,
         attention: str = "flash",
+        stored: bool = False,
     ) -> None:
         self.gpu = gpu
         self.stack = stack
         self.alias = alias or {}
+        self.stored = stored  # operators of a captured model are kernels as they are
         self.attention_factor = FIRST_FLASH if attention == "flash1" else 1.0
         if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
             self.attention_factor *= AMPERE_ON_HOPPER
@@ -97,6 +99,9 @@ class Pricer:
             return Cost()
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(layer, op, ring)
+        if self.stored and not op.matmuls and not _is_loss(op):
+            moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
+            return Cost(vector_s=moved, kernels=1)
         total = Cost()
         for product in op.matmuls:
             total += self._products(layer, op, product)
@@ -133,7 +138,8 @@ class Pricer:
 
     def _parts(self, layer: Layer, op: Operator, product: Matmul) -> list[Matmul]:
         """The products that the stack really launches for a product of weights side by side."""
-        if not self.stack.split_products or not op.kind.startswith("linear"):
+        plain = self.stored or not self.stack.split_products
+        if plain or not op.kind.startswith("linear"):
             return [product]
         widths = _widths(layer, op)
         if len(widths) <= 1:
@@ -164,14 +170,14 @@ class Pricer:
         scores, values = op.matmuls[:2]
         backward = op.kind == "attention_bwd"
         sequence = scores.n * ring
-        lse = next(layer.tensors[n] for n in (*op.reads, *op.writes) if n.endswith(".lse"))
-        batch, heads, _ = lse.shape
-        kv_heads = max(1, scores.batch // batch)
+        # Key heads of all samples are the scores' batch, their query heads lie in its rows.
+        kv_heads = scores.batch
+        heads = kv_heads * max(1, scores.m // scores.n)
         causal = scores.fraction < 1
         # The width of a value head; backwards the second product's other side is the sequence.
         width = min(values.m, values.n) if backward else values.n
         head = max(scores.k, 1)
-        seconds = self.attention_s(batch, heads, kv_heads, sequence, head, causal, backward)
+        seconds = self.attention_s(1, heads, kv_heads, sequence, head, causal, backward)
         seconds *= self.attention_factor
         seconds *= (head + width) / (2 * head)
         full = (sequence + 1) / (2 * sequence) if causal else 1.0
@@ -222,3 +228,7 @@ def _gated(layer: Layer) -> bool:
         op.kind == "activation" and len(op.vectors) == 2 and op.name == "act"
         for op in layer.forward
     )
+
+
+def _is_loss(op: Operator) -> bool:
+    return any(work.function.startswith("cross_entropy") for work in op.vectors)

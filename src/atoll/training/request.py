@@ -7,13 +7,19 @@ from math import inf
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
+from atoll.training.layers import block_names
 from atoll.training.layout import Layout, check_positive
 from atoll.training.run import Run, load_states
 from atoll.training.stack import load_stack
-from atoll.workload.config import load_config
+from atoll.workload.config import load_model
+from atoll.workload.model_config import ModelConfig
+from atoll.workload.prepare import prepare
+from atoll.workload.shard import widths
+from atoll.workload.stored import StoredModel
 from atoll.yamlfile import suggestion
 
 ATTENTION = ("flash", "flash2", "flash1", "unfused")
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # of tensor parallelism, tried on captured models
 PRECISIONS = ("bf16", "fp16", "fp8")
 
 
@@ -32,7 +38,8 @@ def make_run(
     imbalance: float = 1.0,
 ) -> Run:
     """A run by names: the model of the zoo or a file, the device and its network likewise."""
-    config = load_config(model)
+    given = load_model(model)
+    config = _stand_in(given) if isinstance(given, StoredModel) else given
     gpu = load_gpu(device)
     length = config.sequence if sequence is None else sequence
     check_positive(devices=devices, global_batch=global_batch, sequence=length)
@@ -61,6 +68,31 @@ def make_run(
         precision=chosen,
         attention=attention,
         imbalance=imbalance,
+        stored=given if isinstance(given, StoredModel) else None,
+    )
+
+
+def _stand_in(stored: StoredModel) -> ModelConfig:
+    """What layouts ask of a captured model: its blocks, and the widths that divide its tensors."""
+    width = max(widths(stored, WIDTHS))
+    microbatch = stored.file.microbatch or 1
+    built = prepare(stored, microbatch, fusion="none")
+    blocks = block_names(built)
+    return ModelConfig(
+        name=stored.name,
+        family="captured",
+        hidden=width,
+        layers=sum(repeat for layer, repeat in built.layers if layer.name in blocks),
+        heads=width,
+        kv_heads=width,
+        head_dim=1,
+        ffn=width,
+        vocab=width,
+        max_sequence=stored.sequence,
+        default_sequence=stored.sequence,
+        positions="none",
+        tied_embeddings=False,
+        causal=False,  # its sequence is not divided
     )
 
 
@@ -88,6 +120,11 @@ def make_layout(
                 f"devices {run.devices} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {ranks}"
             )
         dp = run.devices // ranks
+    if run.stored is not None and (cp > 1 or (sp and tp > 1)):
+        raise AtollError(
+            f"{run.model.name} was captured with whole sequences: cp must be 1 and sequence "
+            "parallelism off"
+        )
     divided = (run.sequence // cp) % tp == 0
     return Layout(
         dp=dp,
@@ -97,7 +134,7 @@ def make_layout(
         ep=ep,
         vpp=vpp,
         microbatch=microbatch,
-        sp=(tp > 1 and divided) if sp is None else sp and tp > 1,
+        sp=(tp > 1 and divided and run.stored is None) if sp is None else sp and tp > 1,
         zero=zero,
         recompute=recompute,
         schedule=schedule or ("interleaved" if vpp > 1 else "1f1b"),

@@ -10,6 +10,8 @@ from atoll.hardware.network import Network
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.workload.build import build_model
 from atoll.workload.model_config import ModelConfig
+from atoll.workload.prepare import prepare
+from atoll.workload.stored import StoredModel
 from atoll.yamlfile import suggestion
 
 
@@ -53,6 +55,7 @@ class Run:
     """Model, devices, batch, and the software that runs it."""
 
     model: ModelConfig
+    """The model's shape; of a captured one, a stand-in with what layouts ask for."""
     gpu: Gpu
     network: Network
     devices: int
@@ -65,6 +68,8 @@ class Run:
     """flash (the best of today), flash2 or flash1 (as of 2023 and 2022), or unfused."""
     imbalance: float = 1.0
     """Tokens of the busiest expert over the mean."""
+    stored: StoredModel | None = None
+    """The captured model, where there is no builder for it."""
 
     @property
     def tokens(self) -> int:
@@ -79,12 +84,15 @@ class Run:
         return {}
 
 
-def model_flops(model: ModelConfig, sequence: int) -> float:
+def model_flops(model: ModelConfig | StoredModel, sequence: int) -> float:
     """FLOPs per token of forward and backward without recomputation, whole attention counted.
 
     6 per parameter that multiplies, and 12 s h per layer for attention (PaLM, arXiv:2204.02311,
     appendix B); experts that a token does not visit do not count. The backward pass takes twice
     the forward's.
     """
+    if isinstance(model, StoredModel):
+        built = prepare(model, model.file.microbatch or 1, sequence, fusion="none")
+        return 3 * sum(x.flops_forward * n for x, n in built.layers) / built.tokens
     built = build_model(model, 1, sequence)
     return 3 * sum(layer.flops_forward * repeat for layer, repeat in built.layers) / sequence

@@ -131,9 +131,11 @@ def variants(run: Run, axes: Axes) -> Iterator[Variant]:
     for tp, cp, ep, microbatch in product(tps, cps, eps, axes.microbatch):
         if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
             continue
+        if run.stored is not None and cp > 1:  # captured with whole sequences
+            continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue
-        for sp in axes.sp if tp > 1 else (False,):
+        for sp in axes.sp if tp > 1 and run.stored is None else (False,):
             if sp and (run.sequence // cp) % tp:
                 continue
             yield Variant(tp, cp, ep, microbatch, sp)
