@@ -19,6 +19,9 @@ def search(
         list[str] | None,
         typer.Option(help="Zoo name, config.json, folder or cached model id; repeatable."),
     ] = None,
+    wafer: Annotated[
+        str | None, typer.Option(help="A wafer instead of devices: catalogue name or file (YAML).")
+    ] = None,
     devices: Annotated[int | None, typer.Option(help="Number of devices.")] = None,
     batch: Annotated[int | None, typer.Option(help="Global batch in sequences.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Sequence length in tokens.")] = None,
@@ -70,7 +73,26 @@ def search(
     """
     from atoll.api import search as run
     from atoll.explore.files import check_folder, write_result
+    from atoll.wafer.job import is_wafer_job
 
+    if wafer is not None or (job is not None and is_wafer_job(job)):
+        from atoll.commands.wafer import search_wafer
+
+        search_wafer(
+            job, wafer, model,
+            given={
+                "batch": batch, "sequence": sequence, "microbatches": microbatch, "seed": seed,
+                "pareto": pareto, "baselines": False if no_baselines else None,
+            },
+            unknown={
+                "devices": devices, "tensor": tensor, "hbm": hbm, "recompute": recompute,
+                "profile": profile, "space": space, "network": network, "optimizer": optimizer,
+                "objective": objective, "strategy": strategy, "max_area": max_area,
+                "max_power": max_power, "tolerance": tolerance, "time_limit": time_limit,
+            },
+            as_json=as_json, out=out,
+        )  # fmt: skip
+        return
     if out is not None:
         check_folder(out)
     with printing.progress(quiet=as_json) as show:

@@ -1,0 +1,260 @@
+"""The search for the best mapping on one wafer, with a bound on everything it did not try.
+
+Candidates are (microbatch, shape of a stage's rectangle, number of stages), best bound first:
+
+    step >= (M - 1) x ceil(layers / p) x t + layers x t,    t = a layer on that shape at its fastest
+
+with t from the exact part (or, for shapes with very many codes, from compute alone). A candidate
+whose bound is no better than the best mapping known is never solved. The bound on all mappings,
+whatever their tiling of the wafer, is work over dies:
+
+    step >= M x layers x min over shapes (dies of the shape x t) / dies of the wafer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from atoll.cost.vector import operations_per_element
+from atoll.errors import InfeasibleError
+from atoll.units import format_bytes
+from atoll.wafer.block import make_block
+from atoll.wafer.digits import digit_systems
+from atoll.wafer.encoding import Die
+from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.pricing import pricer
+from atoll.wafer.stages import INFINITY, Options, Planner, snake
+from atoll.wafer.tables import STATE_BYTES, Tables, legal_codes
+from atoll.wafer.template import Wafer
+
+MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MANY_CODES = 300  # above this, edges are not tabulated: the bound is compute alone
+
+Progress = Callable[[str, int, int, float, float], None]
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    bound_s: float
+    microbatch: int
+    width: int
+    height: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best mapping on a wafer and how good it is."""
+
+    best: Evaluation
+    bound_s: float
+    """No mapping of the encoding on this wafer has a shorter step."""
+    candidates: int
+    solved: int
+    pruned: int
+    runners_up: tuple[Evaluation, ...] = field(default=())
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1.0 - self.bound_s / self.best.step_s)
+
+
+class WaferSearch:
+    """One model on one wafer."""
+
+    def __init__(
+        self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
+        microbatches: Sequence[int] = MICROBATCHES, progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
+        self.planner = Planner(wafer, model, batch, sequence, options)
+        self.microbatches = tuple(b for b in microbatches if b <= batch)
+        self.progress = progress
+        self._bounds: dict[tuple[int, int, int], float] = {}
+        self._free: dict[tuple[int, int, int], float] = {}
+        self._ideal: dict[int, float] = {}
+
+    # -- bounds --------------------------------------------------------------------------------
+
+    def ideal_layer_s(self, microbatch: int, dies: int) -> float:
+        """A layer's products at peak rate (masked attention tiles are not computed), then its
+        vector passes on all lanes or at full memory bandwidth.
+        """
+        if microbatch not in self._ideal:
+            self._ideal[microbatch] = self._ideal_die_s(microbatch)
+        return self._ideal[microbatch] / dies
+
+    def _ideal_die_s(self, microbatch: int) -> float:
+        block = make_block(self.model, microbatch, self.sequence)
+        flops = sum(
+            item.matmul.flops * item.matmul.fraction
+            for unit in block.units
+            for items in (unit.forward, unit.data_gradient, unit.weight_gradient)
+            for item in items
+        )
+        passes = [p for chain in block.chains for p in (*chain.entry_passes, *chain.stream_passes)]
+        passes += [
+            p
+            for unit in block.units
+            if not unit.on_chip
+            for p in (*unit.forward_passes, *unit.backward_passes)
+        ]
+        price = pricer(self.wafer.chip)
+        chip = self.wafer.chip
+        lanes = chip.vector_cores * chip.vector_width * chip.clock_Hz
+        vectors = sum(
+            max(
+                p.work.elements * operations_per_element(p.work.function, "default") / lanes,
+                p.bytes / price.chip.hbm.bandwidth_Bps,
+            )
+            for p in passes
+        )
+        return float(flops) / self.wafer.core.peak_flops + vectors
+
+    def layer_bound_s(self, width: int, height: int, microbatch: int) -> float:
+        """No layer on this shape takes less."""
+        key = width, height, microbatch
+        if key not in self._bounds:
+            if self._too_many(*key):
+                self._bounds[key] = self._free[key] = self._compute_bound_s(*key)
+            else:
+                self._bounds[key] = self.planner.fastest_s(*key)
+                self._free[key] = self.planner.free_bound_s(*key)
+        return self._bounds[key]
+
+    def _too_many(self, width: int, height: int, microbatch: int) -> bool:
+        block = make_block(self.model, microbatch, self.sequence)
+        digits = digit_systems(width, height)[0]
+        return any(len(legal_codes(u.sizes, digits)) > MANY_CODES for u in block.units)
+
+    def _compute_bound_s(self, width: int, height: int, microbatch: int) -> float:
+        block = make_block(self.model, microbatch, self.sequence)
+        digits = digit_systems(width, height)[0]
+        price = pricer(self.wafer.chip)
+        tables = Tables(block, digits, self.planner.setting(microbatch), price)
+        stream = min(tables.stream_s(code) for code in tables.stream.codes)
+        return stream + sum(float(n.compute_s.min()) for chain in tables.nodes for n in chain)
+
+    def step_bound_s(self, layer_s: float, microbatch: int, stages: int) -> float:
+        layers = make_block(self.model, microbatch, self.sequence).layers
+        rounds = self.planner.rounds(microbatch)
+        return (rounds - 1) * -(-layers // stages) * layer_s + layers * layer_s
+
+    def candidates(self) -> list[Candidate]:
+        """All of them under the ideal bound."""
+        found = []
+        rows, columns = self.wafer.rows, self.wafer.columns
+        for microbatch in self.microbatches:
+            layers = make_block(self.model, microbatch, self.sequence).layers
+            for width in range(1, columns + 1):
+                for height in range(1, rows + 1):
+                    most = min(layers, (columns // width) * (rows // height))
+                    ideal = self.ideal_layer_s(microbatch, width * height)
+                    for stages in range(1, most + 1):
+                        bound = self.step_bound_s(ideal, microbatch, stages)
+                        found.append(Candidate(bound, microbatch, width, height, stages))
+        return sorted(found)
+
+    # -- the search ----------------------------------------------------------------------------
+
+    def run(self, seeds: Sequence[Evaluation] = ()) -> Found:
+        """`seeds` are mappings known already (baselines are points of the same space)."""
+        if not any(seed.fits for seed in seeds):
+            self._check_memory()
+        queue = self.candidates()
+        kept = [seed for seed in (*seeds, self._seed(queue)) if seed is not None and seed.fits]
+        best = min(kept, key=lambda e: e.step_s) if kept else None
+        solved = 0
+        for number, candidate in enumerate(queue):
+            limit = INFINITY if best is None else best.step_s
+            if candidate.bound_s >= limit:
+                break
+            shape = candidate.width, candidate.height
+            bound = self.layer_bound_s(*shape, candidate.microbatch)
+            if self.step_bound_s(bound, candidate.microbatch, candidate.stages) >= limit:
+                continue
+            if self._too_many(*shape, candidate.microbatch):
+                continue
+            solved += 1
+            found = self._solve(candidate, limit)
+            if found is not None:
+                kept.append(found)
+                if best is None or found.step_s < best.step_s:
+                    best = found
+            if self.progress and best is not None:
+                self.progress("mappings", len(queue) - number, len(queue), best.samples_per_s,
+                              self.batch / self.bound_s(best.step_s))  # fmt: skip
+        if best is None:
+            raise InfeasibleError(
+                f"model {self.model}: no mapping fits wafer {self.wafer.name} with batch "
+                f"{self.batch} and sequence {self.sequence}, even with everything recomputed; use "
+                "more memory a die, a shorter sequence or a smaller model."
+            )
+        kept.sort(key=lambda e: e.step_s)
+        return Found(
+            best, self.bound_s(best.step_s), len(queue), solved, len(queue) - solved,
+            tuple(e for e in kept if e is not best)[:3],
+        )  # fmt: skip
+
+    def _check_memory(self) -> None:
+        block = make_block(self.model, 1, self.sequence)
+        needed = STATE_BYTES * block.parameters
+        wafer_bytes = self.wafer.memory_bytes * self.wafer.dies
+        if needed > wafer_bytes and "external" not in self.planner.options.homes:
+            raise InfeasibleError(
+                f"model {self.model}: weights, gradients and optimizer take "
+                f"{format_bytes(needed)}, but wafer {self.wafer.name} has "
+                f"{format_bytes(wafer_bytes)}; even with full recomputation it does not fit: use a "
+                "smaller model or more DRAM a die."
+            )
+
+    def _seed(self, queue: Sequence[Candidate]) -> Evaluation | None:
+        """A first mapping from a plain candidate, so that bounds prune from the start."""
+        tried = 0
+        for candidate in queue:
+            small = candidate.width * candidate.height <= 8 and candidate.microbatch == 1
+            if small and candidate.stages * candidate.width * candidate.height >= self.wafer.dies - 8:
+                tried += 1
+                found = self._solve(candidate, INFINITY)
+                if found is not None or tried >= 6:
+                    return found
+        return None
+
+    def _solve(
+        self, candidate: Candidate, limit: float, dead_links: Sequence[tuple[Die, Die]] = ()
+    ) -> Evaluation | None:
+        rectangles = snake(
+            self.wafer.rows, self.wafer.columns, candidate.width, candidate.height,
+            candidate.stages,
+        )  # fmt: skip
+        if rectangles is None:
+            return None
+        mapping = self.planner.plan(rectangles, candidate.microbatch, dead_links, limit)
+        if mapping is None:
+            return None
+        found = evaluate(self.wafer, mapping, dead_links)
+        return found if found.fits else None
+
+    def bound_s(self, best_s: float) -> float:
+        """On every mapping of the encoding, whatever its rectangles."""
+        bounds = []
+        for microbatch in self.microbatches:
+            layers = make_block(self.model, microbatch, self.sequence).layers
+            rounds = self.planner.rounds(microbatch)
+            ideal = rounds * layers * self.ideal_layer_s(microbatch, self.wafer.dies)
+            if ideal >= best_s:
+                bounds.append(ideal)
+                continue
+            per_die = min(
+                width * height * self._known_bound_s(width, height, microbatch)
+                for width in range(1, self.wafer.columns + 1)
+                for height in range(1, self.wafer.rows + 1)
+            )
+            bounds.append(rounds * layers * per_die / self.wafer.dies)
+        return min(bounds)
+
+    def _known_bound_s(self, width: int, height: int, microbatch: int) -> float:
+        """The exact part's bound where it was needed, otherwise products at peak rate."""
+        known = self._free.get((width, height, microbatch), 0.0)
+        return max(known, self.ideal_layer_s(microbatch, width * height))
