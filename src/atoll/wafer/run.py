@@ -16,7 +16,7 @@ from atoll.wafer.result import WaferResult
 from atoll.wafer.search import Found, Progress, WaferSearch
 from atoll.wafer.template import Wafer
 
-TOLERANCE = 0.10
+TOLERANCE = 0.01
 STREAMED = "weight-streaming"
 
 
