@@ -9,6 +9,7 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.explore.result import Certificate
 from atoll.wafer.baselines import Baseline, run_baselines
+from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
@@ -36,6 +37,9 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
     mark = time.monotonic()
     found = search_one(job, wafer, baselines, progress)
     phases["search"] = time.monotonic() - mark
+    mark = time.monotonic()
+    detailed = replay_mapping(wafer, found.best)
+    phases["replay"] = time.monotonic() - mark
     return WaferResult(
         job=job,
         wafer=wafer,
@@ -45,7 +49,7 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
             tightened=found.solved,
         ),
         baselines=baselines,
-        detailed={},
+        detailed=detailed,
         designs=[design_row(wafer, found.best)],
         runners_up=found.runners_up,
         phases_s=phases,
