@@ -73,6 +73,8 @@ class SpaceFile(FileModel):
     tensor_cores: tuple[Count, ...] | None = None
     sram: tuple[Bytes, ...] | None = None
     stacks: tuple[Stacks, ...] | None = None
+    array: tuple[tuple[Count, Count], ...] | None = None
+    """Width and depth of a core's array."""
 
 
 class WaferFile(FileModel):
@@ -175,11 +177,12 @@ def load_wafers(name_or_path: str | Path) -> tuple[Wafer, ...]:
     space = file.space
     found: list[Wafer] = []
     reason: AtollError | None = None
-    for grid, cores, sram, stacks in product(
+    for grid, cores, sram, stacks, (width, depth) in product(
         space.grid or (file.grid,),
         space.tensor_cores or (file.die.tensor_cores,),
         space.sram or (file.die.sram,),
         space.stacks or (file.dram.stacks if file.dram else 0,),
+        space.array or ((file.die.width, file.die.depth),),
     ):
         ratio = file.die.vector_cores / file.die.tensor_cores
         die = file.die.model_copy(
@@ -187,6 +190,8 @@ def load_wafers(name_or_path: str | Path) -> tuple[Wafer, ...]:
                 "tensor_cores": cores,
                 "vector_cores": max(1, round(cores * ratio)),
                 "sram": sram,
+                "width": width,
+                "depth": depth,
             }
         )
         dram = file.dram.model_copy(update={"stacks": stacks}) if file.dram else None
@@ -195,7 +200,10 @@ def load_wafers(name_or_path: str | Path) -> tuple[Wafer, ...]:
         except AtollError as error:
             reason = reason or error
             continue
-        label = f"{grid[0]}x{grid[1]}, {cores} cores, {sram // 2**20} MiB, {stacks} stacks"
+        label = (
+            f"{grid[0]}x{grid[1]}, {cores} cores {width}x{depth}, {sram // 2**20} MiB, "
+            f"{stacks} stacks"
+        )
         found.append(replace(wafer, name=f"{file.name} ({label})"))
     if not found:
         raise AtollError(f"space: no wafer of it can be built; the first: {reason}")

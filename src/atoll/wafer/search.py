@@ -4,7 +4,7 @@ Candidates are (microbatch, shape of a stage's rectangle, number of stages), bes
 
     step >= (M - 1) x ceil(layers / p) x t + layers x t,    t = a layer on that shape at its fastest
 
-with t from the exact part (or, for shapes with very many codes, from compute alone). A candidate
+with t from the exact part (or, for shapes with very many codes, from peak rates). A candidate
 whose bound is no better than the best mapping known is never solved. The bound on all mappings,
 whatever their tiling of the wafer, is work over dies:
 
@@ -23,13 +23,15 @@ from atoll.wafer.block import make_block
 from atoll.wafer.digits import digit_systems
 from atoll.wafer.encoding import Die
 from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.faults import Faults, map_around
 from atoll.wafer.pricing import pricer
 from atoll.wafer.stages import INFINITY, Options, Planner, snake
-from atoll.wafer.tables import STATE_BYTES, Tables, legal_codes
+from atoll.wafer.tables import STATE_BYTES, legal_codes
 from atoll.wafer.template import Wafer
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-MANY_CODES = 300  # above this, edges are not tabulated: the bound is compute alone
+MANY_CODES = 300  # shapes with more codes an operator are bounded, not solved
+QUICK_CODES = 100  # the same when many wafers are compared
 
 Progress = Callable[[str, int, int, float, float], None]
 
@@ -66,7 +68,9 @@ class WaferSearch:
     def __init__(
         self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
         microbatches: Sequence[int] = MICROBATCHES, progress: Progress | None = None,
+        most_codes: int = MANY_CODES,
     ) -> None:  # fmt: skip
+        self.most_codes = most_codes
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         self.planner = Planner(wafer, model, batch, sequence, options)
         self.microbatches = tuple(b for b in microbatches if b <= batch)
@@ -117,7 +121,7 @@ class WaferSearch:
         key = width, height, microbatch
         if key not in self._bounds:
             if self._too_many(*key):
-                self._bounds[key] = self._free[key] = self._compute_bound_s(*key)
+                self._bounds[key] = self._free[key] = self.ideal_layer_s(microbatch, width * height)
             else:
                 self._bounds[key] = self.planner.fastest_s(*key)
                 self._free[key] = self.planner.free_bound_s(*key)
@@ -126,15 +130,9 @@ class WaferSearch:
     def _too_many(self, width: int, height: int, microbatch: int) -> bool:
         block = make_block(self.model, microbatch, self.sequence)
         digits = digit_systems(width, height)[0]
-        return any(len(legal_codes(u.sizes, digits)) > MANY_CODES for u in block.units)
-
-    def _compute_bound_s(self, width: int, height: int, microbatch: int) -> float:
-        block = make_block(self.model, microbatch, self.sequence)
-        digits = digit_systems(width, height)[0]
-        price = pricer(self.wafer.chip)
-        tables = Tables(block, digits, self.planner.setting(microbatch), price)
-        stream = min(tables.stream_s(code) for code in tables.stream.codes)
-        return stream + sum(float(n.compute_s.min()) for chain in tables.nodes for n in chain)
+        if 3**digits.count > self.most_codes:
+            return True
+        return any(len(legal_codes(u.sizes, digits)) > self.most_codes for u in block.units)
 
     def step_bound_s(self, layer_s: float, microbatch: int, stages: int) -> float:
         layers = make_block(self.model, microbatch, self.sequence).layers
@@ -157,6 +155,15 @@ class WaferSearch:
         return sorted(found)
 
     # -- the search ----------------------------------------------------------------------------
+
+    def ideal_step_s(self) -> float:
+        """Work over dies at peak rates: a bound that needs no solving."""
+        return min(
+            self.planner.rounds(b)
+            * make_block(self.model, b, self.sequence).layers
+            * self.ideal_layer_s(b, self.wafer.dies)
+            for b in self.microbatches
+        )
 
     def run(self, seeds: Sequence[Evaluation] = ()) -> Found:
         """`seeds` are mappings known already (baselines are points of the same space)."""
@@ -185,6 +192,10 @@ class WaferSearch:
             if self.progress and best is not None:
                 self.progress("mappings", len(queue) - number, len(queue), best.samples_per_s,
                               self.batch / self.bound_s(best.step_s))  # fmt: skip
+        mixed = self._mixed(best)
+        if mixed is not None:
+            kept.append(mixed)
+            best = mixed
         if best is None:
             raise InfeasibleError(
                 f"model {self.model}: no mapping fits wafer {self.wafer.name} with batch "
@@ -196,6 +207,14 @@ class WaferSearch:
             best, self.bound_s(best.step_s), len(queue), solved, len(queue) - solved,
             tuple(e for e in kept if e is not best)[:3],
         )  # fmt: skip
+
+    def _mixed(self, best: Evaluation | None) -> Evaluation | None:
+        """Stages of different shapes, where equal ones leave dies idle or do not fit at all."""
+        if best is not None and len(set(best.mapping.dies)) == self.wafer.dies:
+            return None
+        found = map_around(self.planner, Faults(), [b for b in self.microbatches if b <= 2])
+        better = found is not None and (best is None or found.step_s < best.step_s)
+        return found if better else None
 
     def _check_memory(self) -> None:
         block = make_block(self.model, 1, self.sequence)
