@@ -1,1 +1,1 @@
-"""Wafer-scale chips: the template, the mapping of a training step on its mesh of dies, the search."""
+"""Wafer-scale chips: the template, mappings of a training step on its mesh of dies, the search."""

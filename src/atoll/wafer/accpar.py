@@ -80,7 +80,8 @@ def _one_cut(weights: list[float], inputs: list[float], outputs: list[float]) ->
     count = len(weights)
     best: tuple[float, tuple[str, ...]] | None = None
     for first in TYPES:
-        reach = {first: (_inside(first, weights[0], inputs[0], outputs[0]), (first,))}
+        start = _inside(first, weights[0], inputs[0], outputs[0])
+        reach: dict[str, tuple[float, tuple[str, ...]]] = {first: (start, (first,))}
         for i in range(1, count):
             reach = {
                 kind: min(

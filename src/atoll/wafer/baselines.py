@@ -1,4 +1,4 @@
-"""What others would do on the same wafer, written in the same encoding, priced by the same evaluator.
+"""What others would do on the same wafer: the same encoding, priced by the same evaluator.
 
 * accpar: all dies as one group, cut in halves again and again; at each cut every weighted layer is
   of type I (rows), II (inputs) or III (outputs), chosen by dynamic programming on communication
@@ -17,8 +17,8 @@ again with the least recomputation that makes it fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -49,6 +49,8 @@ class Baseline:
     """Whether it fits with the recomputation that the method itself prescribes."""
     needed_bytes: float
     """Most memory of a die under the method's own recomputation."""
+    variants: Mapping[str, float | None] = field(default_factory=dict)
+    """Samples/s of its settings by kind (ZeRO stage, recomputation); None: out of memory."""
 
     @property
     def samples_per_s(self) -> float | None:
@@ -62,6 +64,7 @@ class Baseline:
             "needed_GiB_per_die": self.needed_bytes / 2**30,
             "used_GiB_per_die": self.evaluation.memory_bytes / 2**30,
             "fits_with_least_recomputation": self.evaluation.fits,
+            "variants": dict(self.variants),
         }
 
 
@@ -78,6 +81,7 @@ class _Recipe:
     home: str
     keep: tuple[bool, ...]
     streaming: bool
+    variant: str = ""
 
 
 def run_baselines(
@@ -91,7 +95,9 @@ def run_baselines(
         "weight-streaming": _weight_streaming,
     }
     return {
-        name: _best(name, wafer, model, batch, sequence, makers[name](wafer, model, batch, sequence))
+        name: _best(
+            name, wafer, model, batch, sequence, makers[name](wafer, model, batch, sequence)
+        )
         for name in names
     }
 
@@ -109,9 +115,13 @@ def _best(
     if not priced:
         return None
     fitting = [(r, e) for r, e in priced if e.fits]
+    variants = {
+        kind: max((e.samples_per_s for r, e in fitting if r.variant == kind), default=None)
+        for kind in dict.fromkeys(r.variant for r, _ in priced if r.variant)
+    }
     if fitting:
         recipe, found = min(fitting, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return Baseline(name, recipe.words, found, True, found.memory_bytes)
+        return Baseline(name, recipe.words, found, True, found.memory_bytes, variants)
     least = min(e.memory_bytes for _, e in priced)
     rescued = []
     for recipe, found in priced:
@@ -122,9 +132,10 @@ def _best(
                 rescued.append((recipe, again))
     if rescued:
         recipe, found = min(rescued, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return Baseline(name, recipe.words + ", least recomputation", found, False, least)
+        words = recipe.words + ", least recomputation"
+        return Baseline(name, words, found, False, least, variants)
     recipe, found = min(priced, key=lambda pair: (pair[1].memory_bytes, pair[0].words))
-    return Baseline(name, recipe.words, found, False, least)
+    return Baseline(name, recipe.words, found, False, least, variants)
 
 
 def _build(recipe: _Recipe, model: str, batch: int, sequence: int) -> WaferMapping | None:
@@ -212,11 +223,11 @@ def _megatron(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_
                         words = (
                             f"tensor {tensor} x pipeline {most} x data {data}, microbatch "
                             f"{microbatch}, {'sequence parallel, ' if sequence_parallel else ''}"
-                            f"{policy} recomputation"
+                            f"{'no' if policy == 'none' else policy} recomputation"
                         )
                         yield _Recipe(
                             words, rectangles, digits, microbatch, stream, codes, "optimizer",
-                            _kept(block, policy), False,
+                            _kept(block, policy), False, f"{policy} recomputation",
                         )  # fmt: skip
 
 
@@ -275,6 +286,7 @@ def _deepspeed(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[
                         f"ZeRO-{stage}, data {dies} x pipeline {stages}, microbatch {microbatch}",
                         _row_major(wafer, width, height, stages), digits, microbatch, code,
                         (code,) * len(block.units), home, _kept(block, "none"), True,
+                        f"ZeRO-{stage}",
                     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Compiled: transitions between layouts on a mesh, and whole blocks in batches.
 
 A layout gives every digit a role for one tensor: WHOLE (replicated), one of its dimensions (BATCH,
-SEQUENCE, COLUMNS, EXPERTS), or PARTIAL (sums that are not complete). Moving a tensor from one layout
-to another is decided digit by digit:
+SEQUENCE, COLUMNS, EXPERTS), or PARTIAL (sums that are not complete). Moving a tensor from one
+layout to another is decided digit by digit:
 
     PARTIAL -> dimension      reduce-scatter        dimension -> WHOLE   all-gather
     PARTIAL -> WHOLE          both (all-reduce)     dimension -> other   all-to-all
@@ -74,10 +74,10 @@ def pass_s(member, volume, radix, axis, stride, bandwidth, latency, algorithm, r
         return best
     a = float(lengths[0])
     b = float(lengths[1])
-    if algorithm != TWO_D and strides[0] == 1 and strides[1] == 1:
-        if lengths[0] % 2 == 0 or lengths[1] % 2 == 0:
-            dies = a * b
-            best = min(best, (dies - 1.0) * (volume / (2.0 * dies) / bandwidth + latency))
+    even = lengths[0] % 2 == 0 or lengths[1] % 2 == 0
+    if even and algorithm != TWO_D and strides[0] == 1 and strides[1] == 1:
+        dies = a * b
+        best = min(best, (dies - 1.0) * (volume / (2.0 * dies) / bandwidth + latency))
     if algorithm == RING:
         return best
     half = 0.5 * volume / bandwidth

@@ -2,12 +2,13 @@
 
 Global genes: microbatch, streaming (whether collectives run beside their operators), collective
 algorithm. Per pipeline stage: the rectangle of dies, the digit system on it, the number of layers,
-and the block's genes: the stream's layout, a code for every operator (split of every loop dimension,
-order on the mesh axes; forward, data gradient and weight gradient share it, because a weight has one
-place), a home for every weight, keep or run again for every saved tensor, and a code for the head.
+and the block's genes: the stream's layout, a code for every operator (split of every loop
+dimension, order on the mesh axes; forward, data gradient and weight gradient share it, because a
+weight has one place), a home for every weight, keep or run again for every saved tensor, and a code
+for the head.
 
-`validate` names what is wrong, `repair` makes a neighbouring legal mapping, `mutate` and `crossover`
-stay inside the space, `count` says how large it is. Mappings are saved as JSON.
+`validate` names what is wrong, `repair` makes a neighbouring legal mapping, `mutate` and
+`crossover` stay inside the space, `count` says how large it is. Mappings are saved as JSON.
 """
 
 from __future__ import annotations
@@ -338,4 +339,5 @@ def count(block: Block, width: int, height: int, stages: int) -> int:
             product *= len(legal_codes(unit.sizes, digits))
             product *= len(SEARCHED_HOMES) if unit.parameters else 1
         per_stage += product
-    return 2 * per_stage**stages * comb(block.layers - 1, stages - 1)
+    ways = int(per_stage**stages)
+    return 2 * ways * comb(block.layers - 1, stages - 1)

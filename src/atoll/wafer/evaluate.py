@@ -192,7 +192,7 @@ def _head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> T
 
 
 def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
-    """Codes worth trying for the head: vocabulary on all digits, or samples and rows as they are."""
+    """Codes to try for the head: vocabulary on all digits, or samples and rows as they are."""
     assert block.head is not None
     kept = "".join(tag if tag in "bs" else "n" for tag in stream)
     candidates = dict.fromkeys(("n" * digits.count, kept))

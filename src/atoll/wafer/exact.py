@@ -31,6 +31,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
+_HOPELESS = 1e6  # times the fastest: where the price of memory ends the search for one that fits
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,12 @@ class Exact:
         *,
         recompute: bool = True,
         volume_only: bool = False,
+        tolerance: float = 0.0,
     ) -> None:
+        """`tolerance`: stop where no mapping can be faster by more than this share."""
         self.tables = tables
         self.homes = tuple(homes)
+        self.tolerance = tolerance
         self.recompute = recompute
         self.volume_only = volume_only
         rows = [HOMES.index(home) for home in homes]
@@ -190,14 +194,23 @@ class Exact:
     # -- one way through -----------------------------------------------------------------------
 
     def _recover(
-        self, stream: int, price: float, per_kept: float, per_state: float
+        self,
+        stream: int,
+        price: float,
+        per_kept: float,
+        per_state: float,
+        ways: list[list[IntArray]] | None = None,
     ) -> tuple[list[list[int]], list[int], list[bool]]:
-        """Codes by chain, homes by operator and keeps by edge of the scalar optimum."""
+        """Codes by chain, homes by operator and keeps by edge of the scalar optimum.
+
+        `ways` are the choices of `_scalar_chain` where they are known already.
+        """
+        if ways is None:
+            ways = [self._scalar_chain(c, price, per_kept, per_state)[1] for c in self._chains]
         codes: list[list[int]] = []
         homes: list[int] = []
         keeps: list[bool] = []
-        for steps in self._chains:
-            _, choices = self._scalar_chain(steps, price, per_kept, per_state)
+        for steps, choices in zip(self._chains, ways, strict=True):
             path = [stream]
             for choice in reversed(choices):
                 path.insert(0, int(choice[stream, path[0]]))
@@ -255,7 +268,8 @@ class Exact:
 
     def price(self, genes: BlockMapping) -> BlockCost:
         """What one mapping of these tables costs."""
-        index = [nodes.index[code] for nodes, code in zip(self._all_nodes, genes.codes, strict=True)]
+        pairs = zip(self._all_nodes, genes.codes, strict=True)
+        index = [nodes.index[code] for nodes, code in pairs]
         codes: list[list[int]] = []
         for chain in self.tables.nodes:
             codes.append(index[: len(chain)])
@@ -297,17 +311,20 @@ class Exact:
         best: tuple[float, int, list[list[int]], list[int], list[bool], BlockCost] | None = None
         bounds = np.full(len(fixed), np.inf)
         bounds[streams] = self.fastest_s[streams]
+        prices = np.zeros(len(fixed))
         low, high = 0.0, None
         price = 1e-3 / limit
         for _ in range(_ROUNDS):
-            values = self._stream_s + price * fixed
-            for steps in self._chains:
-                values = values + self._scalar_chain(steps, price, per_kept, per_state)[0]
-            bounds[streams] = np.maximum(bounds[streams], (values - price * limit)[streams])
+            solved = [self._scalar_chain(c, price, per_kept, per_state) for c in self._chains]
+            ways = [choices for _, choices in solved]
+            values = self._stream_s + price * fixed + sum(v for v, _ in solved)
+            dual = (values - price * limit)[streams]
+            prices[streams] = np.where(dual > bounds[streams], price, prices[streams])
+            bounds[streams] = np.maximum(bounds[streams], dual)
             fits = False
             order = streams[np.argsort(values[streams], kind="stable")][:4]
             for stream in order:
-                found = self._recover(int(stream), price, per_kept, per_state)
+                found = self._recover(int(stream), price, per_kept, per_state, ways)
                 cost = self._cost(int(stream), *found)
                 if self._stage_bytes(int(stream), cost, layers, in_flight) <= limit:
                     fits = True
@@ -321,13 +338,16 @@ class Exact:
                 price = price * 4.0 if high is None else 0.5 * (price + high)
             if high is not None and high - low < 1e-3 * high:
                 break
-            if high is None and price * limit > 1e9:
+            if high is None and price * limit > _HOPELESS * self.bound_s:
                 break
         for stream in streams[np.argsort(bounds[streams], kind="stable")]:
-            cap = np.inf if best is None else best[0]
+            # A bound this high means that not even the smallest mapping fits.
+            cap = _HOPELESS * self.bound_s if best is None else best[0] * (1 - self.tolerance)
             if bounds[stream] >= cap * (1 - 1e-12):
                 break
-            found_labels = self._labels(int(stream), layers, in_flight, limit, cap)
+            found_labels = self._labels(
+                int(stream), layers, in_flight, limit, cap, float(prices[stream])
+            )
             if found_labels is not None:
                 cost = self._cost(int(stream), *found_labels)
                 if best is None or cost.time_s < best[0]:
@@ -335,16 +355,19 @@ class Exact:
         if best is None:
             return None
         time_s, stream, codes, homes, keeps, cost = best
-        return Solved(self._named(stream, codes, homes, keeps), cost, time_s)
+        proven = time_s * (1 - self.tolerance)
+        return Solved(self._named(stream, codes, homes, keeps), cost, proven)
 
     def _labels(
-        self, stream: int, layers: int, in_flight: int, limit: float, cap: float
+        self, stream: int, layers: int, in_flight: int, limit: float, cap: float, price: float
     ) -> tuple[list[list[int]], list[int], list[bool]] | None:
         """Exact for one stream layout: labels along all chains, strung together at the stream."""
         per_kept, per_state = float(layers * in_flight), float(layers)
         steps = [step for chain in self._chains for step in chain]
         ends = np.cumsum([len(chain) for chain in self._chains]) - 1
-        left_s, left_bytes = self._completions(stream, steps, ends, per_kept, per_state)
+        left_s, left_bytes, left_both = self._completions(
+            stream, steps, ends, per_kept, per_state, price
+        )
         start = per_kept * float(self._stream_kept[stream]) + float(self._buffers[stream])
         # A label: seconds, bytes, code, parent, home, keep; one table a step.
         time = np.array([float(self._stream_s[stream])])
@@ -368,8 +391,10 @@ class Exact:
                         bytes_ = kept + state
                     t = time[:, None] + edge_s
                     m = held[:, None] + bytes_
-                    good = (t + left_s[index][only][None, :] < cap) & (
-                        m + left_bytes[index][only][None, :] <= limit
+                    good = (
+                        (t + left_s[index][only][None, :] < cap)
+                        & (m + left_bytes[index][only][None, :] <= limit)
+                        & (t + price * (m - limit) + left_both[index][only][None, :] < cap)
                     )
                     rows, columns = np.nonzero(good)
                     parts.append(
@@ -412,25 +437,29 @@ class Exact:
         return by_chain, homes[::-1], keeps[::-1]
 
     def _completions(
-        self, stream: int, steps: list[_Step], ends: IntArray, per_kept: float, per_state: float
-    ) -> tuple[list[FloatArray], list[FloatArray]]:
-        """After each step, for each code: the least seconds and the least bytes that must follow."""
+        self, stream: int, steps: list[_Step], ends: IntArray, per_kept: float, per_state: float,
+        price: float,
+    ) -> tuple[list[FloatArray], list[FloatArray], list[FloatArray]]:  # fmt: skip
+        """After each step, for each code: the least seconds, the least bytes, and the least seconds
+        + price x bytes that must follow.
+        """
+        both: list[FloatArray] = [np.zeros(0)] * len(steps)
         seconds: list[FloatArray] = [np.zeros(0)] * len(steps)
         bytes_: list[FloatArray] = [np.zeros(0)] * len(steps)
         codes = steps[-1].time_s.shape[1]
-        seconds[-1], bytes_[-1] = np.zeros(codes), np.zeros(codes)
+        seconds[-1], bytes_[-1], both[-1] = np.zeros(codes), np.zeros(codes), np.zeros(codes)
         for index in range(len(steps) - 2, -1, -1):
             step = steps[index + 1]
             node_s, node_b = step.home_s.min(axis=0), per_state * step.state.min(axis=0)
             edge_b = step.kept if step.droppable else np.zeros_like(step.kept)
-            if index + 1 in ends:
-                only = np.array([stream])
-            else:
-                only = np.arange(step.time_s.shape[1])
+            all_codes = np.arange(step.time_s.shape[1])
+            only = np.array([stream]) if index + 1 in ends else all_codes
             follow_s = step.time_s[:, only] + (node_s + seconds[index + 1])[only][None, :]
             follow_b = edge_b[:, only] + (node_b + bytes_[index + 1])[only][None, :]
             seconds[index], bytes_[index] = follow_s.min(axis=1), follow_b.min(axis=1)
-        return seconds, bytes_
+            scalar = self._scalar(step, price, per_kept, per_state)
+            both[index] = (scalar[:, only] + both[index + 1][only][None, :]).min(axis=1)
+        return seconds, bytes_, both
 
 
 def _undominated(time: FloatArray, held: FloatArray, at: IntArray) -> IntArray:

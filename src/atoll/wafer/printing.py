@@ -22,8 +22,8 @@ def print_wafer_result(result: WaferResult) -> None:
         markup=False,
     )
     console.print(
-        f"             {wafer.site_mm2 * wafer.dies:,.0f} mm2, {wafer.peak_power_W / 1e3:.1f} kW at "
-        f"peak, {wafer.cost_dollars:,.0f} dollars"
+        f"             {wafer.site_mm2 * wafer.dies:,.0f} mm2, {wafer.peak_power_W / 1e3:.1f} kW "
+        f"at peak, {wafer.cost_dollars:,.0f} dollars"
     )
     console.print(f"Model        {mapping.model}, batch {mapping.batch}, {mapping.sequence} tokens",
                   markup=False)  # fmt: skip
@@ -72,7 +72,8 @@ def _print_faults(console: Console, result: WaferResult) -> None:
     if faults.get("samples"):
         console.print(
             f"Faults       {faults['samples']} wafers with {faults['dead_share']:.1%} dead dies: "
-            f"median {faults['median_kept']:.1%} of the throughput, worst {faults['least_kept']:.1%}"
+            f"median {faults['median_kept']:.1%} of the throughput, least "
+            f"{faults['least_kept']:.1%}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from atoll.errors import AtollError
 from atoll.wafer.encoding import Die, Rectangle
@@ -29,7 +30,7 @@ def boundaries(
     broken = {link for a, b in dead_links for link in ((a, b), (b, a))}
     loads: dict[Link, float] = {}
     routes: list[list[tuple[list[Link], float]]] = [[]]
-    for before, after in zip(rectangles, rectangles[1:], strict=False):
+    for before, after in pairwise(rectangles):
         flows = []
         for source, target, share in _flows(before, after):
             path = route(source, target, wafer, broken)

@@ -32,6 +32,8 @@ from atoll.wafer.template import Wafer
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MANY_CODES = 300  # shapes with more codes an operator are bounded, not solved
 QUICK_CODES = 100  # the same when many wafers are compared
+MOST_SOLVED = 40  # candidates solved on one wafer; the bound covers the others
+QUICK_SOLVED = 6
 
 Progress = Callable[[str, int, int, float, float], None]
 
@@ -68,8 +70,9 @@ class WaferSearch:
     def __init__(
         self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
         microbatches: Sequence[int] = MICROBATCHES, progress: Progress | None = None,
-        most_codes: int = MANY_CODES,
+        most_codes: int = MANY_CODES, accept: Callable[[Candidate], bool] | None = None,
     ) -> None:  # fmt: skip
+        self.accept = accept
         self.most_codes = most_codes
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         self.planner = Planner(wafer, model, batch, sequence, options)
@@ -152,7 +155,7 @@ class WaferSearch:
                     for stages in range(1, most + 1):
                         bound = self.step_bound_s(ideal, microbatch, stages)
                         found.append(Candidate(bound, microbatch, width, height, stages))
-        return sorted(found)
+        return sorted(c for c in found if self.accept is None or self.accept(c))
 
     # -- the search ----------------------------------------------------------------------------
 
@@ -183,6 +186,8 @@ class WaferSearch:
                 continue
             if self._too_many(*shape, candidate.microbatch):
                 continue
+            if solved == (MOST_SOLVED if self.most_codes > QUICK_CODES else QUICK_SOLVED):
+                break
             solved += 1
             found = self._solve(candidate, limit)
             if found is not None:
@@ -210,7 +215,8 @@ class WaferSearch:
 
     def _mixed(self, best: Evaluation | None) -> Evaluation | None:
         """Stages of different shapes, where equal ones leave dies idle or do not fit at all."""
-        if best is not None and len(set(best.mapping.dies)) == self.wafer.dies:
+        full = best is not None and len(set(best.mapping.dies)) == self.wafer.dies
+        if full or self.accept is not None:
             return None
         found = map_around(self.planner, Faults(), [b for b in self.microbatches if b <= 2])
         better = found is not None and (best is None or found.step_s < best.step_s)
@@ -232,8 +238,9 @@ class WaferSearch:
         """A first mapping from a plain candidate, so that bounds prune from the start."""
         tried = 0
         for candidate in queue:
-            small = candidate.width * candidate.height <= 8 and candidate.microbatch == 1
-            if small and candidate.stages * candidate.width * candidate.height >= self.wafer.dies - 8:
+            dies = candidate.width * candidate.height
+            small = dies <= 8 and candidate.microbatch == 1
+            if small and candidate.stages * dies >= self.wafer.dies - 8:
                 tried += 1
                 found = self._solve(candidate, INFINITY)
                 if found is not None or tried >= 6:

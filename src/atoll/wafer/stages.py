@@ -1,8 +1,8 @@
 """Pipeline stages on given rectangles: how many layers each, and each one's best block mapping.
 
 A stage's load grows with its layers, and so does its memory. Handing out layers one by one, always
-to the stage whose load would then be least, gives the least largest load (all loads being monotone),
-with the block mapping of every stage solved exactly for its own layers and microbatches in flight.
+to the stage whose load would then be least, gives the least largest load (loads being monotone),
+with the block mapping of every stage solved for its own layers and microbatches in flight.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal_codes
 from atoll.wafer.template import Wafer
 
 INFINITY = float("inf")
+TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Planner:
     def _exact(self, tables: Tables) -> Exact:
         return Exact(
             tables, self.options.homes, recompute=self.options.recompute,
-            volume_only=self.options.volume_only,
+            volume_only=self.options.volume_only, tolerance=TOLERANCE,
         )  # fmt: skip
 
     def _restricted(self, block: Block, digits: Digits) -> dict[str, tuple[str, ...]] | None:
@@ -144,11 +145,15 @@ class Planner:
             ends = self._ends(rectangles, stage, microbatch, choice)[0]
             return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
 
+        now = [load(s, counts[s]) for s in range(count)]
+        largest = max(now)
+        # A layer takes no less time in a fuller stage: however the rest is handed out, some stage
+        # carries at least its share.
+        even = block.layers / sum(n / value for n, value in zip(counts, now, strict=True))
+        if largest == INFINITY or rounds * max(largest, even) >= stop_s:
+            return None
         heap = [(load(s, counts[s] + 1), s) for s in range(count)]
         heapq.heapify(heap)
-        largest = max(load(s, counts[s]) for s in range(count))
-        if largest == INFINITY:
-            return None
         for _ in range(block.layers - sum(counts)):
             value, stage = heap[0]
             largest = max(largest, value)

@@ -7,7 +7,7 @@ re-sharding with its overlap and the bytes to keep.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer import block_kernels as kernels
-from atoll.wafer.block import KINDS, Block, Chain, Edge, Kind, Roles, Unit
+from atoll.wafer.block import KINDS, Block, Chain, Edge, Kind, Product, Roles, Unit
 from atoll.wafer.digits import Digits
 from atoll.wafer.pricing import Parts, Pricer, local_shape
 from atoll.wafer.template import Wafer
@@ -133,7 +133,7 @@ class Tables:
         digits: Digits,
         setting: Setting,
         price: Pricer,
-        only: dict[str, tuple[str, ...]] | None = None,
+        only: Mapping[str, tuple[str, ...]] | None = None,
         *,
         units: bool = True,
     ) -> None:
@@ -202,11 +202,9 @@ class Tables:
         chunks = int(kernels.CHUNKS) if self.setting.streaming and unit.kind == "linear" else 1
         price = self.price
 
-        def products(items: Sequence[object], pieces: int) -> float:
-            return sum(
-                pieces * price.product_s(local_shape(unit, item, parts, pieces))  # type: ignore[arg-type]
-                for item in items
-            )
+        def products(items: Sequence[Product], pieces: int) -> float:
+            shapes = [local_shape(unit, item, parts, pieces) for item in items]
+            return sum((pieces * price.product_s(shape) for shape in shapes), 0.0)
 
         vectors_f = price.passes_s(unit.forward_passes, parts)
         vectors_b = price.passes_s(unit.backward_passes, parts)
@@ -238,7 +236,7 @@ class Tables:
         streams = self.setting.streaming
         for i, code in enumerate(codes):
             member = np.array([tag not in kind.weight for tag in code], np.bool_)
-            copies = float(prod(int(r) for r, m in zip(self.digits.radix, member, strict=True) if m))
+            copies = float(prod(int(r) for r in self.digits.radix[member]))
             w = float(parameters[i])
             one = float(kernels.pass_one(member, 2.0 * w, *self._mesh, self._algorithm))
             step = MOVED_BYTES * w / bandwidth / rounds
@@ -328,5 +326,5 @@ class Tables:
         return 1.0 / prod(parts.get(tag, 1) for tag in "bsc")
 
     def buffer_bytes(self, code: str) -> float:
-        """Room for the tensor in work and the next: two of the stream's, gathered but for samples."""
+        """Two of the stream's tensors, gathered but for samples: the one in work and the next."""
         return 2.0 * self.block.stream_bytes / parts_of(code, self.digits).get("b", 1)
