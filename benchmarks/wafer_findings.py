@@ -71,19 +71,14 @@ def tensor() -> None:
 
 
 def memory() -> None:
-    """Stacks traded for cores on sites of the same area; 6 x 8 dies, GPT-3 175B."""
+    """Stacks traded for cores: as many cores as 40,000 mm2 leave; 6 x 8 dies, Llama-2 70B."""
     base = load_wafer("default")
-    for stacks, cores in ((1, 388), (2, 322), (3, 256), (4, 190), (5, 124)):
-        core = replace(base.core, tensor_cores=cores, vector_cores=cores)
-        capacity = 40 * 2**30  # dense stacks, so that one of them can hold the states at all
-        stack = replace(base.stack, capacity_bytes=capacity)
-        wafer = replace(
-            base, name=f"{stacks} stacks, {cores} cores", core=core, stacks=stacks, stack=stack
-        )
+    for stacks in (1, 2, 3, 4):
+        wafer = _fullest(base, stacks)
         cells = []
         for label, options in (("with", Options()), ("without", Options(recompute=False))):
             search = WaferSearch(
-                wafer, "gpt3-175b", 128, 2048, options, (1, 2, 4), None, QUICK_CODES
+                wafer, "llama2-70b", 128, 4096, options, (1, 2), None, QUICK_CODES
             )
             try:
                 found = search.run()
@@ -95,9 +90,26 @@ def memory() -> None:
                 f"{label} recomputation: {found.best.samples_per_s:.2f}/s"
                 + (" (used)" if again > 1e-12 else "")
             )
-        print(f"{wafer.name}, {wafer.memory_bytes / 2**30:.0f} GiB, "
-              f"{wafer.core.peak_flops / 1e12:.0f} TFLOP/s a die, "
-              f"links {wafer.link_Bps / 1e12:.2f} TB/s: " + "; ".join(cells), flush=True)  # fmt: skip
+        print(
+            f"{wafer.name}, {wafer.memory_bytes / 2**30:.0f} GiB, "
+            f"{wafer.core.peak_flops / 1e12:.0f} TFLOP/s a die, "
+            f"links {wafer.link_Bps / 1e12:.2f} TB/s: " + "; ".join(cells),
+            flush=True,
+        )
+
+
+def _fullest(base: Wafer, stacks: int) -> Wafer:
+    """The most cores, in steps of 4, that leave room for so many stacks."""
+    cores = 64
+    best = None
+    while True:
+        core = replace(base.core, tensor_cores=cores, vector_cores=cores)
+        try:
+            best = replace(base, name=f"{stacks} stacks, {cores} cores", core=core, stacks=stacks)
+        except AtollError:
+            assert best is not None
+            return best
+        cores += 4
 
 
 def pipeline() -> None:

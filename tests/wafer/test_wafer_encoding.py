@@ -145,7 +145,7 @@ def test_count_is_what_listing_gives():
     ],
 )
 def test_what_is_wrong_is_named(change, words):
-    with pytest.raises(AtollError, match="mapping: .*") as caught:
+    with pytest.raises(AtollError, match="mapping: ") as caught:
         validate(change(random_mapping(0)), 2, 4)
     assert words in str(caught.value)
 

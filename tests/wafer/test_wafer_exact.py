@@ -38,7 +38,7 @@ def limits(batch: Batch, homes, layers, in_flight, random):
     return float(memory.min()), float(memory.max())
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     chain=st.sampled_from([0, 1]),
     shape=st.sampled_from([(2, 2), (3, 2), (2, 3), (4, 1)]),
@@ -79,7 +79,7 @@ def test_three_operators_with_every_code_home_and_keep(
         assert found.cost.time_s == pytest.approx(expected, rel=1e-12)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     shape=st.sampled_from([(2, 2), (3, 2)]),
     link=st.sampled_from([2e9, 2e10]),

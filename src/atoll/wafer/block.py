@@ -281,6 +281,23 @@ class _Reader:
 def make_block(model: str, microbatch: int, sequence: int | None = None) -> Block:
     """The block of a zoo model (or configuration file) at one microbatch."""
     config = load_config(model)
+    form = [
+        words
+        for words, present in (
+            ("post-norm", config.post_norm),
+            ("parallel branches", config.parallel),
+            ("latent attention", bool(config.latent_kv)),
+            ("norms after branches", config.branch_norms),
+            ("shared experts", bool(config.shared_ffn)),
+            ("image patches", bool(config.patch_inputs)),
+        )
+        if present
+    ]
+    if form:
+        raise AtollError(
+            f"model {model}: its blocks have {form[0]}; a wafer maps sequential pre-norm blocks "
+            "(GPT, Llama, Mixtral families)."
+        )
     whole = build_model(config, microbatch, sequence)
     repeats = [repeat for _, repeat in whole.layers]
     which = max(range(len(repeats)), key=lambda i: (repeats[i], len(whole.layers[i][0].forward)))

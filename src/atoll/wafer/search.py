@@ -14,14 +14,13 @@ whatever their tiling of the wafer, is work over dies:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atoll.cost.vector import operations_per_element
 from atoll.errors import InfeasibleError
 from atoll.units import format_bytes
 from atoll.wafer.block import make_block
 from atoll.wafer.digits import digit_systems
-from atoll.wafer.encoding import Die
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.faults import Faults, map_around
 from atoll.wafer.pricing import pricer
@@ -64,6 +63,10 @@ class Found:
         return max(0.0, 1.0 - self.bound_s / self.best.step_s)
 
 
+def _by_bound(pair: tuple[Planner, float]) -> float:
+    return pair[1]
+
+
 class WaferSearch:
     """One model on one wafer."""
 
@@ -75,10 +78,14 @@ class WaferSearch:
         self.accept = accept
         self.most_codes = most_codes
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
-        self.planner = Planner(wafer, model, batch, sequence, options)
+        chosen = options or Options()
+        # Streaming is a gene: pieces hide transfers, but make products smaller. Both are solved.
+        modes = (chosen, replace(chosen, streaming=False)) if chosen.streaming else (chosen,)
+        self.planners = tuple(Planner(wafer, model, batch, sequence, mode) for mode in modes)
+        self.planner = self.planners[0]
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
-        self._bounds: dict[tuple[int, int, int], float] = {}
+        self._bounds: dict[tuple[int, int, int], tuple[float, ...]] = {}
         self._free: dict[tuple[int, int, int], float] = {}
         self._ideal: dict[int, float] = {}
 
@@ -119,15 +126,12 @@ class WaferSearch:
         )
         return float(flops) / self.wafer.core.peak_flops + vectors
 
-    def layer_bound_s(self, width: int, height: int, microbatch: int) -> float:
-        """No layer on this shape takes less."""
+    def layer_bounds_s(self, width: int, height: int, microbatch: int) -> tuple[float, ...]:
+        """No layer on this shape takes less: one bound for each planner."""
         key = width, height, microbatch
         if key not in self._bounds:
-            if self._too_many(*key):
-                self._bounds[key] = self._free[key] = self.ideal_layer_s(microbatch, width * height)
-            else:
-                self._bounds[key] = self.planner.fastest_s(*key)
-                self._free[key] = self.planner.free_bound_s(*key)
+            self._bounds[key] = tuple(p.fastest_s(*key) for p in self.planners)
+            self._free[key] = min(p.free_bound_s(*key) for p in self.planners)
         return self._bounds[key]
 
     def _too_many(self, width: int, height: int, microbatch: int) -> bool:
@@ -181,19 +185,21 @@ class WaferSearch:
             if candidate.bound_s >= limit:
                 break
             shape = candidate.width, candidate.height
-            bound = self.layer_bound_s(*shape, candidate.microbatch)
-            if self.step_bound_s(bound, candidate.microbatch, candidate.stages) >= limit:
-                continue
             if self._too_many(*shape, candidate.microbatch):
                 continue
-            if solved == (MOST_SOLVED if self.most_codes > QUICK_CODES else QUICK_SOLVED):
+            if solved >= (MOST_SOLVED if self.most_codes > QUICK_CODES else QUICK_SOLVED):
                 break
-            solved += 1
-            found = self._solve(candidate, limit)
-            if found is not None:
-                kept.append(found)
-                if best is None or found.step_s < best.step_s:
-                    best = found
+            bounds = self.layer_bounds_s(*shape, candidate.microbatch)
+            for planner, bound in sorted(zip(self.planners, bounds, strict=True), key=_by_bound):
+                limit = INFINITY if best is None else best.step_s
+                if self.step_bound_s(bound, candidate.microbatch, candidate.stages) >= limit:
+                    continue
+                solved += 1
+                found = self._solve(candidate, limit, planner)
+                if found is not None:
+                    kept.append(found)
+                    if best is None or found.step_s < best.step_s:
+                        best = found
             if self.progress and best is not None:
                 self.progress("mappings", len(queue) - number, len(queue), best.samples_per_s,
                               self.batch / self.bound_s(best.step_s))  # fmt: skip
@@ -248,7 +254,7 @@ class WaferSearch:
         return None
 
     def _solve(
-        self, candidate: Candidate, limit: float, dead_links: Sequence[tuple[Die, Die]] = ()
+        self, candidate: Candidate, limit: float, planner: Planner | None = None
     ) -> Evaluation | None:
         rectangles = snake(
             self.wafer.rows, self.wafer.columns, candidate.width, candidate.height,
@@ -256,10 +262,11 @@ class WaferSearch:
         )  # fmt: skip
         if rectangles is None:
             return None
-        mapping = self.planner.plan(rectangles, candidate.microbatch, dead_links, limit)
+        chosen = planner or self.planner
+        mapping = chosen.plan(rectangles, candidate.microbatch, stop_s=limit)
         if mapping is None:
             return None
-        found = evaluate(self.wafer, mapping, dead_links)
+        found = evaluate(self.wafer, mapping)
         return found if found.fits else None
 
     def bound_s(self, best_s: float) -> float:
