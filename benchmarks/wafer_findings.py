@@ -71,14 +71,18 @@ def tensor() -> None:
 
 
 def memory() -> None:
-    """Stacks traded for cores: as many cores as 40,000 mm2 leave; 6 x 8 dies, Llama-2 70B."""
-    base = load_wafer("default")
+    """Stacks traded for cores: as many cores as 40,000 mm2 leave; 6 x 8 dies, Llama-2 70B.
+
+    Stacks of 28 GiB, so that a single one can hold the states at all.
+    """
+    default = load_wafer("default")
+    base = replace(default, stack=replace(default.stack, capacity_bytes=28 * 2**30))
     for stacks in (1, 2, 3, 4):
         wafer = _fullest(base, stacks)
         cells = []
         for label, options in (("with", Options()), ("without", Options(recompute=False))):
             search = WaferSearch(
-                wafer, "llama2-70b", 128, 4096, options, (1, 2), None, QUICK_CODES
+                wafer, "llama2-70b", 128, 4096, options, (1,), None, QUICK_CODES
             )
             try:
                 found = search.run()
@@ -126,11 +130,11 @@ def pipeline() -> None:
         ("default links", base),
         ("links / 10", replace(base, stated_link_Bps=base.link_Bps / 10)),
     ):
-        for model, batch in (("llama2-70b", 128), ("llama2-70b", 16), ("gpt3-175b", 128)):
+        for model, batch in (("llama2-70b", 128), ("llama2-70b", 16)):
             cells = []
             for words, accept in (("one group", one), ("pipeline", several)):
                 found = WaferSearch(
-                    wafer, model, batch, make_block(model, 1).sequence, None, (1, 2, 4),
+                    wafer, model, batch, make_block(model, 1).sequence, None, (1, 2),
                     accept=accept,
                 ).run()  # fmt: skip
                 mapping = found.best.mapping

@@ -104,9 +104,11 @@ def _stage(
     in_flight = min(count - number, mapping.microbatches)
     cost, parts, forward, buffers = block_cost(block, stage.digits, setting, stage.block)
     first, last = number == 0, number == count - 1
-    ends = ends_cost(block, stage.digits, setting, stage.block.stream, stage.head, first, last)
-    transfer = 2.0 * crossing.into_s[number]
     external = "external" in stage.block.homes
+    ends = ends_cost(
+        block, stage.digits, setting, stage.block.stream, stage.head, first, last, external
+    )
+    transfer = 2.0 * crossing.into_s[number]
     memory = {
         # Streamed weights pass through a double buffer of one layer.
         "states": stage.layers * cost.state_bytes + (
@@ -155,9 +157,12 @@ def block_cost(
 @lru_cache(maxsize=4096)
 def ends_cost(
     block: Block, digits: Digits, setting: Setting, stream: str, head_code: str, first: bool,
-    last: bool,
+    last: bool, external: bool = False,
 ) -> Ends:  # fmt: skip
-    """Embedding on the first stage, head and loss on the last; vocabulary cut between dies."""
+    """Embedding on the first stage, head and loss on the last; vocabulary cut between dies.
+
+    Where weights live outside the wafer (`external`), so do those of the ends.
+    """
     time = held = 0.0
     radix = digits.radix
     mesh = (radix, digits.axis, digits.stride, setting.wafer.link_Bps,
@@ -168,7 +173,7 @@ def ends_cost(
         sums = np.full(len(radix), kernels.PARTIAL, np.int64)
         moved = kernels.transition_one(block.stream_bytes, sums, layout, *mesh)
         time += 2.0 * float(moved[:3].sum())
-        held += STATE_BYTES * block.embedding_parameters / digits.size
+        held += 0.0 if external else STATE_BYTES * block.embedding_parameters / digits.size
     if last and block.head is not None:
         tables = _head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
@@ -178,9 +183,10 @@ def ends_cost(
         share = prod(parts.values())
         bandwidth = setting.wafer.chip.hbm.bandwidth_Bps
         # Logits and softmax pass through memory three times: written, read, and their gradient.
-        time += float(nodes.compute_s[0] + nodes.home_s[1, 0]) + 3.0 * float(moved[:3].sum())
+        home = HOMES.index("external" if external else "optimizer")
+        time += float(nodes.compute_s[0] + nodes.home_s[home, 0]) + 3.0 * float(moved[:3].sum())
         time += 3.0 * block.head_bytes / share / bandwidth
-        held += float(nodes.state_bytes[1, 0]) + block.head_bytes / share
+        held += float(nodes.state_bytes[home, 0]) + block.head_bytes / share
     return Ends(time, held)
 
 

@@ -101,7 +101,11 @@ def make_search(
     job: WaferJob, wafer: Wafer, progress: Progress | None = None, most_codes: int = MANY_CODES
 ) -> WaferSearch:
     options = job.options
-    if wafer.parameter_store:
+    if wafer.sram_memory:
+        # Weights with their optimizer state do not live in SRAM.
+        options = replace(options, homes=("external",))
+        most_codes = min(most_codes, QUICK_CODES)
+    elif wafer.parameter_store:
         options = replace(options, homes=(*options.homes, "external"))
     return WaferSearch(
         wafer, job.model, job.batch, job.tokens, options, job.microbatches, progress, most_codes

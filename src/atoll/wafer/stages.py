@@ -145,12 +145,17 @@ class Planner:
             ends = self._ends(rectangles, stage, microbatch, choice)[0]
             return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
 
-        now = [load(s, counts[s]) for s in range(count)]
-        largest = max(now)
+        largest = max(load(s, counts[s]) for s in range(count))
+        if largest == INFINITY:
+            return None
         # A layer takes no less time in a fuller stage: however the rest is handed out, some stage
         # carries at least its share.
-        even = block.layers / sum(n / value for n, value in zip(counts, now, strict=True))
-        if largest == INFINITY or rounds * max(largest, even) >= stop_s:
+        rates = 0.0
+        for number in range(count):
+            choice = self._stage(rectangles, number, counts[number], microbatch)
+            assert choice is not None
+            rates += 1.0 / choice.solved.bound_s
+        if rounds * max(largest, block.layers / rates) >= stop_s:
             return None
         heap = [(load(s, counts[s] + 1), s) for s in range(count)]
         heapq.heapify(heap)
@@ -182,9 +187,12 @@ class Planner:
         )[0]
         streams = exact.tables.stream.codes
         return max(
-            ends_cost(block, digits, self.setting(microbatch), streams[0], code, first, last).bytes
+            ends_cost(
+                block, digits, self.setting(microbatch), streams[0], code, first, last,
+                self.options.homes == ("external",),
+            ).bytes
             for code in head_codes(block, digits, streams[0])
-        )
+        )  # fmt: skip
 
     def _ends(
         self, rectangles: Sequence[Rectangle], stage: int, microbatch: int, choice: _Choice
@@ -192,8 +200,10 @@ class Planner:
         block = make_block(self.model, microbatch, self.sequence)
         first, last = stage == 0, stage == len(rectangles) - 1
         stream = choice.solved.mapping.stream
+        external = "external" in choice.solved.mapping.homes
+        setting = self.setting(microbatch)
         options = [
-            (ends_cost(block, choice.digits, self.setting(microbatch), stream, c, first, last), c)
+            (ends_cost(block, choice.digits, setting, stream, c, first, last, external), c)
             for c in head_codes(block, choice.digits, stream)
         ]
         return min(options, key=lambda option: (option[0].time_s, option[1]))
