@@ -38,7 +38,7 @@ def limits(batch: Batch, homes, layers, in_flight, random):
     return float(memory.min()), float(memory.max())
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     chain=st.sampled_from([0, 1]),
     shape=st.sampled_from([(2, 2), (3, 2), (2, 3), (4, 1)]),
@@ -93,8 +93,8 @@ def test_six_operators_with_every_keep(shape, link, tight, seed):
     random = np.random.default_rng(seed)
     names = {u.name: u.sizes for u in block.units} | {"stream": block.stream_sizes}
     only = {
-        name: tuple(random.choice(legal_codes(sizes, digits), 3, replace=False))
-        for name, sizes in names.items()
+        name: tuple(random.choice(legal_codes(sizes, digits), 2 + (i % 2), replace=False))
+        for i, (name, sizes) in enumerate(names.items())
     }
     tables = Tables(block, digits, Setting(wafer, 8), Pricer(wafer.chip), only)
     batch = Batch(tables)
