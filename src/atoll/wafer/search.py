@@ -31,7 +31,7 @@ from atoll.wafer.template import Wafer
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MANY_CODES = 300  # shapes with more codes an operator are bounded, not solved
 QUICK_CODES = 100  # the same when many wafers are compared
-MOST_SOLVED = 40  # candidates solved on one wafer; the bound covers the others
+MOST_SOLVED = 16  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
 
 Progress = Callable[[str, int, int, float, float], None]
@@ -187,7 +187,9 @@ class WaferSearch:
             shape = candidate.width, candidate.height
             if self._too_many(*shape, candidate.microbatch):
                 continue
-            quick = self.most_codes <= QUICK_CODES and len(kept) > QUICK_SOLVED
+            # Bytes moved bound no time: mappings chosen by them alone are not pruned by bounds.
+            loose = self.most_codes <= QUICK_CODES or self.planner.options.volume_only
+            quick = loose and len(kept) > QUICK_SOLVED
             if solved >= MOST_SOLVED or quick:
                 break
             bounds = self.layer_bounds_s(*shape, candidate.microbatch)
