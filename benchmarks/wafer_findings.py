@@ -17,8 +17,8 @@ from atoll.wafer.block import make_block
 from atoll.wafer.digits import digit_systems
 from atoll.wafer.encoding import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
-from atoll.wafer.exact import BlockMapping
 from atoll.wafer.files import load_wafer
+from atoll.wafer.genes import BlockMapping
 from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
 from atoll.wafer.stages import Options, snake
 from atoll.wafer.template import Wafer

@@ -25,7 +25,7 @@ from atoll.wafer.encoding import (
     repair,
     validate,
 )
-from atoll.wafer.exact import BlockMapping
+from atoll.wafer.genes import BlockMapping
 from atoll.wafer.tables import HOMES, legal_codes, parts_of
 from atoll.workload import build_model, load_config
 

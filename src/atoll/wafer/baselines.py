@@ -27,7 +27,8 @@ from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import Rectangle, StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
-from atoll.wafer.exact import BlockMapping, Exact
+from atoll.wafer.exact import Exact
+from atoll.wafer.genes import BlockMapping
 from atoll.wafer.pricing import pricer
 from atoll.wafer.stages import snake
 from atoll.wafer.tables import Setting, Tables, legal

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from atoll.jit import over_ranges
 from atoll.wafer import block_kernels as kernels
-from atoll.wafer.exact import BlockMapping
+from atoll.wafer.genes import BlockMapping
 from atoll.wafer.tables import ALGORITHMS, HOMES, Nodes, Tables
 
 FloatArray = NDArray[np.float64]

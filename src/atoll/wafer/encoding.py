@@ -24,7 +24,7 @@ import numpy as np
 from atoll.errors import AtollError
 from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits, digit_systems
-from atoll.wafer.exact import BlockMapping
+from atoll.wafer.genes import BlockMapping
 from atoll.wafer.tables import ALGORITHMS, HOMES, SEARCHED_HOMES, legal, legal_codes
 
 Die = tuple[int, int]

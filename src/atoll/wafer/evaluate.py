@@ -21,7 +21,8 @@ from atoll.wafer import block_kernels as kernels
 from atoll.wafer.block import Block
 from atoll.wafer.digits import Digits
 from atoll.wafer.encoding import Die, StageMapping, WaferMapping
-from atoll.wafer.exact import BlockCost, BlockMapping, Exact
+from atoll.wafer.exact import Exact
+from atoll.wafer.genes import BlockCost, BlockMapping
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import Boundary, boundaries
 from atoll.wafer.tables import HOMES, STATE_BYTES, Setting, Tables, legal, parts_of

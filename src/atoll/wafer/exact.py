@@ -25,6 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer import block_kernels as kernels
+from atoll.wafer.genes import BlockCost, BlockMapping, Solved
+from atoll.wafer.labels import undominated
 from atoll.wafer.tables import HOMES, SEARCHED_HOMES, EdgeTable, Nodes, Tables
 
 FloatArray = NDArray[np.float64]
@@ -32,40 +34,6 @@ IntArray = NDArray[np.int64]
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
 _HOPELESS = 1e6  # times the fastest: where the price of memory ends the search for one that fits
-
-
-@dataclass(frozen=True)
-class BlockMapping:
-    """One block on one rectangle: the genes that the exact part chooses."""
-
-    stream: str
-    codes: tuple[str, ...]
-    homes: tuple[str, ...]
-    keep: tuple[bool, ...]
-    """One a saved tensor, in the order of the edges."""
-
-
-@dataclass(frozen=True)
-class BlockCost:
-    """Seconds a layer and microbatch; bytes a die and layer."""
-
-    time_s: float
-    state_bytes: float
-    kept_bytes: float
-    """Of one microbatch in flight."""
-    rebuilt_bytes: float
-    """Made again for the backward pass of one microbatch of one layer."""
-
-    def memory_bytes(self, layers: int, in_flight: int) -> float:
-        return layers * (self.state_bytes + in_flight * self.kept_bytes) + self.rebuilt_bytes
-
-
-@dataclass(frozen=True)
-class Solved:
-    mapping: BlockMapping
-    cost: BlockCost
-    bound_s: float
-    """No mapping of this block on this rectangle within the limit is faster."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -402,7 +370,7 @@ class Exact:
                          np.full(len(rows), home), np.full(len(rows), keep, np.bool_))
                     )  # fmt: skip
             joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
-            order = _undominated(joined[0], joined[1], joined[2])
+            order = undominated(joined[0], joined[1], joined[2])
             if not len(order):
                 return None
             time, held, at = joined[0][order], joined[1][order], joined[2][order]
@@ -460,18 +428,3 @@ class Exact:
             scalar = self._scalar(step, price, per_kept, per_state)
             both[index] = (scalar[:, only] + both[index + 1][only][None, :]).min(axis=1)
         return seconds, bytes_, both
-
-
-def _undominated(time: FloatArray, held: FloatArray, at: IntArray) -> IntArray:
-    """Labels that no other at the same code beats in both seconds and bytes."""
-    if not len(time):
-        return np.zeros(0, np.int64)
-    order = np.lexsort((held, time, at))
-    sorted_at, sorted_held = at[order], held[order]
-    # Least bytes among the faster labels of the same code, by a running minimum reset per code.
-    starts = np.flatnonzero(np.append(True, sorted_at[1:] != sorted_at[:-1]))
-    keep = np.zeros(len(order), np.bool_)
-    for begin, end in zip(starts, np.append(starts[1:], len(order)), strict=True):
-        running = np.minimum.accumulate(sorted_held[begin:end])
-        keep[begin:end] = np.append(True, sorted_held[begin + 1 : end] < running[:-1])
-    return np.asarray(order[keep])

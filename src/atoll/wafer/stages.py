@@ -15,7 +15,8 @@ from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
-from atoll.wafer.exact import Exact, Solved
+from atoll.wafer.exact import Exact
+from atoll.wafer.genes import Solved
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import boundaries
 from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal_codes
