@@ -169,12 +169,14 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
         network_names,
         peak_power_W,
     )
+    from atoll.wafer.files import wafer_names
 
     if name is None:
         return {
             "accelerators": list(accelerator_names()),
             "networks": list(network_names()),
             "spaces": ["phaze"],
+            "wafers": list(wafer_names()),
         }
     if name in network_names():
         network = load_network(name)
