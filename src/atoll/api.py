@@ -215,6 +215,7 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
         peak_power_W,
     )
     from atoll.hardware.gpu import gpu_names, load_gpu
+    from atoll.wafer.files import wafer_names
 
     if name is None:
         return {
@@ -222,6 +223,7 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
             "accelerators": list(accelerator_names()),
             "networks": list(network_names()),
             "spaces": ["phaze"],
+            "wafers": list(wafer_names()),
         }
     if name in gpu_names():
         gpu = load_gpu(name)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _BAR = 40
 
 
-def _console() -> Console:
+def console_for_output() -> Console:
     width = None if sys.stdout.isatty() else 110
     return Console(width=width, highlight=False)
 
@@ -47,7 +47,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int, float, float], No
 
 
 def print_result(result: SearchResult) -> None:
-    console = _console()
+    console = console_for_output()
     best = result.best
     console.print(f"Best chip    {best.accelerator.describe()}", markup=False)
     console.print(
@@ -93,10 +93,10 @@ def _print_placement(console: Console, placement: Placement, replayed: float) ->
         f"Step         {format_seconds(placement.step_time_s)} (replayed event by event: "
         f"{replayed:+.2%})"
     )
-    _print_bars(console, placement.time_parts_s, placement.step_time_s)
+    print_bars(console, placement.time_parts_s, placement.step_time_s)
 
 
-def _print_bars(console: Console, parts: Mapping[str, float], whole: float) -> None:
+def print_bars(console: Console, parts: Mapping[str, float], whole: float) -> None:
     for name, seconds in parts.items():
         if seconds > 5e-4 * whole:
             share = seconds / whole
@@ -141,7 +141,7 @@ def _print_front(console: Console, against: str, front: Mapping[str, Any]) -> No
 
 def print_designs(shown: Mapping[str, Any]) -> None:
     """A page of a run's store."""
-    console = _console()
+    console = console_for_output()
     status = shown["status"]
     gap = "" if status["gap"] is None else f", gap {status['gap']:.2%}"
     console.print(
@@ -172,7 +172,7 @@ def print_designs(shown: Mapping[str, Any]) -> None:
 
 
 def print_table_plan(plan: TablePlan) -> None:
-    console = _console()
+    console = console_for_output()
     if plan.time_per_batch_s is None:
         console.print("Infeasible: no placement fits in memory and devices.")
         return
@@ -202,11 +202,11 @@ def print_models(rows: Sequence[Mapping[str, Any]]) -> None:
             row["name"], format_count(row["parameters"]),
             *(str(row[name]) for name in row if name not in ("name", "parameters")),
         )  # fmt: skip
-    _console().print(table)
+    console_for_output().print(table)
 
 
 def print_model(shown: Mapping[str, Any]) -> None:
-    console = _console()
+    console = console_for_output()
     console.print(
         f"{shown['name']}: {shown['parameters']:,} parameters; sequence {shown['sequence']}, "
         f"microbatch {shown['microbatch']}, tensor width {shown['tensor_parallel']}",
@@ -229,7 +229,7 @@ def print_model(shown: Mapping[str, Any]) -> None:
 
 
 def print_hardware(shown: Mapping[str, Any]) -> None:
-    console = _console()
+    console = console_for_output()
     for name, value in shown.items():
         if isinstance(value, Mapping):
             inner = ", ".join(f"{key} {_short(item)}" for key, item in value.items())
@@ -247,7 +247,7 @@ def print_hardware(shown: Mapping[str, Any]) -> None:
 
 
 def print_calibration(shown: Mapping[str, Any]) -> None:
-    console = _console()
+    console = console_for_output()
     console.print(
         f"{shown['device']}: fitted on {shown['fitted']} of {shown['rows']} rows; on the others:"
     )
@@ -257,7 +257,7 @@ def print_calibration(shown: Mapping[str, Any]) -> None:
 
 
 def print_validation(shown: Mapping[str, Any]) -> None:
-    console = _console()
+    console = console_for_output()
     console.print(f"{shown['device']}: {shown['predicted']} of {shown['rows']} rows predicted")
     for reason, count in shown["skipped"].items():
         console.print(f"  skipped {count}: {reason}", markup=False)
@@ -278,7 +278,7 @@ def _print_errors(console: Console, shown: Mapping[str, Any]) -> None:
 
 
 def print_explanation(shown: Mapping[str, Any]) -> None:
-    console = _console()
+    console = console_for_output()
     chip = shown["best"]
     console.print(
         f"Chosen: {chip['tensor_cores']} TC {chip['width']}x{chip['depth']}, "
@@ -292,7 +292,7 @@ def print_explanation(shown: Mapping[str, Any]) -> None:
             markup=False,
         )
         parts = model["time_parts_s"]
-        _print_bars(console, parts, sum(parts.values()))
+        print_bars(console, parts, sum(parts.values()))
         limits = ", ".join(f"{name} {share:.0%}" for name, share in model["limits"].items())
         console.print(f"Operators are limited by: {limits} of their time.")
         console.print("Slowest operators of a block:")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from atoll.printing import console_for_output
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 
 BAR = 30
 
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -36,7 +34,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None] | None]:
 
 
 def print_estimate(result: Estimate) -> None:
-    console = _console()
+    console = console_for_output()
     run, step, worst = result.run, result.step, result.worst
     console.print(
         f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.stack.name}): "
@@ -75,7 +73,7 @@ def print_plan(result: Plan) -> None:
     from atoll.training.explain import reasons
     from atoll.training.replay import replay_estimate
 
-    console = _console()
+    console = console_for_output()
     print_estimate(result.best)
     proof = result.certificate
     console.print(
@@ -98,7 +96,7 @@ def print_plan(result: Plan) -> None:
 
 def print_runs(shown: Mapping[str, Any]) -> None:
     """Validation of whole runs or steps."""
-    console = _console()
+    console = console_for_output()
     console.print(f"{shown['predicted']} of {shown['rows']} rows predicted")
     for reason, count in shown["skipped"].items():
         console.print(f"  skipped {count}: {reason}", markup=False)

@@ -20,6 +20,9 @@ def search(
         list[str] | None,
         typer.Option(help="Zoo name, config.json, captured model, cached id; repeatable."),
     ] = None,
+    wafer: Annotated[
+        str | None, typer.Option(help="A wafer instead of devices: catalogue name or file (YAML).")
+    ] = None,
     devices: Annotated[int | None, typer.Option(help="Number of devices.")] = None,
     batch: Annotated[int | None, typer.Option(help="Global batch in sequences.")] = None,
     sequence: Annotated[int | None, typer.Option(help="Sequence length in tokens.")] = None,
@@ -83,7 +86,27 @@ def search(
     """
     from atoll.api import search as run
     from atoll.explore.stop import Stop
+    from atoll.wafer.job import is_wafer_job
 
+    if wafer is not None or (job is not None and is_wafer_job(job)):
+        from atoll.commands.wafer import search_wafer
+
+        search_wafer(
+            job, wafer, model,
+            given={
+                "batch": batch, "sequence": sequence, "microbatches": microbatch, "seed": seed,
+                "pareto": pareto, "baselines": False if no_baselines else None,
+            },
+            unknown={
+                "devices": devices, "tensor": tensor, "hbm": hbm, "recompute": recompute,
+                "profile": profile, "space": space, "network": network, "optimizer": optimizer,
+                "objective": objective, "strategy": strategy, "max_area": max_area,
+                "max_power": max_power, "tolerance": tolerance, "time_limit": time_limit,
+                "workers": workers, "cluster": cluster, "evaluations": evaluations,
+            },
+            as_json=as_json, out=out,
+        )  # fmt: skip
+        return
     stop = Stop()
     with stop.on_interrupt(), printing.progress(quiet=as_json) as show:
         result = run(

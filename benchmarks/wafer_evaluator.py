@@ -1,0 +1,44 @@
+"""Mappings of a transformer block priced per second by the compiled evaluator, on all cores.
+
+    python benchmarks/wafer_evaluator.py [model] [columns] [rows]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from atoll.wafer.batch import Batch
+from atoll.wafer.block import make_block
+from atoll.wafer.digits import digit_systems
+from atoll.wafer.files import load_wafer
+from atoll.wafer.pricing import pricer
+from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
+
+COUNT = 200_000
+
+
+def main() -> None:
+    model = sys.argv[1] if len(sys.argv) > 1 else "llama2-70b"
+    columns, rows = (int(v) for v in sys.argv[2:4]) if len(sys.argv) > 3 else (4, 2)
+    wafer = load_wafer("default")
+    digits = digit_systems(columns, rows)[0]
+    tables = Tables(make_block(model, 1), digits, Setting(wafer, 128), pricer(wafer.chip))
+    batch = Batch(tables)
+    genes = batch.sample(COUNT, np.random.default_rng(0), SEARCHED_HOMES)
+    batch.evaluate(genes)
+    rates = []
+    for _ in range(5):
+        began = time.perf_counter()
+        batch.evaluate(genes)
+        rates.append(COUNT / (time.perf_counter() - began))
+    print(
+        f"{model} on {columns} x {rows} dies: {np.median(rates):,.0f} mappings a second (median of "
+        f"5 runs of {COUNT:,}; best {max(rates):,.0f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Three published findings about wafers, tried with this evaluator.
+
+    python benchmarks/wafer_findings.py [tensor|memory|pipeline]
+
+tensor:   tensor 4 x pipeline 8 against tensor 8 x pipeline 4 on 32 dies.
+memory:   the same area with more compute or more memory: what recomputation is worth on each.
+pipeline: one group of all dies against pipelines inside the wafer.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from atoll.errors import AtollError
+from atoll.wafer.block import make_block
+from atoll.wafer.digits import digit_systems
+from atoll.wafer.encoding import StageMapping, WaferMapping
+from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
+from atoll.wafer.files import load_wafer
+from atoll.wafer.genes import BlockMapping
+from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
+from atoll.wafer.stages import Options, snake
+from atoll.wafer.template import Wafer
+
+
+def megatron_like(
+    wafer: Wafer, model: str, batch: int, width: int, height: int, stages: int, *, streaming: bool
+) -> Evaluation:
+    """Tensor parallel on a rectangle with sequence parallelism, everything kept."""
+    block = make_block(model, 1)
+    digits = digit_systems(width, height)[0]
+    n = digits.count
+    genes = BlockMapping(
+        "s" * n, tuple(tag * n for tag in "nhknck"), ("optimizer",) * 6, (True,) * 7
+    )
+    rectangles = snake(wafer.rows, wafer.columns, width, height, stages)
+    assert rectangles is not None
+    layers = [block.layers // stages + (i < block.layers % stages) for i in range(stages)]
+    head = head_codes(block, digits, genes.stream)[0]
+    mapping = WaferMapping(
+        model, batch, 1, block.sequence,
+        tuple(StageMapping(r, digits, k, genes, head)
+              for r, k in zip(rectangles, layers, strict=True)),
+        streaming, "auto",
+    )  # fmt: skip
+    return evaluate(wafer, mapping)
+
+
+def tensor() -> None:
+    """On 4 x 8 of the default wafer's dies, with its links and with links a tenth as fast."""
+    base = replace(load_wafer("default"), rows=4)
+    for label, wafer in (
+        ("default links", base),
+        ("links / 10", replace(base, stated_link_Bps=base.link_Bps / 10)),
+    ):
+        for model in ("llama2-70b", "gpt3-175b"):
+            for streaming in (False, True):
+                cells = []
+                for width, height, stages in ((2, 2, 8), (4, 1, 8), (4, 2, 4), (8, 1, 4)):
+                    found = megatron_like(
+                        wafer, model, 128, width, height, stages, streaming=streaming
+                    )
+                    fits = "" if found.fits else " OOM"
+                    cells.append(
+                        f"tensor {width * height} ({width}x{height}) pipeline {stages}: "
+                        f"{found.samples_per_s:.2f}/s{fits}"
+                    )
+                words = "streamed" if streaming else "blocking"
+                print(f"{label}, {model}, {words}: " + "; ".join(cells), flush=True)
+
+
+def memory() -> None:
+    """Stacks traded for cores: as many cores as 40,000 mm2 leave; 6 x 8 dies, Llama-2 70B.
+
+    Stacks of 28 GiB, so that a single one can hold the states at all.
+    """
+    default = load_wafer("default")
+    base = replace(default, stack=replace(default.stack, capacity_bytes=28 * 2**30))
+    for stacks in (1, 2, 3, 4):
+        wafer = _fullest(base, stacks)
+        cells = []
+        for label, options in (("with", Options()), ("without", Options(recompute=False))):
+            search = WaferSearch(
+                wafer, "llama2-70b", 128, 4096, options, (1,), None, QUICK_CODES
+            )
+            try:
+                found = search.run()
+            except AtollError:
+                cells.append(f"{label} recomputation: does not fit")
+                continue
+            again = sum(s.parts_s["recomputation"] for s in found.best.stages)
+            cells.append(
+                f"{label} recomputation: {found.best.samples_per_s:.2f}/s"
+                + (" (used)" if again > 1e-12 else "")
+            )
+        print(
+            f"{wafer.name}, {wafer.memory_bytes / 2**30:.0f} GiB, "
+            f"{wafer.core.peak_flops / 1e12:.0f} TFLOP/s a die, "
+            f"links {wafer.link_Bps / 1e12:.2f} TB/s: " + "; ".join(cells),
+            flush=True,
+        )
+
+
+def _fullest(base: Wafer, stacks: int) -> Wafer:
+    """The most cores, in steps of 4, that leave room for so many stacks."""
+    cores = 64
+    best = None
+    while True:
+        core = replace(base.core, tensor_cores=cores, vector_cores=cores)
+        try:
+            best = replace(base, name=f"{stacks} stacks, {cores} cores", core=core, stacks=stacks)
+        except AtollError:
+            assert best is not None
+            return best
+        cores += 4
+
+
+def pipeline() -> None:
+    """All dies as one group, or stages."""
+    base = load_wafer("default")
+
+    def one(candidate: Candidate) -> bool:
+        return candidate.stages == 1
+
+    def several(candidate: Candidate) -> bool:
+        return candidate.stages > 1
+
+    for label, wafer in (
+        ("default links", base),
+        ("links / 10", replace(base, stated_link_Bps=base.link_Bps / 10)),
+    ):
+        for model, batch in (("llama2-70b", 128), ("llama2-70b", 16)):
+            cells = []
+            for words, accept in (("one group", one), ("pipeline", several)):
+                found = WaferSearch(
+                    wafer, model, batch, make_block(model, 1).sequence, None, (1, 2),
+                    accept=accept,
+                ).run()  # fmt: skip
+                mapping = found.best.mapping
+                cells.append(
+                    f"{words}: {found.best.samples_per_s:.2f}/s ({len(mapping.stages)} x "
+                    f"{mapping.stages[0].rectangle.size} dies)"
+                )
+            print(f"{label}, {model}, batch {batch}: " + "; ".join(cells), flush=True)
+
+
+def main() -> None:
+    parts = {"tensor": tensor, "memory": memory, "pipeline": pipeline}
+    for name in sys.argv[1:] or parts:
+        print(f"-- {name}")
+        parts[name]()
+
+
+if __name__ == "__main__":
+    main()

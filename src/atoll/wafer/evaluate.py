@@ -1,0 +1,206 @@
+"""The evaluator: what a mapping costs on a wafer. The same for found mappings and for baselines.
+
+    load of a stage = layers x block + ends (embedding, head) + transfers in
+    step            = (microbatches - 1) x largest load + sum of the loads          (1F1B)
+    memory of a die = layers x (state + kept x microbatches in flight) + rebuilt + ends + buffers
+
+where a stage that is w-th from the end holds min(w, microbatches) microbatches. Work done once a
+step (gradient sums, the optimizer) is spread over the microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from atoll.wafer import block_kernels as kernels
+from atoll.wafer.block import Block
+from atoll.wafer.digits import Digits
+from atoll.wafer.encoding import Die, StageMapping, WaferMapping
+from atoll.wafer.exact import Exact
+from atoll.wafer.genes import BlockCost, BlockMapping
+from atoll.wafer.pricing import pricer
+from atoll.wafer.routing import Boundary, boundaries
+from atoll.wafer.tables import HOMES, STATE_BYTES, Setting, Tables, legal, parts_of
+from atoll.wafer.template import Wafer
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What embedding or head add to a stage: seconds a microbatch, bytes a die."""
+
+    time_s: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage, one microbatch."""
+
+    block: BlockCost
+    parts_s: Mapping[str, float]
+    """Seconds of one layer by cause."""
+    ends: Ends
+    transfer_s: float
+    load_s: float
+    forward_s: float
+    memory_bytes: Mapping[str, float]
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.memory_bytes.values())
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    mapping: WaferMapping
+    stages: tuple[StageCost, ...]
+    step_s: float
+    samples_per_s: float
+    fits: bool
+    links: Mapping[tuple[Die, Die], float]
+    """Bytes over each link between neighbouring dies, a microbatch, from stage to stage."""
+
+    @property
+    def memory_bytes(self) -> float:
+        return max(stage.total_bytes for stage in self.stages)
+
+
+def evaluate(
+    wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[tuple[Die, Die]] = ()
+) -> Evaluation:
+    """Time and memory of a legal mapping."""
+    block = mapping.blocks()
+    setting = Setting(
+        wafer, mapping.microbatches, mapping.streaming, mapping.algorithm,
+        1.0 / len(mapping.stages),
+    )  # fmt: skip
+    crossing = boundaries(wafer, [s.rectangle for s in mapping.stages], block.stream_bytes,
+                          dead_links)  # fmt: skip
+    stages = tuple(
+        _stage(stage, number, mapping, block, setting, crossing)
+        for number, stage in enumerate(mapping.stages)
+    )
+    loads = np.array([stage.load_s for stage in stages])
+    step = float((mapping.microbatches - 1) * loads.max() + loads.sum())
+    return Evaluation(
+        mapping=mapping,
+        stages=stages,
+        step_s=step,
+        samples_per_s=mapping.batch / step,
+        fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
+        links=crossing.loads,
+    )
+
+
+def _stage(
+    stage: StageMapping, number: int, mapping: WaferMapping, block: Block, setting: Setting,
+    crossing: Boundary,
+) -> StageCost:  # fmt: skip
+    count = len(mapping.stages)
+    in_flight = min(count - number, mapping.microbatches)
+    cost, parts, forward, buffers = block_cost(block, stage.digits, setting, stage.block)
+    first, last = number == 0, number == count - 1
+    external = "external" in stage.block.homes
+    ends = ends_cost(
+        block, stage.digits, setting, stage.block.stream, stage.head, first, last, external
+    )
+    transfer = 2.0 * crossing.into_s[number]
+    memory = {
+        # Streamed weights pass through a double buffer of one layer.
+        "states": stage.layers * cost.state_bytes + (
+            8.0 * block.parameters / block.layers / stage.rectangle.size if external else 0.0
+        ),
+        "activations": stage.layers * in_flight * cost.kept_bytes,
+        "rebuilt": cost.rebuilt_bytes,
+        "ends": ends.bytes,
+        "buffers": buffers,
+    }  # fmt: skip
+    load = stage.layers * cost.time_s + ends.time_s + transfer
+    return StageCost(
+        cost, parts, ends, transfer, load, stage.layers * forward + ends.time_s / 3.0, memory
+    )
+
+
+@lru_cache(maxsize=4096)
+def block_cost(
+    block_key: Block, digits: Digits, setting: Setting, genes: BlockMapping
+) -> tuple[BlockCost, Mapping[str, float], float, float]:
+    """Cost of one layer, its seconds by cause, its forward seconds, and its buffers."""
+    only = {"stream": (genes.stream,)} | {
+        unit.name: (code,) for unit, code in zip(block_key.units, genes.codes, strict=True)
+    }
+    tables = Tables(block_key, digits, setting, pricer(setting.wafer.chip), only)
+    exact = Exact(tables, HOMES)
+    cost = exact.price(genes)
+    compute = sum(float(n.compute_s[0]) for chain in tables.nodes for n in chain)
+    vectors = tables.stream_s(genes.stream)
+    homes = sum(
+        float(n.home_s[HOMES.index(home), 0])
+        for n, home in zip((n for chain in tables.nodes for n in chain), genes.homes, strict=True)
+    )
+    edges = [tables.chain_edges(i) for i in range(len(block_key.chains))]
+    links = sum(float(edge.time_s[0, 0]) for chain in edges for edge in chain)
+    forward = sum(float(n.forward_s[0]) for chain in tables.nodes for n in chain) + vectors / 3.0
+    parts = {
+        "compute": compute + vectors,
+        "resharding": links,
+        "weights and optimizer": homes,
+        "recomputation": cost.time_s - compute - vectors - homes - links,
+    }
+    return cost, parts, forward, tables.buffer_bytes(genes.stream)
+
+
+@lru_cache(maxsize=4096)
+def ends_cost(
+    block: Block, digits: Digits, setting: Setting, stream: str, head_code: str, first: bool,
+    last: bool, external: bool = False,
+) -> Ends:  # fmt: skip
+    """Embedding on the first stage, head and loss on the last; vocabulary cut between dies.
+
+    Where weights live outside the wafer (`external`), so do those of the ends.
+    """
+    time = held = 0.0
+    radix = digits.radix
+    mesh = (radix, digits.axis, digits.stride, setting.wafer.link_Bps,
+            setting.wafer.link_latency_s, 0)  # fmt: skip
+    roles = {"b": kernels.BATCH, "s": kernels.SEQUENCE, "c": kernels.COLUMNS, "r": kernels.WHOLE}
+    layout = np.array([roles[tag] for tag in stream], np.int64)
+    if first:
+        sums = np.full(len(radix), kernels.PARTIAL, np.int64)
+        moved = kernels.transition_one(block.stream_bytes, sums, layout, *mesh)
+        time += 2.0 * float(moved[:3].sum())
+        held += 0.0 if external else STATE_BYTES * block.embedding_parameters / digits.size
+    if last and block.head is not None:
+        tables = _head_tables(block, digits, setting, head_code)
+        nodes = tables.unit_nodes(block.head)
+        whole = np.where(nodes.reads[0, 0] == kernels.COLUMNS, kernels.WHOLE, nodes.reads[0, 0])
+        moved = kernels.transition_one(block.stream_bytes, layout, whole, *mesh)
+        parts = parts_of(head_code, digits)
+        share = prod(parts.values())
+        bandwidth = setting.wafer.chip.hbm.bandwidth_Bps
+        # Logits and softmax pass through memory three times: written, read, and their gradient.
+        home = HOMES.index("external" if external else "optimizer")
+        time += float(nodes.compute_s[0] + nodes.home_s[home, 0]) + 3.0 * float(moved[:3].sum())
+        time += 3.0 * block.head_bytes / share / bandwidth
+        held += float(nodes.state_bytes[home, 0]) + block.head_bytes / share
+    return Ends(time, held)
+
+
+@lru_cache(maxsize=512)
+def _head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> Tables:
+    assert block.head is not None
+    only = {block.head.name: (code,), "stream": ("r" * digits.count,)}
+    return Tables(block, digits, setting, pricer(setting.wafer.chip), only, units=False)
+
+
+def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
+    """Codes to try for the head: vocabulary on all digits, or samples and rows as they are."""
+    assert block.head is not None
+    kept = "".join(tag if tag in "bs" else "n" for tag in stream)
+    candidates = dict.fromkeys(("n" * digits.count, kept))
+    return tuple(c for c in candidates if legal(c, block.head.sizes, digits))

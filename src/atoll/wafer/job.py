@@ -1,0 +1,130 @@
+"""A wafer job: wafer, model, batch, and what the search may use; as a file or as keywords."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from atoll.errors import AtollError
+from atoll.wafer.block import make_block
+from atoll.wafer.encoding import Die
+from atoll.wafer.search import MICROBATCHES
+from atoll.wafer.stages import Options
+from atoll.workload import load_config
+from atoll.yamlfile import Count, FileModel, load_yaml
+
+ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming")
+
+
+@dataclass(frozen=True)
+class WaferJob:
+    """Everything that a search on a wafer needs to know."""
+
+    wafer: str = "default"
+    model: str = "llama2-70b"
+    batch: int = 128
+    sequence: int | None = None
+    microbatches: tuple[int, ...] = MICROBATCHES
+    ablations: tuple[str, ...] = ()
+    dead_dies: tuple[Die, ...] = ()
+    dead_links: tuple[tuple[Die, Die], ...] = ()
+    dead_share: float | None = None
+    """Sample wafers with this share of dead dies, beside the answer for the whole one."""
+    samples: int = 0
+    pareto: bool = False
+    baselines: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "sequence"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise AtollError(f"job: {name}: expected a positive whole number, got {value}.")
+        for name in self.ablations:
+            if name not in ABLATIONS:
+                raise AtollError(
+                    f"job: ablations: allowed are {', '.join(ABLATIONS)}; got {name!r}."
+                )
+        if self.dead_share is not None and not 0.0 <= self.dead_share < 1.0:
+            raise AtollError(
+                f"job: dead_share: expected at least 0 and less than 1, got {self.dead_share}."
+            )
+        if not self.microbatches or min(self.microbatches) < 1:
+            raise AtollError("job: microbatches: expected positive whole numbers.")
+        load_config(self.model)
+        make_block(self.model, 1, self.sequence)
+
+    @property
+    def options(self) -> Options:
+        return Options(
+            streaming="no-streaming" not in self.ablations,
+            recompute="no-recompute" not in self.ablations,
+            one_axis="one-axis" in self.ablations,
+            volume_only="volume-only" in self.ablations,
+        )
+
+    @property
+    def tokens(self) -> int:
+        return make_block(self.model, 1, self.sequence).sequence
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+Position = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+
+
+class WaferJobFile(FileModel):
+    """A job file with a `wafer`; every other field is optional."""
+
+    wafer: str
+    model: str | None = None
+    batch: Count | None = None
+    global_batch: Count | None = None
+    sequence: Count | None = None
+    microbatches: tuple[Count, ...] | None = None
+    ablations: tuple[str, ...] | None = None
+    dead_dies: tuple[Position, ...] | None = None
+    dead_links: tuple[tuple[Position, Position], ...] | None = None
+    dead_share: float | None = None
+    samples: Annotated[int, Field(ge=0)] | None = None
+    pareto: bool | None = None
+    baselines: bool | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+
+def is_wafer_job(path: str | Path) -> bool:
+    """Whether a job file names a wafer, so that it is ours to read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return any(line.split(":")[0] == "wafer" for line in text.splitlines())
+
+
+def load_wafer_job(path: str | Path) -> WaferJob:
+    """The job in a YAML file. Files that it names are looked up beside it."""
+    where = Path(path)
+    file = load_yaml(where, WaferJobFile)
+    given = {
+        name: value
+        for name in WaferJobFile.model_fields
+        if (value := getattr(file, name)) is not None
+    }
+    if "global_batch" in given:
+        given["batch"] = given.pop("global_batch")
+    for name in ("wafer", "model"):
+        if name in given:
+            candidate = where.parent / given[name]
+            given[name] = str(candidate) if candidate.exists() else given[name]
+    try:
+        return WaferJob(**given)
+    except AtollError as error:
+        raise AtollError(f"{path}: {str(error).removeprefix('job: ')}") from None

@@ -1,0 +1,91 @@
+"""A wafer search's answer for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from atoll.printing import console_for_output, print_bars
+from atoll.units import format_bytes, format_seconds
+from atoll.wafer.power import running_power_W
+from atoll.wafer.result import WaferResult, baseline_words
+
+
+def print_wafer_result(result: WaferResult) -> None:
+    console = console_for_output()
+    wafer, best = result.wafer, result.best
+    mapping, placement = best.mapping, result.placement
+    console.print(
+        f"Wafer        {wafer.name}: {wafer.rows} x {wafer.columns} dies of "
+        f"{wafer.core.peak_flops / 1e12:.0f} TFLOP/s, "
+        f"{format_bytes(wafer.memory_bytes)}, links {wafer.link_Bps / 1e12:.2f} TB/s",
+        markup=False,
+    )
+    console.print(
+        f"             {wafer.site_mm2 * wafer.dies:,.0f} mm2, {wafer.peak_power_W / 1e3:.1f} kW "
+        f"at peak, {wafer.cost_dollars:,.0f} dollars"
+    )
+    console.print(f"Model        {mapping.model}, batch {mapping.batch}, {mapping.sequence} tokens",
+                  markup=False)  # fmt: skip
+    console.print(
+        f"Throughput   {best.samples_per_s:,.2f} samples/s, {result.tokens_per_s:,.0f} tokens/s, "
+        f"MFU {result.mfu:.1%}, {running_power_W(wafer, best) / 1e3:.1f} kW"
+    )
+    stage = mapping.stages[0]
+    console.print(
+        f"Mapping      {placement.pipeline} stages, the first of {stage.rectangle.width} x "
+        f"{stage.rectangle.height} dies ({stage.digits.describe()}), microbatch "
+        f"{mapping.microbatch}, {mapping.microbatches} rounds"
+    )
+    names = [unit.name for unit in mapping.blocks().units]
+    codes = ", ".join(f"{n} {c}" for n, c in zip(names, stage.block.codes, strict=True))
+    console.print(f"             stream {stage.block.stream}; {codes}", markup=False)
+    console.print(f"Recompute    {placement.recompute}", markup=False)
+    worst = max(best.stages, key=lambda s: s.total_bytes)
+    parts = ", ".join(f"{k} {format_bytes(v)}" for k, v in worst.memory_bytes.items() if v)
+    console.print(f"Memory       {format_bytes(worst.total_bytes)} a die at most: {parts}")
+    console.print(
+        f"Step         {format_seconds(best.step_s)} (pipeline replayed event by event: "
+        f"{result.replay_difference:+.2%}"
+        + (f"; links as queues: {result.detailed['difference']:+.2%})" if result.detailed else ")")
+    )
+    print_bars(console, placement.time_parts_s, placement.step_time_s)
+    _print_baselines(console, result)
+    _print_faults(console, result)
+    _print_designs(console, result)
+    console.print(f"Certificate  {result.certificate.sentence()}; {result.wall_time_s:.1f} s")
+    console.print("Dies         stage and memory in use")
+    for line in result.text_map().splitlines():
+        console.print(f"             {line}", markup=False)
+
+
+def _print_baselines(console: Console, result: WaferResult) -> None:
+    for number, (name, baseline) in enumerate(result.baselines.items()):
+        words = baseline_words(baseline, result.best.samples_per_s)
+        console.print(f"{'Beside' if number == 0 else '':<12} {name:<17}{words}", markup=False)
+        if baseline is not None:
+            console.print(f"{'':<12} {'':<17}{baseline.setting}", markup=False)
+
+
+def _print_faults(console: Console, result: WaferResult) -> None:
+    faults = result.faults
+    if faults.get("samples"):
+        console.print(
+            f"Faults       {faults['samples']} wafers with {faults['dead_share']:.1%} dead dies: "
+            f"median {faults['median_kept']:.1%} of the throughput, least "
+            f"{faults['least_kept']:.1%}"
+        )
+
+
+def _print_designs(console: Console, result: WaferResult) -> None:
+    if len(result.designs) < 2:
+        return
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in ("wafer", "samples/s", "kW", "dollars"):
+        table.add_column(name, justify="left" if name == "wafer" else "right")
+    for row in result.designs[:10]:
+        table.add_row(
+            str(row["name"]), f"{row['samples_per_s']:.2f}", f"{row['peak_power_W'] / 1e3:.1f}",
+            f"{row['cost_dollars']:,.0f}",
+        )  # fmt: skip
+    console.print(table)

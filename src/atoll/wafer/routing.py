@@ -1,0 +1,106 @@
+"""Transfers between pipeline stages: every flow routed over the mesh, loads added link by link."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from atoll.errors import AtollError
+from atoll.wafer.encoding import Die, Rectangle
+from atoll.wafer.template import Wafer
+
+Link = tuple[Die, Die]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Seconds of the transfer into each stage (0 into the first), and the load of every link."""
+
+    into_s: tuple[float, ...]
+    loads: Mapping[Link, float]
+
+
+def boundaries(
+    wafer: Wafer, rectangles: Sequence[Rectangle], stream_bytes: float,
+    dead_links: Sequence[Link] = (),
+) -> Boundary:  # fmt: skip
+    """All stages send at once in the steady state: a transfer waits for its most loaded link."""
+    broken = {link for a, b in dead_links for link in ((a, b), (b, a))}
+    loads: dict[Link, float] = {}
+    routes: list[list[tuple[list[Link], float]]] = [[]]
+    for before, after in pairwise(rectangles):
+        flows = []
+        for source, target, share in _flows(before, after):
+            path = route(source, target, wafer, broken)
+            flows.append((path, share * stream_bytes))
+            for link in path:
+                loads[link] = loads.get(link, 0.0) + share * stream_bytes
+        routes.append(flows)
+    times = []
+    for flows in routes:
+        slowest = max((loads[link] for path, _ in flows for link in path), default=0.0)
+        hops = max((len(path) for path, _ in flows), default=0)
+        times.append(slowest / wafer.link_Bps + hops * wafer.link_latency_s)
+    return Boundary(tuple(times), loads)
+
+
+def _flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
+    """Each die of the next stage takes its share from the dies at the same place in the last.
+
+    Both rectangles are walked in the direction in which they neighbour each other, so that pieces
+    cross where the rectangles touch.
+    """
+    sources, targets = before.dies(), after.dies()
+    flows = []
+    for i, target in enumerate(targets):
+        low, high = i / len(targets), (i + 1) / len(targets)
+        for j, source in enumerate(sources):
+            share = min(high, (j + 1) / len(sources)) - max(low, j / len(sources))
+            if share > 1e-12:
+                flows.append((source, target, share))
+    return flows
+
+
+def route(source: Die, target: Die, wafer: Wafer, broken: set[Link]) -> list[Link]:
+    """Along x, then along y; around dead links by the shortest way."""
+    path: list[Link] = []
+    here = source
+    while here != target:
+        x, y = here
+        if x != target[0]:
+            step = (x + (1 if target[0] > x else -1), y)
+        else:
+            step = (x, y + (1 if target[1] > y else -1))
+        path.append((here, step))
+        here = step
+    if not broken or not broken.intersection(path):
+        return path
+    return _around(source, target, wafer, broken)
+
+
+def _around(source: Die, target: Die, wafer: Wafer, broken: set[Link]) -> list[Link]:
+    came: dict[Die, Die] = {source: source}
+    queue = deque([source])
+    while queue:
+        here = queue.popleft()
+        if here == target:
+            break
+        x, y = here
+        for step in ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
+            inside = 0 <= step[0] < wafer.columns and 0 <= step[1] < wafer.rows
+            if inside and step not in came and (here, step) not in broken:
+                came[step] = here
+                queue.append(step)
+    if target not in came:
+        raise AtollError(
+            f"wafer {wafer.name}: dead links cut die {target} off from die {source}; leave one of "
+            "them out as a dead die."
+        )
+    path: list[Link] = []
+    here = target
+    while here != source:
+        path.append((came[here], here))
+        here = came[here]
+    return path[::-1]

@@ -1,0 +1,182 @@
+"""The whole road of a wafer search in one function: job to answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.explore.result import Certificate
+from atoll.wafer.anneal import anneal
+from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
+from atoll.wafer.baselines import Baseline, run_baselines
+from atoll.wafer.detailed import replay_mapping
+from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.faults import Faults, degraded, map_around, require
+from atoll.wafer.files import load_wafers
+from atoll.wafer.job import WaferJob
+from atoll.wafer.power import running_power_W
+from atoll.wafer.result import WaferResult
+from atoll.wafer.search import MANY_CODES, QUICK_CODES, Progress, WaferSearch
+from atoll.wafer.template import Wafer
+
+TOLERANCE = 0.01
+STREAMED = "weight-streaming"
+
+
+def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferResult:
+    """Find the best mapping (and wafer, where a space is given), and lay baselines beside it."""
+    began = mark = time.monotonic()
+    phases: dict[str, float] = {}
+
+    def timed(name: str) -> None:
+        nonlocal mark
+        now = time.monotonic()
+        phases[name], mark = now - mark, now
+
+    wafers = load_wafers(job.wafer)
+    for wafer in wafers:
+        _check_faults(job, wafer)
+    baselines: dict[str, Baseline | None] = {}
+    if len(wafers) == 1:
+        if job.baselines:
+            baselines = run_baselines(wafers[0], job.model, job.batch, job.tokens)
+            timed("baselines")
+        search = make_search(job, wafers[0], progress)
+        found = search.run(_seeds(job, wafers[0], baselines))
+        explored = Explored(((wafers[0], found),), {}, job.batch / found.bound_s)
+        timed("search")
+    else:
+        searches = [make_search(job, wafer, progress, QUICK_CODES) for wafer in wafers]
+        explored = explore_wafers(searches, job.pareto)
+        search = next(s for s in searches if s.wafer is explored.solved[0][0])
+        timed("search")
+        if job.baselines:
+            baselines = run_baselines(search.wafer, job.model, job.batch, job.tokens)
+            timed("baselines")
+    wafer, found = explored.solved[0]
+    best, faults = _with_faults(job, search, found.best)
+    if faults:
+        timed("faults")
+    annealed = None
+    if not job.ablations:
+        broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
+        annealed = anneal(wafer, best, job.seed, dead_links=broken)
+        best = annealed.best
+        timed("annealing")
+    detailed = replay_mapping(wafer, best)
+    timed("replay")
+    rows = [design_row(w, f.best) for w, f in explored.solved]
+    return WaferResult(
+        job=job,
+        wafer=wafer,
+        best=best,
+        certificate=Certificate(
+            gap=max(0.0, 1.0 - _healthy(job, found.best, best) / explored.bound_samples_per_s),
+            tolerance=TOLERANCE,
+            architectures=len(wafers),
+            evaluated=len(explored.solved),
+            pruned=explored.pruned,
+            tightened=found.solved,
+        ),
+        baselines=baselines,
+        detailed=detailed | {"annealing_gain": annealed.gain if annealed else 0.0},
+        designs=rows,
+        pareto=_front(explored) if job.pareto else {},
+        runners_up=found.runners_up,
+        faults=faults,
+        phases_s=phases,
+        wall_time_s=time.monotonic() - began,
+    )
+
+
+def _healthy(job: WaferJob, found: Evaluation, best: Evaluation) -> float:
+    """The throughput that the bound is about: that of a wafer without given faults."""
+    return found.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
+
+
+def make_search(
+    job: WaferJob, wafer: Wafer, progress: Progress | None = None, most_codes: int = MANY_CODES
+) -> WaferSearch:
+    options = job.options
+    if wafer.sram_memory:
+        # Weights with their optimizer state do not live in SRAM.
+        options = replace(options, homes=("external",))
+        most_codes = min(most_codes, QUICK_CODES)
+    elif wafer.parameter_store:
+        options = replace(options, homes=(*options.homes, "external"))
+    return WaferSearch(
+        wafer, job.model, job.batch, job.tokens, options, job.microbatches, progress, most_codes
+    )
+
+
+def _seeds(
+    job: WaferJob, wafer: Wafer, baselines: dict[str, Baseline | None]
+) -> Sequence[Evaluation]:
+    """Baselines are points of the same space. Ablations ask what a part of it is worth: then
+    nothing from outside may help.
+    """
+    if job.ablations:
+        return ()
+    return [
+        baseline.evaluation
+        for name, baseline in baselines.items()
+        if baseline is not None and (name != STREAMED or wafer.parameter_store)
+    ]
+
+
+def _with_faults(
+    job: WaferJob, search: WaferSearch, healthy: Evaluation
+) -> tuple[Evaluation, dict[str, Any]]:
+    """The mapping around given faults, and the throughput over sampled wafers."""
+    shown: dict[str, Any] = {}
+    best = healthy
+    if job.dead_dies or job.dead_links:
+        given = Faults(job.dead_dies, job.dead_links)
+        tried = sorted({1, healthy.mapping.microbatch})
+        best = require(
+            map_around(search.planner, given, tried), job.model, search.wafer, given
+        )
+        shown["kept"] = best.samples_per_s / healthy.samples_per_s
+    if job.samples:
+        share = search.wafer.dead_share if job.dead_share is None else job.dead_share
+        shown |= degraded(search.planner, healthy, share, job.samples, job.seed)
+    return best, shown
+
+
+def design_row(wafer: Wafer, found: Evaluation) -> dict[str, Any]:
+    return wafer.to_dict() | {
+        "samples_per_s": found.samples_per_s,
+        "power_W": running_power_W(wafer, found),
+        "microbatch": found.mapping.microbatch,
+        "stages": len(found.mapping.stages),
+        "memory_GiB_used": found.memory_bytes / 2**30,
+    }
+
+
+def _front(explored: Explored) -> dict[str, Any]:
+    chosen = pareto_rows(explored)
+    rows = [design_row(w, f.best) for w, f in explored.solved if any(w is c for c in chosen)]
+    return {"throughput_power_cost": {"proven_within": None, "designs": rows}}
+
+
+def _check_faults(job: WaferJob, wafer: Wafer) -> None:
+    for x, y in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
+        if x >= wafer.columns or y >= wafer.rows:
+            raise AtollError(
+                f"job: dead_dies: ({x}, {y}) is not on the wafer of {wafer.columns} columns and "
+                f"{wafer.rows} rows."
+            )
+    for (a, b), (c, d) in job.dead_links:
+        if abs(a - c) + abs(b - d) != 1:
+            raise AtollError(
+                f"job: dead_links: ({a}, {b}) and ({c}, {d}) are not neighbours, so that there is "
+                "no link between them."
+            )
+
+
+def with_job(job: WaferJob, **changes: Any) -> WaferJob:
+    """The job with some fields changed; None leaves a field alone."""
+    return replace(job, **{name: v for name, v in changes.items() if v is not None})

@@ -1,0 +1,117 @@
+"""Collectives as messages on the mesh, for the event simulation.
+
+Groups are given as lines, rings and rectangles of dies; several groups may run at once and then
+share links. Reduce-scatter is all-gather with time reversed: as many messages over the same links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.wafer.links import Die, Link, Message
+
+
+def path(source: Die, target: Die) -> tuple[Link, ...]:
+    """Along x, then along y."""
+    links: list[Link] = []
+    x, y = source
+    while x != target[0]:
+        step = x + (1 if target[0] > x else -1)
+        links.append(((x, y), (step, y)))
+        x = step
+    while y != target[1]:
+        step = y + (1 if target[1] > y else -1)
+        links.append(((x, y), (x, step)))
+        y = step
+    return tuple(links)
+
+
+class Schedule:
+    """Messages under construction; phases follow each other die by die."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._last: dict[Die, list[int]] = {}
+
+    def send(
+        self, source: Die, target: Die, size: float, after: Sequence[int] = (), rank: int = 0
+    ) -> int:
+        self.messages.append(Message(path(source, target), size, tuple(after), rank))
+        return len(self.messages) - 1
+
+    def gather_line(self, dies: Sequence[Die], volume: float, began: dict[Die, list[int]]) -> None:
+        """All-gather along a line, pieces outwards in both directions; `volume` when gathered."""
+        piece = volume / len(dies)
+        for owner in range(len(dies)):
+            for step in (1, -1):
+                before = began.get(dies[owner], [])
+                at = owner
+                while 0 <= at + step < len(dies):
+                    sent = self.send(dies[at], dies[at + step], piece, before)
+                    self._arrived(dies[at + step], sent)
+                    before = [sent]
+                    at += step
+
+    def scatter_line(self, dies: Sequence[Die], volume: float, began: dict[Die, list[int]]) -> None:
+        """Reduce-scatter along a line: partial sums inwards, the farthest owner's first."""
+        piece = volume / len(dies)
+        for owner in range(len(dies)):
+            for begin, step in ((0, 1), (len(dies) - 1, -1)):
+                before: list[int] = []
+                at = begin
+                while at != owner and (owner - at) * step > 0:
+                    after = [*before, *began.get(dies[at], [])]
+                    sent = self.send(
+                        dies[at], dies[at + step], piece, after, rank=abs(owner - begin)
+                    )
+                    before = [sent]
+                    at += step
+                if before:
+                    self._arrived(dies[owner], before[0])
+
+    def gather_ring(self, dies: Sequence[Die], volume: float) -> None:
+        """All-gather around a ring, half of every piece in each direction."""
+        half = volume / len(dies) / 2.0
+        count = len(dies)
+        for owner in range(count):
+            for step in (1, -1):
+                before: list[int] = []
+                at = owner
+                for _ in range(count - 1):
+                    following = (at + step) % count
+                    before = [self.send(dies[at], dies[following], half, before)]
+                    at = following
+
+    def exchange(self, dies: Sequence[Die], volume: float) -> None:
+        """All-to-all: every die sends an equal part of `volume` to every other, farthest first."""
+        part = volume / len(dies)
+        for source in dies:
+            for target in dies:
+                if source != target:
+                    far = abs(source[0] - target[0]) + abs(source[1] - target[1])
+                    self.send(source, target, part, rank=far)
+
+    def _arrived(self, die: Die, message: int) -> None:
+        self._last.setdefault(die, []).append(message)
+
+    def arrivals(self) -> dict[Die, list[int]]:
+        """What has been sent to each die so far: a following phase waits for it."""
+        return {die: list(sent) for die, sent in self._last.items()}
+
+
+def ring_of(x: int, y: int, width: int, height: int) -> list[Die]:
+    """A closed walk over a rectangle with an even side, neighbours all the way."""
+    if height % 2 and width % 2:
+        raise ValueError("a rectangle of odd sides holds no ring")
+    if height % 2:
+        return [(a, b) for b, a in _ring(height, width, y, x)]
+    return _ring(width, height, x, y)
+
+
+def _ring(width: int, height: int, x: int, y: int) -> list[Die]:
+    """Down the first column, and back up through the others; `height` is even."""
+    dies = [(x, y + row) for row in range(height)]
+    for row in reversed(range(height)):
+        columns = range(1, width) if (height - 1 - row) % 2 == 0 else range(width - 1, 0, -1)
+        dies += [(x + column, y + row) for column in columns]
+    return dies

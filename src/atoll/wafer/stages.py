@@ -1,0 +1,239 @@
+"""Pipeline stages on given rectangles: how many layers each, and each one's best block mapping.
+
+A stage's load grows with its layers, and so does its memory. Handing out layers one by one, always
+to the stage whose load would then be least, gives the least largest load (loads being monotone),
+with the block mapping of every stage solved for its own layers and microbatches in flight.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.wafer.block import Block, make_block
+from atoll.wafer.digits import Digits, digit_systems
+from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
+from atoll.wafer.evaluate import Ends, ends_cost, head_codes
+from atoll.wafer.exact import Exact
+from atoll.wafer.genes import Solved
+from atoll.wafer.pricing import pricer
+from atoll.wafer.routing import boundaries
+from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal_codes
+from atoll.wafer.template import Wafer
+
+INFINITY = float("inf")
+TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the search may use; ablations switch parts off."""
+
+    streaming: bool = True
+    algorithm: str = "auto"
+    recompute: bool = True
+    homes: tuple[str, ...] = SEARCHED_HOMES
+    one_axis: bool = False
+    """Only one tag for all digits of an operator: no mixed splits."""
+    volume_only: bool = False
+    """Choose mappings by bytes moved instead of time (evaluated by time all the same)."""
+
+
+@dataclass(frozen=True)
+class _Choice:
+    digits: Digits
+    solved: Solved
+
+
+class Planner:
+    """Solves stages for one wafer, model, batch and sequence; remembers what it solved."""
+
+    def __init__(
+        self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None
+    ) -> None:
+        self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
+        self.options = options or Options()
+        self._exacts: dict[tuple[int, int, int], list[tuple[Digits, Exact]]] = {}
+        self._solved: dict[tuple[int, int, int, int, int, float], _Choice | None] = {}
+
+    def rounds(self, microbatch: int) -> int:
+        return -(-self.batch // microbatch)
+
+    def setting(self, microbatch: int) -> Setting:
+        return Setting(
+            self.wafer, self.rounds(microbatch), self.options.streaming, self.options.algorithm
+        )
+
+    def exacts(self, width: int, height: int, microbatch: int) -> list[tuple[Digits, Exact]]:
+        """Solvers for a shape, one a digit system."""
+        key = width, height, microbatch
+        if key not in self._exacts:
+            block = make_block(self.model, microbatch, self.sequence)
+            self._exacts[key] = [
+                (digits, self._exact(Tables(
+                    block, digits, self.setting(microbatch), pricer(self.wafer.chip),
+                    self._restricted(block, digits),
+                )))
+                for digits in digit_systems(width, height)
+            ]  # fmt: skip
+        return self._exacts[key]
+
+    def _exact(self, tables: Tables) -> Exact:
+        return Exact(
+            tables, self.options.homes, recompute=self.options.recompute,
+            volume_only=self.options.volume_only, tolerance=TOLERANCE,
+        )  # fmt: skip
+
+    def _restricted(self, block: Block, digits: Digits) -> dict[str, tuple[str, ...]] | None:
+        if not self.options.one_axis:
+            return None
+        names = {unit.name: unit.sizes for unit in block.units} | {"stream": block.stream_sizes}
+        return {
+            name: tuple(c for c in legal_codes(sizes, digits) if len(set(c)) <= 1)
+            or legal_codes(sizes, digits)
+            for name, sizes in names.items()
+        }
+
+    def fastest_s(self, width: int, height: int, microbatch: int) -> float:
+        """Seconds of a layer on this shape with unlimited memory: no mapping is faster."""
+        return min(exact.bound_s for _, exact in self.exacts(width, height, microbatch))
+
+    def free_bound_s(self, width: int, height: int, microbatch: int) -> float:
+        """The same for every home of the weights, outside the wafer included."""
+        return min(exact.free_bound_s for _, exact in self.exacts(width, height, microbatch))
+
+    def block(
+        self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float
+    ) -> _Choice | None:
+        key = (*shape, microbatch, layers, in_flight, limit)
+        if key not in self._solved:
+            best: _Choice | None = None
+            for digits, exact in self.exacts(*shape, microbatch):
+                if best is not None and exact.bound_s >= best.solved.cost.time_s:
+                    continue
+                found = exact.solve(layers, in_flight, limit)
+                if found and (not best or found.cost.time_s < best.solved.cost.time_s):
+                    best = _Choice(digits, found)
+            self._solved[key] = best
+        return self._solved[key]
+
+    # -- stages --------------------------------------------------------------------------------
+
+    def plan(
+        self, rectangles: Sequence[Rectangle], microbatch: int,
+        dead_links: Sequence[tuple[Die, Die]] = (), stop_s: float = INFINITY,
+    ) -> WaferMapping | None:  # fmt: skip
+        """The best mapping on these rectangles in this order; None if it does not fit.
+
+        Gives up once the step is sure to take `stop_s` or longer.
+        """
+        block = make_block(self.model, microbatch, self.sequence)
+        count = len(rectangles)
+        if count > block.layers:
+            return None
+        rounds = self.rounds(microbatch)
+        crossing = boundaries(self.wafer, rectangles, block.stream_bytes, dead_links)
+        sizes = [r.size for r in rectangles]
+        counts = [max(1, int(0.75 * block.layers * size / sum(sizes))) for size in sizes]
+        while sum(counts) > block.layers:
+            counts[counts.index(max(counts))] -= 1
+
+        def load(stage: int, layers: int) -> float:
+            choice = self._stage(rectangles, stage, layers, microbatch)
+            if choice is None:
+                return INFINITY
+            ends = self._ends(rectangles, stage, microbatch, choice)[0]
+            return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
+
+        largest = max(load(s, counts[s]) for s in range(count))
+        if largest == INFINITY:
+            return None
+        # A layer takes no less time in a fuller stage: however the rest is handed out, some stage
+        # carries at least its share.
+        rates = 0.0
+        for number in range(count):
+            choice = self._stage(rectangles, number, counts[number], microbatch)
+            assert choice is not None
+            rates += 1.0 / choice.solved.bound_s
+        if rounds * max(largest, block.layers / rates) >= stop_s:
+            return None
+        heap = [(load(s, counts[s] + 1), s) for s in range(count)]
+        heapq.heapify(heap)
+        for _ in range(block.layers - sum(counts)):
+            value, stage = heap[0]
+            largest = max(largest, value)
+            if value == INFINITY or rounds * largest >= stop_s:
+                return None
+            counts[stage] += 1
+            heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
+        return self._mapping(rectangles, counts, microbatch)
+
+    def _stage(
+        self, rectangles: Sequence[Rectangle], stage: int, layers: int, microbatch: int
+    ) -> _Choice | None:
+        r = rectangles[stage]
+        in_flight = min(len(rectangles) - stage, self.rounds(microbatch))
+        limit = self.wafer.memory_bytes - self._end_bytes(rectangles, stage, microbatch)
+        return self.block((r.width, r.height), microbatch, layers, in_flight, limit)
+
+    def _end_bytes(self, rectangles: Sequence[Rectangle], stage: int, microbatch: int) -> float:
+        """What embedding or head will take, before the stream's layout is known: the most."""
+        first, last = stage == 0, stage == len(rectangles) - 1
+        if not first and not last:
+            return 0.0
+        block = make_block(self.model, microbatch, self.sequence)
+        digits, exact = self.exacts(
+            rectangles[stage].width, rectangles[stage].height, microbatch
+        )[0]
+        streams = exact.tables.stream.codes
+        return max(
+            ends_cost(
+                block, digits, self.setting(microbatch), streams[0], code, first, last,
+                self.options.homes == ("external",),
+            ).bytes
+            for code in head_codes(block, digits, streams[0])
+        )  # fmt: skip
+
+    def _ends(
+        self, rectangles: Sequence[Rectangle], stage: int, microbatch: int, choice: _Choice
+    ) -> tuple[Ends, str]:
+        block = make_block(self.model, microbatch, self.sequence)
+        first, last = stage == 0, stage == len(rectangles) - 1
+        stream = choice.solved.mapping.stream
+        external = "external" in choice.solved.mapping.homes
+        setting = self.setting(microbatch)
+        options = [
+            (ends_cost(block, choice.digits, setting, stream, c, first, last, external), c)
+            for c in head_codes(block, choice.digits, stream)
+        ]
+        return min(options, key=lambda option: (option[0].time_s, option[1]))
+
+    def _mapping(
+        self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int
+    ) -> WaferMapping:
+        stages = []
+        for number, (rectangle, layers) in enumerate(zip(rectangles, counts, strict=True)):
+            choice = self._stage(rectangles, number, layers, microbatch)
+            assert choice is not None
+            head = self._ends(rectangles, number, microbatch, choice)[1]
+            stages.append(
+                StageMapping(rectangle, choice.digits, layers, choice.solved.mapping, head)
+            )
+        return WaferMapping(
+            self.model, self.batch, microbatch, self.sequence, tuple(stages),
+            self.options.streaming, self.options.algorithm,
+        )  # fmt: skip
+
+
+def snake(
+    rows: int, columns: int, width: int, height: int, stages: int
+) -> tuple[Rectangle, ...] | None:
+    """Equal rectangles in boustrophedon order, so that neighbours in the pipeline touch."""
+    across, down = columns // width, rows // height
+    if stages > across * down:
+        return None
+    cells = [
+        (i if j % 2 == 0 else across - 1 - i, j) for j in range(down) for i in range(across)
+    ]
+    return tuple(Rectangle(i * width, j * height, width, height) for i, j in cells[:stages])

@@ -1,0 +1,229 @@
+"""The wafer template: a grid of dies, each a core-array chip with its DRAM, joined by mesh links.
+
+Couplings. A die's site holds its compute silicon, its HBM stacks and a halo; the grid must fit the
+usable wafer. The site's edge is shared: what HBM stacks take of the perimeter is lost to links, so
+that die-to-die bandwidth = (perimeter - stacks x stack edge) x shoreline density. More memory means
+fewer dies and slower links.
+
+Sources
+  [D1]     Talpes et al., "DOJO: The Microarchitecture of Tesla's Exa-Scale Computer", Hot Chips 34:
+           645 mm2, 354 nodes of 1.25 MB, 362 TFLOP/s bf16 in 7 nm.
+  [Gemini] Cai et al., "Gemini: Mapping and Architecture Co-exploration for Large-scale DNN Chiplet
+           Accelerators", HPCA 2024 (released code): negative binomial yield with a = 10, defect
+           densities and wafer prices by process, bonding yields of 0.95 to 0.99.
+Shoreline density, the area and edge of an HBM stack, and DRAM's price per byte are assumptions of
+this template; a wafer file can state others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from atoll.errors import AtollError
+from atoll.hardware.accelerator import GIB, Accelerator, Hbm
+from atoll.hardware.area import area_mm2
+from atoll.hardware.energy import DEFAULT_ENERGY, peak_power_W
+
+MM2_PER_CM2 = 100.0
+YIELD_CLUSTERING = 10.0  # [Gemini]
+
+# Die silicon per modelled square millimetre (`hardware.area` is a 22 nm model without control and
+# wires): 645 mm2 of [D1] against what the model gives for 354 nodes of 16 x 16 cells and 442.5 MB.
+D1_AREA_SCALE = 645.0 / float(area_mm2(354, 354, 16, 16, 16, 442_500_000))
+
+DRAM_DOLLARS_PER_GIB = 12.0  # assumption, of the order of HBM contract prices
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Defects per square centimetre and the price of a processed wafer [Gemini]."""
+
+    defects_per_cm2: float
+    wafer_dollars: float
+
+
+PROCESSES = {
+    "5nm": Process(0.11, 16_988.0),
+    "7nm": Process(0.09, 9_346.0),
+    "12nm": Process(0.08, 5_992.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One HBM stack beside a die: its memory, the area and the edge that it takes."""
+
+    capacity_bytes: int
+    bandwidth_Bps: float
+    area_mm2: float
+    edge_mm: float
+
+
+@dataclass(frozen=True)
+class Wafer:
+    """One wafer. `rows` x `columns` dies; `core` is a die's compute without memory."""
+
+    name: str
+    rows: int
+    columns: int
+    core: Accelerator
+    stacks: int
+    stack: Stack
+    usable_mm2: float
+    halo_mm2: float
+    link_latency_s: float
+    io_Bps: float
+    """Into and out of the wafer, one direction: to other wafers, or to memory beside it."""
+    shoreline_Bps_per_mm: float = 0.0
+    stated_link_Bps: float | None = None
+    """One link in one direction; None: what the free edge gives."""
+    stated_die_mm2: float | None = None
+    """Area of a die's silicon; None: the area model, scaled by Dojo D1's."""
+    sram_memory: bool = False
+    """No DRAM: a die's shared buffer is its main memory (WSE-like)."""
+    parameter_store: bool = False
+    """Weights may live in memory behind the wafer's ports (weight streaming)."""
+    process: str = "7nm"
+    bond_yield: float = 0.99
+    link_J_per_byte: float = 5.0 * 8 * 1e-12
+    max_power_W: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"wafer {self.name}"
+        if self.process not in PROCESSES:
+            raise AtollError(
+                f"{where}: process: allowed are {', '.join(PROCESSES)}; got {self.process!r}."
+            )
+        if not 0.0 < self.bond_yield <= 1.0:
+            raise AtollError(
+                f"{where}: bond_yield: expected more than 0 and at most 1, got {self.bond_yield:g}."
+            )
+        if self.stacks == 0 and not self.sram_memory:
+            raise AtollError(
+                f"{where}: dram: no stacks, so that a die has no memory; give at least one stack, "
+                "or say sram_memory: true."
+            )
+        needed = self.site_mm2 * self.dies
+        if needed > self.usable_mm2 * (1 + 1e-9):
+            raise AtollError(
+                f"{where}: grid: {self.rows} x {self.columns} dies of {self.site_mm2:.0f} mm2 take "
+                f"{needed:,.0f} mm2, but {self.usable_mm2:,.0f} mm2 are usable; at most "
+                f"{int(self.usable_mm2 // self.site_mm2)} such dies fit."
+            )
+        edge = self.stacks * self.stack.edge_mm
+        if edge >= self.perimeter_mm:
+            raise AtollError(
+                f"{where}: dram: {self.stacks} stacks take {edge:.0f} mm of a die's edge, but it "
+                f"has {self.perimeter_mm:.0f} mm and links need some of it; use fewer stacks."
+            )
+        if self.link_Bps <= 0.0:
+            raise AtollError(f"{where}: link: bandwidth or bandwidth_per_mm must be positive.")
+        if self.max_power_W is not None and self.peak_power_W > self.max_power_W:
+            raise AtollError(
+                f"{where}: max_power: {self.peak_power_W / 1e3:.1f} kW at peak, but "
+                f"{self.max_power_W / 1e3:.1f} kW are allowed; lower the clock or the core count."
+            )
+
+    @property
+    def dies(self) -> int:
+        return self.rows * self.columns
+
+    @cached_property
+    def die_mm2(self) -> float:
+        """Silicon of one die, without HBM."""
+        if self.stated_die_mm2 is not None:
+            return self.stated_die_mm2
+        c = self.core
+        modelled = area_mm2(
+            c.tensor_cores, c.vector_cores, c.width, c.depth, c.vector_width, c.glb_bytes
+        )
+        return float(modelled) * D1_AREA_SCALE
+
+    @cached_property
+    def site_mm2(self) -> float:
+        return self.die_mm2 + self.stacks * self.stack.area_mm2 + self.halo_mm2
+
+    @cached_property
+    def perimeter_mm(self) -> float:
+        """Edge of a square site."""
+        return 4.0 * float(self.site_mm2**0.5)
+
+    @cached_property
+    def link_Bps(self) -> float:
+        """One link, one direction: a quarter of what the free edge carries."""
+        if self.stated_link_Bps is not None:
+            return self.stated_link_Bps
+        free = self.perimeter_mm - self.stacks * self.stack.edge_mm
+        return free * self.shoreline_Bps_per_mm / 4.0
+
+    @cached_property
+    def chip(self) -> Accelerator:
+        """A die as the cost models see it: its cores and its memory."""
+        c = self.core
+        if self.sram_memory:
+            memory = Hbm(c.glb_bytes, c.glb_bandwidth_Bpc * c.clock_Hz, power_W=0.0)
+        else:
+            memory = Hbm(
+                self.stacks * self.stack.capacity_bytes, self.stacks * self.stack.bandwidth_Bps
+            )
+        return replace(c, hbm=memory, name=self.name)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Per die. Without DRAM half of the buffer holds tensors, half feeds the cores."""
+        return self.chip.hbm.capacity_bytes * (0.5 if self.sram_memory else 1.0)
+
+    @property
+    def peak_flops(self) -> float:
+        return self.dies * self.core.peak_flops
+
+    @cached_property
+    def peak_power_W(self) -> float:
+        """All dies and all links busy."""
+        links = 2 * (self.rows * (self.columns - 1) + self.columns * (self.rows - 1))
+        watts = links * self.link_Bps * self.link_J_per_byte
+        # The energy model's static power follows its own area; silicon beyond it leaks alike.
+        extra_mm2 = max(0.0, self.die_mm2 - self.die_mm2 / D1_AREA_SCALE)
+        static = DEFAULT_ENERGY.static_W_per_mm2 * extra_mm2
+        return self.dies * (peak_power_W(self.chip) + static) + watts
+
+    @cached_property
+    def die_yield(self) -> float:
+        """Negative binomial: (1 + D0 A / a)^-a."""
+        defects = PROCESSES[self.process].defects_per_cm2 * self.die_mm2 / MM2_PER_CM2
+        return float((1.0 + defects / YIELD_CLUSTERING) ** -YIELD_CLUSTERING)
+
+    @property
+    def dead_share(self) -> float:
+        """Dies that do not work on a finished wafer of tested dies: those lost in bonding."""
+        return 1.0 - self.bond_yield
+
+    @cached_property
+    def cost_dollars(self) -> float:
+        """Tested dies from as much silicon as their yield asks for, bonded; and their DRAM."""
+        wafer_mm2 = 70_686.0  # a 300 mm wafer
+        silicon = self.dies * self.die_mm2 / self.die_yield
+        price = PROCESSES[self.process].wafer_dollars
+        dram = self.dies * self.stacks * self.stack.capacity_bytes / GIB * DRAM_DOLLARS_PER_GIB
+        return (silicon / wafer_mm2 * price + price + dram) / self.bond_yield
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "grid": [self.rows, self.columns],
+            "dies": self.dies,
+            "die_mm2": self.die_mm2,
+            "site_mm2": self.site_mm2,
+            "area_mm2": self.site_mm2 * self.dies,
+            "stacks": self.stacks,
+            "memory_GiB_per_die": self.chip.hbm.capacity_bytes / GIB,
+            "memory_bandwidth_GBps_per_die": self.chip.hbm.bandwidth_Bps / 1e9,
+            "link_GBps": self.link_Bps / 1e9,
+            "link_latency_ns": self.link_latency_s * 1e9,
+            "io_GBps": self.io_Bps / 1e9,
+            "peak_PFLOPs": self.peak_flops / 1e15,
+            "peak_power_W": self.peak_power_W,
+            "die_yield": self.die_yield,
+            "cost_dollars": self.cost_dollars,
+        }

@@ -1,0 +1,220 @@
+"""The encoding: legal codes, JSON, repair, mutation, crossover, counting; what decoding means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.errors import AtollError
+from atoll.wafer import block_kernels as kernels
+from atoll.wafer.block import KINDS, make_block
+from atoll.wafer.digits import digit_systems
+from atoll.wafer.encoding import (
+    Rectangle,
+    StageMapping,
+    WaferMapping,
+    count,
+    crossover,
+    from_json,
+    mutate,
+    problems,
+    repair,
+    validate,
+)
+from atoll.wafer.genes import BlockMapping
+from atoll.wafer.tables import HOMES, legal_codes, parts_of
+from atoll.workload import build_model, load_config
+
+from .wafer_cases import small_block, small_model
+
+SHAPES = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2)]
+
+
+def random_mapping(seed: int, width: int = 2, height: int = 2, stages: int = 2) -> WaferMapping:
+    random = np.random.default_rng(seed)
+    block = small_block(2)
+
+    def draw(sizes, digits):
+        codes = legal_codes(sizes, digits)
+        return codes[int(random.integers(len(codes)))]
+
+    found = []
+    for number in range(stages):
+        systems = digit_systems(width, height)
+        digits = systems[int(random.integers(len(systems)))]
+        genes = BlockMapping(
+            draw(block.stream_sizes, digits),
+            tuple(draw(unit.sizes, digits) for unit in block.units),
+            tuple(HOMES[int(random.integers(4))] for _ in block.units),
+            tuple(bool(random.integers(2)) for _ in range(7)),
+        )
+        layers = block.layers // stages
+        place = Rectangle(number * width, 0, width, height)
+        found.append(
+            StageMapping(place, digits, layers, genes, draw(block.head.sizes, digits))
+        )
+    return WaferMapping(small_model(), 8, 2, 24, tuple(found))
+
+
+@given(seed=st.integers(0, 10_000), shape=st.sampled_from(SHAPES))
+def test_json_brings_back_the_same_mapping(seed, shape):
+    mapping = random_mapping(seed, *shape)
+    assert from_json(mapping.to_json()) == mapping
+    assert problems(mapping, shape[1], 2 * shape[0]) == []
+
+
+@given(seed=st.integers(0, 10_000), shape=st.sampled_from(SHAPES), steps=st.integers(1, 10))
+def test_mutations_stay_legal(seed, shape, steps):
+    random = np.random.default_rng(seed)
+    mapping = random_mapping(seed, *shape)
+    for _ in range(steps):
+        mapping = mutate(mapping, random)
+        assert problems(mapping, shape[1], 2 * shape[0]) == []
+
+
+def test_mutations_reach_every_kind_of_gene():
+    random = np.random.default_rng(0)
+    start = random_mapping(1)
+    changed = set()
+    for _ in range(300):
+        other = mutate(start, random)
+        changed |= {"streaming"} if other.streaming != start.streaming else set()
+        for a, b in zip(start.stages, other.stages, strict=True):
+            changed |= {"layers"} if a.layers != b.layers else set()
+            for gene in ("stream", "codes", "homes", "keep"):
+                if getattr(a.block, gene) != getattr(b.block, gene):
+                    changed.add(gene)
+    assert changed == {"streaming", "layers", "stream", "codes", "homes", "keep"}
+
+
+@given(left=st.integers(0, 1000), right=st.integers(0, 1000), seed=st.integers(0, 1000))
+def test_children_take_every_block_from_a_parent(left, right, seed):
+    a, b = random_mapping(left), random_mapping(right)
+    child = crossover(a, b, np.random.default_rng(seed))
+    assert problems(child, 2, 4) == []
+    for stage, of_a, of_b in zip(child.stages, a.stages, b.stages, strict=True):
+        assert stage.block in (of_a.block, of_b.block)
+
+
+@given(seed=st.integers(0, 1000), tags=st.text("bsknhtcrx", min_size=0, max_size=4))
+def test_repair_makes_any_code_legal_and_leaves_legal_mappings_alone(seed, tags):
+    mapping = random_mapping(seed)
+    assert repair(mapping) == mapping
+    stage = mapping.stages[0]
+    broken = replace(
+        stage,
+        layers=9,
+        block=replace(stage.block, stream=tags, codes=(tags, *stage.block.codes[1:])),
+    )
+    fixed = repair(replace(mapping, stages=(broken, *mapping.stages[1:]), algorithm="none such"))
+    assert problems(fixed, 2, 4) == []
+
+
+def test_count_is_what_listing_gives():
+    block = small_block(1)
+    digits = digit_systems(2, 1)[0]
+    expected = len(legal_codes(block.stream_sizes, digits)) * 2**7
+    for unit in block.units:
+        expected *= len(legal_codes(unit.sizes, digits)) * (3 if unit.parameters else 1)
+    assert count(block, 2, 1, 1) == 2 * expected
+    # Two stages divide four layers in three ways.
+    assert count(block, 2, 1, 2) == 2 * expected**2 * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: replace(m, stages=m.stages[:1]), "2 layers, but the model has 4"),
+        (lambda m: replace(m, algorithm="magic"), "algorithm 'magic'"),
+        (
+            lambda m: replace(
+                m, stages=(m.stages[0], replace(m.stages[1], rectangle=Rectangle(1, 0, 2, 2)))
+            ),
+            "shares dies",
+        ),
+        (
+            lambda m: replace(
+                m, stages=(m.stages[0], replace(m.stages[1], rectangle=Rectangle(3, 0, 2, 2)))
+            ),
+            "leaves the grid",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(change, words):
+    with pytest.raises(AtollError, match="mapping: ") as caught:
+        validate(change(random_mapping(0)), 2, 4)
+    assert words in str(caught.value)
+
+
+def test_a_dead_die_must_not_be_used():
+    assert any("dead" in text for text in problems(random_mapping(0), 2, 4, [(1, 1)]))
+
+
+def test_broken_json_is_one_sentence():
+    with pytest.raises(AtollError, match="not valid JSON"):
+        from_json("{")
+    with pytest.raises(AtollError, match="missing"):
+        from_json("{}")
+
+
+def test_units_hold_all_products_and_weights_of_the_workload_layer():
+    for name in ("llama2-7b", "gpt2-xl", "mixtral-8x7b", "llama3-70b"):
+        block = make_block(name, 2, 256)
+        layer = next(layer for layer, n in build_model(load_config(name), 2, 256).layers if n > 1)
+        forward = sum(p.matmul.flops for u in block.units for p in u.forward)
+        backward = sum(
+            p.matmul.flops for u in block.units for p in (*u.data_gradient, *u.weight_gradient)
+        )
+        router = sum(op.flops for op in layer.forward if op.name == "router")
+        assert forward == layer.flops_forward - router
+        assert backward == layer.flops_backward - 2 * router
+        assert sum(u.parameters for u in block.units) == pytest.approx(layer.parameters, rel=2e-3)
+
+
+def held(code: str, roles: dict[str, int], digits, die: tuple[int, int], size: int) -> set:
+    """Pieces (row field, column field) of a tensor that a die holds under a layout."""
+    values = digits.of(*die)
+    pieces = set()
+    for index in np.ndindex(*(int(r) for r in digits.radix), *(int(r) for r in digits.radix)):
+        rows, columns = index[: digits.count], index[digits.count :]
+        mine = all(
+            (roles[tag] != kernels.SEQUENCE or rows[d] == values[d])
+            and (roles[tag] != kernels.COLUMNS or columns[d] == values[d])
+            for d, tag in enumerate(code)
+        )
+        if mine:
+            pieces.add(index)
+    return pieces
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=st.sampled_from([(2, 2), (4, 1), (3, 2)]), data=st.data())
+def test_resharding_moves_exactly_what_a_die_lacks(shape, data):
+    """Digit by digit decisions against sets of pieces: free where nothing is missing, and what is
+    stored before a gather is what the source and target have in common.
+    """
+    digits = digit_systems(*shape)[0]
+    roles = KINDS["vector"].writes
+    source = "".join(data.draw(st.sampled_from("scr")) for _ in range(digits.count))
+    target = "".join(data.draw(st.sampled_from("scr")) for _ in range(digits.count))
+    out = kernels.transition_one(
+        1.0,
+        np.array([roles[t] for t in source], np.int64),
+        np.array([roles[t] for t in target], np.int64),
+        digits.radix, digits.axis, digits.stride, 1.0, 0.0, 0,
+    )  # fmt: skip
+    dies = [(x, y) for y in range(digits.height) for x in range(digits.width)]
+    missing = any(
+        held(target, roles, digits, die, 1) - held(source, roles, digits, die, 1) for die in dies
+    )
+    assert (out[:3].sum() > 0) == missing
+
+
+def test_parts_multiply_to_the_group():
+    digits = digit_systems(4, 6)[0]
+    for code in legal_codes(small_block(2).units[0].sizes, digits)[:50]:
+        assert np.prod(list(parts_of(code, digits).values())) == 24

@@ -1,0 +1,329 @@
+"""The search, its baselines, faults and jobs on small wafers, and the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from atoll.cli import app
+from atoll.errors import AtollError, InfeasibleError
+from atoll.hardware.accelerator import MIB
+from atoll.wafer.accpar import TYPES, _one_cut, least_volume, volume
+from atoll.wafer.anneal import anneal, swap_stages
+from atoll.wafer.api import estimate_wafer, search_wafer
+from atoll.wafer.architectures import explore_wafers, pareto_rows
+from atoll.wafer.baselines import NAMES, run_baselines
+from atoll.wafer.encoding import problems
+from atoll.wafer.evaluate import evaluate
+from atoll.wafer.faults import Faults, map_around, sample_faults
+from atoll.wafer.job import WaferJob, load_wafer_job
+from atoll.wafer.routing import route
+from atoll.wafer.search import WaferSearch
+from atoll.wafer.stages import Options, snake
+from atoll.wafer.tiling import guillotine
+
+from .wafer_cases import small_model, small_wafer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def search(wafer=None, *, model=None, batch=16, options=None, microbatches=(1, 2), accept=None):
+    return WaferSearch(
+        wafer or small_wafer(2, 4), model or small_model(), batch, 24, options, microbatches,
+        accept=accept,
+    )  # fmt: skip
+
+
+def test_the_answer_fits_is_legal_and_no_faster_than_its_bound():
+    found = search().run()
+    best = found.best
+    assert best.fits
+    assert problems(best.mapping, 2, 4) == []
+    assert found.bound_s <= best.step_s
+    assert evaluate(small_wafer(2, 4), best.mapping).step_s == pytest.approx(best.step_s)
+
+
+def test_the_search_equals_solving_every_candidate():
+    whole = search()
+    best = whole.run().best
+    other = search()
+    steps = [
+        found.step_s
+        for candidate in other.candidates()
+        for planner in other.planners
+        if (found := other._solve(candidate, float("inf"), planner)) is not None
+    ]
+    assert best.step_s == pytest.approx(min(steps), rel=2e-3)
+
+
+def test_the_same_job_gives_the_same_answer_twice():
+    a, b = (search().run() for _ in range(2))
+    assert a.best.mapping == b.best.mapping
+    assert a.best.step_s == b.best.step_s
+
+
+def test_less_memory_never_helps_and_recomputation_does():
+    model = small_model(layers=8)
+    times = []
+    for memory in (64 * MIB, MIB, 768 * 1024, 640 * 1024):
+        wafer = small_wafer(2, 2, memory_bytes=memory)
+        try:
+            times.append(search(wafer, model=model).run().best.step_s)
+        except InfeasibleError:
+            times.append(np.inf)
+    assert times == sorted(times)
+    wafer = small_wafer(2, 2, memory_bytes=640 * 1024)
+    with_it = search(wafer, model=model)
+    without = search(wafer, model=model, options=Options(recompute=False))
+    try:
+        slower = without.run().best.step_s
+    except InfeasibleError:
+        slower = np.inf
+    try:
+        faster = with_it.run().best.step_s
+    except InfeasibleError:
+        faster = np.inf
+    assert faster <= slower
+
+
+def test_a_model_larger_than_the_wafer_is_one_sentence():
+    wafer = small_wafer(2, 2, memory_bytes=64 * 1024)
+    with pytest.raises(InfeasibleError, match="even with full recomputation it does not fit"):
+        search(wafer).run()
+
+
+def test_ablations_never_beat_the_whole_space():
+    whole = search().run().best.step_s
+    for options in (
+        Options(streaming=False),
+        Options(one_axis=True),
+        Options(recompute=False),
+    ):
+        assert search(options=options).run().best.step_s >= whole * (1 - 2e-3)
+
+
+def test_baselines_are_legal_mappings_of_the_same_encoding():
+    wafer = small_wafer(2, 4)
+    found = run_baselines(wafer, small_model(heads=8), 8, 24)
+    assert set(found) == set(NAMES)
+    for name, baseline in found.items():
+        assert baseline is not None, name
+        assert problems(baseline.evaluation.mapping, 2, 4) == []
+        assert baseline.samples_per_s is not None
+    tried = (1, 2, 4, 8)
+    best = search(wafer, model=small_model(heads=8), batch=8, microbatches=tried).run().best
+    for name in ("accpar", "deepspeed", "megatron"):
+        assert found[name].samples_per_s <= best.samples_per_s * 1.001
+
+
+def test_a_baseline_that_does_not_fit_is_said_so_and_tried_with_recomputation():
+    model = small_model(heads=8, layers=8)
+    roomy = run_baselines(small_wafer(2, 4), model, 16, 512, ["deepspeed"])["deepspeed"]
+    assert roomy.fits_as_published
+    tight = roomy.needed_bytes
+    while True:
+        # Less and less memory, until no setting of the method fits as published.
+        tight *= 0.85
+        wafer = small_wafer(2, 4, memory_bytes=int(tight))
+        found = run_baselines(wafer, model, 16, 512, ["deepspeed"])["deepspeed"]
+        if not found.fits_as_published:
+            break
+    assert found.needed_bytes > tight
+    assert found.samples_per_s is not None
+    assert "least recomputation" in found.setting
+    assert found.evaluation.memory_bytes <= tight
+    assert found.samples_per_s <= roomy.samples_per_s
+
+
+@given(sizes=st.lists(st.tuples(*[st.floats(1, 100)] * 3), min_size=2, max_size=4))
+def test_accpar_types_have_the_least_volume(sizes):
+    weights, x, y = (list(column) for column in zip(*sizes, strict=True))
+    types = _one_cut(weights, x, y)
+    assert set(types) <= set(TYPES)
+    assert volume(types, weights, x, y) == pytest.approx(least_volume(weights, x, y))
+
+
+def test_stages_follow_each_other_as_neighbours():
+    rectangles = snake(6, 8, 2, 3, 8)
+    for a, b in pairwise(rectangles):
+        assert abs(a.x - b.x) // 2 + abs(a.y - b.y) // 3 == 1
+    assert snake(6, 8, 4, 4, 3) is None
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), pieces=st.integers(1, 6), share=st.floats(0, 0.3))
+def test_tilings_cover_working_dies_only_once(seed, pieces, share):
+    random = np.random.default_rng(seed)
+    dead = [(x, y) for x in range(6) for y in range(4) if random.random() < share]
+    rectangles = guillotine(4, 6, pieces, dead)
+    dies = [die for r in rectangles for die in r.dies()]
+    assert len(dies) == len(set(dies))
+    assert not set(dies) & set(dead)
+    assert len(rectangles) <= pieces
+    more = guillotine(4, 6, pieces + 1, dead)
+    assert sum(r.size for r in more) >= len(dies)
+
+
+def test_a_dead_link_is_never_inside_a_rectangle():
+    link = ((1, 0), (2, 0))
+    for pieces in (1, 2, 3):
+        for r in guillotine(2, 4, pieces, (), [link]):
+            assert not set(link) <= set(r.dies())
+
+
+def test_mapping_around_dead_dies_keeps_most_of_the_throughput():
+    wafer = small_wafer(4, 4, memory_bytes=64 * MIB)
+    whole = search(wafer, model=small_model(layers=16))
+    healthy = whole.run().best
+    kept = []
+    for seed in range(6):
+        faults = sample_faults(wafer, 0.05, np.random.default_rng(seed))
+        found = map_around(whole.planner, faults, [1, 2])
+        assert found is not None
+        assert problems(found.mapping, 4, 4, faults.dies) == []
+        kept.append(found.samples_per_s / healthy.samples_per_s)
+    assert np.median(kept) > 0.7
+
+
+def test_routes_avoid_what_is_dead():
+    wafer = small_wafer(3, 3)
+    broken = {((0, 0), (1, 0))}
+    path = route((0, 0), (2, 0), wafer, broken)
+    assert not broken & set(path)
+    assert path[0][0] == (0, 0) and path[-1][1] == (2, 0)
+    faults = Faults(((1, 0),))
+    links = faults.all_links(wafer)
+    both = {link for a, b in links for link in ((a, b), (b, a))}
+    assert not both & set(route((0, 0), (2, 0), wafer, both))
+    corner = {((0, 0), (1, 0)), ((0, 0), (0, 1))}
+    with pytest.raises(AtollError, match="cut die"):
+        route((0, 0), (2, 2), wafer, corner)
+
+
+# --- annealing, architectures ---------------------------------------------------------------------
+
+
+def test_annealing_never_loses_and_is_deterministic():
+    wafer = small_wafer(2, 4)
+    found = search(wafer, accept=lambda c: c.stages == 4).run().best
+    scrambled = swap_stages(found.mapping, 0, 2)
+    start = evaluate(wafer, scrambled)
+    assert start.step_s >= found.step_s
+    first, second = (anneal(wafer, start, seed=3, moves=60) for _ in range(2))
+    assert first.best.mapping == second.best.mapping
+    assert first.best.step_s <= start.step_s
+    assert first.best.fits
+
+
+def test_the_front_of_wafers_is_what_solving_all_gives():
+    wafers = [
+        replace(small_wafer(2, 2), name="small"),
+        replace(small_wafer(2, 4), name="wide"),
+        replace(small_wafer(2, 4, link_Bps=1e9), name="wide, slow links"),
+        replace(small_wafer(2, 2, memory_bytes=1024), name="no memory"),
+    ]
+    explored = explore_wafers([search(w) for w in wafers], front=True)
+    names = {w.name for w in pareto_rows(explored)}
+    assert "no memory" not in {w.name for w, _ in explored.solved}
+    assert "wide" in names and "small" in names
+    best_only = explore_wafers([search(w) for w in wafers], front=False)
+    assert best_only.solved[0][0].name == explored.solved[0][0].name
+
+
+# --- jobs and the command line --------------------------------------------------------------------
+
+
+def small_file(folder: Path) -> Path:
+    path = folder / "wafer.yaml"
+    path.write_text(
+        "name: little\nusable_area: 5000 mm2\ngrid: [2, 4]\n"
+        "die: {tensor_cores: 16, vector_cores: 16, width: 16, depth: 16, sram: 8 MiB,"
+        " clock: 1 GHz}\n"
+        "dram: {stacks: 1, capacity: 1 GiB, bandwidth: 200 GB/s}\n"
+        "link: {bandwidth: 100 GB/s, latency: 50 ns}\nio_bandwidth: 50 GB/s\n"
+    )
+    return path
+
+
+def test_search_on_the_command_line_has_the_keys_of_a_cluster_search(tmp_path):
+    run = CliRunner().invoke(
+        app,
+        ["search", "--wafer", str(small_file(tmp_path)), "--model", small_model(heads=8), "--batch",
+         "8", "--sequence", "64", "--json", "--out", str(tmp_path / "run")],
+    )  # fmt: skip
+    assert run.exit_code == 0, run.output
+    shown = json.loads(run.stdout)
+    for key in ("best", "throughput_samples_per_s", "score", "certificate", "baselines",
+                "wall_time_s", "runners_up", "pareto", "job", "wafer"):  # fmt: skip
+        assert key in shown
+    assert set(shown["baselines"]) == set(NAMES)
+    assert 0 <= shown["certificate"]["gap"] < 1
+    assert len(shown["wafer"]["dies"]) == 8
+    best = shown["best"]
+    assert best["placement"]["step_time_s"] == pytest.approx(
+        8 / shown["throughput_samples_per_s"]
+    )
+    parts = best["placement"]["time_parts_s"]
+    assert sum(parts.values()) == pytest.approx(best["placement"]["step_time_s"], rel=1e-6)
+    again = estimate_wafer(small_file(tmp_path), tmp_path / "run" / "mapping.json")
+    assert again["samples_per_s"] == pytest.approx(shown["throughput_samples_per_s"])
+
+
+def test_job_files_and_faults(tmp_path):
+    small_file(tmp_path)
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"wafer: wafer.yaml\nmodel: {small_model(heads=8)}\nbatch: 8\nsequence: 64\n"
+        "dead_dies: [[1, 1]]\nsamples: 3\ndead_share: 0.1\nbaselines: false\n"
+    )
+    result = search_wafer(job)
+    assert result.faults["samples"] == 3
+    assert 0 < result.faults["kept"] <= 1
+    assert (1, 1) not in result.best.mapping.dies
+    assert "#" in result.text_map()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("wafer: default\nmodel: llama2-70b\ndead_dies: [[9, 0]]\n", "is not on the wafer"),
+        ("wafer: default\nmodel: llama2-70b\ndead_links: [[[0, 0], [2, 0]]]\n", "not neighbours"),
+        ("wafer: default\nablations: [everything]\n", "allowed are no-recompute"),
+        ("wafer: default\nmodle: llama2-70b\n", "did you mean model"),
+        ("wafer: nowhere\nmodel: llama2-70b\n", "not in the catalogue"),
+        ("wafer: default\nmodel: bert-large\n", "pre-norm"),
+        ("wafer: dojo-tile\nmodel: llama2-70b\nbaselines: false\n", "does not fit"),
+    ],
+)
+def test_a_bad_job_is_one_sentence_and_exit_code_2(tmp_path, text, words):
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(AtollError) as caught:
+        search_wafer(path)
+    assert words in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_cluster_options_are_refused_with_a_wafer():
+    with pytest.raises(AtollError, match="this option is for clusters"):
+        CliRunner().invoke(
+            app, ["search", "--wafer", "default", "--devices", "8"], catch_exceptions=False
+        )
+
+
+def test_every_example_job_can_be_read():
+    jobs = sorted((EXAMPLES / "wafer-jobs").glob("*.yaml"))
+    assert len(jobs) >= 8
+    for path in jobs:
+        assert isinstance(load_wafer_job(path), WaferJob)

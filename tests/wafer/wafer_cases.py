@@ -1,0 +1,70 @@
+"""Small wafers and models for the wafer tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import gettempdir
+
+from atoll.hardware.accelerator import MIB, Accelerator, Hbm
+from atoll.wafer.block import Block, make_block
+from atoll.wafer.template import Stack, Wafer
+
+
+def small_wafer(
+    rows: int = 2,
+    columns: int = 2,
+    link_Bps: float = 50e9,
+    memory_bytes: int = 64 * MIB,
+    latency_s: float = 1e-8,
+) -> Wafer:
+    core = Accelerator(4, 4, 8, 8, 8, 2 * MIB, 256.0, 1e9, Hbm(1, 1.0))
+    return Wafer(
+        name="small",
+        rows=rows,
+        columns=columns,
+        core=core,
+        stacks=1,
+        stack=Stack(memory_bytes, 40e9, 1.0, 0.1),
+        usable_mm2=1e4,
+        halo_mm2=1.0,
+        link_latency_s=latency_s,
+        io_Bps=10e9,
+        stated_link_Bps=link_Bps,
+    )
+
+
+@cache
+def small_model(hidden: int = 64, heads: int = 4, ffn: int = 96, layers: int = 4) -> str:
+    """A Llama-like configuration on disk; its path is its name."""
+    path = Path(gettempdir()) / f"atoll-wafer-{hidden}-{heads}-{ffn}-{layers}" / "config.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": hidden,
+                "intermediate_size": ffn,
+                "num_hidden_layers": layers,
+                "num_attention_heads": heads,
+                "num_key_value_heads": heads,
+                "vocab_size": 128,
+                "max_position_embeddings": 4096,
+                "hidden_act": "silu",
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+            }
+        )
+    )
+    return str(path)
+
+
+def sub_block(block: Block, chains: tuple[int, ...]) -> Block:
+    """The block with some of its chains only."""
+    return replace(block, chains=tuple(block.chains[i] for i in chains))
+
+
+def small_block(microbatch: int = 1, sequence: int = 24, **shape: int) -> Block:
+    return make_block(small_model(**shape), microbatch, sequence)
