@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.explore.branch_and_bound import Progress
     from atoll.explore.job import Job
     from atoll.explore.result import SearchResult
+    from atoll.explore.stop import Stop
     from atoll.placement.table_dp import TablePlan
     from atoll.training.estimate import Estimate
     from atoll.training.plan import Plan
@@ -42,6 +43,7 @@ def search(
     optimizer: str | None = None,
     objective: str | None = None,
     strategy: str | None = None,
+    evaluations: int | None = None,
     max_area: str | float | None = None,
     max_power: str | float | None = None,
     tolerance: float | None = None,
@@ -49,12 +51,20 @@ def search(
     seed: int | None = None,
     pareto: bool | None = None,
     baselines: bool | None = None,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    cluster: str | None = None,
+    stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
     """Find the best chip, schedule and placement, with proof.
 
     `job` is a `Job` or a job file; keywords override its fields. Quantities take units
     ("80 GiB", "280 mm2", "250 W", "10 min"); plain numbers are bytes, mm2, W and s.
+
+    With `out` every result is kept in that folder, and the same search started again continues.
+    `workers` (local processes) and `cluster` (a Dask scheduler, or "local:N") do not change the
+    answer.
     """
     from atoll.explore.job import Job, ModelJob, load_job
     from atoll.explore.run import run_search
@@ -72,6 +82,7 @@ def search(
         "optimizer": optimizer,
         "objective": objective,
         "strategy": strategy,
+        "evaluations": evaluations,
         "tolerance": tolerance,
         "seed": seed,
         "pareto": pareto,
@@ -94,7 +105,14 @@ def search(
     elif sequence is not None:
         given["models"] = tuple(replace(entry, sequence=sequence) for entry in base.models)
     chosen = {name: value for name, value in given.items() if value is not None}
-    return run_search(replace(base, **chosen), progress)
+    return run_search(
+        replace(base, **chosen),
+        progress,
+        out=None if out is None else Path(out),
+        workers=workers,
+        cluster=cluster,
+        stop=stop,
+    )
 
 
 def _quantity(field: str, value: str | float, dimension: units.Dimension, unit: str) -> float:

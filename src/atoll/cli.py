@@ -13,6 +13,7 @@ import typer
 
 from atoll import __version__
 from atoll.commands.catalogue import hardware, models
+from atoll.commands.designs import designs
 from atoll.commands.place import place
 from atoll.commands.search import explain, search
 from atoll.commands.training import estimate, plan
@@ -66,6 +67,7 @@ def _root(
 for _command in (
     search,
     explain,
+    designs,
     plan,
     estimate,
     place,

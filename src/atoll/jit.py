@@ -30,16 +30,34 @@ def kernel(function: Kernel) -> Kernel:
     return compiled
 
 
+_threads: int | None = None
+
+
+def set_threads(count: int | None) -> int | None:
+    """Threads that kernels of this process may use (None: one for each core); the old number."""
+    global _threads
+    before, _threads = _threads, count
+    return before
+
+
+def threads() -> int:
+    """Threads that kernels of this process use."""
+    return _threads or os.cpu_count() or 1
+
+
 def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int = 8) -> None:
-    """Call `run(start, stop)` on pieces of 0..count, on all cores.
+    """Call `run(start, stop)` on pieces of 0..count, on as many threads as `threads()` says.
 
     The first piece runs alone, so that a kernel that is not yet compiled is compiled once.
     """
     if count == 0:
         return
-    cores = os.cpu_count() or 1
+    cores = threads()
     step = max(1, -(-count // (cores * pieces_per_core)))
     starts = list(range(0, count, step))
+    if cores == 1:
+        run(0, count)
+        return
     run(0, min(step, count))
     if len(starts) == 1:
         return

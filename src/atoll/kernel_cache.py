@@ -21,17 +21,22 @@ def cache_is_fresh() -> bool:
     return _fresh
 
 
+def kernels_digest() -> str:
+    """A hash of all kernel sources."""
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sorted(Path(__file__).parent.rglob("*_kernels.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
 def use_kernel_cache() -> None:
     """Point numba at our cache, unless the user chose one. Call before numba is imported."""
     global _fresh
     if "NUMBA_CACHE_DIR" in os.environ:
         return
-    digest = hashlib.blake2b(digest_size=8)
-    for source in sorted(Path(__file__).parent.rglob("*_kernels.py")):
-        digest.update(source.read_bytes())
     home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     for base in (home / "atoll", Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"):
-        folder = base / f"kernels-{digest.hexdigest()}"
+        folder = base / f"kernels-{kernels_digest()}"
         try:
             _fresh = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)

@@ -67,6 +67,8 @@ def print_result(result: SearchResult) -> None:
     for against, front in result.pareto.items():
         _print_front(console, against, front)
     counts = result.certificate
+    if result.stopped:
+        console.print(f"Stopped      {result.stopped}: the best design so far")
     console.print(f"Certificate  {counts.sentence()}")
     pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.pruned.items())
     console.print(
@@ -135,6 +137,38 @@ def _print_front(console: Console, against: str, front: Mapping[str, Any]) -> No
             f"{row[speed]:,.1f}",
         )
     console.print(table)
+
+
+def print_designs(shown: Mapping[str, Any]) -> None:
+    """A page of a run's store."""
+    console = _console()
+    status = shown["status"]
+    gap = "" if status["gap"] is None else f", gap {status['gap']:.2%}"
+    console.print(
+        f"{status['state']}: {shown['count']:,} designs, {status['evaluated']:,} chips evaluated, "
+        f"{status['bounded']:,} bounded, best {status['score']:,.1f}{gap}, "
+        f"{status['seconds']:.0f} s"
+    )
+    table = Table(box=None, pad_edge=False, header_style="")
+    cores = ("tensor cores", "vector cores")
+    for name in ("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", "layout"):
+        table.add_column(name, justify="right")
+    for row in shown["designs"]:
+        table.add_row(
+            f"{row['score']:,.1f}",
+            f"{row['area_mm2']:.1f}",
+            f"{row['power_W']:.0f}",
+            f"{row['energy_per_token_J'] * 1e3:.2f}",
+            f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
+            f"{row['vector_cores']} x {row['vector_width']}",
+            format_bytes(row["glb_bytes"]),
+            format_bytes(row["hbm_capacity_bytes"]),
+            f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
+        )
+    console.print(table)
+    if "parquet" in shown:
+        written = shown["parquet"]
+        console.print(f"{written['rows']:,} designs written to {written['file']}", markup=False)
 
 
 def print_table_plan(plan: TablePlan) -> None:

@@ -12,11 +12,15 @@ import sys
 
 from atoll.kernel_cache import cache_is_fresh
 
+_started = False
+
 
 def compile_in_background() -> subprocess.Popen[bytes] | None:
-    """Start the helper if this run found no compiled kernels."""
-    if not cache_is_fresh():
+    """Start the helper if this run found no compiled kernels; once in a process."""
+    global _started
+    if _started or not cache_is_fresh():
         return None
+    _started = True
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "atoll.warm"],

@@ -9,7 +9,7 @@ import pytest
 from tiny import random_space, tiny_setting, tiny_variants
 
 from atoll.cost.chips import chips_of_space
-from atoll.explore import branch_and_bound
+from atoll.explore import bounds
 from atoll.explore.branch_and_bound import Outcome, Search
 from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
@@ -84,7 +84,7 @@ def test_finds_the_optimum_where_memory_forces_stages_and_recomputation(memory_m
 
 def test_a_broken_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound that is too strict by a half rules the optimum out, and the check above sees it."""
-    honest = branch_and_bound.layout_bounds
+    honest = bounds.layout_bounds
 
     def broken(start: int, stop: int, *arguments: np.ndarray) -> None:
         honest(start, stop, *arguments)
@@ -92,7 +92,7 @@ def test_a_broken_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         result = arguments[-1]
         result[start:stop] *= 1.0 + 0.5 * (np.arange(start, stop) % 2)
 
-    monkeypatch.setattr(branch_and_bound, "layout_bounds", broken)
+    monkeypatch.setattr(bounds, "layout_bounds", broken)
     with pytest.raises(AssertionError):
         for seed in range(6):
             assert_optimal(random_space(seed, 150), DEFAULT, devices=3 + seed % 3, layers=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,10 @@ def search(
         str | None, typer.Option(help="For several models: mean, weighted or worst.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="exact (with proof) or phaze (the seed's stop rule).")
+        str | None, typer.Option(help="exact (with proof), phaze (the seed's rule) or evolve.")
+    ] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(help="Designs that strategy evolve looks at.")
     ] = None,
     max_area: Annotated[str | None, typer.Option(help='Largest area, "280 mm2".')] = None,
     max_power: Annotated[str | None, typer.Option(help='Largest peak power, "250 W".')] = None,
@@ -61,19 +65,27 @@ def search(
     ] = False,
     as_json: JsonFlag = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write result.json and designs.csv to this folder.")
+        Path | None,
+        typer.Option(help="Keep everything in this folder; started again, the search continues."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Local processes; 0: this one alone. Default: as the work needs."),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Dask: tcp://host:8786, or local:4 for a trial.")
     ] = None,
 ) -> None:
     """Find the best chip, schedule and placement for a model, with proof.
 
-    Without arguments: Llama-2 7B on 1,024 devices over the seed's 29,360 chips.
+    Without arguments: Llama-2 7B on 1,024 devices over the seed's 29,360 chips. Ctrl-C prints
+    the best design so far with its proven gap (exit code 130).
     """
     from atoll.api import search as run
-    from atoll.explore.files import check_folder, write_result
+    from atoll.explore.stop import Stop
 
-    if out is not None:
-        check_folder(out)
-    with printing.progress(quiet=as_json) as show:
+    stop = Stop()
+    with stop.on_interrupt(), printing.progress(quiet=as_json) as show:
         result = run(
             job,
             models=model,
@@ -90,6 +102,7 @@ def search(
             optimizer=optimizer,
             objective=objective,
             strategy=strategy,
+            evaluations=evaluations,
             max_area=max_area,
             max_power=max_power,
             tolerance=tolerance,
@@ -97,14 +110,20 @@ def search(
             seed=seed,
             pareto=pareto,
             baselines=False if no_baselines else None,
+            out=out,
+            workers=workers,
+            cluster=cluster,
+            stop=stop,
             progress=show,
         )
-    if out is not None:
-        write_result(result, out)
     if as_json:
         print_json(result.to_dict())
     else:
         printing.print_result(result)
+    if result.stopped == "interrupted":
+        again = "" if out is None else "; the same command continues"
+        print(f"atoll: interrupted{again}", file=sys.stderr)
+        raise typer.Exit(128 + stop.signal)
 
 
 def explain(

@@ -97,6 +97,32 @@ class Chips:
         )
 
 
+def join_chips(first: Chips, second: Chips) -> Chips:
+    """The chips of both, one after the other; configurations that they share are held once."""
+    options = max(first.tensor_count.shape[1], second.tensor_count.shape[1])
+
+    def wide(array: IntArray) -> IntArray:
+        missing = options - array.shape[1]
+        return np.pad(array, ((0, 0), (0, missing)), constant_values=-1)
+
+    tensor_configs, tensor_number = _joined(first.tensor_configs, second.tensor_configs)
+    vector_configs, vector_number = _joined(first.vector_configs, second.vector_configs)
+    kept: dict[str, IntArray | FloatArray] = {}
+    for f in fields(first):
+        if f.name.endswith("_configs"):
+            continue
+        ours, theirs = getattr(first, f.name), getattr(second, f.name)
+        if f.name.endswith("_config"):
+            number = tensor_number if f.name == "tensor_config" else vector_number
+            size = len(first.tensor_configs if f.name == "tensor_config" else first.vector_configs)
+            ours = np.where(ours < 0, -1, number[ours])
+            theirs = np.where(theirs < 0, -1, number[size + theirs])
+        if f.name.endswith(("_config", "_count")):
+            ours, theirs = wide(ours), wide(theirs)
+        kept[f.name] = np.concatenate([ours, theirs])
+    return Chips(**kept, tensor_configs=tensor_configs, vector_configs=vector_configs)  # type: ignore[arg-type]
+
+
 C = TypeVar("C", TensorConfigs, VectorConfigs)
 
 
@@ -105,6 +131,36 @@ def _renumber(index: IntArray) -> tuple[IntArray, IntArray]:
     used, inverse = np.unique(index, return_inverse=True)
     absent = int(np.count_nonzero(used < 0))  # -1 sorts first
     return used[absent:], inverse.reshape(index.shape) - absent
+
+
+def _joined(first: C, second: C) -> tuple[C, IntArray]:
+    """The distinct configurations of both, and the new number of each old one."""
+    names = [f.name for f in fields(first)]
+    columns = [np.concatenate([getattr(first, n), getattr(second, n)]) for n in names]
+    rows, number = distinct_rows(np.column_stack(columns).astype(np.float64))
+    kept = {
+        name: np.ascontiguousarray(rows[:, i]).astype(columns[i].dtype)
+        for i, name in enumerate(names)
+    }
+    return type(first)(**kept), number
+
+
+A = TypeVar("A", IntArray, FloatArray)
+
+
+def distinct_rows(rows: A) -> tuple[A, IntArray]:
+    """`np.unique(rows, axis=0, return_inverse=True)`, ten times as fast: rows as one number."""
+    code = np.zeros(len(rows), np.int64)
+    size = 1
+    for column in rows.T:
+        values, number = np.unique(column, return_inverse=True)
+        if size * len(values) >= 1 << 62:  # numbers would not fit: close the gaps between them
+            code = np.unique(code, return_inverse=True)[1].ravel()
+            size = len(rows)
+        code = code * len(values) + number.ravel()
+        size *= len(values)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return rows[first], inverse.ravel()
 
 
 def _pick(configs: C, rows: IntArray) -> C:
@@ -250,7 +306,7 @@ def _tensor_configs(
             hbm_Bps[chip], clock_Hz[chip],
         ]
     )  # fmt: skip
-    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    unique, inverse = distinct_rows(rows)
     index = np.full(count.shape, -1, np.int64)
     index[chip, option] = inverse.ravel()
     w = unique[:, 1].astype(np.int64)
@@ -274,7 +330,7 @@ def _vector_configs(
     stacked = np.stack([pair, vector])
     which, chip, option = np.nonzero(stacked > 0)
     rows = np.column_stack([stacked[which, chip, option], lanes[chip]])
-    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    unique, inverse = distinct_rows(rows)
     index = np.full(stacked.shape, -1, np.int64)
     index[which, chip, option] = inverse.ravel()
     configs = VectorConfigs(

@@ -19,7 +19,13 @@ from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
 from atoll.explore.workloads import Variant, Variants
-from atoll.hardware import Accelerator, Space, accelerator_area_mm2, load_accelerator
+from atoll.hardware import (
+    Accelerator,
+    ProductSpace,
+    Space,
+    accelerator_area_mm2,
+    load_accelerator,
+)
 from atoll.placement.chain import make_chain
 from atoll.placement.fixed import fixed_division, fixed_flat
 
@@ -39,7 +45,7 @@ EXPERT = {
 }
 
 
-def space_of(chip: Accelerator, like: Space) -> Space:
+def space_of(chip: Accelerator, like: Space | ProductSpace) -> Space:
     """A space of this one chip, with the HBM options of another space."""
     return Space(
         name=chip.name or "chip",
@@ -57,7 +63,7 @@ def space_of(chip: Accelerator, like: Space) -> Space:
     )
 
 
-def reference_space(like: Space) -> Space:
+def reference_space(like: Space | ProductSpace) -> Space:
     """The TPU v4-like chip, with the same choice of HBM as the space at hand."""
     return space_of(load_accelerator(REFERENCE), like)
 

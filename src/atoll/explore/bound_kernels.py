@@ -120,13 +120,12 @@ def schedule_bounds(start, stop, costs, passes, node_chip, node_variant, first_l
 
 
 @entry
-def fastest_s(costs, passes, p, chip):
-    """Shortest duration of each operator of one pass on one chip."""
-    duration, _, _ = pass_problem(costs, passes, p, chip)
-    result = np.empty(duration.shape[0])
-    for j in range(duration.shape[0]):
-        least = np.inf
-        for o in range(duration.shape[1]):
-            least = min(least, duration[j, o])
-        result[j] = least
-    return result
+def fastest_s(start, stop, costs, passes, node_pass, node_chip, result):
+    """Shortest duration of each operator of one pass of nodes start..stop-1: fills `result`."""
+    for node in range(start, stop):
+        duration, _, _ = pass_problem(costs, passes, node_pass[node], node_chip[node])
+        for j in range(duration.shape[0]):
+            least = np.inf
+            for o in range(duration.shape[1]):
+                least = min(least, duration[j, o])
+            result[node, j] = least

@@ -10,27 +10,39 @@ leave the chip a chance against the best design found so far:
 
 A chip is discarded when its bound cannot beat the incumbent by more than the tolerance. When none
 is left the incumbent is optimal within the tolerance; what is left at a limit is the stated gap.
+
+The work is done by a crew (`atoll.executors`), ahead of its turn where there are several workers;
+its results are taken in the order of one process alone, so that the answer is the same.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost.chips import Chips, chips_of_space
-from atoll.explore.bound_kernels import layout_bounds, roofline
-from atoll.explore.energy import StepEnergy, step_energy
-from atoll.explore.evaluate import Plan, Priced
-from atoll.explore.layouts import Layouts, Setting, list_layouts
+from atoll.executors import Call, Crew, InProcess
+from atoll.explore.batches import Pacer, Speculation
+from atoll.explore.energy import energy_of_work, variant_work
+from atoll.explore.frontier import Frontier
+from atoll.explore.journal import Evaluation, Found, Journal, Key, NoJournal
+from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
-from atoll.explore.work import operator_work
-from atoll.explore.workloads import Variant, Variants
-from atoll.hardware.space import Space
-from atoll.jit import over_ranges
+from atoll.explore.reserve import hbm_bandwidths, open_frontier
+from atoll.explore.stop import Stop
+from atoll.explore.tasks import (
+    ChipNodes,
+    ChipTask,
+    Context,
+    bound_chips,
+    place_node,
+)
+from atoll.explore.tighten import tighten
+from atoll.explore.trial import Placed, Rule, Shape, Trial, replayed, try_chip
+from atoll.explore.workloads import Variants
+from atoll.hardware import ProductSpace, Space
 from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]
@@ -39,28 +51,7 @@ IntArray = NDArray[np.int64]
 FIRST_BATCH = 64
 LARGEST_BATCH = 4096
 
-
-@dataclass(frozen=True)
-class Found:
-    """The best plan known of one model on one chip."""
-
-    step_time_s: float
-    variant: int
-    pass_s: FloatArray
-    plan: Plan
-    energy: StepEnergy
-    effort: Effort = "quick"
-
-
-@dataclass
-class Frontier:
-    """All chips with their bounds: what branch and bound has proven so far."""
-
-    chips: Chips
-    lower_s: FloatArray  # (chips, variants): no plan of the node is faster
-    found: dict[int, dict[int, Found]] = field(default_factory=dict)  # chip -> model -> plan
-    stage: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
-    """Per chip, the strongest bound that was computed: 0 roofline, 1 schedule, 2 placement."""
+__all__ = ["Found", "Frontier", "Outcome", "Progress", "Search"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +68,8 @@ class Outcome:
     """Nodes whose schedules were solved with more effort."""
     ruled_out: NDArray[np.bool_]
     """Per chip: its bound cannot beat the incumbent by more than the tolerance."""
+    stopped: str = ""
+    """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
 
     @property
     def gap(self) -> float:
@@ -87,57 +80,94 @@ Progress = Callable[[str, int, int, float, float], None]
 """Called with (phase, chips left, chips in all, best score, bound)."""
 
 
+@dataclass
+class _Mode:
+    """Whether chips compete with an incumbent, or are evaluated for their own sake."""
+
+    phase: str = "place"
+    sparing: bool = field(default=False)
+
+
 class Search:
     """One branch and bound over a space."""
 
     def __init__(
         self,
-        space: Space,
+        space: Space | ProductSpace,
         variants: Variants,
         setting: Setting,
         objective: Objective,
         tolerance: float,
         time_limit_s: float = np.inf,
         progress: Progress | None = None,
+        *,
+        stop: Stop | None = None,
+        crew: Crew | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.space = space
+        self.bandwidths = hbm_bandwidths(space, setting)
         self.variants = variants
         self.setting = setting
         self.objective = objective
         self.tolerance = tolerance
         self.progress = progress
-        self.deadline = time.monotonic() + time_limit_s
-        self.by_model = [np.array(variants.of(i)) for i in range(len(variants.workloads))]
-        chips = chips_of_space(space, setting.profile)
-        self.work = operator_work(variants.passes.keys, setting.network, setting.profile.name)
-        self.layouts, lower_s = self._roofline(chips)
-        self.frontier = Frontier(chips, lower_s, stage=np.zeros(len(chips), np.int8))
+        self.stop = stop or Stop(time_limit_s)
+        self.journal: Journal = journal or NoJournal()
+        self.rule = Rule.of(variants, objective, tolerance)
+        self.by_model = self.rule.by_model
+        opened = open_frontier(space, variants, setting, self.rule)
+        self.frontier, self.reserve, self.work = opened.frontier, opened.reserve, opened.work
+        self.context = Context.of(variants, setting, self.rule, opened.work, opened.layouts)
+        self.crew = crew or Crew(InProcess())
+        self.crew.stop = self.stop
+        self.crew.executor.start(self.context)
+        self.pacer = Pacer(self.crew)
+        self.scores = self.rule.scores(self.frontier.lower_s)
+        """No plan of a chip scores higher."""
         self.best: int | None = None
         self.score = 0.0
-        self.sparing = False
-        """Evaluate every chip for its own sake: nothing becomes the incumbent."""
-        self.tightened = 0
+        self.mode = _Mode()
+        self.batches = 0
+        self.solved: set[Key] = set()
+        """Nodes whose schedules were solved, with their effort."""
 
     def run(self) -> Outcome:
         size = FIRST_BATCH
-        while True:
-            scores = self.upper_scores()
-            fresh = np.flatnonzero((self.frontier.stage == 0) & (scores > self._threshold()))
-            if len(fresh) == 0 or time.monotonic() > self.deadline:
+        while not self.stop():
+            self.crew.consider()
+            self._admit(size)
+            fresh = np.flatnonzero((self.frontier.stage == 0) & (self.scores > self.threshold()))
+            if len(fresh) == 0:
                 break
-            order = fresh[np.argsort(-scores[fresh], kind="stable")][:size]
-            self._report("bounding", len(fresh), float(scores.max()))
+            order = fresh[np.argsort(-self.scores[fresh], kind="stable")][:size]
+            self.report("bounding", len(fresh))
             self._batch(order)
             size = min(4 * size, LARGEST_BATCH)
-        self._tighten()
+            if self.reserve is not None:
+                # The way is long: close the gap as far as the chips that wait allow.
+                tighten(self, self._best_waiting())
+        tighten(self, 0.0)
         return self.outcome()
 
     def outcome(self) -> Outcome:
         """What is known now."""
-        scores = self.upper_scores()
-        bound = max(float(scores.max(initial=0.0)), self.score)
-        ruled_out = scores <= self._threshold()
-        return Outcome(self.frontier, self.best, self.score, bound, self.tightened, ruled_out)
+        ruled_out = self.scores <= self.threshold()
+        proven = self.bound() <= max(self.threshold(), self.score)
+        reason = "" if proven else self.stop.reason
+        return Outcome(
+            self.frontier, self.best, self.score, self.bound(), len(self.solved), ruled_out, reason
+        )
+
+    def bound(self) -> float:
+        """No chip of the space scores higher."""
+        waiting = 0.0 if self.reserve is None else self.reserve.bound()
+        return max(float(self.scores.max(initial=0.0)), waiting, self.score)
+
+    def _best_waiting(self) -> float:
+        """No chip without a schedule bound scores higher."""
+        waiting = 0.0 if self.reserve is None else self.reserve.bound()
+        return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
 
     def evaluate_all(self, order: IntArray) -> FloatArray:
         """Scores of these chips, each with its own best layouts, whatever the incumbent is.
@@ -145,10 +175,21 @@ class Search:
         Only what exists is computed; bounds stay those of the schedules.
         """
         incumbent = self.best, self.score
-        self.best, self.score, self.sparing = None, 0.0, True
+        self.best, self.score, self.mode = None, 0.0, _Mode("front", sparing=True)
         self._batch(order)
-        (self.best, self.score), self.sparing = incumbent, False
+        (self.best, self.score), self.mode = incumbent, _Mode()
         return np.array([self.found_score(int(chip)) for chip in order])
+
+    def bring(self, ids: list[int]) -> dict[int, int]:
+        """Where these chips are in the frontier, brought in if need be; those that exist."""
+        if self.reserve is not None:
+            self.frontier = self.reserve.bring(self.frontier, ids)
+            added = self.frontier.lower_s[len(self.scores) :]
+            self.scores = np.concatenate([self.scores, self.rule.scores(added)])
+        order = np.argsort(self.frontier.ids, kind="stable")
+        ordered = self.frontier.ids[order]
+        at = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
+        return {i: int(order[k]) for i, k in zip(ids, at.tolist(), strict=True) if ordered[k] == i}
 
     def forget(self, chips: IntArray) -> None:
         """Drop what was found for chips that a strategy did not visit in the end."""
@@ -169,109 +210,12 @@ class Search:
         times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
         return float(self.objective.scores(times)[0])
 
-    # --- Bounds ---------------------------------------------------------------------------------
-
     def upper_scores(self) -> FloatArray:
-        """No plan of a chip scores higher than this; the incumbent's own score is a bound too."""
-        lower = self.frontier.lower_s
-        times = np.column_stack([lower[:, own].min(axis=1) for own in self.by_model])
-        return self.objective.scores(times)
+        """No plan of a chip scores higher than this."""
+        return self.scores.copy()
 
-    def _threshold(self) -> float:
+    def threshold(self) -> float:
         return self.score * (1.0 + self.tolerance)
-
-    def _roofline(self, chips: Chips) -> tuple[Layouts, FloatArray]:
-        variants, setting = self.variants, self.setting
-        profile = setting.profile
-        work = self.work
-        lanes = chips.vector_configs.lanes[chips.vector_config[:, 0]]
-        bounds = np.zeros((len(chips), 2 * len(variants.passes.layers)))
-        arguments = (
-            variants.passes.arrays,
-            work.macs,
-            work.vector_ops,
-            work.bytes,
-            work.link_s,
-            chips.peak_flops / 2.0,
-            chips.vector_cores * lanes * chips.clock_Hz,
-            chips.hbm_Bps,
-            profile.vector_memory,
-            not profile.link_on_vector,
-            bounds,
-        )
-        over_ranges(lambda a, b: roofline(a, b, *arguments), len(chips))
-        layer_s = bounds[:, 0::2] + bounds[:, 1::2]
-        ranges = variants.layer_ranges
-        count = len(variants.variants)
-        least = [layer_s[:, ranges[v] : ranges[v + 1]].min(axis=0) for v in range(count)]
-        layouts = list_layouts(
-            variants.variants,
-            setting,
-            float(chips.hbm_capacity_bytes.max()),
-            float(chips.hbm_Bps.max()),
-            least,
-        )
-        most = max(variant.layers for variant in variants.variants)
-        rows = np.zeros((len(chips), count, most))
-        for v in range(count):
-            rows[:, v, : ranges[v + 1] - ranges[v]] = layer_s[:, ranges[v] : ranges[v + 1]]
-        nodes = np.tile(np.arange(count), len(chips))
-        lower = self._layout_bounds(layouts, rows.reshape(-1, most), nodes)
-        return layouts, lower.reshape(len(chips), count)
-
-    def _layout_bounds(
-        self, layouts: Layouts, layer_s: FloatArray, variant: IntArray
-    ) -> FloatArray:
-        variants = self.variants
-        repeats = np.array(
-            [repeat for v in variants.variants for _, repeat in v.model.layers], np.int64
-        )
-        result = np.full(len(layer_s), np.inf)
-        arguments = (
-            layer_s,
-            variant,
-            variants.layer_ranges,
-            repeats,
-            np.array([v.facts.block_kind for v in variants.variants], np.int64),
-            layouts.ptr,
-            layouts.stages,
-            layouts.loads,
-            layouts.passes,
-            layouts.transfer_s,
-            layouts.fixed_s,
-            result,
-        )
-        over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(layer_s))
-        return result
-
-    # --- Batches --------------------------------------------------------------------------------
-
-    def _batch(self, order: IntArray) -> None:
-        """Schedule bounds for these chips, then placements where they leave a chance."""
-        frontier = self.frontier
-        frontier.stage[order] = 1
-        priced = self._priced(order)
-        # Contiguous, as everywhere: another layout would compile the kernels a second time.
-        chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(self._open(order)))
-        lower, upper = priced.schedule_bounds(chip, variant)
-        bounds = self._layout_bounds(self.layouts, lower.sum(axis=2), variant)
-        rows = order[chip]
-        frontier.lower_s[rows, variant] = np.maximum(frontier.lower_s[rows, variant], bounds)
-        position = {(int(c), int(v)): i for i, (c, v) in enumerate(zip(chip, variant, strict=True))}
-        scores = self.upper_scores()[order]
-        for local in np.argsort(-scores, kind="stable"):
-            if self.upper_scores_of(order[local]) <= self._threshold():
-                continue
-            self._place_chip(priced, int(local), int(order[local]), position, lower, upper)
-            if time.monotonic() > self.deadline:
-                return
-
-    def _open(self, order: IntArray) -> NDArray[np.bool_]:
-        """Which (chip, variant) pairs could still be part of a better design."""
-        lower = self.frontier.lower_s[order]
-        if len(self.by_model) == 1:
-            return lower < self._cutoff()
-        return np.isfinite(lower)
 
     def _cutoff(self) -> float:
         """With one model: a step time that would not improve the incumbent enough."""
@@ -279,127 +223,163 @@ class Search:
             return np.inf
         return self.frontier.found[self.best][0].step_time_s / (1.0 + self.tolerance)
 
-    def upper_scores_of(self, chip: int) -> float:
-        lower = self.frontier.lower_s[chip]
-        times = np.array([[lower[own].min() for own in self.by_model]])
-        return float(self.objective.scores(times)[0])
+    def _admit(self, size: int) -> None:
+        """Bring chips into memory that may be among the next `size`, and let the lost ones go."""
+        if self.reserve is None:
+            return
+        changed = self.reserve.admit(
+            self.frontier, self.scores, self.threshold(), size, self.stop
+        )
+        if changed is not None:
+            self.frontier, moved = changed
+            self.best = None if self.best is None else int(moved[self.best])
+            self.scores = self.rule.scores(self.frontier.lower_s)
 
-    def _place_chip(
+    # --- Batches --------------------------------------------------------------------------------
+
+    def _batch(self, order: IntArray) -> None:
+        """Schedule bounds for these chips, then placements where they leave a chance."""
+        number = self.batches
+        self.batches += 1
+        nodes: dict[int, ChipNodes] = {}
+        known = self.journal.bounds(number)
+        ids = self.frontier.ids[order]
+        fresh = np.array([int(i) not in known for i in ids], np.bool_)
+        open_ = self._open(order)
+        for chip, name in zip(order[~fresh], ids[~fresh], strict=True):
+            self._set_row(int(chip), known[int(name)], stage=1)
+        self._bound(order[fresh], open_[fresh], nodes, record=number)
+        if not self.stop():
+            self._place(order[np.argsort(-self.scores[order], kind="stable")], nodes)
+
+    def _open(self, order: IntArray) -> NDArray[np.bool_]:
+        """Which (chip, variant) pairs could still be part of a better design."""
+        lower = self.frontier.lower_s[order]
+        return lower < self._cutoff() if len(self.by_model) == 1 else np.isfinite(lower)
+
+    def _bound(
         self,
-        priced: Priced,
-        local: int,
-        chip: int,
-        position: dict[tuple[int, int], int],
-        lower: FloatArray,
-        upper: FloatArray,
+        order: IntArray,
+        open_: NDArray[np.bool_],
+        nodes: dict[int, ChipNodes],
+        record: int | None,
     ) -> None:
+        """Schedule bounds, in pieces; bounds of a batch are recorded under its number."""
         frontier = self.frontier
-        frontier.stage[chip] = 2
-        found = frontier.found.setdefault(chip, {})
-        for model, own in enumerate(self.by_model):
-            for v in own[np.argsort(frontier.lower_s[chip, own], kind="stable")]:
-                limit = self._cutoff()
-                if model in found:
-                    limit = min(limit, found[model].step_time_s / (1.0 + self.tolerance))
-                if frontier.lower_s[chip, v] >= limit:
-                    break
-                node = position[(local, int(v))]
-                variant = self.variants.variants[v]
-                if not self.sparing:
-                    least = priced.place(local, variant, lower[node], limit)
-                    frontier.lower_s[chip, v] = max(
-                        frontier.lower_s[chip, v], limit if least is None else least[0]
-                    )
-                    if least is None:
-                        continue
-                most = priced.place(local, variant, upper[node], limit)
-                if most is not None and (
-                    model not in found or most[0] < found[model].step_time_s
-                ):
-                    found[model] = _found(priced, local, variant, int(v), upper[node], most)
-                    self._offer(chip)
-            if self.upper_scores_of(chip) <= self._threshold():
-                return
+        position = {int(chip): i for i, chip in enumerate(order)}
 
-    def _offer(self, chip: int) -> None:
-        """Make the chip the incumbent if it is better."""
-        if not self.sparing:
+        def call(piece: IntArray) -> Call:
+            own = [position[int(chip)] for chip in piece]
+            chips = frontier.chips.subset(piece)
+            rows = frontier.lower_s[piece]
+            return Call(bound_chips, (chips, rows, open_[own], self.threshold()), tag=piece)
+
+        pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
+        for done, bounded in self.crew.results(call(piece) for piece in pieces):
+            piece = done.tag
+            self.pacer.finished(done)
+            for local, chip in enumerate(piece):
+                self._set_row(int(chip), bounded.rows[local], stage=1)
+            nodes.update({int(piece[local]): chip for local, chip in bounded.nodes.items()})
+            if record is not None:
+                ids = frontier.ids[piece]
+                self.journal.put_bounds(record, ids, bounded.rows, self.scores[piece])
+
+    def _place(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
+        """Placements of these chips, one after the other, each against the incumbent then."""
+        ahead = Speculation(self.crew, self._worth_placing, lambda chip: self._task(chip, nodes))
+        for chip in ranked.tolist():
+            if self.scores[chip] <= self.threshold():
+                continue
+            key = Key(self.mode.phase, int(self.frontier.ids[chip]))
+            stored = self.journal.evaluation(key)
+            if stored is not None:
+                self.apply(chip, stored)
+                continue
+            if chip not in nodes:
+                # Its bounds were on record, which come without the times that a placement needs.
+                again = [c for c in ranked.tolist() if c not in nodes and self._worth_placing(c)]
+                missing = np.array(again, np.int64)
+                self._bound(missing, self._open(missing), nodes, record=None)
+            if self.stop():
+                return
+            asked = ahead.result(chip, ranked)
+            if asked is None:
+                return
+            task = self._task(chip, nodes)
+            own = nodes[chip]
+            placed = try_chip(
+                self.rule,
+                task.trial,
+                replayed(asked, lambda *ask, own=own: place_node(self.context, own, *ask)),
+            )
+            self.finish(chip, key, self._placed(chip, own, placed))
+
+    def _worth_placing(self, chip: int) -> bool:
+        return bool(self.scores[chip] > self.threshold()) and (
+            self.journal.evaluation(Key(self.mode.phase, int(self.frontier.ids[chip]))) is None
+        )
+
+    def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
+        found = self.frontier.found.get(chip, {})
+        trial = Trial(
+            self.frontier.lower_s[chip],
+            {model: plan.step_time_s for model, plan in found.items()},
+            self.score,
+            self._cutoff(),
+            self.mode.sparing,
+        )
+        return ChipTask(nodes[chip], trial)
+
+    def _placed(self, chip: int, nodes: ChipNodes, placed: Placed) -> Evaluation:
+        found = dict(self.frontier.found.get(chip, {}))
+        for model, (v, shape) in placed.found.items():
+            at = nodes.position(v)
+            traffic = float(nodes.hbm_bytes[at]), float(nodes.glb_bytes[at])
+            found[model] = self.plan_found(chip, v, shape, nodes.upper_s[at], traffic, "quick")
+        return Evaluation(placed.row, found)
+
+    def plan_found(
+        self,
+        chip: int,
+        v: int,
+        shape: Shape,
+        pass_s: FloatArray,
+        traffic: tuple[float, float],
+        effort: Effort,
+    ) -> Found:
+        variant = self.variants.variants[v]
+        energy = energy_of_work(
+            variant_work(self.work, self.context.repeats[v], *traffic),
+            variant,
+            area_mm2=float(self.frontier.chips.area_mm2[chip]),
+            step_time_s=shape.step_s,
+            devices=self.setting.devices,
+        )
+        return Found(shape.step_s, v, pass_s, shape.pipeline, shape.data, energy, effort)
+
+    def finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:
+        self.apply(chip, evaluation)
+        score = self.found_score(chip)
+        self.journal.put_evaluation(key, evaluation, score, self.frontier.chips, chip)
+
+    def apply(self, chip: int, evaluation: Evaluation) -> None:
+        """Take an evaluation over, just made or on record."""
+        self._set_row(chip, evaluation.row, stage=2)
+        self.frontier.found[chip] = dict(evaluation.found)
+        if not self.mode.sparing:
             self.accept(chip, self.found_score(chip))
 
-    def _priced(self, order: IntArray) -> Priced:
-        chips = self.frontier.chips.subset(order)
-        return Priced.of(chips, self.variants, self.setting, self.work)
+    def _set_row(self, chip: int, row: FloatArray, stage: int) -> None:
+        self.frontier.lower_s[chip] = row
+        self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
+        self.scores[chip] = self.rule.scores(row[None, :])[0]
 
-    # --- More effort where the proof needs it ---------------------------------------------------
-
-    def _tighten(self) -> None:
-        """Solve the schedules that keep the bound away from the incumbent."""
-        done: set[tuple[int, int, Effort]] = set()
-        frontier = self.frontier
-        while self.best is not None and time.monotonic() < self.deadline:
-            scores = self.upper_scores()
-            chip = int(np.argmax(scores))
-            if scores[chip] <= self._threshold():
-                return
-            self._report("tightening", int((scores > self._threshold()).sum()), scores[chip])
-            target = self._loosest(chip, done)
-            if target is None:
-                return
-            model, v, effort = target
-            done.add((chip, v, effort))
-            self._solve_node(chip, model, v, effort)
-            frontier.stage[chip] = 2
-
-    def _loosest(
-        self, chip: int, done: set[tuple[int, int, Effort]]
-    ) -> tuple[int, int, Effort] | None:
-        """The chip's model and variant whose bound is the lowest and can still be improved."""
-        lower = self.frontier.lower_s[chip]
-        for model, own in enumerate(self.by_model):
-            v = int(own[np.argmin(lower[own])])
-            known = self.frontier.found.get(chip, {}).get(model)
-            if known is not None and lower[v] >= known.step_time_s / (1.0 + self.tolerance):
-                continue
-            efforts: tuple[Effort, ...] = ("bounded", "exact")
-            for effort in efforts:
-                if (chip, v, effort) not in done:
-                    return model, v, effort
-        return None
-
-    def _solve_node(self, chip: int, model: int, v: int, effort: Effort) -> None:
-        self.tightened += 1
-        alone = self.variants.only(v)
-        variant = alone.variants[0]
-        priced = Priced.of(self.frontier.chips.subset(np.array([chip])), alone, self.setting)
-        solved = priced.schedules(0, variant, effort, self.tolerance / 4.0, 10.0)
-        lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
-        upper = np.array([[s.makespan_s for s in pair] for pair in solved])
-        frontier = self.frontier
-        least = priced.place(0, variant, lower)
-        frontier.lower_s[chip, v] = max(
-            frontier.lower_s[chip, v], np.inf if least is None else least[0]
-        )
-        most = priced.place(0, variant, upper)
-        found = frontier.found.setdefault(chip, {})
-        if most is not None and (model not in found or most[0] < found[model].step_time_s):
-            found[model] = _found(priced, 0, variant, v, upper, most, effort)
-            self._offer(chip)
-
-    def _report(self, phase: str, left: int, bound: float) -> None:
+    def report(self, phase: str, left: int) -> None:
+        total, bound = len(self.frontier.chips), self.bound()
+        if self.reserve is not None:
+            total = self.reserve.points
+        best = None if self.best is None else int(self.frontier.ids[self.best])
+        self.journal.progress(phase, left, total, best, self.score, bound)
         if self.progress is not None:
-            self.progress(phase, left, len(self.frontier.chips), self.score, bound)
-
-
-def _found(
-    priced: Priced,
-    chip: int,
-    variant: Variant,
-    v: int,
-    pass_s: FloatArray,
-    placed: tuple[float, Plan],
-    effort: Effort = "quick",
-) -> Found:
-    energy = step_energy(
-        priced, chip, variant, step_time_s=placed[0], devices=priced.setting.devices
-    )
-    return Found(placed[0], v, pass_s, placed[1], energy, effort)
+            self.progress(phase, left, total, self.score, bound)

@@ -10,10 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.explore.evaluate import Priced
-from atoll.explore.workloads import Variant
+from atoll.explore.work import OperatorWork
+from atoll.explore.workloads import Variant, Variants
 from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,17 @@ class StepEnergy:
         return self.total_J / self.tokens
 
 
+@dataclass(frozen=True)
+class VariantWork:
+    """What one device does for one microbatch through all layers, by kind."""
+
+    macs: float
+    vector_ops: float
+    hbm_bytes: float
+    glb_bytes: float
+    link_bytes: float
+
+
 def step_energy(
     priced: Priced,
     chip: int,
@@ -54,35 +69,81 @@ def step_energy(
     Every microbatch of the batch passes every layer once, on `tensor` devices. Recomputed operators
     run again: `recompute_share` is their time in terms of the rest, and taken for their energy.
     """
+    number = priced.variants.variants.index(variant)
+    repeats = operator_repeats(priced.variants)
+    hbm, glb = variant_traffic(priced, repeats)
+    return energy_of_work(
+        variant_work(priced.work, repeats[number], hbm[chip, number], glb[chip, number]),
+        variant,
+        area_mm2=float(priced.chips.area_mm2[chip]),
+        step_time_s=step_time_s,
+        devices=devices,
+        recompute_share=recompute_share,
+        energy=energy,
+    )
+
+
+def energy_of_work(
+    work: VariantWork,
+    variant: Variant,
+    *,
+    area_mm2: float,
+    step_time_s: float,
+    devices: int,
+    recompute_share: float = 0.0,
+    energy: EnergyModel = DEFAULT_ENERGY,
+) -> StepEnergy:
+    """`step_energy` from the work of one device alone."""
     factor = variant.tensor * variant.microbatches * (1.0 + recompute_share)
     parts = {
-        name: joules * factor for name, joules in _per_device(priced, chip, variant, energy).items()
+        "multiply-add": work.macs * energy.mac_J * factor,
+        "vector": work.vector_ops * energy.vector_op_J * factor,
+        "hbm": work.hbm_bytes * energy.hbm_J_per_byte * factor,
+        "glb": work.glb_bytes * energy.glb_J_per_byte * factor,
+        "link": work.link_bytes * energy.link_J_per_byte * factor,
+        "static": energy.static_W_per_mm2 * area_mm2 * devices * step_time_s,
     }
-    area_mm2 = float(priced.chips.area_mm2[chip])
-    parts["static"] = energy.static_W_per_mm2 * area_mm2 * devices * step_time_s
     tokens = variant.microbatches * variant.model.tokens
     return StepEnergy(parts, step_time_s, devices, tokens)
 
 
-def _per_device(
-    priced: Priced, chip: int, variant: Variant, energy: EnergyModel
-) -> dict[str, float]:
-    """One device's energy for one microbatch through all layers."""
-    arrays, costs, work = priced.passes.arrays, priced.costs, priced.work
-    widest = int(np.flatnonzero(costs.tensor_count[chip] > 0)[-1])
-    config = int(costs.tensor_config[chip, widest])
-    parts = dict.fromkeys(("multiply-add", "vector", "hbm", "glb", "link"), 0.0)
-    for position, (_, repeat) in enumerate(variant.model.layers):
-        first = 2 * (variant.first_layer + position)
-        rows = arrays.op[arrays.ptr[first] : arrays.ptr[first + 2]]
-        products = work.macs[rows] > 0.0
-        local = work.link_bytes[rows] == 0.0
-        plain = np.where(local & ~products, work.bytes[rows], 0.0).sum()
-        hbm = plain + costs.hbm_bytes[rows[products], config].sum()
-        glb = plain + costs.glb_bytes[rows[products], config].sum()
-        parts["multiply-add"] += repeat * float(work.macs[rows].sum()) * energy.mac_J
-        parts["vector"] += repeat * float(work.vector_ops[rows].sum()) * energy.vector_op_J
-        parts["hbm"] += repeat * float(hbm) * energy.hbm_J_per_byte
-        parts["glb"] += repeat * float(glb) * energy.glb_J_per_byte
-        parts["link"] += repeat * float(work.link_bytes[rows].sum()) * energy.link_J_per_byte
-    return parts
+def operator_repeats(variants: Variants) -> FloatArray:
+    """How often one microbatch runs each distinct operator: (variants, operators)."""
+    arrays = variants.passes.arrays
+    repeats = np.zeros((len(variants.variants), len(variants.passes.keys)))
+    for number, variant in enumerate(variants.variants):
+        for position, (_, repeat) in enumerate(variant.model.layers):
+            first = 2 * (variant.first_layer + position)
+            rows = arrays.op[arrays.ptr[first] : arrays.ptr[first + 2]]
+            np.add.at(repeats[number], rows, float(repeat))
+    return repeats
+
+
+def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """HBM and GLB bytes of a microbatch on one device: each (chips, variants)."""
+    costs, work = priced.costs, priced.work
+    widest = (costs.tensor_count > 0).sum(axis=1) - 1
+    config = costs.tensor_config[np.arange(len(widest)), widest]
+    used, position = np.unique(config, return_inverse=True)
+    products = work.macs > 0.0
+    # Operators without products move their bytes once, wherever they run; collectives none.
+    plain = repeats @ np.where((work.link_bytes == 0.0) & ~products, work.bytes, 0.0)
+    hbm, glb = (np.repeat(plain[:, None], len(used), axis=1) for _ in range(2))
+    # One operator after the other: the sums are the same to the last bit whatever the other chips.
+    for row in np.flatnonzero(products):
+        hbm += repeats[:, row, None] * costs.hbm_bytes[row, used]
+        glb += repeats[:, row, None] * costs.glb_bytes[row, used]
+    return hbm.T[position.ravel()], glb.T[position.ravel()]
+
+
+def variant_work(
+    work: OperatorWork, repeats: FloatArray, hbm_bytes: float, glb_bytes: float
+) -> VariantWork:
+    """The part that no chip changes, with the traffic of one chip."""
+    return VariantWork(
+        macs=float(repeats @ work.macs),
+        vector_ops=float(repeats @ work.vector_ops),
+        hbm_bytes=float(hbm_bytes),
+        glb_bytes=float(glb_bytes),
+        link_bytes=float(repeats @ work.link_bytes),
+    )

@@ -6,7 +6,7 @@ exist; both go through the same exact placement, so that a node's true optimum l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from atoll.explore.work import OperatorWork, operator_work
 from atoll.explore.workloads import Variant, Variants
 from atoll.jit import over_ranges
 from atoll.placement.chain import Division, describe, divide, make_chain
-from atoll.placement.chain_kernels import System
 from atoll.placement.flat import FlatPlan, describe_flat, divide_flat
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
@@ -40,7 +39,6 @@ class Priced:
     setting: Setting
     costs: Costs
     work: OperatorWork
-    _systems: dict[tuple[int, float, float], System] = field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -69,11 +67,24 @@ class Priced:
         over_ranges(lambda a, b: schedule_bounds(a, b, *arguments), len(node_chip))
         return lower, upper
 
+    def forward_s(
+        self, node_chip: NDArray[np.int64], node_variant: NDArray[np.int64]
+    ) -> FloatArray:
+        """Shortest durations of the forward operators of each node's block: (nodes, operators)."""
+        variants = self.variants.variants
+        block = np.array([2 * (v.first_layer + v.facts.block_kind) for v in variants], np.int64)
+        most = max(len(v.model.layers[v.facts.block_kind][0].forward) for v in variants)
+        result = np.zeros((len(node_chip), most))
+        arguments = (self.costs, self.passes.arrays, block[node_variant], node_chip, result)
+        over_ranges(lambda a, b: fastest_s(a, b, *arguments), len(node_chip))
+        return result
+
     def operators_s(self, chip: int, variant: Variant) -> FloatArray:
         """Shortest durations of the block's forward operators."""
-        p = 2 * (variant.first_layer + variant.facts.block_kind)
-        result: FloatArray = fastest_s(self.costs, self.passes.arrays, p, chip)
-        return result
+        number = self.variants.variants.index(variant)
+        row = self.forward_s(np.array([chip]), np.array([number]))[0]
+        own: FloatArray = row[: variant.facts.rerun.shape[1]].copy()
+        return own
 
     def place(
         self,
@@ -84,29 +95,15 @@ class Priced:
         memory_bytes: float | None = None,
     ) -> tuple[float, Plan] | None:
         """The best placement with these times (layers, forward and backward), below the cutoff."""
-        memory = self._memory(chip, memory_bytes)
-        times = pass_s[: variant.layers]
-        if not np.isfinite(times).all():
-            return None
-        if self.setting.profile.whole_stage_recompute:
-            flat = divide_flat(
-                variant.facts,
-                times[:, 0],
-                times[:, 1],
-                self.setting.network,
-                devices=self.setting.devices,
-                tensor=variant.tensor,
-                microbatches=variant.microbatches,
-                memory_bytes=memory,
-                optimizer=self.setting.optimizer.name,
-                recompute=self.setting.recompute,
-            )
-            if flat is None or flat.step_time_s >= cutoff_s:
-                return None
-            return flat.step_time_s, flat
-        chain = make_chain(variant.facts, times.sum(axis=1), self.operators_s(chip, variant))
-        division = divide(chain, self._system(chip, variant, memory), cutoff_s)
-        return None if division is None else (division.step_time_s, division)
+        return place_times(
+            self.setting,
+            variant,
+            pass_s,
+            self.operators_s(chip, variant),
+            self._memory(chip, memory_bytes),
+            float(self.chips.hbm_Bps[chip]),
+            cutoff_s,
+        )
 
     def describe(
         self,
@@ -122,7 +119,7 @@ class Priced:
             return describe_flat(variant.facts, plan, self.setting.network, variant.microbatches)
         times = pass_s[: variant.layers]
         chain = make_chain(variant.facts, times.sum(axis=1), self.operators_s(chip, variant))
-        system = self._system(chip, variant, memory)
+        system = self.setting.system(variant, memory, float(self.chips.hbm_Bps[chip]))
         return describe(variant.facts, chain, system, plan, times[:, 0])
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
@@ -181,9 +178,41 @@ class Priced:
     def _memory(self, chip: int, memory_bytes: float | None) -> float:
         return float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes
 
-    def _system(self, chip: int, variant: Variant, memory_bytes: float) -> System:
-        hbm_Bps = float(self.chips.hbm_Bps[chip])
-        key = (id(variant), memory_bytes, hbm_Bps)
-        if key not in self._systems:
-            self._systems[key] = self.setting.system(variant, memory_bytes, hbm_Bps)
-        return self._systems[key]
+
+def place_times(
+    setting: Setting,
+    variant: Variant,
+    pass_s: FloatArray,
+    forward_s: FloatArray,
+    memory_bytes: float,
+    hbm_Bps: float,
+    cutoff_s: float = np.inf,
+) -> tuple[float, Plan] | None:
+    """The best placement below the cutoff of a variant with these times.
+
+    `pass_s` are the times of each kind of layer (forward and backward), `forward_s` those of the
+    block's forward operators, which recomputation may run again.
+    """
+    times = pass_s[: variant.layers]
+    if not np.isfinite(times).all():
+        return None
+    if setting.profile.whole_stage_recompute:
+        flat = divide_flat(
+            variant.facts,
+            times[:, 0],
+            times[:, 1],
+            setting.network,
+            devices=setting.devices,
+            tensor=variant.tensor,
+            microbatches=variant.microbatches,
+            memory_bytes=memory_bytes,
+            optimizer=setting.optimizer.name,
+            recompute=setting.recompute,
+        )
+        if flat is None or flat.step_time_s >= cutoff_s:
+            return None
+        return flat.step_time_s, flat
+    operators = variant.facts.rerun.shape[1]
+    chain = make_chain(variant.facts, times.sum(axis=1), forward_s[:operators])
+    division = divide(chain, setting.system(variant, memory_bytes, hbm_Bps), cutoff_s)
+    return None if division is None else (division.step_time_s, division)

@@ -11,14 +11,21 @@ from pydantic import Field, model_validator
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.objective import KINDS
-from atoll.hardware import Space, load_network, load_space, phaze_space
+from atoll.hardware import (
+    ProductSpace,
+    Space,
+    load_network,
+    load_space,
+    phaze_space,
+    read_space,
+)
 from atoll.hardware.accelerator import Hbm
 from atoll.placement.chain import RECOMPUTE, get_optimizer
 from atoll.profile import get_profile
 from atoll.workload import load_config
 from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_yaml
 
-STRATEGIES = ("exact", "phaze")
+STRATEGIES = ("exact", "phaze", "evolve")
 DEFAULT_MODEL = "llama2-7b"
 
 
@@ -50,6 +57,8 @@ class Job:
     optimizer: str | None = None
     objective: str = "mean"
     strategy: str = "exact"
+    evaluations: int = 2000
+    """Designs that strategy evolve looks at."""
     tolerance: float = 1e-3
     time_limit_s: float = 3600.0
     max_area_mm2: float | None = None
@@ -61,7 +70,7 @@ class Job:
     def __post_init__(self) -> None:
         if not self.models:
             raise AtollError("job: models: at least one model is needed.")
-        for name in ("devices", "global_batch"):
+        for name in ("devices", "global_batch", "evaluations"):
             _positive(name, getattr(self, name))
         for name in ("microbatches", "tensor_widths"):
             values = getattr(self, name)
@@ -90,13 +99,33 @@ class Job:
             if model.global_batch is not None:
                 _positive(f"models: {model.name}: global_batch", model.global_batch)
 
-    def load_space(self) -> Space:
-        """The space with the job's own constraints applied."""
+    def load_space(self) -> Space | ProductSpace:
+        """The space with the job's own constraints applied; a large one is not built."""
         if self.space == "phaze":
             space = phaze_space("phaze" if self.profile == "phaze" else "default")
         else:
+            described = read_space(self.space)
+            if not described.resident:
+                return self._large(described)
             space = load_space(self.space)
         return restrict(space, self.hbm_capacities_bytes, self.max_area_mm2, self.max_power_W)
+
+    def _large(self, space: ProductSpace) -> ProductSpace:
+        exact_front = self.pareto and self.strategy != "evolve"
+        for name, given in (("pareto", exact_front), ("strategy", self.strategy == "phaze")):
+            if given:
+                raise AtollError(
+                    f"job: {name}: not with a space of {len(space):,} points: {name} needs the "
+                    "whole space in memory; shorten a list."
+                )
+        if not self.hbm_capacities_bytes and self.max_area_mm2 is self.max_power_W is None:
+            return space
+        options, _ = _hbm_options(space.hbm_options, self.hbm_capacities_bytes)
+        return replace(
+            space,
+            hbm_options=options,
+            refine=lambda part: _within(part, self.max_area_mm2, self.max_power_W),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -114,40 +143,53 @@ def restrict(
 ) -> Space:
     """The designs of a space that satisfy a job's constraints."""
     if hbm_capacities_bytes:
-        kept = [
-            i
-            for i, option in enumerate(space.hbm_options)
-            if option.capacity_bytes in hbm_capacities_bytes
-        ]
-        known = {option.capacity_bytes for option in space.hbm_options}
-        if set(hbm_capacities_bytes) - known:
-            # A capacity that the space does not list: the bandwidth of its first option.
-            bandwidth = space.hbm_options[0].bandwidth_Bps
-            options = tuple(Hbm(capacity, bandwidth) for capacity in hbm_capacities_bytes)
-            allowed = np.ones((len(space), len(options)), np.bool_)
-        else:
-            options = tuple(space.hbm_options[i] for i in kept)
-            allowed = space.hbm_allowed[:, kept]
-        space = replace(space, hbm_options=options, hbm_allowed=allowed.copy())
-    mask = np.asarray(space.hbm_allowed.any(axis=1))
+        options, kept = _hbm_options(space.hbm_options, hbm_capacities_bytes)
+        allowed = (
+            np.ones((len(space), len(options)), np.bool_)
+            if kept is None
+            else space.hbm_allowed[:, kept].copy()
+        )
+        space = replace(space, hbm_options=options, hbm_allowed=allowed)
+    mask = np.asarray(_within(space, max_area_mm2, None).hbm_allowed.any(axis=1))
+    if not mask.any():
+        raise InfeasibleError(
+            f"job: max_area: no design of space {space.name} is within {max_area_mm2:g} mm2; "
+            f"the smallest takes {space.area_mm2.min():.3f} mm2."
+        )
+    restricted = _within(space, max_area_mm2, max_power_W)
+    mask = np.asarray(restricted.hbm_allowed.any(axis=1))
+    if not mask.any():
+        watts = np.stack([space.peak_power_with(option) for option in space.hbm_options], axis=1)
+        raise InfeasibleError(
+            f"job: max_power: no design of space {space.name} stays within {max_power_W:g} W; "
+            f"the least takes {watts[space.hbm_allowed].min():.1f} W at its peak."
+        )
+    return restricted if mask.all() else restricted.subset(mask)
+
+
+def _hbm_options(
+    options: tuple[Hbm, ...], capacities: tuple[int, ...]
+) -> tuple[tuple[Hbm, ...], list[int] | None]:
+    """The options of these capacities and their places among the old; None: all are new."""
+    if not capacities:
+        return options, list(range(len(options)))
+    if set(capacities) - {option.capacity_bytes for option in options}:
+        # A capacity that the space does not list: the bandwidth of its first option.
+        bandwidth = options[0].bandwidth_Bps
+        return tuple(Hbm(capacity, bandwidth) for capacity in capacities), None
+    kept = [i for i, option in enumerate(options) if option.capacity_bytes in capacities]
+    return tuple(options[i] for i in kept), kept
+
+
+def _within(space: Space, max_area_mm2: float | None, max_power_W: float | None) -> Space:
+    """The same designs, each with only those HBM options that keep the limits."""
+    allowed = space.hbm_allowed.copy()
     if max_area_mm2 is not None:
-        mask &= space.area_mm2 <= max_area_mm2
-        if not mask.any():
-            raise InfeasibleError(
-                f"job: max_area: no design of space {space.name} is within {max_area_mm2:g} mm2; "
-                f"the smallest takes {space.area_mm2.min():.3f} mm2."
-            )
+        allowed &= (space.area_mm2 <= max_area_mm2)[:, None]
     if max_power_W is not None:
         watts = np.stack([space.peak_power_with(option) for option in space.hbm_options], axis=1)
-        allowed = space.hbm_allowed & (watts <= max_power_W)
-        mask &= allowed.any(axis=1)
-        if not mask.any():
-            raise InfeasibleError(
-                f"job: max_power: no design of space {space.name} stays within {max_power_W:g} W; "
-                f"the least takes {watts[space.hbm_allowed].min():.1f} W at its peak."
-            )
-        space = replace(space, hbm_allowed=allowed)
-    return space if mask.all() else space.subset(mask)
+        allowed &= watts <= max_power_W
+    return replace(space, hbm_allowed=allowed)
 
 
 def _positive(name: str, value: int) -> None:
@@ -193,7 +235,8 @@ class JobFile(FileModel):
     network: str | None = None
     optimizer: Literal["adam", "sgd"] | None = None
     objective: Literal["mean", "weighted", "worst"] | None = None
-    strategy: Literal["exact", "phaze"] | None = None
+    strategy: Literal["exact", "phaze", "evolve"] | None = None
+    evaluations: Count | None = None
     tolerance: Annotated[float, Field(ge=0, lt=1)] | None = None
     time_limit: Seconds | None = None
     max_area: Area | None = None

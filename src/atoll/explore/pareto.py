@@ -30,6 +30,11 @@ class Front:
 def fronts(search: Search) -> dict[str, Front]:
     """The three fronts, by the name of what throughput is held against."""
     area = area_front(search, TOLERANCE)
+    return evaluated_fronts(search) | {"area_mm2": Front(area, TOLERANCE)}
+
+
+def evaluated_fronts(search: Search) -> dict[str, Front]:
+    """The fronts among the designs that happen to have been evaluated."""
     known = [chip for chip in search.frontier.found if search.found_score(chip) > 0.0]
     power = {
         chip: max(f.energy.power_W for f in search.frontier.found[chip].values()) for chip in known
@@ -38,8 +43,9 @@ def fronts(search: Search) -> dict[str, Front]:
         chip: sum(f.energy.per_token_J for f in search.frontier.found[chip].values())
         for chip in known
     }
+    area = {chip: float(search.frontier.chips.area_mm2[chip]) for chip in known}
     return {
-        "area_mm2": Front(area, TOLERANCE),
+        "area_mm2": Front(_cheapest(search, area), None),
         "power_W": Front(_cheapest(search, power), None),
         "energy_per_token_J": Front(_cheapest(search, energy), None),
     }

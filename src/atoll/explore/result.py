@@ -147,6 +147,8 @@ class SearchResult:
     """Fronts of throughput against area, power and energy per token, where asked for."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
+    stopped: str = ""
+    """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
 
     @property
     def throughput_samples_per_s(self) -> float:
@@ -160,6 +162,7 @@ class SearchResult:
             "score": self.score,
             "certificate": self.certificate.to_dict(),
             "baselines": dict(self.baselines),
+            "stopped": self.stopped,
             "wall_time_s": self.wall_time_s,
             "phases_s": dict(self.phases_s),
             "runners_up": [design.to_dict() for design in self.runners_up],

@@ -3,89 +3,160 @@
 from __future__ import annotations
 
 import time
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from atoll.errors import InfeasibleError
+from atoll.errors import AtollError, InfeasibleError
+from atoll.executors import Crew, Executor, choose_executor
 from atoll.explore.baselines import reference_space, run_baselines
-from atoll.explore.branch_and_bound import Found, Outcome, Progress, Search
-from atoll.explore.energy import step_energy
-from atoll.explore.evaluate import Priced
-from atoll.explore.explain import layer_report
+from atoll.explore.branch_and_bound import Outcome, Progress, Search
+from atoll.explore.evolve import evolve_search
+from atoll.explore.files import check_folder, write_result
+from atoll.explore.finder import Finder
 from atoll.explore.job import Job
+from atoll.explore.journal import Journal, NoJournal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
-from atoll.explore.pareto import fronts
-from atoll.explore.result import Certificate, Design, ModelPlan, SearchResult
+from atoll.explore.pareto import evaluated_fronts, fronts
+from atoll.explore.result import Certificate, SearchResult
 from atoll.explore.seed_strategy import seed_search
+from atoll.explore.stop import Stop
+from atoll.explore.stored import open_run
 from atoll.explore.workloads import Variants, make_variants, make_workload
-from atoll.hardware import Space, load_network, peak_power_W
-from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware import ProductSpace, Space, load_network
+from atoll.jit import set_threads, threads
 from atoll.placement.chain import get_optimizer
-from atoll.placement.simulate import replay
 from atoll.profile import Profile, get_profile
 from atoll.units import format_bytes
 from atoll.warm import compile_in_background
 
 RUNNERS_UP = 3
-_SAME = 1e-9  # relative: two step times that are the same to rounding
+SAMPLE = 20_000
+"""Designs of a space outside memory that the sampling baselines draw from."""
 
 
-def run_search(job: Job, progress: Progress | None = None) -> SearchResult:
-    """Find the best design of the job's space, prove it, and lay baselines beside it."""
+def run_search(
+    job: Job,
+    progress: Progress | None = None,
+    *,
+    out: Path | None = None,
+    workers: int | None = None,
+    cluster: str | None = None,
+    stop: Stop | None = None,
+) -> SearchResult:
+    """Find the best design of the job's space, prove it, and lay baselines beside it.
+
+    With `out`, everything is kept in that folder, and a search that was interrupted continues.
+    `workers` and `cluster` say where the work is done; they do not change the answer.
+    """
     began = time.monotonic()
+    if out is not None:
+        check_folder(out)
     compile_in_background()
-    phases: dict[str, float] = {}
-
-    def timed(name: str, since: float) -> float:
-        now = time.monotonic()
-        phases[name] = now - since
-        return now
-
     space = job.load_space()
     setting, variants = prepare_search(job)
-    objective = make_objective(job, space, setting, variants)
-    mark = timed("preparation", began)
-    search = Search(
-        space, variants, setting, objective, job.tolerance, job.time_limit_s, progress
-    )
-    outcome = seed_search(search) if job.strategy == "phaze" else search.run()
-    mark = timed("search", mark)
-    if outcome.best is None:
-        raise _nothing_fits(job, space, variants)
-    finder = _Finder(job, space, search, variants, setting)
-    ranked = _ranked(outcome, objective)
-    best = finder.design(ranked[0], with_layers=True)
-    runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
-    mark = timed("description", mark)
-    pareto: dict[str, Any] = {}
-    if job.pareto:
-        pareto = {
-            name: {
-                "proven_within": front.proven_within,
-                "designs": [finder.record(chip) for chip in front.chips],
-            }
-            for name, front in fronts(search).items()
-        }
-        mark = timed("pareto", mark)
-    baselines: dict[str, float | None] = {}
-    if job.baselines:
-        baselines = dict(run_baselines(space, variants, setting, objective, job.seed))
-        timed("baselines", mark)
-    return SearchResult(
-        job=job,
-        best=best,
-        score=outcome.score,
-        certificate=_certificate(outcome, job, len(space)),
-        baselines=baselines,
-        runners_up=runners_up,
-        designs=[finder.record(chip) for chip in ranked],
-        pareto=pareto,
-        phases_s=phases,
-        wall_time_s=time.monotonic() - began,
-    )
+    executor = choose_executor(workers, cluster)
+    before = set_threads(workers or threads())
+    stop = stop or Stop()
+    stop.limit(job.time_limit_s)
+    road = _Road(job, space, setting, variants, executor, stop, began)
+    try:
+        if out is None:
+            return road.result(progress, NoJournal(), {})
+        with open_run(out, job, space, variants, setting.profile, executor.describe()) as journal:
+            result = road.result(progress, journal, journal.notes())
+            journal.keep(result)
+            write_result(result, out)
+            return result
+    finally:
+        executor.close()
+        set_threads(before)
+
+
+@dataclass(frozen=True)
+class _Road:
+    """From a prepared job to its answer."""
+
+    job: Job
+    space: Space | ProductSpace
+    setting: Setting
+    variants: Variants
+    executor: Executor
+    stop: Stop
+    began: float
+
+    def _search(self, search: Search) -> Outcome:
+        if self.job.strategy == "phaze":
+            return seed_search(search)
+        if self.job.strategy == "evolve":
+            return evolve_search(search, self.job.evaluations, self.job.seed)
+        return search.run()
+
+    def result(
+        self, progress: Progress | None, journal: Journal, notes: MutableMapping[str, Any]
+    ) -> SearchResult:
+        job, space, variants, setting = self.job, self.space, self.variants, self.setting
+        phases: dict[str, float] = {}
+        mark = _timed(phases, "preparation", self.began)
+        objective = make_objective(job, space, setting, variants)
+        search = Search(
+            space, variants, setting, objective, job.tolerance, progress=progress,
+            stop=self.stop, crew=Crew(self.executor), journal=journal,
+        )  # fmt: skip
+        outcome = self._search(search)
+        mark = _timed(phases, "search", mark)
+        if outcome.best is None:
+            raise _nothing_found(job, space, variants, outcome)
+        finder = Finder(job, space, search, variants, setting)
+        ranked = _ranked(outcome, objective)
+        best = finder.design(ranked[0], with_layers=True)
+        runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
+        mark = _timed(phases, "description", mark)
+        pareto: dict[str, Any] = {}
+        stopped = outcome.stopped
+        if job.pareto and not stopped:
+            found = evaluated_fronts(search) if job.strategy == "evolve" else fronts(search)
+            stopped = self.stop.reason
+            if not stopped:
+                pareto = {
+                    name: {
+                        "proven_within": front.proven_within,
+                        "designs": [finder.record(chip) for chip in front.chips],
+                    }
+                    for name, front in found.items()
+                }
+            mark = _timed(phases, "pareto", mark)
+        baselines: dict[str, float | None] = {}
+        if job.baselines and not self.stop.interrupted:
+            name = f"baselines {job.seed}"
+            if name not in notes:
+                drawn = space if isinstance(space, Space) else space.sample(SAMPLE, job.seed)
+                notes[name] = dict(run_baselines(drawn, variants, setting, objective, job.seed))
+            baselines = notes[name]
+            _timed(phases, "baselines", mark)
+        return SearchResult(
+            job=job,
+            best=best,
+            score=outcome.score,
+            certificate=_certificate(search, outcome, job, len(space)),
+            baselines=baselines,
+            runners_up=runners_up,
+            designs=[finder.record(chip) for chip in ranked],
+            pareto=pareto,
+            phases_s=phases,
+            wall_time_s=time.monotonic() - self.began,
+            stopped=stopped,
+        )
+
+
+def _timed(phases: dict[str, float], name: str, since: float) -> float:
+    now = time.monotonic()
+    phases[name] = now - since
+    return now
 
 
 def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, Variants]:
@@ -108,7 +179,9 @@ def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, V
     return setting, variants
 
 
-def make_objective(job: Job, space: Space, setting: Setting, variants: Variants) -> Objective:
+def make_objective(
+    job: Job, space: Space | ProductSpace, setting: Setting, variants: Variants
+) -> Objective:
     """One model: its samples per second. Several: as the job says, against the reference chip."""
     batches = tuple(workload.global_batch for workload in variants.workloads)
     if len(batches) == 1:
@@ -122,7 +195,9 @@ def make_objective(job: Job, space: Space, setting: Setting, variants: Variants)
     return Objective(job.objective, batches, weights, references)
 
 
-def _reference_samples(job: Job, space: Space, setting: Setting, index: int) -> float:
+def _reference_samples(
+    job: Job, space: Space | ProductSpace, setting: Setting, index: int
+) -> float:
     alone = replace(job, models=(job.models[index],))
     _, variants = prepare_search(alone)
     objective = Objective.single(variants.workloads[0].global_batch)
@@ -147,162 +222,46 @@ def _ranked(outcome: Outcome, objective: Objective) -> list[int]:
     return [chips[i] for i in sorted(range(len(chips)), key=lambda i: (-scores[i], area[chips[i]]))]
 
 
-def _certificate(outcome: Outcome, job: Job, architectures: int) -> Certificate:
+def _certificate(search: Search, outcome: Outcome, job: Job, architectures: int) -> Certificate:
     frontier = outcome.frontier
-    stage = np.zeros(architectures, np.int64)
-    np.maximum.at(stage, frontier.chips.design, frontier.stage)
-    closed = np.ones(architectures, np.bool_)
-    np.logical_and.at(closed, frontier.chips.design, outcome.ruled_out)
+    designs, number = np.unique(frontier.chips.design, return_inverse=True)
+    stage = np.zeros(len(designs), np.int64)
+    np.maximum.at(stage, number, frontier.stage)
+    closed = np.ones(len(designs), np.bool_)
+    np.logical_and.at(closed, number, outcome.ruled_out)
+    evaluated = int((stage == 2).sum())
+    scheduled = designs[closed & (stage == 1)]
+    name, elsewhere = "roofline", 0
+    if search.reserve is not None:
+        # Of a large space only the points are counted: most were never built, so that nobody
+        # looked whether they satisfy the constraints.
+        name = "roofline or constraints"
+        gone = np.unique(np.concatenate([scheduled, *search.reserve.scheduled]))
+        scheduled = np.setdiff1d(gone, designs[(stage == 2) | ~closed])
+        elsewhere = search.reserve.open_points(outcome.score * (1.0 + job.tolerance))
+    left = int((~closed & (stage < 2)).sum()) + elsewhere
     return Certificate(
         gap=outcome.gap,
         tolerance=job.tolerance,
         architectures=architectures,
-        evaluated=int((stage == 2).sum()),
+        evaluated=evaluated,
         pruned={
-            "roofline": int((closed & (stage == 0)).sum()),
-            "schedule": int((closed & (stage == 1)).sum()),
+            name: architectures - evaluated - len(scheduled) - left,
+            "schedule": len(scheduled),
         },
         tightened=outcome.tightened,
     )
 
 
-@dataclass(frozen=True)
-class _Finder:
-    """Turns indices of the search into designs in full."""
-
-    job: Job
-    space: Space
-    search: Search
-    variants: Variants
-    setting: Setting
-
-    def design(self, chip: int, with_layers: bool = False) -> Design:
-        chips = self.search.frontier.chips
-        found = self.search.frontier.found[chip]
-        alone = chips.subset(np.array([chip]))
-        priced = {
-            model: Priced.of(alone, self.variants.only(plan.variant), self.setting)
-            for model, plan in found.items()
-        }
-        design = int(chips.design[chip])
-        hbm = self._smallest_hbm(priced, design, float(chips.hbm_Bps[chip]), found)
-        accelerator = replace(self.space.accelerator(design, hbm), name="")
-        plans = tuple(
-            self._model_plan(priced[model], accelerator, model, found[model], with_layers)
-            for model in range(len(self.variants.workloads))
-        )
-        return Design(
-            accelerator=accelerator,
-            area_mm2=float(self.space.area_with(hbm)[design]),
-            peak_power_W=peak_power_W(accelerator),
-            plans=plans,
-        )
-
-    def _smallest_hbm(
-        self, priced: dict[int, Priced], design: int, hbm_Bps: float, found: dict[int, Found]
-    ) -> Hbm:
-        """The least capacity that keeps every model's step time."""
-        override = self.setting.profile.hbm_bandwidth_Bps
-        options = [
-            option
-            for index, option in enumerate(self.space.hbm_options)
-            if self.space.hbm_allowed[design, index]
-            and (override is not None or option.bandwidth_Bps == hbm_Bps)
-        ]
-        options.sort(key=lambda option: option.capacity_bytes)
-        for option in options[:-1]:
-            if all(
-                self._step(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
-                for model, plan in found.items()
-            ):
-                return option
-        return options[-1]
-
-    def _step(self, priced: Priced, plan: Found, hbm: Hbm) -> float:
-        variant = priced.variants.variants[0]
-        placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
-        return np.inf if placed is None else placed[0]
-
-    def _model_plan(
-        self,
-        priced: Priced,
-        accelerator: Accelerator,
-        model: int,
-        found: Found,
-        with_layers: bool,
-    ) -> ModelPlan:
-        variant = priced.variants.variants[0]
-        memory = float(accelerator.hbm.capacity_bytes)
-        placed = priced.place(0, variant, found.pass_s, memory_bytes=memory)
-        assert placed is not None
-        placement = priced.describe(0, variant, found.pass_s, placed[1], memory_bytes=memory)
-        workload = self.variants.workloads[model]
-        busy = placement.time_parts_s.get("compute", 0.0)
-        again = placement.time_parts_s.get("recompute", 0.0)
-        energy = step_energy(
-            priced,
-            0,
-            variant,
-            step_time_s=placement.step_time_s,
-            devices=placement.devices,
-            recompute_share=again / busy if busy else 0.0,
-        )
-        whole = self.variants.variants[self.variants.of(model)[0]]
-        flops = sum(
-            (layer.flops_forward * 3) * repeat * whole.tensor / whole.model.microbatch
-            for layer, repeat in whole.model.layers
-        )
-        samples_per_s = workload.global_batch / placement.step_time_s
-        peak = accelerator.peak_flops * placement.devices
-        layers = []
-        if with_layers:
-            solved = priced.schedules(0, variant, found.effort, self.job.tolerance / 4.0, 10.0)
-            layers = layer_report(priced, 0, variant, solved)
-        return ModelPlan(
-            model=workload.name,
-            samples_per_s=samples_per_s,
-            tokens_per_s_per_device=samples_per_s * workload.sequence / placement.devices,
-            mfu=samples_per_s * flops / peak,
-            placement=placement,
-            power_W=energy.power_W,
-            energy_per_token_J=energy.per_token_J,
-            energy_parts_J=energy.parts_J,
-            replay_difference=replay(placement).difference,
-            layers=layers,
-        )
-
-    def record(self, chip: int) -> dict[str, Any]:
-        """One flat record of an evaluated design."""
-        chips = self.search.frontier.chips
-        design = int(chips.design[chip])
-        space = self.space
-        row: dict[str, Any] = {
-            "design": design,
-            "tensor_cores": int(space.tensor_cores[design]),
-            "vector_cores": int(space.vector_cores[design]),
-            "width": int(space.width[design]),
-            "depth": int(space.depth[design]),
-            "vector_width": int(space.vector_width[design]),
-            "glb_bytes": int(space.glb_bytes[design]),
-            "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
-            "area_mm2": float(space.area_mm2[design]),
-        }
-        for model, found in sorted(self.search.frontier.found[chip].items()):
-            variant = self.variants.variants[found.variant]
-            workload = self.variants.workloads[model]
-            row |= {
-                f"{workload.name}: samples_per_s": workload.global_batch / found.step_time_s,
-                f"{workload.name}: step_time_s": found.step_time_s,
-                f"{workload.name}: microbatch": variant.microbatch,
-                f"{workload.name}: tensor": variant.tensor,
-                f"{workload.name}: power_W": found.energy.power_W,
-                f"{workload.name}: energy_per_token_J": found.energy.per_token_J,
-            }
-        return row
-
-
-def _nothing_fits(job: Job, space: Space, variants: Variants) -> InfeasibleError:
+def _nothing_found(
+    job: Job, space: Space | ProductSpace, variants: Variants, outcome: Outcome
+) -> AtollError:
     """Say what the largest part of memory is, and the way out."""
+    if outcome.stopped:
+        return AtollError(
+            f"job: the search ended ({outcome.stopped}) before the first design was evaluated; "
+            "give it more time."
+        )
     names = ", ".join(workload.name for workload in variants.workloads)
     capacity = max(option.capacity_bytes for option in space.hbm_options)
     least = min(

@@ -10,8 +10,9 @@ from atoll.hardware.catalog import (
 )
 from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel, peak_power_W
 from atoll.hardware.network import Level, Network
+from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Axes, GlbBandwidth, Limits, Space, build_space, phaze_space
-from atoll.hardware.spacefile import load_space
+from atoll.hardware.spacefile import load_space, read_space
 
 __all__ = [
     "DEFAULT_ENERGY",
@@ -27,6 +28,7 @@ __all__ = [
     "Level",
     "Limits",
     "Network",
+    "ProductSpace",
     "Space",
     "accelerator_area_mm2",
     "accelerator_names",
@@ -39,4 +41,5 @@ __all__ = [
     "network_names",
     "peak_power_W",
     "phaze_space",
+    "read_space",
 ]

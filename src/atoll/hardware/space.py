@@ -267,28 +267,49 @@ def _chunks(
     name: str, axes: Axes, hbm_options: tuple[Hbm, ...], glb_bandwidth: GlbBandwidth
 ) -> Iterator[Space]:
     """The whole product, unconstrained, in pieces."""
-    lists = [np.asarray(values) for values in axes.lists()]
-    shape = [len(values) for values in lists]
     for start in range(0, axes.points, _CHUNK_POINTS):
         flat = np.arange(start, min(start + _CHUNK_POINTS, axes.points))
-        columns = [v[i] for v, i in zip(lists, np.unravel_index(flat, shape), strict=True)]
-        tensor_cores, vector_cores, width, depth, vector_width, glb, clock = columns
-        if axes.vector_width is None:
-            vector_width = width
-        yield Space(
-            name=name,
-            tensor_cores=tensor_cores,
-            vector_cores=vector_cores,
-            width=width,
-            depth=depth,
-            vector_width=vector_width,
-            glb_bytes=glb,
-            glb_bandwidth_Bpc=glb_bandwidth.bytes_per_clock(glb),
-            clock_Hz=clock.astype(np.float64),
-            area_mm2=area_mm2(tensor_cores, vector_cores, width, depth, vector_width, glb),
-            hbm_options=hbm_options,
-            hbm_allowed=np.ones((len(flat), len(hbm_options)), dtype=np.bool_),
-        )
+        yield product_points(name, axes, hbm_options, glb_bandwidth, flat)
+
+
+def product_points(
+    name: str,
+    axes: Axes,
+    hbm_options: tuple[Hbm, ...],
+    glb_bandwidth: GlbBandwidth,
+    flat: IntArray,
+) -> Space:
+    """The points at these places of the whole product, unconstrained."""
+    lists = [np.asarray(values) for values in axes.lists()]
+    shape = [len(values) for values in lists]
+    columns = [v[i] for v, i in zip(lists, np.unravel_index(flat, shape), strict=True)]
+    tensor_cores, vector_cores, width, depth, vector_width, glb, clock = columns
+    if axes.vector_width is None:
+        vector_width = width
+    return Space(
+        name=name,
+        tensor_cores=tensor_cores,
+        vector_cores=vector_cores,
+        width=width,
+        depth=depth,
+        vector_width=vector_width,
+        glb_bytes=glb,
+        glb_bandwidth_Bpc=glb_bandwidth.bytes_per_clock(glb),
+        clock_Hz=clock.astype(np.float64),
+        area_mm2=area_mm2(tensor_cores, vector_cores, width, depth, vector_width, glb),
+        hbm_options=hbm_options,
+        hbm_allowed=np.ones((len(flat), len(hbm_options)), dtype=np.bool_),
+    )
+
+
+def allowed_options(
+    space: Space, limits: Limits, energy: EnergyModel = DEFAULT_ENERGY
+) -> NDArray[np.bool_]:
+    """[design, HBM option]: which pairs satisfy the limits."""
+    allowed = np.ones_like(space.hbm_allowed)
+    for _, satisfied in _checks(space, limits, energy):
+        allowed &= satisfied
+    return allowed
 
 
 def _checks(

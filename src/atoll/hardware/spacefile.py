@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from atoll import units
 from atoll.errors import AtollError
 from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
+from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import (
     CLOCK_HZ,
     GLB_BPC_PER_MIB,
@@ -27,7 +28,6 @@ from atoll.hardware.space import (
     Axes,
     Limits,
     Space,
-    build_space,
 )
 from atoll.yamlfile import (
     Area,
@@ -154,16 +154,22 @@ class SpaceFile(FileModel):
         )
 
 
+def read_space(path: str | Path) -> ProductSpace:
+    """The space that a YAML file describes, not built."""
+    file = load_yaml(path, SpaceFile)
+    return ProductSpace(
+        name=file.name,
+        axes=file.axes(),
+        hbm_options=tuple(hbm.hbm() for hbm in file.hbm),
+        glb_bandwidth=file.glb_bandwidth.rule(),
+        limits=file.constraints.limits(),
+    )
+
+
 def load_space(path: str | Path) -> Space:
     """The space that a YAML file describes; refused if too large, or empty."""
-    file = load_yaml(path, SpaceFile)
+    described = read_space(path)
     try:
-        return build_space(
-            name=file.name,
-            axes=file.axes(),
-            hbm_options=tuple(hbm.hbm() for hbm in file.hbm),
-            glb_bandwidth=file.glb_bandwidth.rule(),
-            limits=file.constraints.limits(),
-        )
+        return described.build()
     except AtollError as error:
         raise type(error)(f"{path}: {error}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +119,7 @@ def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) ->
     )
 
 
+@lru_cache(maxsize=512)
 def make_system(
     network: Network,
     optimizer: Optimizer,

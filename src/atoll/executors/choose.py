@@ -1,0 +1,26 @@
+"""Which executor a user's options mean."""
+
+from __future__ import annotations
+
+from atoll.errors import AtollError
+from atoll.executors.base import Executor, InProcess
+from atoll.executors.growing import Growing
+from atoll.executors.processes import LocalProcesses
+
+
+def choose_executor(workers: int | None, cluster: str | None) -> Executor:
+    """`workers` local processes (0: this process alone), or the cluster at an address.
+
+    Without either: this process, and local processes once the work turns out to be long.
+    """
+    if workers is not None and workers < 0:
+        raise AtollError(f"workers: expected 0 (this process) or more, got {workers}.")
+    if cluster is not None:
+        if workers is not None:
+            raise AtollError("workers: give either workers or cluster, not both.")
+        from atoll.executors.dask_cluster import DaskCluster
+
+        return DaskCluster(cluster)
+    if workers is None:
+        return Growing()
+    return LocalProcesses(workers) if workers else InProcess()

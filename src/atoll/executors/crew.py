@@ -1,0 +1,130 @@
+"""The driver's side of an executor: few tasks in flight, lost ones sent again, in any order.
+
+A crew counts what it sent, so that memory stays bounded however long the list of calls is, and
+stops early when asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.executors.base import Executor, LostWorkerError, Task
+from atoll.executors.growing import Growing
+
+ATTEMPTS = 5
+AHEAD = 2
+"""Tasks in flight for each worker: one runs, one waits."""
+_WAKE_S = 0.2
+
+
+@dataclass(eq=False)
+class Call:
+    """One task, sent at most `ATTEMPTS` times."""
+
+    task: Task
+    args: tuple[Any, ...]
+    tag: Any = None
+    future: Future[Any] | None = None
+    attempts: int = 0
+
+
+class Crew:
+    """Sends calls to an executor and gives their results back."""
+
+    def __init__(self, executor: Executor, stop: Callable[[], bool] = lambda: False) -> None:
+        self.executor = executor
+        self.stop = stop
+        self.retried = 0
+
+    @property
+    def room(self) -> int:
+        """Calls that are worth having in flight."""
+        return 1 if self.executor.in_process else AHEAD * self.executor.workers
+
+    def consider(self) -> None:
+        """Between pieces of work: an executor that grows with the work may do so now."""
+        if isinstance(self.executor, Growing):
+            self.executor.consider()
+
+    def send(self, call: Call) -> Call:
+        """Begin a call."""
+        if call.attempts >= ATTEMPTS:
+            raise AtollError(
+                f"{self.executor.describe()}: a worker died {ATTEMPTS} times with the same task; "
+                "give it more memory, or run with fewer workers."
+            )
+        call.attempts += 1
+        call.future = self.executor.submit(call.task, *call.args)
+        return call
+
+    def result(self, call: Call) -> Any:
+        """Wait for one call; None when asked to stop before it is done."""
+        if call.future is None:
+            self.send(call)
+        while True:
+            assert call.future is not None
+            if not self.executor.in_process:
+                wait([call.future], timeout=_WAKE_S)
+                if not call.future.done():
+                    if self.stop():
+                        return None
+                    continue
+            try:
+                return call.future.result()
+            except (LostWorkerError, CancelledError):
+                self.retried += 1
+                self.send(call)
+
+    def results(self, calls: Iterable[Call]) -> Iterator[tuple[Call, Any]]:
+        """Results as they come, with a bounded number of calls in flight.
+
+        Ends early when asked to stop: calls that were under way are dropped.
+        """
+        waiting: dict[Future[Any], Call] = {}
+        source = iter(calls)
+        more = True
+        while True:
+            while more and len(waiting) < self.room and not self.stop():
+                call = next(source, None)
+                if call is None:
+                    more = False
+                    break
+                future = self.send(call).future
+                assert future is not None
+                waiting[future] = call
+            if self.stop():
+                self.drop(waiting.values())
+                return
+            if not waiting:
+                return
+            for future in self._done(waiting):
+                call = waiting.pop(future)
+                try:
+                    value = future.result()
+                except (LostWorkerError, CancelledError):
+                    self.retried += 1
+                    again = self.send(call).future
+                    assert again is not None
+                    waiting[again] = call
+                    continue
+                yield call, value
+
+    def _done(self, waiting: dict[Future[Any], Call]) -> list[Future[Any]]:
+        if self.executor.in_process:
+            return [next(iter(waiting))]
+        done, _ = wait(waiting, timeout=_WAKE_S, return_when=FIRST_COMPLETED)
+        return list(done)
+
+    def in_flight(self, calls: Iterable[Call]) -> int:
+        """How many of these calls are under way."""
+        return sum(call.future is not None and not call.future.done() for call in calls)
+
+    def drop(self, calls: Iterable[Call]) -> None:
+        """Calls that are no longer needed."""
+        for call in calls:
+            if call.future is not None:
+                call.future.cancel()

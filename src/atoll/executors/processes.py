@@ -1,0 +1,113 @@
+"""Tasks in processes of this machine, one thread each.
+
+Where the system can fork, a worker begins as a copy of this process: kernels are loaded and the
+context is there. Elsewhere workers start afresh and are sent the context. A worker that dies breaks
+the standard pool; a new one is made, and the tasks that were under way are submitted again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from atoll.executors.base import LostWorkerError, Task
+from atoll.jit import set_threads
+
+_POLL_S = 0.5
+_context: Any = None
+
+
+class LocalProcesses:
+    """A pool of local processes."""
+
+    in_process = False
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._pool: ProcessPoolExecutor | None = None
+        self._context: Any = None
+
+    def start(self, context: Any) -> None:
+        self._context = context
+        self._pool = self._new_pool()
+
+    def submit(self, task: Task, *args: Any) -> Future[Any]:
+        assert self._pool is not None, "start() comes first"
+        try:
+            return self._begin(task, args)
+        except BrokenProcessPool:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = self._new_pool()
+            return self._begin(task, args)
+
+    def describe(self) -> str:
+        return f"{self.workers} local process{'es' if self.workers > 1 else ''}"
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def _begin(self, task: Task, args: tuple[Any, ...]) -> Future[Any]:
+        assert self._pool is not None
+        with warnings.catch_warnings():
+            # The threads that Python 3.12 warns of, a spinner's and the pool's own, hold no lock
+            # that a worker takes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            inner = self._pool.submit(_run, task, args)
+        outer: Future[Any] = Future()
+        inner.add_done_callback(lambda done: _pass_on(done, outer))
+        return outer
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        global _context
+        forks = sys.platform == "linux"
+        _context = self._context if forks else None
+        return ProcessPoolExecutor(
+            self.workers,
+            mp_context=multiprocessing.get_context("fork" if forks else "spawn"),
+            initializer=_begin_worker,
+            initargs=(os.getpid(), None if forks else self._context),
+        )
+
+
+def _pass_on(done: Future[Any], outer: Future[Any]) -> None:
+    if done.cancelled():
+        outer.cancel()
+        return
+    error = done.exception()
+    if isinstance(error, BrokenProcessPool):
+        outer.set_exception(LostWorkerError("a local process died"))
+    elif error is not None:
+        outer.set_exception(error)
+    else:
+        outer.set_result(done.result())
+
+
+def _begin_worker(driver: int, context: Any) -> None:
+    global _context
+    if context is not None:
+        _context = context
+    set_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which stops us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_leave_with, args=(driver,), daemon=True).start()
+
+
+def _leave_with(driver: int) -> None:
+    """A driver that was killed cannot stop its workers: they watch it."""
+    while os.getppid() == driver:
+        time.sleep(_POLL_S)
+    os._exit(1)
+
+
+def _run(task: Task, args: tuple[Any, ...]) -> Any:
+    return task(_context, *args)

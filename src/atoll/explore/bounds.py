@@ -1,0 +1,126 @@
+"""Bounds that need no schedule: peak rates, and the layouts that fit in memory.
+
+Chips with the same peaks have the same roofline, whatever makes the peaks up: each distinct triple
+of rates (products, vector work, HBM) is bounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips, distinct_rows
+from atoll.explore.bound_kernels import layout_bounds, roofline
+from atoll.explore.layouts import Layouts, Setting, list_layouts
+from atoll.explore.work import OperatorWork
+from atoll.explore.workloads import Variants
+from atoll.jit import over_ranges
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+def chip_rates(chips: Chips) -> FloatArray:
+    """Multiply-adds, vector operations and HBM bytes a second of each chip: (chips, 3)."""
+    lanes = chips.vector_configs.lanes[chips.vector_config[:, 0]]
+    return np.column_stack(
+        [chips.peak_flops / 2.0, chips.vector_cores * lanes * chips.clock_Hz, chips.hbm_Bps]
+    )
+
+
+def layer_rooflines(
+    rates: FloatArray, variants: Variants, setting: Setting, work: OperatorWork
+) -> FloatArray:
+    """Forward plus backward of every layer at these rates, from below: (rates, layers)."""
+    bounds = np.zeros((len(rates), 2 * len(variants.passes.layers)))
+    columns = (np.ascontiguousarray(column) for column in rates.T)
+    arguments = (
+        variants.passes.arrays,
+        work.macs,
+        work.vector_ops,
+        work.bytes,
+        work.link_s,
+        *columns,
+        setting.profile.vector_memory,
+        not setting.profile.link_on_vector,
+        bounds,
+    )
+    over_ranges(lambda a, b: roofline(a, b, *arguments), len(rates))
+    return np.asarray(bounds[:, 0::2] + bounds[:, 1::2])
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutBounds:
+    """The layouts of every variant, and the least step time over them."""
+
+    variants: Variants
+    layouts: Layouts
+
+    @staticmethod
+    def of(
+        variants: Variants,
+        setting: Setting,
+        memory_bytes: float,
+        hbm_Bps: float,
+        least_layer_s: FloatArray,
+    ) -> LayoutBounds:
+        """Layouts for chips with at most this memory and bandwidth and no faster layers."""
+        ranges = variants.layer_ranges
+        count = len(variants.variants)
+        least = [least_layer_s[ranges[v] : ranges[v + 1]] for v in range(count)]
+        layouts = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
+        return LayoutBounds(variants, layouts)
+
+    def step_s(self, layer_s: FloatArray, variant: IntArray) -> FloatArray:
+        """Least step time of nodes whose layers take no less than `layer_s` (nodes, layers)."""
+        variants, layouts = self.variants, self.layouts
+        repeats = np.array(
+            [repeat for v in variants.variants for _, repeat in v.model.layers], np.int64
+        )
+        result = np.full(len(layer_s), np.inf)
+        arguments = (
+            layer_s,
+            variant,
+            variants.layer_ranges,
+            repeats,
+            np.array([v.facts.block_kind for v in variants.variants], np.int64),
+            layouts.ptr,
+            layouts.stages,
+            layouts.loads,
+            layouts.passes,
+            layouts.transfer_s,
+            layouts.fixed_s,
+            result,
+        )
+        over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(layer_s))
+        return result
+
+    def all_variants_s(self, layer_s: FloatArray) -> FloatArray:
+        """The same for every variant at once: `layer_s` (rows, all layers) to (rows, variants)."""
+        ranges = self.variants.layer_ranges
+        count = len(self.variants.variants)
+        most = int(np.diff(ranges).max())
+        rows = np.zeros((len(layer_s), count, most))
+        for v in range(count):
+            own = layer_s[:, ranges[v] : ranges[v + 1]]
+            rows[:, v, : own.shape[1]] = own
+        nodes = np.tile(np.arange(count), len(layer_s))
+        return self.step_s(rows.reshape(-1, most), nodes).reshape(len(layer_s), count)
+
+
+def roofline_bounds(
+    chips: Chips, variants: Variants, setting: Setting, work: OperatorWork
+) -> tuple[LayoutBounds, FloatArray]:
+    """Layouts for these chips, and the step time that no plan beats: (chips, variants)."""
+    rates, number = distinct_rows(chip_rates(chips))
+    layer_s = layer_rooflines(rates, variants, setting, work)
+    layouts = LayoutBounds.of(
+        variants,
+        setting,
+        float(chips.hbm_capacity_bytes.max()),
+        float(chips.hbm_Bps.max()),
+        layer_s.min(axis=0),
+    )
+    return layouts, layouts.all_variants_s(layer_s)[number]

@@ -1,0 +1,139 @@
+"""An evolutionary search, for spaces where even the bounds leave too much: good designs, no proof.
+
+NSGA-II (Deb et al., IEEE Trans. Evol. Comput. 6(2), 2002; Optuna's) over the lists of the space, with
+three aims: score, area, energy per token. It shares the evaluator, the bounds, the store and the
+workers with the exact search: a design whose roofline cannot beat one that is known to be smaller
+and faster is not evaluated. Nothing says that what it found is the best; the certificate states how
+far the roofline of the rest leaves the answer from the best possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import AtollError
+from atoll.explore.branch_and_bound import Outcome, Search
+from atoll.hardware import ProductSpace, Space
+
+IntArray = NDArray[np.int64]
+
+POPULATION = 64
+_STALE = 50
+"""Generations without a new design after which the space holds no more for it."""
+
+_LISTS = (
+    "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes", "clock_Hz",
+)  # fmt: skip
+
+
+def evolve_search(search: Search, evaluations: int, seed: int) -> Outcome:
+    """Evaluate about so many designs, generation after generation."""
+    optuna = _optuna()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(
+        directions=["maximize", "minimize", "minimize"],
+        sampler=optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=seed),
+    )
+    genes = _Genes.of(search)
+    known: dict[int, tuple[float, float, float] | None] = {}
+    stale = 0
+    while len(search.frontier.found) < evaluations and stale < _STALE and not search.stop():
+        trials = [study.ask() for _ in range(POPULATION)]
+        wanted = [genes.chip(trial) for trial in trials]
+        fresh = sorted({chip for chip in wanted if chip is not None and chip not in known})
+        stale = 0 if fresh else stale + 1
+        known.update(_evaluated(search, fresh, known))
+        if search.stop():
+            break
+        for trial, chip in zip(trials, wanted, strict=True):
+            values = None if chip is None else known[chip]
+            if values is None:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, values)
+        search.report("evolving", evaluations - len(search.frontier.found))
+    return search.outcome()
+
+
+def _evaluated(
+    search: Search, ids: list[int], known: dict[int, tuple[float, float, float] | None]
+) -> dict[int, tuple[float, float, float] | None]:
+    """Score, area and energy of these chips; None where nothing fits or a bound rules it out."""
+    result: dict[int, tuple[float, float, float] | None] = dict.fromkeys(ids)
+    places = search.bring(ids)
+    area = search.frontier.chips.area_mm2
+    best = np.array([values[:2] for values in known.values() if values is not None]).reshape(-1, 2)
+    promising = [
+        chip
+        for chip in places.values()
+        if not ((best[:, 0] >= search.scores[chip]) & (best[:, 1] <= area[chip])).any()
+    ]
+    order = np.array(sorted(promising), np.int64)
+    scores = search.evaluate_all(order) if len(order) else np.zeros(0)
+    score_of = dict(zip(order.tolist(), scores.tolist(), strict=True))
+    for name, chip in places.items():
+        score = score_of.get(chip, -1.0)
+        if score > 0.0:
+            search.accept(chip, score)
+            energy = sum(f.energy.per_token_J for f in search.frontier.found[chip].values())
+            result[name] = (score, float(area[chip]), energy)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Genes:
+    """How a trial's choices become a chip of the space."""
+
+    lists: dict[str, list[float]]
+    bandwidths: int
+    designs: dict[tuple[float, ...], int] | None
+    """In memory: the design of each combination that exists. Outside: None, all may."""
+
+    @staticmethod
+    def of(search: Search) -> _Genes:
+        space = search.space
+        if isinstance(space, ProductSpace):
+            lists = dict(zip(_LISTS, map(list, space.axes.lists()), strict=True))
+            return _Genes(lists, len(search.bandwidths), None)
+        columns = _columns(space)
+        lists = {name: np.unique(columns[name]).tolist() for name in _LISTS}
+        rows = zip(*(columns[name].tolist() for name in _LISTS), strict=True)
+        designs = {row: index for index, row in enumerate(rows)}
+        return _Genes(lists, len(search.bandwidths), designs)
+
+    def chip(self, trial: Any) -> int | None:
+        """The number of the chip that a trial asks for; None where the space has none."""
+        places = [
+            trial.suggest_categorical(name, range(len(values)))
+            for name, values in self.lists.items()
+        ]
+        band = int(trial.suggest_categorical("hbm_bandwidth", range(self.bandwidths)))
+        if self.designs is None:
+            shape = [len(values) for values in self.lists.values()]
+            design = int(np.ravel_multi_index(places, shape))
+        else:
+            row = tuple(
+                values[place] for values, place in zip(self.lists.values(), places, strict=True)
+            )
+            if row not in self.designs:
+                return None
+            design = self.designs[row]
+        return design * self.bandwidths + band
+
+
+def _columns(space: Space) -> dict[str, NDArray[Any]]:
+    return {name: getattr(space, name) for name in _LISTS}
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise AtollError(
+            "strategy: evolve needs Optuna, which is not installed; pip install 'atoll[evolve]'."
+        ) from None
+    return optuna

@@ -1,0 +1,168 @@
+"""Designs in full, from the indices of a search: chip, placement, energy, layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from atoll.explore.branch_and_bound import Found, Search
+from atoll.explore.energy import step_energy
+from atoll.explore.evaluate import Priced
+from atoll.explore.explain import layer_report
+from atoll.explore.job import Job
+from atoll.explore.layouts import Setting
+from atoll.explore.result import Design, ModelPlan
+from atoll.explore.workloads import Variants
+from atoll.hardware import ProductSpace, Space, peak_power_W
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.placement.simulate import replay
+
+_SAME = 1e-9  # relative: two step times that are the same to rounding
+
+
+@dataclass(frozen=True)
+class Finder:
+    """Turns indices of the search into designs in full."""
+
+    job: Job
+    space: Space | ProductSpace
+    search: Search
+    variants: Variants
+    setting: Setting
+
+    def design(self, chip: int, with_layers: bool = False) -> Design:
+        chips = self.search.frontier.chips
+        found = self.search.frontier.found[chip]
+        alone = chips.subset(np.array([chip]))
+        priced = {
+            model: Priced.of(alone, self.variants.only(plan.variant), self.setting)
+            for model, plan in found.items()
+        }
+        space, design = self._place_of(int(chips.design[chip]))
+        hbm = self._smallest_hbm(priced, space, design, float(chips.hbm_Bps[chip]), found)
+        accelerator = replace(space.accelerator(design, hbm), name="")
+        plans = tuple(
+            self._model_plan(priced[model], accelerator, model, found[model], with_layers)
+            for model in range(len(self.variants.workloads))
+        )
+        return Design(
+            accelerator=accelerator,
+            area_mm2=float(space.area_with(hbm)[design]),
+            peak_power_W=peak_power_W(accelerator),
+            plans=plans,
+        )
+
+    def _place_of(self, design: int) -> tuple[Space, int]:
+        """A space in memory that holds the design, and its index there."""
+        if isinstance(self.space, Space):
+            return self.space, design
+        return self.space.designs(np.array([design]))[0], 0
+
+    def _smallest_hbm(
+        self,
+        priced: dict[int, Priced],
+        space: Space,
+        design: int,
+        hbm_Bps: float,
+        found: dict[int, Found],
+    ) -> Hbm:
+        """The least capacity that keeps every model's step time."""
+        override = self.setting.profile.hbm_bandwidth_Bps
+        options = [
+            option
+            for index, option in enumerate(space.hbm_options)
+            if space.hbm_allowed[design, index]
+            and (override is not None or option.bandwidth_Bps == hbm_Bps)
+        ]
+        options.sort(key=lambda option: option.capacity_bytes)
+        for option in options[:-1]:
+            if all(
+                self._step(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
+                for model, plan in found.items()
+            ):
+                return option
+        return options[-1]
+
+    def _step(self, priced: Priced, plan: Found, hbm: Hbm) -> float:
+        variant = priced.variants.variants[0]
+        placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
+        return np.inf if placed is None else placed[0]
+
+    def _model_plan(
+        self,
+        priced: Priced,
+        accelerator: Accelerator,
+        model: int,
+        found: Found,
+        with_layers: bool,
+    ) -> ModelPlan:
+        variant = priced.variants.variants[0]
+        memory = float(accelerator.hbm.capacity_bytes)
+        placed = priced.place(0, variant, found.pass_s, memory_bytes=memory)
+        assert placed is not None
+        placement = priced.describe(0, variant, found.pass_s, placed[1], memory_bytes=memory)
+        workload = self.variants.workloads[model]
+        busy = placement.time_parts_s.get("compute", 0.0)
+        again = placement.time_parts_s.get("recompute", 0.0)
+        energy = step_energy(
+            priced,
+            0,
+            variant,
+            step_time_s=placement.step_time_s,
+            devices=placement.devices,
+            recompute_share=again / busy if busy else 0.0,
+        )
+        whole = self.variants.variants[self.variants.of(model)[0]]
+        flops = sum(
+            (layer.flops_forward * 3) * repeat * whole.tensor / whole.model.microbatch
+            for layer, repeat in whole.model.layers
+        )
+        samples_per_s = workload.global_batch / placement.step_time_s
+        peak = accelerator.peak_flops * placement.devices
+        layers = []
+        if with_layers:
+            solved = priced.schedules(0, variant, found.effort, self.job.tolerance / 4.0, 10.0)
+            layers = layer_report(priced, 0, variant, solved)
+        return ModelPlan(
+            model=workload.name,
+            samples_per_s=samples_per_s,
+            tokens_per_s_per_device=samples_per_s * workload.sequence / placement.devices,
+            mfu=samples_per_s * flops / peak,
+            placement=placement,
+            power_W=energy.power_W,
+            energy_per_token_J=energy.per_token_J,
+            energy_parts_J=energy.parts_J,
+            replay_difference=replay(placement).difference,
+            layers=layers,
+        )
+
+    def record(self, chip: int) -> dict[str, Any]:
+        """One flat record of an evaluated design."""
+        chips = self.search.frontier.chips
+        number = int(chips.design[chip])
+        space, design = self._place_of(number)
+        row: dict[str, Any] = {
+            "design": number,
+            "tensor_cores": int(space.tensor_cores[design]),
+            "vector_cores": int(space.vector_cores[design]),
+            "width": int(space.width[design]),
+            "depth": int(space.depth[design]),
+            "vector_width": int(space.vector_width[design]),
+            "glb_bytes": int(space.glb_bytes[design]),
+            "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
+            "area_mm2": float(space.area_mm2[design]),
+        }
+        for model, found in sorted(self.search.frontier.found[chip].items()):
+            variant = self.variants.variants[found.variant]
+            workload = self.variants.workloads[model]
+            row |= {
+                f"{workload.name}: samples_per_s": workload.global_batch / found.step_time_s,
+                f"{workload.name}: step_time_s": found.step_time_s,
+                f"{workload.name}: microbatch": variant.microbatch,
+                f"{workload.name}: tensor": variant.tensor,
+                f"{workload.name}: power_W": found.energy.power_W,
+                f"{workload.name}: energy_per_token_J": found.energy.per_token_J,
+            }
+        return row

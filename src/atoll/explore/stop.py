@@ -1,0 +1,55 @@
+"""When a search has to end early: its time is up, or the user asked."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import numpy as np
+
+
+class Stop:
+    """Asked between pieces of work: `stop()` is true once the search has to end."""
+
+    def __init__(self, time_limit_s: float = np.inf) -> None:
+        self._deadline = time.monotonic() + time_limit_s
+        self.signal = 0
+        """The signal that asked, if one did."""
+
+    @property
+    def interrupted(self) -> bool:
+        return self.signal != 0
+
+    def limit(self, time_limit_s: float) -> None:
+        """End this long from now at the latest."""
+        self._deadline = min(self._deadline, time.monotonic() + time_limit_s)
+
+    def __call__(self) -> bool:
+        return self.interrupted or time.monotonic() > self._deadline
+
+    @property
+    def reason(self) -> str:
+        """Why the search ended early; empty if it need not."""
+        if self.interrupted:
+            return "interrupted"
+        return "time limit" if self() else ""
+
+    @contextmanager
+    def on_interrupt(self) -> Iterator[None]:
+        """The first Ctrl-C or termination signal ends the search with what is known so far; a
+        second one ends the process."""
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.signal = number
+
+        before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)

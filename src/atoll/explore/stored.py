@@ -1,0 +1,273 @@
+"""A search's journal in the run's store: plain rows out, the search's own objects back."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll import __version__
+from atoll.cost.chips import Chips
+from atoll.errors import InfeasibleError
+from atoll.explore.energy import StepEnergy
+from atoll.explore.job import Job
+from atoll.explore.journal import Evaluation, Found, Key
+from atoll.explore.result import SearchResult
+from atoll.explore.workloads import Variants
+from atoll.hardware import ProductSpace, Space
+from atoll.hardware.space import ARRAYS
+from atoll.kernel_cache import kernels_digest
+from atoll.profile import Profile
+from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+PROGRESS_S = 0.5
+_DOUBLES = np.dtype("<f8")
+
+
+class StoredJournal:
+    """Keeps a search in a `RunStore`."""
+
+    def __init__(self, store: RunStore, variants: Variants, profile: Profile) -> None:
+        self.store = store
+        self._variants = variants
+        self._profile = profile
+        self._told = 0.0
+        self._told_score = -1.0
+        self.ending = "failed"
+
+    def bounds(self, batch: int) -> Mapping[int, FloatArray]:
+        rows = self.store.bounds(batch)
+        return {chip: np.frombuffer(lower, _DOUBLES) for chip, lower in rows.items()}
+
+    def put_bounds(self, batch: int, chips: IntArray, rows: FloatArray, scores: FloatArray) -> None:
+        self.store.put_bounds(
+            batch,
+            (
+                (int(chip), float(score), row.astype(_DOUBLES).tobytes())
+                for chip, row, score in zip(chips, rows, scores, strict=True)
+            ),
+        )
+
+    def evaluation(self, key: Key) -> Evaluation | None:
+        stored = self.store.evaluation(key.phase, key.chip, key.variant, key.effort)
+        if stored is None:
+            return None
+        lower, plans = stored
+        found = {int(plan["number"]): _found(plan) for plan in plans}
+        return Evaluation(np.frombuffer(lower, _DOUBLES), found)
+
+    def put_evaluation(
+        self, key: Key, evaluation: Evaluation, score: float, chips: Chips, chip: int
+    ) -> None:
+        plans = [self._plan(model, plan) for model, plan in sorted(evaluation.found.items())]
+        complete = score >= 0.0
+        row = EvaluationRow(
+            phase=key.phase,
+            chip=key.chip,
+            variant=key.variant,
+            effort=key.effort,
+            score=score if complete else None,
+            lower_s=evaluation.row.astype(_DOUBLES).tobytes(),
+            plans=plans,
+        )
+        design = self._design(key, evaluation, score, plans, chips, chip) if complete else None
+        self.store.put_evaluation(row, design)
+
+    def progress(
+        self, phase: str, left: int, total: int, best: int | None, score: float, bound: float
+    ) -> None:
+        now = time.monotonic()
+        if now - self._told < PROGRESS_S and score == self._told_score:
+            return
+        self._told, self._told_score = now, score
+        finite = bound if np.isfinite(bound) else np.finfo(np.float64).max
+        self.store.put_progress(phase, left, total, best, score, float(finite))
+
+    def notes(self) -> MutableMapping[str, Any]:
+        """Small results beside the evaluations, such as baselines; writing keeps them."""
+        return _Notes(self.store)
+
+    def keep(self, result: SearchResult) -> None:
+        """Keep the answer, and how the search ended."""
+        self.store.put_note("result", result.to_dict())
+        self.ending = "stopped" if result.stopped else "finished"
+        self.store.put_progress(
+            self.ending,
+            0,
+            result.certificate.architectures,
+            None,
+            result.score,
+            result.score / (1.0 - result.certificate.gap),
+        )
+
+    def _plan(self, model: int, plan: Found) -> dict[str, Any]:
+        variant = self._variants.variants[plan.variant]
+        workload = self._variants.workloads[model]
+        return {
+            "number": model,
+            "model": workload.name,
+            "samples_per_s": workload.global_batch / plan.step_time_s,
+            "step_time_s": plan.step_time_s,
+            "microbatch": variant.microbatch,
+            "tensor": variant.tensor,
+            "pipeline": plan.pipeline,
+            "data": plan.data,
+            "variant": plan.variant,
+            "effort": plan.effort,
+            "pass_s": plan.pass_s.tolist(),
+            "energy": asdict(plan.energy),
+        }
+
+    def _design(
+        self,
+        key: Key,
+        evaluation: Evaluation,
+        score: float,
+        plans: list[dict[str, Any]],
+        chips: Chips,
+        chip: int,
+    ) -> DesignRow:
+        energies = [plan.energy for plan in evaluation.found.values()]
+        return DesignRow(
+            chip=key.chip,
+            design=int(chips.design[chip]),
+            figures={
+                "score": score,
+                "area_mm2": float(chips.area_mm2[chip]),
+                "power_W": max(energy.power_W for energy in energies),
+                "energy_per_token_J": sum(energy.per_token_J for energy in energies),
+            },
+            parameters=chip_parameters(chips, chip, self._profile),
+            plan=plans[0],
+            phase=key.phase,
+            plans=plans,
+        )
+
+
+@contextmanager
+def open_run(
+    folder: Path,
+    job: Job,
+    space: Space | ProductSpace,
+    variants: Variants,
+    profile: Profile,
+    executor: str,
+) -> Iterator[StoredJournal]:
+    """The journal of a folder, as long as the search runs; the folder is locked meanwhile."""
+    content = space_identity(space) if isinstance(space, Space) else space.identity()
+    described = identity(job, content, variants, __version__)
+    store = RunStore(folder, described, executor, __version__)
+    journal = StoredJournal(store, variants, profile)
+    try:
+        yield journal
+    except InfeasibleError:
+        store.discard_if_new()
+        raise
+    except BaseException:
+        store.abandon()
+        raise
+    store.close(journal.ending)
+
+
+def chip_parameters(chips: Chips, chip: int, profile: Profile) -> dict[str, float]:
+    """What a chip is made of, from the arrays of the cost model."""
+    config = int(chips.tensor_config[chip, 0])
+    tensor = chips.tensor_configs
+    return {
+        "tensor_cores": int(chips.tensor_cores[chip]),
+        "vector_cores": int(chips.vector_cores[chip]),
+        "width": int(tensor.width[config]),
+        "depth": int(tensor.depth[config]),
+        "vector_width": int(chips.vector_configs.lanes[chips.vector_config[chip, 0]]),
+        "glb_bytes": round(float(tensor.glb_budget_bytes[config]) / profile.glb_share),
+        "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
+        "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
+        "clock_Hz": float(chips.clock_Hz[chip]),
+    }
+
+
+class _Notes(MutableMapping[str, Any]):
+    """The store's notes as a dictionary."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._store.note(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._store.put_note(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        raise NotImplementedError("notes are kept")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._store.note_keys())
+
+    def __len__(self) -> int:
+        return len(self._store.note_keys())
+
+
+def _found(plan: Mapping[str, Any]) -> Found:
+    return Found(
+        step_time_s=plan["step_time_s"],
+        variant=plan["variant"],
+        pass_s=np.array(plan["pass_s"]),
+        pipeline=plan["pipeline"],
+        data=plan["data"],
+        energy=StepEnergy(**plan["energy"]),
+        effort=plan["effort"],
+    )
+
+
+def identity(
+    job: Job, space: Mapping[str, Any], variants: Variants, version: str
+) -> dict[str, Any]:
+    """What a result depends on: two jobs with the same identity share their evaluations.
+
+    Limits on time, baselines, the front and the number of workers change none.
+    """
+    told = job.to_dict()
+    for name in ("models", "time_limit_s", "pareto", "baselines", "evaluations"):
+        del told[name]
+    if job.strategy != "evolve":
+        del told["seed"]
+    models = [
+        {
+            "config": fingerprint({"config": repr(workload.config)}),
+            "name": workload.name,
+            "sequence": workload.sequence,
+            "global_batch": workload.global_batch,
+            "weight": model.weight,
+        }
+        for workload, model in zip(variants.workloads, job.models, strict=True)
+    ]
+    return told | {
+        "models": models,
+        "space_content": dict(space),
+        "version": version,
+        "kernels": kernels_digest(),
+    }
+
+
+def space_identity(space: Space) -> dict[str, Any]:
+    """A space by its content."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in ARRAYS:
+        digest.update(np.ascontiguousarray(getattr(space, name)).tobytes())
+    digest.update(np.ascontiguousarray(space.hbm_allowed).tobytes())
+    digest.update(repr(space.hbm_options).encode())
+    return {"designs": len(space), "digest": digest.hexdigest()}

@@ -1,0 +1,225 @@
+"""The pure pieces of a search, which any process may run: bounds, placements, schedules.
+
+A task takes the search's context, which every worker holds, and plain arrays. Its result depends
+on nothing else, so that it does not matter who runs it, when, or how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips
+from atoll.explore.bounds import LayoutBounds
+from atoll.explore.energy import operator_repeats, variant_traffic
+from atoll.explore.evaluate import Plan, Priced, place_times
+from atoll.explore.layouts import Setting
+from atoll.explore.trial import Asked, Placed, Rule, Shape, Trial, try_chip
+from atoll.explore.work import OperatorWork
+from atoll.explore.workloads import Variants
+from atoll.placement.flat import FlatPlan
+from atoll.schedule.solve import Effort
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+SCHEDULE_LIMIT_S = 10.0
+"""Of the exact scheduler, in its own deterministic seconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What every task of one search needs."""
+
+    variants: Variants
+    setting: Setting
+    rule: Rule
+    work: OperatorWork
+    layouts: LayoutBounds
+    repeats: FloatArray
+    """(variants, operators): how often a microbatch runs each distinct operator."""
+
+    @staticmethod
+    def of(
+        variants: Variants,
+        setting: Setting,
+        rule: Rule,
+        work: OperatorWork,
+        layouts: LayoutBounds,
+    ) -> Context:
+        return Context(variants, setting, rule, work, layouts, operator_repeats(variants))
+
+
+@dataclass(frozen=True, eq=False)
+class ChipNodes:
+    """One chip with those variants that could still be part of a better design."""
+
+    memory_bytes: float
+    hbm_Bps: float
+    variant: IntArray
+    lower_s: FloatArray  # (nodes, layers, forward and backward): no schedule is faster
+    upper_s: FloatArray  # the same: a schedule that exists
+    forward_s: FloatArray  # (nodes, operators of the block's forward pass)
+    hbm_bytes: FloatArray  # (nodes,): of a microbatch on one device
+    glb_bytes: FloatArray
+
+    def position(self, variant: int) -> int:
+        return int(np.flatnonzero(self.variant == variant)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """Chips after the schedule bound."""
+
+    rows: FloatArray
+    """(chips, variants): no plan of the node is faster."""
+    nodes: dict[int, ChipNodes]
+    """By position: the chips that a placement could still make the best."""
+
+
+def bound_chips(
+    context: Context,
+    chips: Chips,
+    rows: FloatArray,
+    open_: NDArray[np.bool_],
+    threshold: float,
+) -> Bounded:
+    """Operator costs and schedule bounds for the open nodes of these chips."""
+    # Contiguous, as everywhere: another layout would compile the kernels a second time.
+    chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
+    priced = Priced.of(chips, context.variants, context.setting, context.work)
+    lower, upper = priced.schedule_bounds(chip, variant)
+    rows = rows.copy()
+    bounds = context.layouts.step_s(lower.sum(axis=2), variant)
+    rows[chip, variant] = np.maximum(rows[chip, variant], bounds)
+    hopeful = context.rule.scores(rows) > threshold
+    kept = hopeful[chip]
+    chip, variant, lower, upper = chip[kept], variant[kept], lower[kept], upper[kept]
+    if len(chip) == 0:
+        return Bounded(rows, {})
+    forward = priced.forward_s(chip, variant)
+    hbm, glb = variant_traffic(priced, context.repeats)
+    nodes = {}
+    for position in np.flatnonzero(hopeful):
+        own = slice(*np.searchsorted(chip, [position, position + 1]))
+        nodes[int(position)] = ChipNodes(
+            float(chips.hbm_capacity_bytes[position]),
+            float(chips.hbm_Bps[position]),
+            variant[own],
+            lower[own],
+            upper[own],
+            forward[own],
+            hbm[position, variant[own]],
+            glb[position, variant[own]],
+        )
+    return Bounded(rows, nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class ChipTask:
+    """One chip to place, with what was known when the task was sent."""
+
+    nodes: ChipNodes
+    trial: Trial
+
+
+def place_chips(
+    context: Context, tasks: Sequence[ChipTask]
+) -> list[dict[Asked, tuple[float, Shape | None]]]:
+    """The placements that a trial of each chip asks for; see `trial.try_chip`."""
+    answers = []
+    for task in tasks:
+        asked: dict[Asked, tuple[float, Shape | None]] = {}
+
+        def record(
+            kind: str,
+            variant: int,
+            limit: float,
+            nodes: ChipNodes = task.nodes,
+            asked: dict[Asked, tuple[float, Shape | None]] = asked,
+        ) -> Shape | None:
+            shape = place_node(context, nodes, kind, variant, limit)
+            asked[(kind, variant)] = (limit, shape)
+            return shape
+
+        try_chip(context.rule, task.trial, record)
+        answers.append(asked)
+    return answers
+
+
+def try_placements(context: Context, task: ChipTask) -> Placed:
+    """A trial with nothing known beforehand."""
+    return try_chip(
+        context.rule,
+        task.trial,
+        lambda kind, variant, limit: place_node(context, task.nodes, kind, variant, limit),
+    )
+
+
+def place_node(
+    context: Context, nodes: ChipNodes, kind: str, variant: int, limit: float
+) -> Shape | None:
+    """The fastest placement below the limit, with the node's lower or upper times."""
+    position = nodes.position(variant)
+    times = nodes.lower_s if kind == "lower" else nodes.upper_s
+    placed = place_times(
+        context.setting,
+        context.variants.variants[variant],
+        times[position],
+        nodes.forward_s[position],
+        nodes.memory_bytes,
+        nodes.hbm_Bps,
+        limit,
+    )
+    return None if placed is None else shape_of(*placed)
+
+
+def shape_of(step_s: float, plan: Plan) -> Shape:
+    if isinstance(plan, FlatPlan):
+        return Shape(step_s, len(plan.plan.stages), plan.plan.data_parallel or 1)
+    return Shape(step_s, plan.pipeline, plan.data)
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """One node whose schedules were solved with more effort."""
+
+    least_s: float
+    """No plan of the node is faster; infinite where nothing fits."""
+    shape: Shape | None
+    pass_s: FloatArray
+    hbm_bytes: float
+    glb_bytes: float
+
+
+def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> Solved:
+    """Schedules of one chip's variant with more effort, and the placements that follow."""
+    alone = _only(context.variants, variant)
+    priced = Priced.of(chip, alone, context.setting)
+    own = alone.variants[0]
+    solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, SCHEDULE_LIMIT_S)
+    lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
+    upper = np.array([[s.makespan_s for s in pair] for pair in solved])
+    least, most = priced.place(0, own, lower), priced.place(0, own, upper)
+    hbm, glb = variant_traffic(priced, operator_repeats(alone))
+    return Solved(
+        least_s=np.inf if least is None else least[0],
+        shape=None if most is None else shape_of(*most),
+        pass_s=upper,
+        hbm_bytes=float(hbm[0, 0]),
+        glb_bytes=float(glb[0, 0]),
+    )
+
+
+_alone: dict[tuple[int, int], tuple[Variants, Variants]] = {}
+
+
+def _only(variants: Variants, number: int) -> Variants:
+    """`variants.only(number)`, kept for the next chip."""
+    key = (id(variants), number)
+    if key not in _alone or _alone[key][0] is not variants:
+        _alone[key] = (variants, variants.only(number))
+    return _alone[key][1]

@@ -1,0 +1,97 @@
+"""A space as its lists and limits, not built: for spaces too large to hold in memory at once.
+
+Designs are known by their place in the whole product, before constraints; any of them can be built
+when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import InfeasibleError
+from atoll.hardware.accelerator import Hbm
+from atoll.hardware.space import (
+    Axes,
+    GlbBandwidth,
+    Limits,
+    Space,
+    allowed_options,
+    build_space,
+    product_points,
+)
+
+IntArray = NDArray[np.int64]
+
+RESIDENT_POINTS = 500_000
+"""Products of more points than this stay outside memory."""
+
+
+@dataclass(frozen=True)
+class ProductSpace:
+    """The lists of a space, with what its designs must satisfy."""
+
+    name: str
+    axes: Axes
+    hbm_options: tuple[Hbm, ...]
+    glb_bandwidth: GlbBandwidth
+    limits: Limits = Limits()  # noqa: RUF009  (frozen)
+    refine: Callable[[Space], Space] | None = None
+    """Further restrictions, of a job."""
+
+    def __len__(self) -> int:
+        """Points of the product, before its constraints."""
+        return self.axes.points
+
+    @property
+    def resident(self) -> bool:
+        """Whether the space is small enough to be built at once."""
+        return self.axes.points <= RESIDENT_POINTS
+
+    def build(self) -> Space:
+        """Every design at once."""
+        return build_space(
+            self.name, self.axes, self.hbm_options, self.glb_bandwidth, self.limits
+        )
+
+    def designs(self, flat: IntArray) -> tuple[Space, IntArray]:
+        """Those of these points that satisfy the limits, and their places."""
+        space = product_points(self.name, self.axes, self.hbm_options, self.glb_bandwidth, flat)
+        space = replace(space, hbm_allowed=allowed_options(space, self.limits))
+        if self.refine is not None:
+            space = self.refine(space)
+        kept = np.flatnonzero(space.hbm_allowed.any(axis=1))
+        return space.subset(kept), flat[kept]
+
+    def sample(self, count: int, seed: int) -> Space:
+        """Designs drawn at random, in the order of the product; fewer where few satisfy."""
+        rng = np.random.default_rng(seed)
+        found: list[IntArray] = []
+        known = 0
+        for _ in range(64):
+            flat = np.unique(rng.integers(0, len(self), size=max(4 * count, 4096)))
+            found.append(self.designs(flat)[1])
+            known += len(found[-1])
+            if known >= count:
+                break
+        drawn = np.unique(np.concatenate(found))
+        if len(drawn) == 0:
+            raise InfeasibleError(
+                f"space {self.name}: none of many points drawn at random satisfies its "
+                "constraints; loosen one."
+            )
+        chosen = np.sort(rng.choice(drawn, size=min(count, len(drawn)), replace=False))
+        return self.designs(chosen)[0]
+
+    def identity(self) -> dict[str, Any]:
+        """What the space is, as plain data."""
+        return {
+            "axes": asdict(self.axes),
+            "hbm": [asdict(option) for option in self.hbm_options],
+            "glb_bandwidth": asdict(self.glb_bandwidth),
+            "limits": asdict(self.limits),
+        }

@@ -1,0 +1,28 @@
+"""What makes two jobs the same: one hash of their content, however it was written down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+def canonical_json(content: Mapping[str, Any]) -> str:
+    """The same text for the same content: sorted keys, no spaces, floats to the last digit."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def fingerprint(content: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(canonical_json(content).encode(), digest_size=16).hexdigest()
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """In words: the fields in which two jobs differ."""
+    found = []
+    for name in sorted(set(here) | set(there)):
+        ours, theirs = here.get(name), there.get(name)
+        if ours != theirs:
+            short = len(str(ours)) + len(str(theirs)) <= 120
+            found.append(f"{name} {theirs} there, {ours} here" if short else name)
+    return found

@@ -1,0 +1,55 @@
+"""One search in a folder at a time: a lock that dies with its process, and says whose it is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from atoll.errors import AtollError
+
+LOCK = ".lock"
+
+
+class FolderLock:
+    """Held from construction to `release`, or to the end of the process, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            holder = holder_of(folder) or "another one"
+            raise AtollError(
+                f"out: {folder} is in use by process {holder}; wait for it, stop it, or give "
+                "another folder."
+            ) from None
+        os.register_at_fork(after_in_child=self._forget)
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def _forget(self) -> None:
+        """In a forked worker: let go of the copy, which would outlive a driver that was killed."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def release(self) -> None:
+        os.ftruncate(self._file, 0)
+        self._forget()
+
+
+def holder_of(folder: Path) -> str | None:
+    """Process and host that hold the folder now, or None."""
+    try:
+        with (folder / LOCK).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return file.read().decode(errors="replace").strip() or "another one"
+    except OSError:
+        return None
+    return None

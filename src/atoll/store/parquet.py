@@ -1,0 +1,43 @@
+"""All designs of a run as one Parquet file, for pandas, DuckDB and the like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.errors import AtollError
+from atoll.store.reader import DESIGN_COLUMNS, RunReader
+
+_TEXT = ("model", "phase", "plans")
+_WHOLE = (
+    "chip", "design", "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes",
+    "hbm_capacity_bytes", "microbatch", "tensor", "pipeline", "data",
+)  # fmt: skip
+
+
+def export_parquet(reader: RunReader, path: Path) -> int:
+    """Write every design, best first, and return their number; the file appears whole."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise AtollError(
+            "parquet: needs pyarrow, which is not installed; pip install 'atoll[parquet]'."
+        ) from None
+    columns = (*DESIGN_COLUMNS, "plans")
+    kinds = [
+        pa.string() if name in _TEXT else pa.int64() if name in _WHOLE else pa.float64()
+        for name in columns
+    ]
+    schema = pa.schema(list(zip(columns, kinds, strict=True)))
+    part = path.with_name(f".{path.name}.part")
+    count = 0
+    try:
+        with pq.ParquetWriter(part, schema, compression="zstd") as writer:
+            for rows in reader.batches():
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                count += len(rows)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AtollError(f"{path}: cannot be written ({error.strerror or error}).") from None
+    return count

@@ -1,0 +1,284 @@
+"""The store of a run as others see it: read-only, also while the search is writing.
+
+    with RunReader(Path("runs/mine")) as run:
+        run.status().gap
+        run.designs({"width": 128, "area_mm2": (100, 200)}, sort="power_W", limit=20)
+        run.front("area_mm2")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.store.lock import holder_of
+from atoll.store.schema import FIGURES, FILE, PARAMETERS, PLAN, check_version, in_sentences
+
+DESIGN_COLUMNS = ("chip", "design", *FIGURES, *PARAMETERS, *PLAN, "phase", "at")
+"""What designs can be filtered and sorted by."""
+NUMBERS = tuple(name for name in DESIGN_COLUMNS if name not in ("model", "phase"))
+
+Filters = Mapping[str, float | str | tuple[float | None, float | None]]
+"""By column: one value, or a range (low, high) with None for no limit."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where a run stands."""
+
+    state: str
+    """"running", "finished", "stopped" (by the user or a limit), "killed" or "failed"."""
+    pid: int
+    host: str
+    executor: str
+    phase: str
+    left: int
+    """Chips that may still beat the incumbent."""
+    total: int
+    bounded: int
+    """Chips with a schedule bound on record."""
+    evaluated: int
+    """Chips whose placement was solved; some turn out to have no plan worth keeping."""
+    designs: int
+    """Designs on record, each with its best plans."""
+    score: float
+    bound: float
+    seconds: float
+    """Of searching, over all runs in the folder."""
+
+    @property
+    def gap(self) -> float | None:
+        """Relative distance of the best design to the bound; None before the first design."""
+        if self.score <= 0.0 or self.bound <= 0.0:
+            return None
+        return max(0.0, 1.0 - self.score / self.bound)
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """A design that was the best when it was found."""
+
+    chip: int
+    score: float
+    bound: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ProgressPoint:
+    """The search at one moment."""
+
+    run: int
+    seconds: float
+    phase: str
+    left: int
+    total: int
+    evaluated: int
+    score: float
+    bound: float
+
+
+class RunReader:
+    """Reads the store in a folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / FILE
+        if not self.path.exists():
+            raise AtollError(
+                f"{self.folder}: no {FILE} in it; give a folder that atoll search --out wrote."
+            )
+        with in_sentences(self.path):
+            self._connection = self._open()
+            check_version(self._connection, self.path)
+        self._connection.row_factory = sqlite3.Row
+
+    def _open(self) -> sqlite3.Connection:
+        uri = self.path.absolute().as_uri()
+        # A folder that cannot be written has no room for the files that readers share; without a
+        # log nobody writes there, and the file alone is the whole store.
+        quiet = not os.access(self.folder, os.W_OK) and not Path(f"{self.path}-wal").exists()
+        mode = "immutable=1" if quiet else "mode=ro"
+        return sqlite3.connect(f"{uri}?{mode}", uri=True, timeout=10.0, check_same_thread=False)
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # --- The run --------------------------------------------------------------------------------
+
+    def job(self) -> dict[str, Any]:
+        """What the folder was searched for, as it was fingerprinted."""
+        value: dict[str, Any] = json.loads(self._one("SELECT value FROM meta WHERE key = 'job'")[0])
+        return value
+
+    def fingerprint(self) -> str:
+        return str(self._one("SELECT value FROM meta WHERE key = 'fingerprint'")[0])
+
+    def status(self) -> RunStatus:
+        """Where the latest run stands."""
+        run = self._one("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
+        last = self._connection.execute(
+            "SELECT * FROM progress ORDER BY rowid DESC LIMIT 1"
+        ).fetchone()
+        state = str(run["status"])
+        if state == "running" and holder_of(self.folder) is None:
+            state = "killed"
+        return RunStatus(
+            state=state,
+            pid=run["pid"],
+            host=run["host"],
+            executor=run["executor"],
+            phase="" if last is None else last["phase"],
+            left=0 if last is None else last["left"],
+            total=0 if last is None else last["total"],
+            bounded=int(self._one("SELECT count(*) FROM bounds")[0]),
+            evaluated=int(self._one("SELECT count(DISTINCT chip) FROM evaluations")[0]),
+            designs=self.count(),
+            score=0.0 if last is None else last["score"],
+            bound=0.0 if last is None else last["bound"],
+            seconds=0.0 if last is None else last["seconds"],
+        )
+
+    def incumbents(self) -> list[Incumbent]:
+        """The best designs over time, the first found first."""
+        rows = self._connection.execute(
+            "SELECT chip, score, bound, seconds FROM incumbents ORDER BY score"
+        )
+        return [Incumbent(**dict(row)) for row in rows]
+
+    def progress(self) -> list[ProgressPoint]:
+        """Score and bound over time."""
+        rows = self._connection.execute(
+            "SELECT run, seconds, phase, left, total, evaluated, score, bound FROM progress "
+            "ORDER BY rowid"
+        )
+        return [ProgressPoint(**dict(row)) for row in rows]
+
+    def result(self) -> dict[str, Any] | None:
+        """The content of result.json of the latest run that reported one; None before."""
+        found: dict[str, Any] | None = self.note("result")
+        return found
+
+    def note(self, key: str) -> Any:
+        row = self._connection.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    # --- Designs --------------------------------------------------------------------------------
+
+    def count(self, filters: Filters | None = None) -> int:
+        """Evaluated designs that pass the filters."""
+        where, values = _where(filters)
+        return int(self._one(f"SELECT count(*) FROM designs{where}", *values)[0])
+
+    def designs(
+        self,
+        filters: Filters | None = None,
+        *,
+        sort: str = "score",
+        descending: bool | None = None,
+        limit: int = 50,
+        offset: int = 0,
+    ) -> list[dict[str, Any]]:
+        """A page of designs; the best first, or by any column."""
+        _check_column(sort)
+        down = sort in ("score", "samples_per_s") if descending is None else descending
+        where, values = _where(filters)
+        order = f"{sort} {'DESC' if down else 'ASC'}, chip"
+        rows = self._connection.execute(
+            f"SELECT {', '.join(DESIGN_COLUMNS)} FROM designs{where} "
+            f"ORDER BY {order} LIMIT ? OFFSET ?",
+            (*values, limit, offset),
+        )
+        return [dict(row) for row in rows]
+
+    def design(self, chip: int) -> dict[str, Any] | None:
+        """One design with the plans of all its models."""
+        row = self._connection.execute("SELECT * FROM designs WHERE chip = ?", (chip,)).fetchone()
+        return None if row is None else dict(row) | {"plans": json.loads(row["plans"])}
+
+    def front(
+        self, against: str = "area_mm2", filters: Filters | None = None
+    ) -> list[dict[str, Any]]:
+        """Evaluated designs that no other beats in both score and `against`, fastest first.
+
+        Each step looks for the next design down the index by score that costs less than the last:
+        all steps together pass the index once.
+        """
+        if against not in NUMBERS:
+            _check_column(against)
+            raise AtollError(f"front: {against} is not a number.")
+        where, values = _where(filters, f"{against} < ? AND score <= ? AND score > 0")
+        query = (
+            f"SELECT chip, score, {against} FROM designs{where} "
+            f"ORDER BY score DESC, {against} LIMIT 1"
+        )
+        chosen: list[int] = []
+        cost, score = float("inf"), float("inf")
+        while True:
+            row = self._connection.execute(query, (*values, cost, score)).fetchone()
+            if row is None:
+                break
+            chosen.append(row["chip"])
+            score, cost = row["score"], row[against]
+        columns = ", ".join(DESIGN_COLUMNS)
+        one = f"SELECT {columns} FROM designs WHERE chip = ?"
+        return [dict(self._connection.execute(one, (chip,)).fetchone()) for chip in chosen]
+
+    def batches(self, size: int = 50_000) -> Iterator[list[dict[str, Any]]]:
+        """All designs, best first, in pieces."""
+        cursor = self._connection.execute(
+            f"SELECT {', '.join(DESIGN_COLUMNS)}, plans FROM designs ORDER BY score DESC, chip"
+        )
+        while rows := cursor.fetchmany(size):
+            yield [dict(row) for row in rows]
+
+    def _one(self, query: str, *values: Any) -> sqlite3.Row:
+        with in_sentences(self.path):
+            row = self._connection.execute(query, values).fetchone()
+        if row is None:
+            raise AtollError(f"{self.path}: nothing on record yet: the search has only begun.")
+        found: sqlite3.Row = row
+        return found
+
+
+def _check_column(name: str) -> None:
+    if name not in DESIGN_COLUMNS:
+        raise AtollError(
+            f"designs: no column {name!r}; there are {', '.join(DESIGN_COLUMNS)}."
+        )
+
+
+def _where(filters: Filters | None, *more: str) -> tuple[str, list[Any]]:
+    """A WHERE clause; the values of `more` are given by the caller, after these."""
+    clauses: list[str] = []
+    values: list[Any] = []
+    for name, wanted in (filters or {}).items():
+        _check_column(name)
+        if isinstance(wanted, tuple):
+            for limit, sign in zip(wanted, (">=", "<="), strict=True):
+                if limit is not None:
+                    clauses.append(f"{name} {sign} ?")
+                    values.append(limit)
+        else:
+            clauses.append(f"{name} = ?")
+            values.append(wanted)
+    clauses.extend(more)
+    return (f" WHERE {' AND '.join(clauses)}" if clauses else ""), values

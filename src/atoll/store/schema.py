@@ -1,0 +1,123 @@
+"""The tables of a run's file, its version, and what can go wrong with a file, in sentences.
+
+Plain columns wherever someone may want to filter; bounds of a chip are little-endian doubles, plans
+are JSON. Times are seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll.errors import AtollError
+
+FILE = "search.sqlite"
+APPLICATION = 0x61746F6C  # "atol"
+SCHEMA_VERSION = 1
+
+PARAMETERS = (
+    "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes",
+    "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz",
+)  # fmt: skip
+FIGURES = ("score", "area_mm2", "power_W", "energy_per_token_J")
+PLAN = ("model", "samples_per_s", "step_time_s", "microbatch", "tensor", "pipeline", "data")
+"""Of the first model; all models' plans are in `plans`."""
+
+TABLES = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE runs (
+    run INTEGER PRIMARY KEY, pid INTEGER NOT NULL, host TEXT NOT NULL, version TEXT NOT NULL,
+    executor TEXT NOT NULL, started REAL NOT NULL, ended REAL, status TEXT NOT NULL
+);
+CREATE TABLE bounds (
+    batch INTEGER NOT NULL, chip INTEGER NOT NULL, score REAL NOT NULL, lower_s BLOB NOT NULL,
+    PRIMARY KEY (batch, chip)
+) WITHOUT ROWID;
+CREATE TABLE evaluations (
+    phase TEXT NOT NULL, chip INTEGER NOT NULL, variant INTEGER NOT NULL, effort TEXT NOT NULL,
+    run INTEGER NOT NULL, at REAL NOT NULL, score REAL, lower_s BLOB NOT NULL, plans TEXT NOT NULL,
+    PRIMARY KEY (chip, phase, variant, effort)
+) WITHOUT ROWID;
+CREATE TABLE designs (
+    chip INTEGER PRIMARY KEY, design INTEGER NOT NULL,
+    {", ".join(f"{name} REAL" for name in FIGURES)},
+    {", ".join(f"{name} NUMERIC NOT NULL" for name in PARAMETERS)},
+    {", ".join(f"{name} {'TEXT' if name == 'model' else 'NUMERIC'}" for name in PLAN)},
+    phase TEXT NOT NULL, at REAL NOT NULL, plans TEXT NOT NULL
+);
+CREATE INDEX designs_by_score ON designs (
+    score DESC, area_mm2, power_W, energy_per_token_J, {", ".join(PARAMETERS)}
+);
+CREATE INDEX designs_by_area ON designs (area_mm2, score);
+CREATE TABLE progress (
+    run INTEGER NOT NULL, at REAL NOT NULL, seconds REAL NOT NULL, phase TEXT NOT NULL,
+    left INTEGER NOT NULL, total INTEGER NOT NULL, evaluated INTEGER NOT NULL,
+    score REAL NOT NULL, bound REAL NOT NULL
+);
+CREATE TABLE incumbents (
+    chip INTEGER NOT NULL, score REAL PRIMARY KEY, run INTEGER NOT NULL, at REAL NOT NULL,
+    seconds REAL NOT NULL, bound REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """All tables at once, or none."""
+    connection.executescript(
+        f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}; "
+        f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+    )
+
+
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file of another kind or of another version."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        raise AtollError(f"{path}: nothing on record yet: the search has only begun.")
+    if application != APPLICATION:
+        raise AtollError(f"{path}: not a store of atoll search; give another folder.")
+    if version != SCHEMA_VERSION:
+        age = "an older" if version < SCHEMA_VERSION else "a newer"
+        raise AtollError(
+            f"{path}: written by {age} atoll (schema {version}, this one reads {SCHEMA_VERSION}); "
+            "use the version that wrote it, or give another folder."
+        )
+
+
+@contextmanager
+def in_sentences(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the system complain about into one sentence."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise AtollError(f"{path}: {_reason(error, path)}") from None
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be written ({error.strerror}).") from None
+
+
+def _reason(error: sqlite3.DatabaseError, path: Path) -> str:
+    text = str(error)
+    if "full" in text:
+        return (
+            "the disk is full; everything finished so far is kept: make room, and run the same "
+            "command again."
+        )
+    if "disk I/O" in text:
+        return (
+            f"the system cannot write there ({text}); everything finished so far is kept: make "
+            "room or mend the disk, and run the same command again."
+        )
+    if "readonly" in text or "unable to open" in text:
+        return f"cannot be opened ({text}); check the folder's permissions, or give another one."
+    if "malformed" in text or "not a database" in text:
+        return (
+            f"damaged ({text}); `sqlite3 {path.name} .recover` may still read it: move it away to "
+            "start afresh."
+        )
+    if "locked" in text:
+        return "another program keeps the file locked; close it, and run the same command again."
+    return f"{text}."

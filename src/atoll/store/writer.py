@@ -1,0 +1,296 @@
+"""The store of a run as the search sees it: what is on record, and what is new.
+
+Each `put_*` is a transaction of its own: once it returns, the record survives the process, and no
+reader ever sees half of it. Records have keys, so that none is counted twice. Every few seconds the
+file is synchronised with the disk, for the power's sake.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.store.fingerprint import canonical_json, differences, fingerprint
+from atoll.store.lock import FolderLock
+from atoll.store.schema import FIGURES, FILE, PARAMETERS, PLAN, check_version, create, in_sentences
+
+SYNC_S = 2.0
+"""At most this much is lost when the power fails; nothing when a process dies."""
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """One finished evaluation, as plain data."""
+
+    phase: str
+    chip: int
+    variant: int
+    effort: str
+    score: float | None
+    lower_s: bytes
+    plans: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class DesignRow:
+    """One evaluated design with its best plans so far."""
+
+    chip: int
+    design: int
+    figures: Mapping[str, float | None]
+    """score, area_mm2, power_W, energy_per_token_J."""
+    parameters: Mapping[str, float]
+    plan: Mapping[str, Any]
+    """Of the first model."""
+    phase: str
+    plans: list[dict[str, Any]]
+
+
+_DESIGN = ("chip", "design", *FIGURES, *PARAMETERS, *PLAN, "phase", "at", "plans")
+_PUT_DESIGN = (
+    f"INSERT OR REPLACE INTO designs ({', '.join(_DESIGN)}) "
+    f"VALUES ({', '.join('?' * len(_DESIGN))})"
+)
+
+
+class RunStore:
+    """Opens or creates the store of a folder for one job; the only writer until closed."""
+
+    def __init__(self, folder: Path, job: Mapping[str, Any], executor: str, version: str) -> None:
+        self.folder = folder
+        self.path = folder / FILE
+        self._created = not folder.exists()
+        self._synced = self._began = time.time()
+        with in_sentences(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(folder)
+        try:
+            with in_sentences(self.path):
+                self._connection = self._open(job)
+                self._claim(job)
+                self.run = self._begin_run(executor, version)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self, job: Mapping[str, Any]) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            create(connection)
+        check_version(connection, self.path)
+        return connection
+
+    def _claim(self, job: Mapping[str, Any]) -> None:
+        """The job that the folder belongs to, from the first run on."""
+        known = dict(self._connection.execute("SELECT key, value FROM meta"))
+        if "fingerprint" not in known:
+            with self._transaction():
+                self._connection.executemany(
+                    "INSERT INTO meta VALUES (?, ?)",
+                    [("fingerprint", fingerprint(job)), ("job", canonical_json(job))],
+                )
+        elif known["fingerprint"] != fingerprint(job):
+            told = "; ".join(differences(job, json.loads(known["job"]))[:3])
+            self._connection.close()
+            raise AtollError(f"out: {self.folder} holds another job ({told}); give another folder.")
+
+    def _begin_run(self, executor: str, version: str) -> int:
+        self._elapsed_before = float(
+            self._connection.execute("SELECT coalesce(max(seconds), 0) FROM progress").fetchone()[0]
+        )
+        count = self._connection.execute("SELECT count(DISTINCT chip) FROM evaluations").fetchone()
+        self._evaluated = int(count[0])
+        with self._transaction():
+            # Of a process that was killed nobody wrote the end.
+            self._connection.execute(
+                "UPDATE runs SET status = 'killed', ended = coalesce("
+                "(SELECT max(at) FROM progress WHERE progress.run = runs.run), started) "
+                "WHERE status = 'running'"
+            )
+            row = (os.getpid(), socket.gethostname(), version, executor, self._began)
+            cursor = self._connection.execute(
+                "INSERT INTO runs (pid, host, version, executor, started, status) "
+                "VALUES (?, ?, ?, ?, ?, 'running')",
+                row,
+            )
+        return int(cursor.lastrowid or 0)
+
+    # --- What is on record ----------------------------------------------------------------------
+
+    def bounds(self, batch: int) -> dict[int, bytes]:
+        """Bounds of one batch, by chip."""
+        query = "SELECT chip, lower_s FROM bounds WHERE batch = ?"
+        return dict(self._connection.execute(query, (batch,)))
+
+    def evaluation(
+        self, phase: str, chip: int, variant: int, effort: str
+    ) -> tuple[bytes, list[dict[str, Any]]] | None:
+        row = self._connection.execute(
+            "SELECT lower_s, plans FROM evaluations "
+            "WHERE phase = ? AND chip = ? AND variant = ? AND effort = ?",
+            (phase, chip, variant, effort),
+        ).fetchone()
+        return None if row is None else (row[0], json.loads(row[1]))
+
+    def has_evaluations(self) -> bool:
+        """Whether anything was on record before this run."""
+        return self._connection.execute("SELECT 1 FROM evaluations LIMIT 1").fetchone() is not None
+
+    def note(self, key: str) -> Any:
+        """A small piece of JSON kept beside the records; None if there is none."""
+        row = self._connection.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def note_keys(self) -> list[str]:
+        return [key for (key,) in self._connection.execute("SELECT key FROM notes")]
+
+    # --- What is new ----------------------------------------------------------------------------
+
+    def put_bounds(self, batch: int, rows: Iterable[tuple[int, float, bytes]]) -> None:
+        with in_sentences(self.path), self._transaction():
+            self._connection.executemany(
+                "INSERT OR IGNORE INTO bounds VALUES (?, ?, ?, ?)",
+                ((batch, chip, score, lower) for chip, score, lower in rows),
+            )
+
+    def put_evaluation(self, row: EvaluationRow, design: DesignRow | None) -> None:
+        """Record an evaluation, and the design as it stands after it."""
+        now = time.time()
+        with in_sentences(self.path), self._transaction():
+            known = "SELECT 1 FROM evaluations WHERE chip = ? LIMIT 1"
+            if self._connection.execute(known, (row.chip,)).fetchone() is None:
+                self._evaluated += 1
+            self._connection.execute(
+                "INSERT OR IGNORE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    row.phase, row.chip, row.variant, row.effort, self.run, now, row.score,
+                    row.lower_s, json.dumps(row.plans),
+                ),
+            )  # fmt: skip
+            if design is not None:
+                self.add_designs([design], now)
+
+    def add_designs(self, designs: Iterable[DesignRow], now: float) -> None:
+        """Insert or replace designs inside the transaction at hand."""
+        self._connection.executemany(
+            _PUT_DESIGN,
+            (
+                (
+                    d.chip,
+                    d.design,
+                    *(d.figures[name] for name in FIGURES),
+                    *(d.parameters[name] for name in PARAMETERS),
+                    *(d.plan[name] for name in PLAN),
+                    d.phase,
+                    now,
+                    json.dumps(d.plans),
+                )
+                for d in designs
+            ),
+        )
+
+    def put_designs(self, designs: Iterable[DesignRow]) -> None:
+        """Many designs in one transaction."""
+        with in_sentences(self.path), self._transaction():
+            self.add_designs(designs, time.time())
+
+    def put_progress(
+        self, phase: str, left: int, total: int, chip: int | None, score: float, bound: float
+    ) -> None:
+        """How far the search is, and the incumbent where it is new."""
+        now = time.time()
+        seconds = self._elapsed_before + now - self._began
+        with in_sentences(self.path), self._transaction():
+            self._connection.execute(
+                "INSERT INTO progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (self.run, now, seconds, phase, left, total, self._evaluated, score, bound),
+            )
+            if chip is not None:
+                self._connection.execute(
+                    "INSERT OR IGNORE INTO incumbents VALUES (?, ?, ?, ?, ?, ?)",
+                    (chip, score, self.run, now, seconds, bound),
+                )
+
+    def put_note(self, key: str, value: Any) -> None:
+        with in_sentences(self.path), self._transaction():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO notes VALUES (?, ?)",
+                (key, json.dumps(value, allow_nan=False)),
+            )
+
+    # --- Transactions and the end ---------------------------------------------------------------
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self)
+
+    def sync(self) -> None:
+        """Synchronise with the disk if the last time is long ago."""
+        if time.time() - self._synced > SYNC_S:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._synced = time.time()
+
+    def close(self, status: str) -> None:
+        """End the run; the write-ahead log goes into the file."""
+        try:
+            with in_sentences(self.path), self._transaction():
+                self._connection.execute(
+                    "UPDATE runs SET status = ?, ended = ? WHERE run = ?",
+                    (status, time.time(), self.run),
+                )
+        finally:
+            self._connection.close()
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """End after an error: note it if that can still be written, and let go."""
+        try:
+            self.close("failed")
+        except AtollError:
+            return
+
+    def discard_if_new(self) -> None:
+        """Leave no folder behind of a job that turned out to have no answer."""
+        empty = self._created and not self.has_evaluations()
+        self._connection.close()
+        self._lock.release()
+        if empty:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _Transaction:
+    """All of a block, or nothing."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+
+    def __enter__(self) -> None:
+        self._store._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        connection = self._store._connection
+        if kind is None:
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.DatabaseError:
+                _roll_back(connection)
+                raise
+            self._store.sync()
+        else:
+            _roll_back(connection)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:  # some errors have rolled back already
+        connection.execute("ROLLBACK")

@@ -1,0 +1,146 @@
+"""One contract for all executors: pure tasks, a shared context, and workers that may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import AtollError
+from atoll.executors import Call, Crew, Executor, InProcess, choose_executor
+from atoll.executors.growing import Growing
+from atoll.executors.processes import LocalProcesses
+from atoll.jit import threads
+
+
+def scaled(context: int, value: int) -> int:
+    return context * value
+
+
+def threads_here(context: int) -> int:
+    return threads()
+
+
+def fails(context: int) -> None:
+    raise AtollError("field: a sentence.")
+
+
+def dies_once(context: int, mark: Path, value: int) -> int:
+    """Kills its process the first time that anybody runs it."""
+    if value == 3 and not mark.exists():
+        mark.write_text("dead")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return context * value
+
+
+def always_dies(context: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def slow(context: int, value: int) -> int:
+    time.sleep(0.01)
+    return value
+
+
+@pytest.fixture(params=["here", "processes", "growing"])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    chosen: Executor = {
+        "here": InProcess, "processes": lambda: LocalProcesses(2), "growing": lambda: Growing(0.0),
+    }[request.param]()  # fmt: skip
+    chosen.start(10)
+    if isinstance(chosen, Growing):
+        chosen.consider()
+    yield chosen
+    chosen.close()
+
+
+def test_tasks_get_the_context_and_give_their_results(executor: Executor) -> None:
+    crew = Crew(executor)
+    calls = [Call(scaled, (i,), tag=i) for i in range(20)]
+    assert {call.tag: value for call, value in crew.results(calls)} == {
+        i: 10 * i for i in range(20)
+    }
+    assert crew.result(Call(scaled, (7,))) == 70
+
+
+def test_an_error_of_a_task_arrives_as_it_is(executor: Executor) -> None:
+    with pytest.raises(AtollError, match="a sentence"):
+        Crew(executor).result(Call(fails, ()))
+
+
+def test_no_more_calls_are_taken_than_fit(executor: Executor) -> None:
+    crew = Crew(executor)
+    taken = 0
+
+    def calls() -> Iterator[Call]:
+        nonlocal taken
+        for i in range(50):
+            taken += 1
+            yield Call(slow, (i,))
+
+    done = 0
+    for _ in crew.results(calls()):
+        done += 1
+        assert taken - done <= crew.room + 1
+    assert done == 50
+
+
+def test_a_crew_that_is_asked_to_stop_leaves_the_rest(executor: Executor) -> None:
+    stopped = False
+    crew = Crew(executor, stop=lambda: stopped)
+    seen = 0
+    for _ in crew.results(Call(slow, (i,)) for i in range(1000)):
+        seen += 1
+        stopped = seen >= 5
+    assert 5 <= seen <= 5 + crew.room
+
+
+def test_workers_use_one_thread_each() -> None:
+    pool = LocalProcesses(2)
+    pool.start(0)
+    assert Crew(pool).result(Call(threads_here, ())) == 1
+    pool.close()
+
+
+def test_the_tasks_of_a_dead_process_run_again(tmp_path: Path) -> None:
+    pool = LocalProcesses(2)
+    pool.start(10)
+    crew = Crew(pool)
+    calls = [Call(dies_once, (tmp_path / "mark", i), tag=i) for i in range(30)]
+    found = sorted((call.tag, value) for call, value in crew.results(calls))
+    assert found == [(i, 10 * i) for i in range(30)]
+    assert crew.retried > 0
+    pool.close()
+
+
+def test_a_task_that_kills_every_worker_is_given_up_with_a_sentence() -> None:
+    pool = LocalProcesses(1)
+    pool.start(0)
+    with pytest.raises(AtollError, match="died 5 times"):
+        Crew(pool).result(Call(always_dies, ()))
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("workers", "cluster", "words"),
+    [(-1, None, "workers"), (2, "local:2", "not both"), (None, "local:no", "local:N"),
+     (None, "tcp://127.0.0.1:1", "no Dask scheduler answers")],
+)  # fmt: skip
+def test_impossible_choices_are_one_sentence(
+    workers: int | None, cluster: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cluster is not None and workers is None:
+        pytest.importorskip("distributed")
+        monkeypatch.setattr("atoll.executors.dask_cluster.CONNECT_S", 0.5)
+    with pytest.raises(AtollError, match=words):
+        choose_executor(workers, cluster)
+
+
+def test_without_dask_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    with pytest.raises(AtollError, match=r"atoll\[dask\]"):
+        choose_executor(None, "local:2")

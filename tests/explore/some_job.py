@@ -1,0 +1,46 @@
+"""A job of about half a second, for tests that interrupt it and run it elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from atoll.explore.job import Job, ModelJob
+from atoll.explore.result import SearchResult
+
+SPACE = """
+name: some
+tensor_cores: {powers_of_two: [1, 256]}
+vector_cores: {powers_of_two: [1, 256]}
+width: [32, 64, 128]
+depth: [16, 32, 64]
+glb: [8 MiB, 32 MiB]
+hbm:
+  - {capacity: 32 GiB, bandwidth: 1.2 TB/s}
+  - {capacity: 80 GiB, bandwidth: 2.04 TB/s}
+constraints: {max_area: 250 mm2}
+"""
+
+
+def some_job(folder: Path, **changes: Any) -> Job:
+    """Some thousand chips, a hundred of which need more than a roofline."""
+    file = folder / "some.yaml"
+    file.write_text(SPACE)
+    chosen: dict[str, Any] = {
+        "models": (ModelJob("bert-large"),),
+        "devices": 64,
+        "global_batch": 512,
+        "microbatches": (1, 2, 4),
+        "tensor_widths": (1, 2),
+        "space": str(file),
+        "baselines": False,
+    }
+    return Job(**(chosen | changes))
+
+
+def answer(result: SearchResult) -> dict[str, Any]:
+    """Everything but the time it took."""
+    shown = result.to_dict() | {"designs": list(result.designs)}
+    for name in ("wall_time_s", "phases_s"):
+        del shown[name]
+    return shown

@@ -1,0 +1,58 @@
+"""The evolutionary search: the same evaluator and bounds, good designs, and no claim of proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from some_job import answer, some_job
+
+from atoll.errors import AtollError
+from atoll.explore import reserve
+from atoll.explore.run import run_search
+from atoll.hardware import product
+from atoll.store import RunReader
+
+pytest.importorskip("optuna")
+
+
+def test_finds_a_good_design_and_says_what_it_does_not_prove(tmp_path: Path) -> None:
+    best = run_search(some_job(tmp_path)).score
+    found = run_search(some_job(tmp_path, strategy="evolve", evaluations=150, pareto=True))
+    assert 0.9 * best < found.score <= best * 1.001
+    bound = found.score / (1.0 - found.certificate.gap)
+    assert bound >= best * (1 - 1e-9)
+    assert found.certificate.status == "gap"
+    for front in found.pareto.values():
+        assert front["proven_within"] is None
+
+
+def test_outside_memory_with_workers_and_resumed_it_finds_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from test_workers import After
+
+    monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
+    monkeypatch.setattr(reserve, "PIECE_POINTS", 64)
+    job = some_job(tmp_path, strategy="evolve", evaluations=60)
+    whole = run_search(job, workers=0)
+    assert answer(run_search(job, workers=2)) == answer(whole)
+    run_search(job, out=tmp_path / "run", stop=After(60))
+    assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.designs(limit=1)[0]["score"] == whole.score
+
+
+def test_another_seed_is_another_search(tmp_path: Path) -> None:
+    job = some_job(tmp_path, strategy="evolve", evaluations=20)
+    run_search(job, out=tmp_path / "run")
+    with pytest.raises(AtollError, match="seed 0 there, 1 here"):
+        run_search(some_job(tmp_path, strategy="evolve", seed=1), out=tmp_path / "run")
+
+
+def test_without_optuna_the_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(AtollError, match=r"atoll\[evolve\]"):
+        run_search(some_job(tmp_path, strategy="evolve"))

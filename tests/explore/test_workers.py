@@ -1,0 +1,154 @@
+"""The answer does not depend on who computed it: this process, local ones, or a Dask cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from some_job import answer, some_job
+from tiny import random_space, tiny_config, tiny_setting, tiny_variants
+
+from atoll.executors import Crew, choose_executor
+from atoll.explore.branch_and_bound import Outcome, Search
+from atoll.explore.objective import Objective
+from atoll.explore.run import run_search
+from atoll.explore.stop import Stop
+from atoll.explore.workloads import Workload, make_variants
+from atoll.profile import DEFAULT, PHAZE, Profile
+from atoll.store import RunReader
+
+BATCH = 16
+
+
+class After(Stop):
+    """Ends the search when it has asked so often."""
+
+    def __init__(self, questions: int) -> None:
+        super().__init__()
+        self.left = questions
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def state(outcome: Outcome) -> tuple[object, ...]:
+    """Everything that the search has proven and found, to the last bit."""
+    frontier = outcome.frontier
+    plans = [
+        (chip, model, plan.step_time_s, plan.variant, plan.energy.total_J, plan.pass_s.tobytes())
+        for chip, found in sorted(frontier.found.items())
+        for model, plan in sorted(found.items())
+    ]
+    proof = (outcome.best, outcome.score, outcome.bound, outcome.tightened)
+    return (*proof, frontier.lower_s.tobytes(), frontier.stage.tobytes(), plans)
+
+
+def run(seed: int, workers: int, profile: Profile = DEFAULT) -> tuple[object, ...]:
+    executor = choose_executor(workers, None)
+    search = Search(
+        random_space(seed, 300),
+        tiny_variants(profile, 4, layers=2),
+        tiny_setting(profile, 4),
+        Objective.single(BATCH),
+        1e-5,
+        crew=Crew(executor),
+    )
+    try:
+        return state(search.run())
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_number_of_processes_proves_and_finds_the_same(seed: int) -> None:
+    alone = run(seed, 0)
+    assert run(seed, 1) == alone
+    assert run(seed, 3) == alone
+
+
+def test_the_same_under_the_seeds_assumptions() -> None:
+    assert run(5, 2, PHAZE) == run(5, 0, PHAZE)
+
+
+def test_the_same_with_several_models_and_every_chip_for_its_own_sake() -> None:
+    workloads = [
+        Workload("a", tiny_config(2, 256, 4), 128, BATCH),
+        Workload("b", tiny_config(2, 128, 4), 256, BATCH),
+    ]
+    variants = make_variants(workloads, (1, 2), (1, 2), 4, "optimal", DEFAULT)
+    objective = Objective("worst", (BATCH, BATCH), (1.0, 1.0), (1000.0, 2000.0))
+    found = []
+    for workers in (0, 2):
+        executor = choose_executor(workers, None)
+        setting = tiny_setting(DEFAULT, 4)
+        search = Search(
+            random_space(4, 80), variants, setting, objective, 1e-3, crew=Crew(executor)
+        )
+        outcome = search.run()
+        scores = search.evaluate_all(np.arange(80))
+        executor.close()
+        found.append((state(outcome), scores.tolist()))
+    assert found[0] == found[1]
+
+
+def test_a_whole_job_gives_the_same_answer_on_two_processes(tmp_path: Path) -> None:
+    job = some_job(tmp_path, pareto=True)
+    assert answer(run_search(job, workers=2)) == answer(run_search(job, workers=0))
+
+
+def test_a_time_limit_gives_the_best_so_far_with_its_gap(tmp_path: Path) -> None:
+    job = some_job(tmp_path)
+    whole = run_search(job)
+    part = run_search(job, out=tmp_path / "run", stop=After(12))
+    assert part.stopped == "time limit"
+    assert part.certificate.gap > 0.0
+    assert part.score <= whole.score <= part.score / (1.0 - part.certificate.gap) * (1 + 1e-12)
+    assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)
+
+
+@pytest.mark.slow
+def test_a_dask_worker_that_is_killed_changes_nothing(tmp_path: Path) -> None:
+    """Four worker processes; one is killed in the middle of the search."""
+    distributed = pytest.importorskip("distributed")
+    job = some_job(tmp_path, tolerance=1e-5)
+    serial = run_search(job, workers=0, out=tmp_path / "serial")
+    with distributed.LocalCluster(
+        n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        killed = threading.Event()
+        workers = [worker.pid for worker in cluster.workers.values()]
+
+        def kill_one() -> None:
+            """As soon as the first results are on record."""
+            while not killed.is_set():
+                time.sleep(0.01)
+                try:
+                    with RunReader(tmp_path / "cluster") as reader:
+                        begun = reader.status().bounded > 0
+                except Exception:
+                    continue
+                if begun:
+                    os.kill(workers[0], signal.SIGKILL)
+                    killed.set()
+
+        watcher = threading.Thread(target=kill_one)
+        watcher.start()
+        spread = run_search(job, cluster=cluster.scheduler_address, out=tmp_path / "cluster")
+        assert killed.is_set(), "the search was over before the worker was killed"
+        watcher.join()
+    assert answer(spread) == answer(serial)
+    with RunReader(tmp_path / "serial") as one, RunReader(tmp_path / "cluster") as other:
+        assert one.status().evaluated == other.status().evaluated
+        assert one.status().bounded == other.status().bounded
+        columns = ("chip", "score", "power_W")
+        rows = [
+            [tuple(row[name] for name in columns) for row in reader.designs(limit=10**6)]
+            for reader in (one, other)
+        ]
+        assert rows[0] == rows[1]

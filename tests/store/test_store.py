@@ -1,0 +1,273 @@
+"""The store of a run: nothing is lost, nothing counted twice, and every trouble is a sentence."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.errors import AtollError
+from atoll.store import FILE, SCHEMA_VERSION, DesignRow, EvaluationRow, RunReader, RunStore
+from atoll.store.parquet import export_parquet
+
+JOB = {"devices": 8, "model": "tiny"}
+
+
+def open_store(folder: Path, job: dict[str, object] | None = None) -> RunStore:
+    return RunStore(folder, job or JOB, "here", "0")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    opened = open_store(tmp_path / "run")
+    yield opened
+    opened.abandon()
+
+
+def evaluation(chip: int, phase: str = "place") -> EvaluationRow:
+    return EvaluationRow(phase, chip, -1, "", 1.0, b"\0" * 16, [{"step_time_s": 0.1 + chip}])
+
+
+def design(chip: int, score: float, area: float = 100.0, **parameters: float) -> DesignRow:
+    sizes = dict.fromkeys(
+        ("tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes",
+         "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz"), 1.0
+    )  # fmt: skip
+    plan = {"model": "tiny", "samples_per_s": score, "step_time_s": 1.0, "microbatch": 1,
+            "tensor": 1, "pipeline": 1, "data": 1}  # fmt: skip
+    figures = {"score": score, "area_mm2": area, "power_W": area / 2, "energy_per_token_J": 0.1}
+    return DesignRow(chip, chip, figures, sizes | parameters, plan, "place", [plan])
+
+
+def test_what_was_put_is_there_after_a_reopening(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.put_bounds(3, [(7, 1.5, b"bound")])
+    store.put_evaluation(evaluation(7), design(7, 1.0))
+    store.put_note("baselines", {"random": 2.0})
+    store.close("finished")
+    again = open_store(tmp_path)
+    assert again.bounds(3) == {7: b"bound"}
+    assert again.evaluation("place", 7, -1, "") == (b"\0" * 16, [{"step_time_s": 7.1}])
+    assert again.evaluation("front", 7, -1, "") is None
+    assert again.note("baselines") == {"random": 2.0}
+    again.close("finished")
+
+
+def test_a_record_put_twice_counts_once(store: RunStore) -> None:
+    for _ in range(2):
+        store.put_evaluation(evaluation(1), design(1, 1.0))
+        store.put_bounds(0, [(1, 1.0, b"")])
+    with RunReader(store.folder) as reader:
+        status = reader.status()
+    assert (status.evaluated, status.designs, status.bounded) == (1, 1, 1)
+
+
+def test_a_reader_sees_each_record_at_once_while_the_search_writes(store: RunStore) -> None:
+    with RunReader(store.folder) as reader:
+        for chip in range(3):
+            store.put_evaluation(evaluation(chip), design(chip, float(chip)))
+            assert reader.count() == chip + 1
+        assert reader.status().state == "running"
+        assert reader.status().pid == os.getpid()
+
+
+def test_progress_and_incumbents_over_time(store: RunStore) -> None:
+    for chip, score, bound in ((4, 1.0, 9.0), (4, 1.0, 8.0), (5, 2.0, 4.0)):
+        store.put_progress("bounding", 10, 100, chip, score, bound)
+    with RunReader(store.folder) as reader:
+        assert [(i.chip, i.score, i.bound) for i in reader.incumbents()] == [(4, 1, 9), (5, 2, 4)]
+        assert [point.bound for point in reader.progress()] == [9.0, 8.0, 4.0]
+        assert reader.status().gap == 0.5
+
+
+def test_pages_filters_and_sorts(store: RunStore) -> None:
+    store.put_designs(design(i, float(i), area=100.0 - i, width=i % 2) for i in range(10))
+    with RunReader(store.folder) as reader:
+        assert [row["chip"] for row in reader.designs(limit=3)] == [9, 8, 7]
+        assert [row["chip"] for row in reader.designs(limit=2, offset=8)] == [1, 0]
+        odd = reader.designs({"width": 1, "score": (2, 8)}, sort="area_mm2")
+        assert [row["chip"] for row in odd] == [7, 5, 3]
+        assert reader.count({"area_mm2": (None, 95)}) == 5
+        assert reader.design(3)["plans"][0]["samples_per_s"] == 3.0
+        with pytest.raises(AtollError, match="no column 'colour'"):
+            reader.designs(sort="colour")
+
+
+POINTS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=30)
+
+
+@settings(max_examples=40, deadline=None)
+@given(POINTS)
+def test_the_front_is_what_comparing_all_pairs_gives(points: list[tuple[int, int]]) -> None:
+    folder = Path(tempfile.mkdtemp())
+    store = open_store(folder)
+    store.put_designs(design(i, float(s), float(a)) for i, (s, a) in enumerate(points))
+    expected = {
+        (s, a)
+        for s, a in points
+        if not any((t >= s and b < a) or (t > s and b <= a) for t, b in points)
+    }
+    with RunReader(folder) as reader:
+        front = reader.front("area_mm2")
+    store.close("finished")
+    assert [(row["score"], row["area_mm2"]) for row in front] == sorted(expected, reverse=True)
+
+
+def test_another_job_is_refused_and_named(tmp_path: Path) -> None:
+    open_store(tmp_path).close("finished")
+    with pytest.raises(AtollError, match=r"another job \(devices 8 there, 16 here\)"):
+        open_store(tmp_path, {"devices": 16, "model": "tiny"})
+    open_store(tmp_path).close("finished")
+
+
+def test_a_second_process_is_refused_with_the_pid_of_the_first(store: RunStore) -> None:
+    with pytest.raises(AtollError, match=f"in use by process {os.getpid()} on"):
+        open_store(store.folder)
+
+
+@pytest.mark.parametrize(("version", "word"), [(0, "older"), (SCHEMA_VERSION + 1, "newer")])
+def test_another_schema_is_refused(tmp_path: Path, version: int, word: str) -> None:
+    open_store(tmp_path).close("finished")
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    for opener in (lambda: RunReader(tmp_path), lambda: open_store(tmp_path)):
+        with pytest.raises(AtollError, match=f"written by an? {word} atoll"):
+            opener()
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("not a database at all, but long enough to be read" * 100)
+    with pytest.raises(AtollError, match="damaged"):
+        open_store(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    with sqlite3.connect(other / FILE) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    with pytest.raises(AtollError, match="not a store"):
+        open_store(other)
+
+
+def killed_writer(folder: Path) -> None:
+    """A process that puts 50 records and dies without closing: the log stays behind."""
+    if (child := os.fork()) == 0:
+        store = open_store(folder)
+        for chip in range(50):
+            store.put_evaluation(evaluation(chip), design(chip, float(chip)))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert Path(f"{folder / FILE}-wal").stat().st_size > 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "longer"])
+def test_a_corrupt_tail_costs_at_most_the_last_records(tmp_path: Path, damage: str) -> None:
+    killed_writer(tmp_path)
+    log = Path(f"{tmp_path / FILE}-wal")
+    content = log.read_bytes()
+    noise = random.Random(0).randbytes(3000)
+    log.write_bytes(
+        {"cut": content[:-3000], "garbage": content[:-3000] + noise, "longer": content + noise}[
+            damage
+        ]
+    )
+    store = open_store(tmp_path)
+    with RunReader(tmp_path) as reader:
+        chips = sorted(row["chip"] for row in reader.designs(limit=100))
+    assert chips == list(range(len(chips)))
+    assert len(chips) >= (50 if damage == "longer" else 40)
+    store.put_evaluation(evaluation(99), design(99, 1.0))
+    store.close("finished")
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.put_designs(design(i, float(i)) for i in range(2000))
+    store.close("finished")
+    file = tmp_path / FILE
+    file.write_bytes(file.read_bytes()[: 3 * 4096])
+    with pytest.raises(AtollError, match="damaged"):
+        open_store(tmp_path)
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_what_was_finished(tmp_path: Path) -> None:
+    """The limit on a file's size stands in for the disk: the system refuses to write more."""
+    child = os.fork()
+    if child == 0:
+        store = open_store(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+        try:
+            for chip in range(10_000):
+                store.put_evaluation(evaluation(chip), design(chip, float(chip)))
+                (tmp_path / "finished").write_text(str(chip))
+        except AtollError as error:
+            (tmp_path / "sentence").write_text(str(error))
+            store.abandon()
+        os._exit(0)
+    os.waitpid(child, 0)
+    sentence = (tmp_path / "sentence").read_text()
+    assert "everything finished so far is kept" in sentence
+    finished = int((tmp_path / "finished").read_text())
+    assert finished > 10
+    with RunReader(tmp_path) as reader:
+        assert reader.status().evaluated in (finished + 1, finished + 2)
+    store = open_store(tmp_path)
+    store.put_evaluation(evaluation(20_000), None)
+    store.close("finished")
+
+
+def test_a_full_database_is_the_same_sentence(store: RunStore) -> None:
+    pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 4}")
+    with pytest.raises(AtollError, match="the disk is full; everything finished so far is kept"):
+        for chip in range(1000):
+            store.put_evaluation(evaluation(chip), design(chip, float(chip)))
+    with RunReader(store.folder) as reader:
+        assert reader.status().evaluated > 0
+
+
+def test_a_folder_that_cannot_be_written_can_still_be_read() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = open_store(folder)
+        store.put_designs([design(1, 1.0)])
+        store.close("finished")
+        folder.chmod(0o555)
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            if os.geteuid() == 0:
+                os.setuid(65534)  # nothing is read-only for root
+            try:
+                open_store(folder)
+            except AtollError as error:
+                with RunReader(folder) as reader:
+                    os.write(write, f"{reader.count()} {error}".encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        folder.chmod(0o755)
+        count, _, sentence = os.read(read, 4096).decode().partition(" ")
+        os.close(read)
+        os.close(write)
+    assert count == "1"
+    assert "cannot be written (Permission denied)" in sentence
+
+
+def test_a_folder_without_a_store_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match=r"no search\.sqlite"):
+        RunReader(tmp_path)
+
+
+def test_exports_every_design_to_parquet(store: RunStore, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    store.put_designs(design(i, float(i)) for i in range(100))
+    with RunReader(store.folder) as reader:
+        assert export_parquet(reader, tmp_path / "designs.parquet") == 100
+    table = parquet.read_table(tmp_path / "designs.parquet")
+    assert table["score"].to_pylist() == [float(i) for i in reversed(range(100))]
+    assert {"area_mm2", "tensor_cores", "plans"} <= set(table.column_names)
