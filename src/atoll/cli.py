@@ -15,6 +15,7 @@ from atoll import __version__
 from atoll.commands.catalogue import hardware, models
 from atoll.commands.designs import designs
 from atoll.commands.place import place
+from atoll.commands.report import report, trace
 from atoll.commands.search import explain, search
 from atoll.commands.training import estimate, plan
 from atoll.commands.validate import calibrate, validate
@@ -70,6 +71,8 @@ for _command in (
     designs,
     plan,
     estimate,
+    report,
+    trace,
     place,
     models,
     hardware,

@@ -68,6 +68,9 @@ def search(
         Path | None,
         typer.Option(help="Keep everything in this folder; started again, the search continues."),
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the step as a Chrome trace (Perfetto) to this file.")
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(help="Local processes; 0: this one alone. Default: as the work needs."),
@@ -83,7 +86,9 @@ def search(
     """
     from atoll.api import search as run
     from atoll.explore.stop import Stop
+    from atoll.report.trace import check_trace_path, search_trace, write_trace
 
+    check_trace_path(trace)
     stop = Stop()
     with stop.on_interrupt(), printing.progress(quiet=as_json) as show:
         result = run(
@@ -116,6 +121,8 @@ def search(
             stop=stop,
             progress=show,
         )
+    if trace is not None:
+        write_trace(search_trace(result.to_dict()), trace)
     if as_json:
         print_json(result.to_dict())
     else:

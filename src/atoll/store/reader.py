@@ -242,6 +242,11 @@ class RunReader:
         one = f"SELECT {columns} FROM designs WHERE chip = ?"
         return [dict(self._connection.execute(one, (chip,)).fetchone()) for chip in chosen]
 
+    def bound_scores(self) -> dict[int, float]:
+        """By chip: no plan of it scores higher, as far as its schedule bounds tell."""
+        rows = self._connection.execute("SELECT chip, min(score) FROM bounds GROUP BY chip")
+        return {int(chip): float(score) for chip, score in rows}
+
     def batches(self, size: int = 50_000) -> Iterator[list[dict[str, Any]]]:
         """All designs, best first, in pieces."""
         cursor = self._connection.execute(

@@ -169,6 +169,13 @@ def _layer_cost(
     )
 
 
+def operator_costs(
+    layer: Layer, operators: Iterable[Operator], pricer: Pricer, cp: int, ep: int
+) -> list[Cost]:
+    """Each operator's own cost on one device; collectives cost nothing here."""
+    return [pricer.cost(layer, _spread(layer, op, ep), cp) for op in operators]
+
+
 def _spread(layer: Layer, op: Operator, ep: int) -> Operator:
     """Experts spread over `ep` devices: fewer products here, each of more tokens."""
     if ep == 1 or not op.matmuls or _expert_weight(layer, op) == 0:
