@@ -152,13 +152,13 @@ def _facts(content: Mapping[str, Any]) -> list[list[str]]:
     ]
     for plan in best["models"]:
         where = plan["placement"]
-        name = f"{plan['model']}: " if len(best["models"]) > 1 else ""
+        name = f", {plan['model']}" if len(best["models"]) > 1 else ""
         facts += [
-            [f"{name}throughput", f"{plan['samples_per_s']:,.1f} samples/s"],
-            [f"{name}step", format_seconds(where["step_time_s"])],
-            [f"{name}power, running", f"{plan['power_W']:,.0f} W a device"],
-            [f"{name}energy", f"{plan['energy_per_token_J'] * 1e3:.2f} mJ a token"],
-            [f"{name}recomputed", str(plan["recompute"])],
+            [f"Throughput{name}", f"{plan['samples_per_s']:,.1f} samples/s"],
+            [f"Step{name}", format_seconds(where["step_time_s"])],
+            [f"Power, running{name}", f"{plan['power_W']:,.0f} W a device"],
+            [f"Energy{name}", f"{plan['energy_per_token_J'] * 1e3:.2f} mJ a token"],
+            [f"Recomputed{name}", str(plan["recompute"])],
         ]
     return facts
 

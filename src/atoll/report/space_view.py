@@ -25,7 +25,8 @@ from atoll.store import RunReader
 
 PARAMETERS = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")
 PLAN = ("hbm_capacity_bytes", "microbatch", "tensor", "pipeline", "data")
-ROOFLINE, SCHEDULE, EVALUATED = 0, 1, 2
+ROOFLINE, SCHEDULE, PLACEMENT, EVALUATED = 0, 1, 2, 3
+"""What is known of a chip: the bound that ruled it out, or its best plan."""
 MOST_POINTS = 40_000
 """Drawn at once; of a larger space only evaluated designs are, the best first."""
 
@@ -81,6 +82,7 @@ def space_points(folder: Path, content: Mapping[str, Any]) -> Points | None:
 class _Stored:
     designs: Sequence[Mapping[str, Any]]
     bounds: Mapping[int, float]
+    placed_s: Sequence[tuple[int, bytes]]
     total: int
 
 
@@ -88,7 +90,8 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> _Stored | None:
     try:
         with RunReader(folder) as reader:
             rows = reader.designs(limit=MOST_POINTS)
-            return _Stored(rows, reader.bound_scores(), content["certificate"]["architectures"])
+            total = content["certificate"]["architectures"]
+            return _Stored(rows, reader.bound_scores(), list(reader.placed_bounds_s()), total)
     except AtollError:
         return None
 
@@ -110,16 +113,9 @@ def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> 
     chips = search.frontier.chips
     score = np.zeros(count)
     state = np.zeros(count, np.uint8)
-    bounds = search.scores.copy()
-    known = np.zeros(len(bounds), np.bool_)
-    if stored is not None:
-        where = {int(chip): at for at, chip in enumerate(search.frontier.ids)}
-        for chip, value in stored.bounds.items():
-            if chip in where:
-                bounds[where[chip]] = min(bounds[where[chip]], value)
-                known[where[chip]] = True
+    bounds, reached = _strongest(search, stored)
     np.maximum.at(score, chips.design, np.where(np.isfinite(bounds), bounds, 0.0))
-    state[np.unique(chips.design[known])] = SCHEDULE
+    np.maximum.at(state, chips.design, reached)
     sparse = {
         name: np.full(count, np.nan) for name in ("power_W", "energy_per_token_J", *PLAN)
     }
@@ -151,6 +147,28 @@ def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> 
         total=content["certificate"]["architectures"],
         note=note,
     )
+
+
+def _strongest(
+    search: Search, stored: _Stored | None
+) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """Per chip, the best score that its bounds leave possible, and the strongest kind of bound."""
+    bounds = search.scores.copy()
+    reached = np.full(len(bounds), ROOFLINE, np.uint8)
+    if stored is None:
+        return bounds, reached
+    where = {int(chip): at for at, chip in enumerate(search.frontier.ids)}
+    for chip, score in stored.bounds.items():
+        if chip in where:
+            at = where[chip]
+            bounds[at], reached[at] = min(bounds[at], score), SCHEDULE
+    for chip, raw in stored.placed_s:
+        row = np.frombuffer(raw, np.dtype("<f8"))
+        if chip in where and len(row) == search.frontier.lower_s.shape[1]:
+            at = where[chip]
+            score = float(search.rule.scores(row[None, :])[0])
+            bounds[at], reached[at] = min(bounds[at], score), PLACEMENT
+    return bounds, reached
 
 
 def _same(space: Space, design: int, row: Mapping[str, Any]) -> bool:

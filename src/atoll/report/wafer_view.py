@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.report.folder import Source
-from atoll.report.search_view import certificate_words, model_view
+from atoll.report.search_view import model_view
 from atoll.units import format_bytes, format_seconds
 
 
@@ -25,7 +25,7 @@ def wafer_view(source: Source) -> dict[str, Any]:
             f"{plan['samples_per_s']:,.2f} samples/s (MFU {plan['mfu']:.1%}): {where['pipeline']} "
             f"stages, microbatch {where['microbatch']}, recompute {plan['recompute']}."
         ),
-        "certificate": certificate_words(content["certificate"]),
+        "certificate": _proof(content["certificate"]),
         "notes": [],
         "facts": [
             ["Step", format_seconds(where["step_time_s"])],
@@ -47,6 +47,14 @@ def wafer_view(source: Source) -> dict[str, Any]:
         "models": [model_view(plan, chip)],
         "wafer": _map(wafer),
     }
+
+
+def _proof(proof: Mapping[str, Any]) -> str:
+    """What the bound says of all other mappings, and of the wafers that were looked at."""
+    over = "this wafer" if proof["architectures"] == 1 else f"{proof['architectures']:,} wafers"
+    if proof["status"] == "optimal":
+        return f"Proven optimal: no mapping on {over} is more than {proof['gap']:.2%} better."
+    return f"Not proven optimal: the best mapping on {over} may be up to {proof['gap']:.2%} better."
 
 
 def _map(wafer: Mapping[str, Any]) -> dict[str, Any]:

@@ -247,6 +247,10 @@ class RunReader:
         rows = self._connection.execute("SELECT chip, min(score) FROM bounds GROUP BY chip")
         return {int(chip): float(score) for chip, score in rows}
 
+    def placed_bounds_s(self) -> Iterator[tuple[int, bytes]]:
+        """(chip, little-endian doubles): after its placements, no plan of a variant is faster."""
+        yield from self._connection.execute("SELECT chip, lower_s FROM evaluations")
+
     def batches(self, size: int = 50_000) -> Iterator[list[dict[str, Any]]]:
         """All designs, best first, in pieces."""
         cursor = self._connection.execute(

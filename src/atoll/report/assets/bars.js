@@ -2,8 +2,9 @@
 
 function stack(parent, rows, format, options) {
   const names = [];
-  for (const row of rows) for (const name in row.parts) {
-    if (row.parts[name] > 0 && !names.includes(name)) names.push(name);
+  for (const row of rows) {
+    const sum = Object.values(row.parts).reduce((a, b) => a + b, 0);
+    for (const name in row.parts) if (row.parts[name] > 5e-4 * sum && !names.includes(name)) names.push(name);
   }
   const limit = options.limit || 0;
   const most = Math.max(limit, ...rows.map((row) => Object.values(row.parts).reduce((a, b) => a + b, 0)));
@@ -20,14 +21,14 @@ function stack(parent, rows, format, options) {
       if (value <= 0) continue;
       const piece = el(line, 'div', {class: 'part', 'data-part': name});
       piece.style.width = 100 * value / most + '%';
-      piece.style.background = colourOf(name);
+      piece.style.background = colourOf(name, names);
       if (name.includes('bubble')) piece.style.background = 'repeating-linear-gradient(45deg, var(--mid) 0 4px, var(--idle) 4px 8px)';
       tipped(piece, name + ': ' + format(value) + ' (' + percent(value / sum) + ')');
     }
     if (limit) el(line, 'div', {style: 'position:absolute;top:0;bottom:0;width:2px;background:var(--ink);left:calc(' + 100 * limit / most + '% - 2px)'});
   }
   const total = Object.values(rows[0].parts).reduce((a, b) => a + b, 0);
-  legend(parent, names.map((name) => [name.includes('bubble') ? css('--mid') : colourOf(name),
+  legend(parent, names.map((name) => [name.includes('bubble') ? css('--mid') : colourOf(name, names),
     name + (rows[0].parts[name] > 0 ? ' ' + percent(rows[0].parts[name] / total) : '')]));
 }
 
@@ -61,7 +62,7 @@ function sensitivityView(data) {
     ? 'Neighbours of the best chip, each with one part changed, evaluated in full. Finite differences: a step may change '
       + 'tilings and layout. HBM and links take no area on the die in this model, so that their worth has no figure per mm².'
     : 'The same layout estimated again on a machine with one rate changed.');
-  const table = el(el(node, 'div', {class: 'scroll'}), 'table', {id: 'sensitivity-table'});
+  const table = el(el(node, 'div', {class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'Sensitivities'}), 'table', {id: 'sensitivity-table', style: 'white-space:nowrap'});
   const head = el(table, 'tr');
   const names = ['part', 'change', 'throughput', '', ...(found.per_mm2 ? ['area', found.unit + ' per mm²'] : [])];
   names.forEach((name, i) => el(head, 'th', i > 1 && i !== 3 ? {class: 'n'} : {}, name));

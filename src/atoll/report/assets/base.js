@@ -71,13 +71,17 @@ function legend(parent, entries) {
   return list;
 }
 
-// Every name keeps its colour on the whole page.
-const NAMED = new Map();
+// Parts that several charts show have one colour; the others take what their chart has left.
+const NAMED = {compute: 0, 'tensor parallel': 1, collectives: 1, recompute: 2, recomputation: 2, optimizer: 3, transfers: 4,
+  'pipeline sends': 4, 'gradient reduction': 5, 'context parallel': 6, host: 7, 'expert parallel': 8, 'sharded weights': 9,
+  weights: 0, states: 0, gradients: 1, activations: 2, buffers: 5, rebuilt: 4};
 
-function colourOf(name) {
-  if (name === 'bubble' || name === 'pipeline bubble') return css('--idle');
-  if (!NAMED.has(name)) NAMED.set(name, PALETTE[NAMED.size % PALETTE.length]);
-  return NAMED.get(name);
+function colourOf(name, among) {
+  if (name in NAMED) return PALETTE[NAMED[name]];
+  const taken = among.filter((n) => n in NAMED).map((n) => NAMED[n]);
+  const free = PALETTE.map((_, i) => i).filter((i) => !taken.includes(i));
+  const others = among.filter((n) => !(n in NAMED));
+  return PALETTE[free[others.indexOf(name) % free.length]];
 }
 
 // --- The tip --------------------------------------------------------------------------------------

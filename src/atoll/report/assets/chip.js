@@ -21,7 +21,7 @@ function chipView(data) {
   const shared = area['shared buffer (GLB)'] || 0, phy = area['HBM interfaces'] || 0;
   const side = Math.sqrt(chip.area_mm2), size = 420, k = size / side, off = 74;
   const picture = draw(el(pair, 'div'), 'svg', {viewBox: '0 0 ' + (size + off + 8) + ' ' + (size + 40), width: '100%',
-    style: 'max-height:520px', role: 'img', id: 'chip-picture', 'aria-label': 'The die with its cores and buffers, to scale'});
+    style: 'max-height:520px', role: 'img', id: 'chip-picture', 'aria-label': 'The die with its cores and buffers, to scale', class: 'large'});
   const tint = {'tensor arrays': PALETTE[0], 'tensor core buffers': PALETTE[4], 'vector lanes': PALETTE[1],
     'vector core buffers': PALETTE[6], 'shared buffer (GLB)': PALETTE[2], 'HBM interfaces': PALETTE[3]};
   const rect = (x, y, w, h, fill, text) => {

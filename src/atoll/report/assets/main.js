@@ -31,7 +31,7 @@ function baselinesView(data) {
     el(row, 'td', {class: 'n'}, b.score ? digits(b.score, 5) : 'does not fit');
     el(row, 'td', {class: 'n'}, b.score ? (data.score / b.score).toFixed(2) + '×' : '');
     const cell = el(row, 'td'), bar = el(cell, 'div', {style: 'height:12px;border-radius:2px;margin-top:5px'});
-    bar.style.width = 180 * (b.score || 0) / most + 'px';
+    bar.style.width = Math.min(180, innerWidth / 4) * (b.score || 0) / most + 'px';
     bar.style.background = b.name === 'this answer' ? PALETTE[0] : PALETTE[5];
   }
 }

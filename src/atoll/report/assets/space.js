@@ -4,7 +4,8 @@ const FIGURES = {
   area_mm2: ['area', 'mm²'], peak_power_W: ['power at peak', 'W'], power_W: ['power, running', 'W'],
   energy_per_token_J: ['energy a token', 'J'],
 };
-const STATES = ['ruled out by roofline', 'ruled out by schedule bound', 'evaluated'];
+const STATES = ['ruled out by roofline', 'ruled out by schedule', 'ruled out by placement', 'evaluated'];
+const EVALUATED = 3;
 const FILTERS = [['tensor_cores', 'tensor cores'], ['width', 'array width'], ['depth', 'array depth'],
   ['vector_cores', 'vector cores'], ['glb_bytes', 'shared buffer']];
 
@@ -36,7 +37,7 @@ function valueOf(space, name, i) {
 
 // Of evaluated points, those that no other beats in both score and cost; the fastest first.
 function frontOf(space, cost, chosen) {
-  const order = chosen.filter((i) => space.state[i] === 2 && cost[i] === cost[i])
+  const order = chosen.filter((i) => space.state[i] === EVALUATED && cost[i] === cost[i])
     .sort((a, b) => space.score[b] - space.score[a] || cost[a] - cost[b]);
   const front = [];
   let least = Infinity;
@@ -70,7 +71,7 @@ function spaceView(data) {
     'aria-label': 'Throughput of all chips; arrow keys walk along the front'});
   const detail = el(pair, 'div', {class: 'detail', id: 'space-detail', 'aria-live': 'polite'});
   const view = {chosen: [], front: [], picked: -1, at: null};
-  const colours = () => [css('--faint'), css('--mid'), PALETTE[0]];
+  const colours = () => [css('--faint'), css('--mid'), PALETTE[3], PALETTE[0]];
 
   function refilter() {
     const most = parseFloat(limit.value);
@@ -78,7 +79,7 @@ function spaceView(data) {
     const cost = space.figures[axis.value];
     const tests = filters.filter(([, input]) => input.value !== '')
       .map(([name, input]) => [name, parseFloat(input.value)]);
-    const counts = [0, 0, 0];
+    const counts = [0, 0, 0, 0];
     let drawn = 0;
     for (let i = 0; i < space.count; i++) {
       if (shown[space.state[i]] && !shown[space.state[i]].checked) continue;
@@ -88,9 +89,9 @@ function spaceView(data) {
       if (cost[i] === cost[i]) { view.chosen.push(i); drawn++; }
     }
     view.front = frontOf(space, cost, view.chosen);
-    const all = counts[0] + counts[1] + counts[2];
-    count.textContent = whole(all) + ' of ' + whole(space.total) + ' chips: ' + whole(counts[2]) + ' evaluated, '
-      + whole(counts[0] + counts[1]) + ' ruled out'
+    const all = counts.reduce((a, b) => a + b, 0);
+    count.textContent = whole(all) + ' of ' + whole(space.total) + ' chips: ' + whole(counts[EVALUATED]) + ' evaluated, '
+      + whole(all - counts[EVALUATED]) + ' ruled out'
       + (drawn < all ? '; ' + whole(all - drawn) + ' have no figure on this axis' : '') + '.';
     paint();
   }
@@ -129,9 +130,9 @@ function spaceView(data) {
     pen.fillText(what + ' (' + unit + ')', (box.left + box.right) / 2, box.bottom + 24);
     pen.textAlign = 'left'; pen.fillText(data.unit, 4, 0);
     const tint = colours();
-    for (let k = 0; k < 3; k++) {
+    for (let k = 0; k < STATES.length; k++) {
       pen.fillStyle = tint[k];
-      const size = k === 2 ? 3.4 : 1.6;
+      const size = k === EVALUATED ? 3.4 : 1.8;
       for (const i of view.chosen) {
         if (space.state[i] !== k) continue;
         pen.fillRect(fx(cost[i]) - size / 2, fy(space.score[i]) - size / 2, size, size);
@@ -155,7 +156,7 @@ function spaceView(data) {
 
   function baselineMarks(pen, box, fx, fy, low) {
     let last = -99;
-    pen.textBaseline = 'bottom'; pen.textAlign = 'right';
+    pen.textBaseline = 'bottom'; pen.textAlign = 'left';
     const rows = data.baselines.filter((b) => b.score).sort((a, b) => b.score - a.score);
     for (const b of rows) {
       const y = fy(Math.max(b.score, low));
@@ -166,13 +167,13 @@ function spaceView(data) {
         pen.fillStyle = PALETTE[5]; pen.beginPath();
         pen.moveTo(x, y - 6); pen.lineTo(x + 6, y + 5); pen.lineTo(x - 6, y + 5); pen.fill();
       }
-      if (y - last > 13) { label(pen, b.name, box.right - 3, y - 2); last = y; } else { label(pen, b.name, box.right - 3, y + 15); last = y + 16; }
+      if (y - last > 13) { label(pen, b.name, box.left + 6, y - 2); last = y; } else { label(pen, b.name, box.left + 6, y + 15); last = y + 16; }
     }
   }
 
   function label(pen, text, x, y) {
     const size = pen.measureText(text).width;
-    pen.fillStyle = css('--card'); pen.globalAlpha = 0.8; pen.fillRect(x - size - 2, y - 13, size + 4, 14); pen.globalAlpha = 1;
+    pen.fillStyle = css('--card'); pen.globalAlpha = 0.8; pen.fillRect(x - 2, y - 13, size + 4, 14); pen.globalAlpha = 1;
     pen.fillStyle = css('--ink'); pen.fillText(text, x, y);
   }
 
@@ -183,7 +184,7 @@ function spaceView(data) {
     if (view.at) for (const i of view.chosen) {
       const [px, py] = view.at(i);
       let away = (px - x) * (px - x) + (py - y) * (py - y);
-      if (space.state[i] === 2) away *= 0.5;  // evaluated designs lie on top
+      if (space.state[i] === EVALUATED) away *= 0.5;  // evaluated designs lie on top
       if (away < least) { least = away; best = i; }
     }
     return best;
@@ -199,7 +200,7 @@ function spaceView(data) {
     view.picked = i;
     detail.textContent = '';
     if (i < 0) { el(detail, 'p', {class: 'soft'}, 'No point chosen.'); paint(); return; }
-    const found = space.state[i] === 2;
+    const found = space.state[i] === EVALUATED;
     el(detail, 'h3', {style: 'margin-top:0'}, words(i));
     const table = el(detail, 'table');
     const row = (name, value) => { const r = el(table, 'tr'); el(r, 'td', {class: 'soft'}, name); el(r, 'td', {class: 'n'}, value); };
@@ -222,7 +223,7 @@ function spaceView(data) {
   canvas.addEventListener('click', (event) => pick(nearest(event)));
   canvas.addEventListener('pointermove', (event) => {
     const i = nearest(event);
-    tip(i < 0 ? '' : words(i) + '\n' + digits(space.score[i], 5) + ' ' + data.unit + (space.state[i] === 2 ? '' : ' at most'), event.clientX, event.clientY);
+    tip(i < 0 ? '' : words(i) + '\n' + digits(space.score[i], 5) + ' ' + data.unit + (space.state[i] === EVALUATED ? '' : ' at most'), event.clientX, event.clientY);
   });
   canvas.addEventListener('pointerleave', () => tip(''));
   canvas.addEventListener('keydown', (event) => {
