@@ -116,6 +116,8 @@ def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> 
     bounds, reached = _strongest(search, stored)
     np.maximum.at(score, chips.design, np.where(np.isfinite(bounds), bounds, 0.0))
     np.maximum.at(state, chips.design, reached)
+    area = np.full(count, np.inf)
+    np.minimum.at(area, chips.design, chips.area_mm2)  # HBM interfaces included
     sparse = {
         name: np.full(count, np.nan) for name in ("power_W", "energy_per_token_J", *PLAN)
     }
@@ -128,6 +130,7 @@ def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> 
         if state[design] == EVALUATED and score[design] >= row["score"]:
             continue
         state[design], score[design] = EVALUATED, row["score"]
+        area[design] = row["area_mm2"]
         for name, values in sparse.items():
             values[design] = row[name] if row[name] is not None else np.nan
     note = "" if stored is not None else "No store beside the result: only bounds are drawn."
@@ -139,7 +142,7 @@ def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> 
         score=score,
         state=state,
         figures={
-            "area_mm2": np.asarray(space.area_mm2),
+            "area_mm2": area,
             "peak_power_W": space.peak_power_with(space.hbm_options[0]),
             "power_W": sparse["power_W"],
             "energy_per_token_J": sparse["energy_per_token_J"],

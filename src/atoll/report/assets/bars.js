@@ -60,7 +60,7 @@ function sensitivityView(data) {
   const found = data.sensitivity;
   const node = section('sensitivity', 'What a little more would be worth', found.per_mm2
     ? 'Neighbours of the best chip, each with one part changed, evaluated in full. Finite differences: a step may change '
-      + 'tilings and layout. HBM and links take no area on the die in this model, so that their worth has no figure per mm².'
+      + 'tilings and layout. The bandwidth of HBM and links is changed at no area, so that it has no figure per mm².'
     : 'The same layout estimated again on a machine with one rate changed.');
   const table = el(el(node, 'div', {class: 'scroll', tabindex: 0, role: 'group', 'aria-label': 'Sensitivities'}), 'table', {id: 'sensitivity-table', style: 'white-space:nowrap'});
   const head = el(table, 'tr');

@@ -4,7 +4,7 @@ function grid(count, width, height) {
   let best = [1, count], badness = Infinity;
   for (let columns = 1; columns <= count; columns++) {
     const rows = Math.ceil(count / columns);
-    const shape = Math.abs(Math.log((width / columns) / (height / rows))) + 2 * (rows * columns - count) / count;
+    const shape = Math.abs(Math.log((width / columns) / (height / rows))) + 8 * (rows * columns - count) / count;
     if (shape < badness) { badness = shape; best = [columns, rows]; }
   }
   return best;

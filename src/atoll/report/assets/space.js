@@ -129,10 +129,10 @@ function spaceView(data) {
     const [what, unit] = FIGURES[axis.value];
     pen.fillText(what + ' (' + unit + ')', (box.left + box.right) / 2, box.bottom + 24);
     pen.textAlign = 'left'; pen.fillText(data.unit, 4, 0);
-    const tint = colours();
+    const tint = colours(), grow = view.chosen.length < 300 ? 2.2 : view.chosen.length < 3000 ? 1.5 : 1;
     for (let k = 0; k < STATES.length; k++) {
       pen.fillStyle = tint[k];
-      const size = k === EVALUATED ? 3.4 : 1.8;
+      const size = grow * (k === EVALUATED ? 3.4 : 1.8);
       for (const i of view.chosen) {
         if (space.state[i] !== k) continue;
         pen.fillRect(fx(cost[i]) - size / 2, fy(space.score[i]) - size / 2, size, size);
@@ -212,7 +212,7 @@ function spaceView(data) {
       if (value === value) row(FIGURES[name][0], name === 'energy_per_token_J' ? joules(value) : digits(value, 4) + ' ' + FIGURES[name][1]);
     }
     if (found) {
-      row('HBM', bytes(valueOf(space, 'hbm_capacity_bytes', i)));
+      row('HBM, at most', bytes(valueOf(space, 'hbm_capacity_bytes', i)));
       row('layout', 'p' + valueOf(space, 'pipeline', i) + ' t' + valueOf(space, 'tensor', i) + ' d' + valueOf(space, 'data', i));
       row('microbatch', valueOf(space, 'microbatch', i));
     }
