@@ -1,4 +1,4 @@
-"""Results in a notebook: a small table and a bar of the time's parts, as plain HTML.
+"""Results in a notebook (plain HTML) and in a line of text: a bar of the time's parts.
 
 Only plain values come in, so that every result can use it; nothing is fetched, no script runs.
 """
@@ -38,6 +38,25 @@ def answer_html(
         f'<table style="margin:4px 0">{rows}</table>{_bar(parts_s)}{beside}'
         f'<div style="opacity:.75">{escape(footer)}</div></div>'
     )
+
+
+SHADES = "█▓▒░"
+
+
+def bar_text(parts_s: Mapping[str, float], width: int = 40) -> str:
+    """The parts of a time as a bar of characters, the largest first, with their shares."""
+    whole = sum(parts_s.values())
+    shown = [(n, v) for n, v in parts_s.items() if whole and v / whole >= LEAST_SHARE]
+    shown.sort(key=lambda part: -part[1])
+    bar, words, filled, sum_s = "", [], 0, 0.0
+    for index, (name, value) in enumerate(shown):
+        shade = SHADES[index % len(SHADES)]
+        sum_s += value
+        end = round(width * sum_s / whole)
+        bar += shade * (end - filled)
+        filled = end
+        words.append(f"{shade} {name.replace('_', ' ')} {value / whole:.1%}")
+    return f"{bar}  {', '.join(words)}"
 
 
 def _row(name: str, value: str) -> str:

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 import atoll
-from atoll.notebook import answer_html
+from atoll.notebook import answer_html, bar_text
 
 VOID = {"br", "img", "hr"}
 
@@ -41,6 +41,11 @@ def test_names_are_escaped_and_parts_add_up() -> None:
     html = answer_html("<b>", [("a & b", "<script>")], {"x": 3.0, "y_z": 1.0}, "done", [("n", "1")])
     check(html)
     assert "<script>" not in html and "&lt;b&gt;" in html and "y z" in html
+
+
+def test_a_line_of_text_shows_the_parts_in_proportion() -> None:
+    assert bar_text({"a_b": 1.0, "c": 3.0}, 8) == "██████▓▓  █ c 75.0%, ▓ a b 25.0%"
+    assert bar_text({}) == "  "
 
 
 def test_an_estimate_and_a_plan_draw_themselves() -> None:

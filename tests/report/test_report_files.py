@@ -56,6 +56,8 @@ def page_data(path: Path) -> dict[str, object]:
 def test_a_search_becomes_one_file_that_names_no_other(tiny_run: Path, command: Run) -> None:
     code, out, err = command("report", str(tiny_run))
     assert (code, out) == (0, "") and "wrote" in err
+    code, out, _ = command("report", str(tiny_run), "--json")
+    assert json.loads(out)["bytes"] == (tiny_run / "report.html").stat().st_size
     text = (tiny_run / "report.html").read_text(encoding="utf-8")
     assert "src=" not in text and "<link" not in text and "@import" not in text
     addresses = set(re.findall(r"https?://[^\"' )]+", text))
@@ -182,6 +184,11 @@ def test_damaged_files(tiny_run: Path, tmp_path: Path, command: Run) -> None:
     assert_refused(command("report", str(tmp_path)), "not valid JSON")
     (tmp_path / "result.json").write_text('{"best": {}, "certificate": {}}')
     assert_refused(command("report", str(tmp_path)), "best.accelerator is missing")
+    content = json.loads((tiny_run / "result.json").read_text())
+    del content["best"]["models"][0]["placement"]["stages"]
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    assert_refused(command("report", str(tmp_path)), "a field is missing", "stages")
+    assert_refused(command("trace", str(tmp_path)), "a field is missing", "stages")
     (tmp_path / "plan.json").write_text('{"kind": "plan", "format": 99}')
     assert_refused(command("report", str(tmp_path)), "another version")
     (tmp_path / "plan.json").write_text("[]")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import atoll
 from atoll.report import open_folder, plan_trace, search_trace
@@ -149,3 +152,33 @@ def test_a_searchs_trace_adds_up_and_has_the_operators(tiny_run: Path) -> None:
         op["name"] for e in content["best"]["models"][0]["layers"] for op in e["operators"]
     }
     assert operators <= {e["name"] for e in trace["traceEvents"] if e["pid"] >= LAYERS}
+
+
+@given(
+    stages=st.integers(1, 5),
+    microbatches=st.integers(1, 9),
+    seed=st.integers(0, 10_000),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb-h1"]),
+)
+def test_lanes_have_no_hole_and_no_overlap(
+    stages: int, microbatches: int, seed: int, schedule: str
+) -> None:
+    draw = random.Random(seed)
+    timeline = plan_timeline(
+        {
+            "schedule": schedule,
+            "microbatches": microbatches,
+            "replayed": microbatches,
+            "send_s": draw.choice([0.0, 0.01, 0.5]),
+            "passes": [[[draw.uniform(0.1, 2) for _ in range(3)]] for _ in range(stages)],
+            "after": [["gradient reduction", draw.uniform(0, 1)], ["host", 0.0]],
+            "step_time_s": draw.uniform(1, 100),
+        }
+    )
+    for row in timeline.stages:
+        assert row[0].start_s == 0.0
+        assert all(a.end_s == b.start_s for a, b in pairwise(row))
+        assert all(s.duration_s >= 0 for s in row)
+        assert row[-1].end_s == timeline.step_time_s
+        passes = [s for s in row if s.microbatch >= 0]
+        assert len(passes) == microbatches * (3 if schedule == "zb-h1" else 2)

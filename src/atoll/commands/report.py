@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.commands.common import JsonFlag, print_json
 from atoll.errors import AtollError
 
 Folder = Annotated[
@@ -20,6 +21,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The file to write; default: report.html in the folder.")
     ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Draw an answer: one HTML file that opens offline in any browser.
 
@@ -28,13 +30,13 @@ def report(
     """
     from atoll.report import write_report
 
-    path = write_report(folder, out)
-    print(f"atoll: wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", file=sys.stderr)
+    _wrote(write_report(folder, out), as_json)
 
 
 def trace(
     folder: Folder,
     out: Annotated[Path | None, typer.Option(help="Default: trace.json in the folder.")] = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Write a step as a Chrome trace, which Perfetto and chrome://tracing open."""
     from atoll.report import open_folder, plan_trace, search_trace, write_trace
@@ -43,7 +45,17 @@ def trace(
     source = open_folder(folder)
     path = folder / "trace.json" if out is None else out
     check_trace_path(path)
-    made = (plan_trace if source.kind in ("plan", "estimate") else search_trace)(source.content)
+    with source.read_whole():
+        planned = source.kind in ("plan", "estimate")
+        made = plan_trace(source.content) if planned else search_trace(source.content)
     if not made["traceEvents"]:
         raise AtollError(f"{folder}: nothing on record to trace; run the search again.")
-    print(f"atoll: wrote {write_trace(made, path)}", file=sys.stderr)
+    _wrote(write_trace(made, path), as_json)
+
+
+def _wrote(path: Path, as_json: bool) -> None:
+    size = path.stat().st_size
+    if as_json:
+        print_json({"file": str(path), "bytes": size})
+    else:
+        print(f"atoll: wrote {path} ({size / 1e6:.1f} MB)", file=sys.stderr)

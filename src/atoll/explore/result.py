@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.explore.job import Job
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
-from atoll.notebook import answer_html
+from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.units import format_seconds
 
@@ -187,6 +187,7 @@ class SearchResult:
                 f"pipeline {where.pipeline} x tensor {where.tensor} x data {where.data}, "
                 f"microbatch {where.microbatch}, recompute {where.recompute}"
             )
+            lines.append(f"  {bar_text(where.time_parts_s)}")
         for name, value in self.baselines.items():
             if value is None:
                 lines.append(f"  {name}: does not fit")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,17 @@ class Source:
     status: RunStatus | None = None
     """Of the store beside it, where there is one."""
 
-    @property
-    def has_store(self) -> bool:
-        return (self.folder / FILE).exists()
+    @contextmanager
+    def read_whole(self) -> Iterator[None]:
+        """Turn a field that is missing, or of another kind, into a sentence."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            name = PLAN if self.kind in ("plan", "estimate") else RESULT
+            raise AtollError(
+                f"{self.folder / name}: a field is missing or of another kind ({error}); it was "
+                "damaged or written by another version of atoll: run it again."
+            ) from error
 
 
 def open_folder(folder: Path) -> Source:

@@ -27,11 +27,9 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 def make_view(source: Source) -> dict[str, Any]:
     """The page's data."""
-    if source.kind == "search":
-        return search_view(source)
-    if source.kind == "wafer":
-        return wafer_view(source)
-    return plan_view(source)
+    views = {"search": search_view, "wafer": wafer_view}
+    with source.read_whole():
+        return views.get(source.kind, plan_view)(source)
 
 
 def render(view: dict[str, Any]) -> str:

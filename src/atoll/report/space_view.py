@@ -91,6 +91,8 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> _Stored | None:
         with RunReader(folder) as reader:
             rows = reader.designs(limit=MOST_POINTS)
             total = content["certificate"]["architectures"]
+            if total > MOST_POINTS:
+                return _Stored(rows, {}, (), total)
             return _Stored(rows, reader.bound_scores(), list(reader.placed_bounds_s()), total)
     except AtollError:
         return None

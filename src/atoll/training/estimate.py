@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.notebook import answer_html
+from atoll.notebook import answer_html, bar_text
 from atoll.training.layers import LayerCost, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
@@ -80,8 +80,9 @@ class Estimate:
         return title, facts, self.step.breakdown()
 
     def __str__(self) -> str:
-        title, facts, _ = self.summary()
-        return f"{title}: " + ", ".join(f"{name} {value}" for name, value in facts)
+        title, facts, parts_s = self.summary()
+        rows = [f"  {name:<12}{value}" for name, value in facts]
+        return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
 
     def to_dict(self) -> dict[str, Any]:
         worst = self.worst

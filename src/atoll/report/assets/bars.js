@@ -28,7 +28,7 @@ function stack(parent, rows, format, options) {
     if (limit) el(line, 'div', {style: 'position:absolute;top:0;bottom:0;width:2px;background:var(--ink);left:calc(' + 100 * limit / most + '% - 2px)'});
   }
   const total = Object.values(rows[0].parts).reduce((a, b) => a + b, 0);
-  legend(parent, names.map((name) => [name.includes('bubble') ? css('--mid') : colourOf(name, names),
+  legend(parent, names.map((name) => [name.includes('bubble') ? tone('--mid') : colourOf(name, names),
     name + (rows[0].parts[name] > 0 ? ' ' + percent(rows[0].parts[name] / total) : '')]));
 }
 
@@ -76,7 +76,7 @@ function sensitivityView(data) {
       el(line, 'td', {class: 'n'}, side.gain === null ? 'does not fit' : signed(side.gain).replace('-', '−'));
       const cell = el(line, 'td', {style: 'min-width:140px'});
       const picture = draw(cell, 'svg', {width: 140, height: 14, 'aria-hidden': 'true'});
-      draw(picture, 'path', {d: 'M70 0v14', stroke: css('--mid')});
+      draw(picture, 'path', {d: 'M70 0v14', stroke: tone('--mid')});
       if (side.gain) draw(picture, 'rect', {x: side.gain > 0 ? 70 : 70 + 68 * side.gain / most, y: 2, height: 10,
         width: 68 * Math.abs(side.gain) / most, fill: side.gain > 0 ? PALETTE[0] : PALETTE[5]});
       if (found.per_mm2) {

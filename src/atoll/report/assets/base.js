@@ -21,6 +21,9 @@ function draw(parent, name, attributes, text) {
   return put(parent, node);
 }
 
+// A colour of the page: for elements it follows the colour scheme, for a canvas it is the value now.
+function tone(name) { return 'var(' + name + ')'; }
+
 function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
 function digits(value, count) {

@@ -28,7 +28,7 @@ function chipView(data) {
     const r = draw(picture, 'rect', {x: x, y: y, width: Math.max(0, w), height: Math.max(0, h), fill: fill});
     return text ? tipped(r, text) : r;
   };
-  rect(off, 0, size, size, css('--idle'), 'the die');
+  rect(off, 0, size, size, tone('--idle'), 'the die');
   const strip = phy / side * k;
   if (phy) rect(off, 0, strip, size, tint['HBM interfaces'], 'HBM interfaces: ' + digits(phy, 3) + ' mm²');
   const left = off + strip, width = size - strip;
@@ -55,13 +55,13 @@ function chipView(data) {
   const stacks = Math.max(1, Math.min(8, Math.round(chip.hbm_GiB / 16)));
   for (let i = 0; i < stacks; i++) {
     const h = size / stacks;
-    draw(picture, 'rect', {x: 2, y: i * h + 3, width: off - 14, height: h - 6, rx: 3, fill: css('--faint'), stroke: css('--mid')});
+    draw(picture, 'rect', {x: 2, y: i * h + 3, width: off - 14, height: h - 6, rx: 3, fill: tone('--faint'), stroke: tone('--mid')});
   }
   const words = draw(picture, 'text', {x: off / 2 - 6, y: size / 2, 'text-anchor': 'middle', transform: 'rotate(-90 ' + (off / 2 - 6) + ' ' + size / 2 + ')'},
     'HBM ' + chip.hbm_GiB + ' GiB, ' + whole(chip.hbm_bandwidth_GBps) + ' GB/s');
   words.style.fontWeight = 600;
   const bar = steps(0, side, 4)[1] || side;
-  draw(picture, 'path', {d: 'M' + off + ' ' + (size + 12) + 'v6h' + bar * k + 'v-6', fill: 'none', stroke: css('--ink')});
+  draw(picture, 'path', {d: 'M' + off + ' ' + (size + 12) + 'v6h' + bar * k + 'v-6', fill: 'none', stroke: tone('--ink')});
   draw(picture, 'text', {x: off + bar * k + 8, y: size + 20}, digits(bar, 2) + ' mm');
   draw(picture, 'text', {x: size + off, y: size + 20, 'text-anchor': 'end', class: 'soft'}, digits(side, 3) + ' × ' + digits(side, 3) + ' mm');
   const table = el(el(pair, 'div'), 'table', {id: 'chip-parts'});

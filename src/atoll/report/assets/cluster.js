@@ -49,7 +49,7 @@ function clusterView(data) {
       'aria-label': 'Devices coloured by their ' + AXES[axis] + ' rank'});
     for (let n = 0; n < nodes; n++) {
       const x = (n % columns) * frame + 1, y = Math.floor(n / columns) * tall + 1;
-      draw(picture, 'rect', {x: x, y: y, width: frame - 3, height: tall - 3, rx: 3, fill: 'none', stroke: css('--line')});
+      draw(picture, 'rect', {x: x, y: y, width: frame - 3, height: tall - 3, rx: 3, fill: 'none', stroke: tone('--line')});
       for (let d = 0; d < size && n * size + d < shown; d++) {
         const rank = n * size + d, where = place(rank);
         tipped(draw(picture, 'rect', {class: 'device', x: x + 2 + (d % inner) * cell, y: y + 2 + Math.floor(d / inner) * cell,

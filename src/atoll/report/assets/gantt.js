@@ -75,7 +75,7 @@ function scheduleView(data) {
     let y = 4;
     const used = new Set();
     for (const band of bands) {
-      draw(picture, 'rect', {x: left, y: y, width: right - left, height: band.height, fill: css('--idle')});
+      draw(picture, 'rect', {x: left, y: y, width: right - left, height: band.height, fill: tone('--idle')});
       const words = band.name.split(' ');
       words.forEach((word, k) => draw(picture, 'text', {x: left - 8, 'text-anchor': 'end', y: y + band.height / 2 + 4 + 14 * (k - (words.length - 1) / 2), class: 'soft'}, word));
       for (const [i, ranges] of band.ranges) {
@@ -88,7 +88,7 @@ function scheduleView(data) {
         for (const [first, many] of ranges) {
           const h = band.height * many / band.total, top = y + band.height * first / band.total;
           tipped(draw(picture, 'rect', {class: 'op', x: fx(start), y: top, width: Math.max(1, fx(length) - fx(0)), height: Math.max(1, h),
-            fill: limitColour(kind), stroke: css('--card'), 'stroke-width': h > 4 ? 1 : 0}), text);
+            fill: limitColour(kind), stroke: tone('--card'), 'stroke-width': h > 4 ? 1 : 0}), text);
           if (h > tall) { tall = h; at = top + h / 2; }
         }
         const room = fx(length) - fx(0) - 8;
@@ -99,7 +99,7 @@ function scheduleView(data) {
       y += band.height + 10;
     }
     for (const v of steps(0, entry.makespan_s, 8)) {
-      draw(picture, 'path', {d: 'M' + fx(v) + ' ' + (y - 6) + 'v5', stroke: css('--mid')});
+      draw(picture, 'path', {d: 'M' + fx(v) + ' ' + (y - 6) + 'v5', stroke: tone('--mid')});
       if (fx(v) < right - 20) draw(picture, 'text', {x: fx(v), y: y + 14, 'text-anchor': 'middle', class: 'soft'}, seconds(v));
     }
     const order = Object.keys(LIMITS).filter((name) => used.has(name));

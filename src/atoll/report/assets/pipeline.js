@@ -2,8 +2,8 @@
 
 const PASS_COLOURS = {'forward': 0, 'backward': 1, 'weight gradient': 2, 'gradient reduction': 5, 'optimizer': 3, 'gradient accumulation': 4};
 
-function passColour(name) {
-  if (name === 'bubble') return css('--idle');
+function passColour(name, idle) {
+  if (name === 'bubble') return idle;
   return PALETTE[name in PASS_COLOURS ? PASS_COLOURS[name] : 7];
 }
 
@@ -51,7 +51,7 @@ function onePipeline(node, model, number) {
       pen.fillStyle = css('--line'); pen.fillRect(0, top, width, tall);
       for (const [k, start, end, microbatch] of row) {
         const x = fx(start), w = Math.max(0.3, fx(end) - x);
-        pen.fillStyle = passColour(names[k]);
+        pen.fillStyle = passColour(names[k], css('--idle'));
         pen.fillRect(x, top, w > 3 ? w - 0.7 : w, tall);
         if (microbatch !== undefined && w > 15 && tall > 12) {
           pen.fillStyle = names[k] === 'backward' ? '#000' : '#fff'; pen.textAlign = 'center'; pen.textBaseline = 'middle';
@@ -90,6 +90,6 @@ function onePipeline(node, model, number) {
   canvas.addEventListener('pointermove', about);
   canvas.addEventListener('click', about);
   canvas.addEventListener('pointerleave', () => tip(''));
-  legend(node, names.map((name) => [passColour(name), name, name === 'bubble' ? css('--mid') : '']));
+  legend(node, names.map((name) => [passColour(name, tone('--idle')), name, name === 'bubble' ? tone('--mid') : '']));
   redrawn(paint);
 }

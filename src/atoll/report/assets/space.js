@@ -71,7 +71,7 @@ function spaceView(data) {
     'aria-label': 'Throughput of all chips; arrow keys walk along the front'});
   const detail = el(pair, 'div', {class: 'detail', id: 'space-detail', 'aria-live': 'polite'});
   const view = {chosen: [], front: [], picked: -1, at: null};
-  const colours = () => [css('--faint'), css('--mid'), PALETTE[3], PALETTE[0]];
+  const colours = (shade) => [shade('--faint'), shade('--mid'), PALETTE[3], PALETTE[0]];
 
   function refilter() {
     const most = parseFloat(limit.value);
@@ -129,7 +129,7 @@ function spaceView(data) {
     const [what, unit] = FIGURES[axis.value];
     pen.fillText(what + ' (' + unit + ')', (box.left + box.right) / 2, box.bottom + 24);
     pen.textAlign = 'left'; pen.fillText(data.unit, 4, 0);
-    const tint = colours(), grow = view.chosen.length < 300 ? 2.2 : view.chosen.length < 3000 ? 1.5 : 1;
+    const tint = colours(css), grow = view.chosen.length < 300 ? 2.2 : view.chosen.length < 3000 ? 1.5 : 1;
     for (let k = 0; k < STATES.length; k++) {
       pen.fillStyle = tint[k];
       const size = grow * (k === EVALUATED ? 3.4 : 1.8);
@@ -235,7 +235,7 @@ function spaceView(data) {
   });
   for (const input of [axis, logged, limit, ...shown.filter(Boolean), ...filters.map((f) => f[1])]) input.addEventListener('input', refilter);
   const proven = data.pareto[axis.value];
-  const tint = colours();
+  const tint = colours(tone);
   const keys = STATES.map((name, k) => [tint[k], name]).filter((_, k) => shown[k]);
   legend(node, [...keys, [PALETTE[1], 'front of evaluated designs' + (proven ? ', proven within ' + percent(proven, 0) + ' against area' : '')],
     ...(data.baselines.some((b) => b.score) ? [[PALETTE[5], 'baselines (▲ where the chip is known)']] : [])]);

@@ -22,14 +22,14 @@ function waferView(data) {
       'link (' + x1 + ', ' + y1 + ') to (' + x2 + ', ' + y2 + ')\n' + bytes(load) + ' a microbatch, ' + percent(load / most, 0) + ' of the busiest');
     }
     for (const [[x1, y1], [x2, y2]] of wafer.dead_links) {
-      draw(picture, 'line', {x1: middle(x1), y1: middle(y1), x2: middle(x2), y2: middle(y2), stroke: css('--ink'), 'stroke-width': 2, 'stroke-dasharray': '2 3'});
+      draw(picture, 'line', {x1: middle(x1), y1: middle(y1), x2: middle(x2), y2: middle(y2), stroke: tone('--ink'), 'stroke-width': 2, 'stroke-dasharray': '2 3'});
     }
     for (const [x, y, stage, dead, memory] of wafer.dies) {
       const idle = stage === null;
-      let fill = css('--idle');
+      let fill = tone('--idle');
       if (!idle) fill = input.value === 'stage' ? PALETTE[stage % PALETTE.length] : 'hsl(210 70% ' + (88 - 55 * Math.min(1, memory / wafer.capacity_bytes)) + '%)';
       tipped(draw(picture, 'rect', {class: 'die', x: x * cell + pad, y: y * cell + pad, width: cell - 2 * pad, height: cell - 2 * pad, rx: 3,
-        fill: dead ? 'none' : fill, stroke: dead ? css('--ink') : css('--mid'), 'stroke-dasharray': dead ? '3 3' : 'none'}),
+        fill: dead ? 'none' : fill, stroke: dead ? tone('--ink') : tone('--mid'), 'stroke-dasharray': dead ? '3 3' : 'none'}),
       'die (' + x + ', ' + y + ')\n' + (dead ? 'dead' : idle ? 'spare' : 'stage ' + stage + ' (' + wafer.stages[stage].layers + ' layers)\n'
         + bytes(memory) + ' of ' + bytes(wafer.capacity_bytes)));
       const words = dead ? '×' : idle ? '' : input.value === 'stage' ? stage : percent(memory / wafer.capacity_bytes, 0);
@@ -39,8 +39,8 @@ function waferView(data) {
     }
     if (input.value === 'stage') legend(keys, wafer.stages.map((s, i) => [PALETTE[i % PALETTE.length], 'stage ' + i + ': ' + s.layers + ' layers, ' + seconds(s.load_s)]));
     else legend(keys, [['hsl(210 70% 88%)', 'empty'], ['hsl(210 70% 33%)', 'full: ' + bytes(wafer.capacity_bytes)]]);
-    const more = [[PALETTE[5], 'link, up to ' + bytes(most) + ' a microbatch'], [css('--idle'), 'spare die']];
-    if (wafer.dies.some((d) => d[3])) more.push(['transparent', 'dead die', css('--ink')]);
+    const more = [[PALETTE[5], 'link, up to ' + bytes(most) + ' a microbatch'], [tone('--idle'), 'spare die']];
+    if (wafer.dies.some((d) => d[3])) more.push(['transparent', 'dead die', tone('--ink')]);
     legend(keys, more);
   }
   input.addEventListener('input', paint);
