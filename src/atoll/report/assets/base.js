@@ -119,7 +119,8 @@ function steps(low, high, count) {
   return found;
 }
 
-function powers(low, high) {
+function powers(low, high, count) {
+  if (high / low < 8) return steps(low, high, Math.min(6, count));
   const found = [];
   for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++) {
     for (const k of [1, 2, 5]) {

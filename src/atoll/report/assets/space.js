@@ -4,8 +4,8 @@ const FIGURES = {
   area_mm2: ['area', 'mm²'], peak_power_W: ['power at peak', 'W'], power_W: ['power, running', 'W'],
   energy_per_token_J: ['energy a token', 'J'],
 };
-const STATES = ['ruled out by roofline', 'ruled out by schedule', 'ruled out by placement', 'evaluated'];
-const EVALUATED = 3;
+const STATES = ['ruled out by roofline', 'ruled out by schedule', 'evaluated, cannot beat the best', 'evaluated, with its plan'];
+const PLACED = 2, EVALUATED = 3;
 const FILTERS = [['tensor_cores', 'tensor cores'], ['width', 'array width'], ['depth', 'array depth'],
   ['vector_cores', 'vector cores'], ['glb_bytes', 'shared buffer']];
 
@@ -48,8 +48,8 @@ function frontOf(space, cost, chosen) {
 function spaceView(data) {
   const space = unpackSpace(data.space);
   const node = section('space', 'All chips: what they reach, or cannot exceed',
-    'Each point is one chip. Evaluated designs stand at their throughput; the others at the bound that ruled '
-    + 'them out. Click a point, or use the arrow keys in the plot to walk along the front.');
+    'Each point is one chip. Designs with a plan stand at their throughput; all others at the bound that no plan of '
+    + 'theirs exceeds. Click a point, or use the arrow keys in the plot to walk along the front.');
   if (data.space.note) el(node, 'p', {class: 'note'}, data.space.note);
   const controls = el(node, 'div', {class: 'controls'});
   const axis = chooser(controls, 'against', 'space-axis',
@@ -90,8 +90,8 @@ function spaceView(data) {
     }
     view.front = frontOf(space, cost, view.chosen);
     const all = counts.reduce((a, b) => a + b, 0);
-    count.textContent = whole(all) + ' of ' + whole(space.total) + ' chips: ' + whole(counts[EVALUATED]) + ' evaluated, '
-      + whole(all - counts[EVALUATED]) + ' ruled out'
+    count.textContent = whole(all) + ' of ' + whole(space.total) + ' chips: ' + whole(counts[PLACED] + counts[EVALUATED]) + ' evaluated ('
+      + whole(counts[EVALUATED]) + ' with a plan on record), ' + whole(counts[0] + counts[1]) + ' ruled out'
       + (drawn < all ? '; ' + whole(all - drawn) + ' have no figure on this axis' : '') + '.';
     paint();
   }
@@ -112,7 +112,11 @@ function spaceView(data) {
     for (const b of data.baselines) if (b.score > high) high = b.score;
     if (!view.chosen.length) { pen.fillStyle = css('--soft'); pen.fillText('No chip passes the filters.', 70, 60); return; }
     const log = logged.checked;
-    high *= log ? 1.3 : 1.05; wide *= log ? 1.2 : 1.03;
+    if (log) {
+      // A margin on either side, in proportion to what is shown.
+      const tall = Math.max(1.02, Math.pow(high / low, 0.06)), broad = Math.max(1.02, Math.pow(wide / near, 0.04));
+      high *= tall; low /= tall; wide *= broad; near /= broad;
+    } else { high *= 1.05; wide *= 1.03; }
     const fx = log ? (v) => box.left + (box.right - box.left) * Math.log(v / near) / Math.log(wide / near)
       : (v) => box.left + (box.right - box.left) * v / wide;
     const fy = log ? (v) => box.bottom - (box.bottom - box.top) * Math.log(Math.max(v, low) / low) / Math.log(high / low)
@@ -120,12 +124,12 @@ function spaceView(data) {
     view.at = (i) => [fx(cost[i]), fy(space.score[i])];
     pen.strokeStyle = css('--line'); pen.fillStyle = css('--soft'); pen.lineWidth = 1;
     pen.textAlign = 'right'; pen.textBaseline = 'middle';
-    for (const v of log ? powers(low, high) : steps(0, high, height / 60)) {
+    for (const v of log ? powers(low, high, height / 60) : steps(0, high, height / 60)) {
       pen.beginPath(); pen.moveTo(box.left, fy(v)); pen.lineTo(box.right, fy(v)); pen.stroke();
       pen.fillText(digits(v, 3), box.left - 6, fy(v));
     }
     pen.textAlign = 'center'; pen.textBaseline = 'top';
-    for (const v of log ? powers(near, wide) : steps(0, wide, width / 90)) pen.fillText(digits(v, 3), fx(v), box.bottom + 6);
+    for (const v of log ? powers(near, wide, width / 90) : steps(0, wide, width / 90)) pen.fillText(digits(v, 3), fx(v), box.bottom + 6);
     const [what, unit] = FIGURES[axis.value];
     pen.fillText(what + ' (' + unit + ')', (box.left + box.right) / 2, box.bottom + 24);
     pen.textAlign = 'left'; pen.fillText(data.unit, 4, 0);
@@ -156,7 +160,9 @@ function spaceView(data) {
 
   function baselineMarks(pen, box, fx, fy, low) {
     let last = -99;
-    pen.textBaseline = 'bottom'; pen.textAlign = 'left';
+    // Fast chips use little energy a token: the free corner is on the other side there.
+    const right = axis.value === 'energy_per_token_J', edge = right ? box.right - 6 : box.left + 6;
+    pen.textBaseline = 'bottom'; pen.textAlign = right ? 'right' : 'left';
     const rows = data.baselines.filter((b) => b.score).sort((a, b) => b.score - a.score);
     for (const b of rows) {
       const y = fy(Math.max(b.score, low));
@@ -167,13 +173,13 @@ function spaceView(data) {
         pen.fillStyle = PALETTE[5]; pen.beginPath();
         pen.moveTo(x, y - 6); pen.lineTo(x + 6, y + 5); pen.lineTo(x - 6, y + 5); pen.fill();
       }
-      if (y - last > 13) { label(pen, b.name, box.left + 6, y - 2); last = y; } else { label(pen, b.name, box.left + 6, y + 15); last = y + 16; }
+      if (y - last > 13) { label(pen, b.name, edge, y - 2); last = y; } else { label(pen, b.name, edge, y + 15); last = y + 16; }
     }
   }
 
   function label(pen, text, x, y) {
     const size = pen.measureText(text).width;
-    pen.fillStyle = css('--card'); pen.globalAlpha = 0.8; pen.fillRect(x - 2, y - 13, size + 4, 14); pen.globalAlpha = 1;
+    pen.fillStyle = css('--card'); pen.globalAlpha = 0.8; pen.fillRect(pen.textAlign === 'right' ? x - size - 2 : x - 2, y - 13, size + 4, 14); pen.globalAlpha = 1;
     pen.fillStyle = css('--ink'); pen.fillText(text, x, y);
   }
 
