@@ -46,7 +46,7 @@ def plan_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wafer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The answer of a search on a wafer (6 x 8 dies, llama2-70b), as it was written."""
+    """The answer of a search on a wafer (llama2-70b, one dead die and link), as it was written."""
     folder = tmp_path_factory.mktemp("report") / "wafer"
     folder.mkdir()
     kept = Path(__file__).parent.parent / "data" / "report" / "wafer-result.json"

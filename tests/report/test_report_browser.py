@@ -145,7 +145,10 @@ def test_a_plan_shows_its_layout_pipeline_and_launch_file(
 
 def test_a_wafer_shows_its_dies(browser: Browser, wafer_run: Path, tmp_path: Path) -> None:
     with opened(browser, wafer_run, tmp_path) as page:
-        assert "wafer" in sections(page)
+        assert sections(page) == {
+            "facts", "wafer", "time", "baselines", "pipeline", "memory",
+        }  # fmt: skip
+        assert "×" in page.text("#wafer-picture"), "a dead die"
         assert page.count("#wafer-picture rect.die") == 48
         assert page.count("#wafer-picture line.link") > 40
         page.set_value("#wafer-colour", "memory")

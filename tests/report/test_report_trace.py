@@ -141,6 +141,14 @@ def test_a_long_step_is_cut_to_its_beginning_and_says_so() -> None:
     assert any("more microbatches" in s.name for s in timeline.stages[0])
 
 
+def test_a_wafers_trace_adds_up(wafer_run: Path) -> None:
+    content = open_folder(wafer_run).content
+    trace = search_trace(content)
+    check_schema(trace)
+    check_lanes(trace)
+    check_sums(trace, 4, content["best"]["placement"]["step_time_s"])
+
+
 def test_a_searchs_trace_adds_up_and_has_the_operators(tiny_run: Path) -> None:
     content = open_folder(tiny_run).content
     trace = search_trace(content)

@@ -41,6 +41,7 @@ function waferView(data) {
     else legend(keys, [['hsl(210 70% 88%)', 'empty'], ['hsl(210 70% 33%)', 'full: ' + bytes(wafer.capacity_bytes)]]);
     const more = [[PALETTE[5], 'link, up to ' + bytes(most) + ' a microbatch'], [tone('--idle'), 'spare die']];
     if (wafer.dies.some((d) => d[3])) more.push(['transparent', 'dead die', tone('--ink')]);
+    if (wafer.dead_links.length) more.push(['repeating-linear-gradient(0deg, var(--ink) 0 2px, transparent 2px 5px)', 'dead link']);
     legend(keys, more);
   }
   input.addEventListener('input', paint);
