@@ -233,8 +233,9 @@ class Browser:
         try:
             yield page
         finally:
-            page.call("Page.close")
             page.close()
+            close = f"http://127.0.0.1:{self._port}/json/close/{target['id']}"
+            urllib.request.urlopen(close, timeout=30).close()
 
 
 @contextmanager

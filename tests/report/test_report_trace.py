@@ -18,7 +18,7 @@ import atoll
 from atoll.report import open_folder, plan_trace, search_trace
 from atoll.report.plan_file import pipeline_record, plan_record
 from atoll.report.timeline import plan_timeline
-from atoll.report.trace import LAYERS
+from atoll.report.trace import LANES, LAYERS, STAGES
 from atoll.training.estimate import Estimate
 from atoll.training.pipeline import StagePass, replay
 
@@ -45,25 +45,35 @@ def check_schema(trace: dict[str, Any]) -> None:
             assert math.isfinite(event["dur"]) and event["dur"] >= 0
         else:
             opened[event["pid"], event["cat"], event["id"]] += 1 if event["ph"] == "b" else -1
+    owner: dict[int, int] = {}
+    for event in trace["traceEvents"]:
+        assert event["pid"] > 0 and owner.setdefault(event["tid"], event["pid"]) == event["pid"]
     assert not any(opened.values()), "an asynchronous slice is not closed"
     assert all((e["pid"], "process_name") in named for e in trace["traceEvents"])
     json.dumps(trace, allow_nan=False)
 
 
 def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """Complete events by process and thread, in order."""
+    """Complete events by stage (or layer) and lane, in order."""
     found: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "X":
-            found[event["pid"], event["tid"]].append(event)
+            found[event["pid"] - STAGES, event["tid"] % LANES - 1].append(event)
     return {key: sorted(row, key=lambda e: e["ts"]) for key, row in found.items()}
 
 
 def check_lanes(trace: dict[str, Any]) -> None:
-    """Slices of a lane never overlap: Perfetto would nest or drop them."""
+    """Slices of a lane never overlap, on whole nanoseconds: Perfetto drops those that do."""
     for row in lanes(trace).values():
         for first, second in pairwise(row):
-            assert second["ts"] >= (first["ts"] + first["dur"]) * (1 - 1e-9) - 1e-6
+            assert nanoseconds(second["ts"]) >= nanoseconds(first["ts"]) + nanoseconds(first["dur"])
+
+
+def nanoseconds(shown: float) -> int:
+    """A time of the trace, read as Perfetto reads its digits."""
+    whole, _, part = repr(shown).partition(".")
+    assert len(part) <= 3, "whole nanoseconds"
+    return int(whole) * 1000 + int(part.ljust(3, "0"))
 
 
 def check_sums(trace: dict[str, Any], stages: int, step_time_s: float) -> None:

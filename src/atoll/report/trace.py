@@ -2,7 +2,10 @@
 
 One process a pipeline stage with three lanes: its passes (idle time included, so that the lane adds
 up to the step), what a pass is made of, and messages to the neighbours. One process a kind of layer
-with its operators on their cores. Times are microseconds, as the format wants them.
+with its operators on their cores.
+
+Times are microseconds, as the format wants them, on whole nanoseconds: Perfetto rounds starts and
+durations to those on its own, and drops what then overlaps.
 """
 
 from __future__ import annotations
@@ -25,10 +28,15 @@ from atoll.report.timeline import (
     plan_timeline,
 )
 
-US = 1e6
+NS = 1e9
+NS_PER_US = 1000
 PASSES, INSIDE, MESSAGES = 0, 1, 2
+STAGES = 1
+"""Process numbers of stages begin here: 0 is the kernel's."""
 LAYERS = 10_000
-"""Process numbers of layers begin here; those below are stages."""
+"""Those of layers begin here."""
+LANES = 1000
+"""Thread numbers are the process's times this, and the lane: viewers want each only once."""
 MOST_INSIDE = 20_000  # passes; beyond them their parts are left out of the trace
 
 
@@ -36,7 +44,7 @@ def search_trace(result: Mapping[str, Any]) -> dict[str, Any]:
     """Schedules of the layers and the pipeline of a search's best design, of every model."""
     events: list[dict[str, Any]] = []
     about: dict[str, Any] = {"tool": "atoll search"}
-    base = 0
+    base = STAGES
     for plan in result["best"]["models"]:
         timeline = placement_timeline(plan["placement"])
         if timeline is not None:
@@ -55,7 +63,7 @@ def search_trace(result: Mapping[str, Any]) -> dict[str, Any]:
 def plan_trace(record: Mapping[str, Any]) -> dict[str, Any]:
     """The pipeline of a plan (as plan.json has it), its collectives, and its layers' operators."""
     timeline = plan_timeline(record["pipeline"])
-    events = list(_pipeline_events(timeline, 0, "", record["pipeline"]["parts"]))
+    events = list(_pipeline_events(timeline, STAGES, "", record["pipeline"]["parts"]))
     number = LAYERS
     for name, entries in _by_layer(record["operators"]).items():
         events += _process(number, f"layer {name}, on one device")
@@ -160,8 +168,9 @@ def _messages(
         key = f"{pid}.{item.kind}.{item.microbatch}.{item.chunk}"
         for phase, at in (("b", item.end_s), ("e", item.end_s + timeline.send_s)):
             yield {
-                "name": name, "cat": "send", "ph": phase, "id": key, "pid": pid, "tid": MESSAGES,
-                "ts": min(at, timeline.step_time_s) * US,
+                "name": name, "cat": "send", "ph": phase, "id": key, "pid": pid,
+                "tid": _tid(pid, MESSAGES),
+                "ts": round(min(at, timeline.step_time_s) * NS) / NS_PER_US,
             }  # fmt: skip
 
 
@@ -227,21 +236,26 @@ def _operator_events(
 
 
 def _complete(
-    pid: int, tid: int, name: str, category: str, start_s: float, end_s: float,
+    pid: int, lane: int, name: str, category: str, start_s: float, end_s: float,
     args: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
+    start, end = round(start_s * NS), round(end_s * NS)
     return {
-        "name": name, "cat": category, "ph": "X", "pid": pid, "tid": tid,
-        "ts": start_s * US, "dur": max(0.0, end_s - start_s) * US, "args": args,
+        "name": name, "cat": category, "ph": "X", "pid": pid, "tid": _tid(pid, lane),
+        "ts": start / NS_PER_US, "dur": max(0, end - start) / NS_PER_US, "args": args,
     }  # fmt: skip
+
+
+def _tid(pid: int, lane: int) -> int:
+    return pid * LANES + lane + 1
 
 
 def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:
-    yield {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": name}}
-    yield {
-        "name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "args": {"sort_index": pid},
-    }  # fmt: skip
+    about = {"process_name": {"name": name}, "process_sort_index": {"sort_index": pid}}
+    for what, args in about.items():
+        yield {"name": what, "ph": "M", "pid": pid, "tid": _tid(pid, 0), "args": args}
 
 
-def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
+def _thread(pid: int, lane: int, name: str) -> dict[str, Any]:
+    tid = _tid(pid, lane)
     return {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
