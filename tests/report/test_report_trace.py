@@ -44,7 +44,8 @@ def check_schema(trace: dict[str, Any]) -> None:
         if event["ph"] == "X":
             assert math.isfinite(event["dur"]) and event["dur"] >= 0
         else:
-            opened[event["pid"], event["cat"], event["id"]] += 1 if event["ph"] == "b" else -1
+            key = event["pid"], event["cat"], event["id2"]["local"]
+            opened[key] += 1 if event["ph"] == "b" else -1
     owner: dict[int, int] = {}
     for event in trace["traceEvents"]:
         assert event["pid"] > 0 and owner.setdefault(event["tid"], event["pid"]) == event["pid"]

@@ -168,7 +168,7 @@ def _messages(
         key = f"{pid}.{item.kind}.{item.microbatch}.{item.chunk}"
         for phase, at in (("b", item.end_s), ("e", item.end_s + timeline.send_s)):
             yield {
-                "name": name, "cat": "send", "ph": phase, "id": key, "pid": pid,
+                "name": name, "cat": "send", "ph": phase, "id2": {"local": key}, "pid": pid,
                 "tid": _tid(pid, MESSAGES),
                 "ts": round(min(at, timeline.step_time_s) * NS) / NS_PER_US,
             }  # fmt: skip
