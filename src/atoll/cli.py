@@ -16,6 +16,7 @@ from atoll.commands.capture import capture
 from atoll.commands.catalogue import hardware, models
 from atoll.commands.designs import designs
 from atoll.commands.place import place
+from atoll.commands.report import report, trace
 from atoll.commands.search import explain, search
 from atoll.commands.training import estimate, plan
 from atoll.commands.validate import calibrate, validate
@@ -68,9 +69,11 @@ def _root(
 for _command in (
     search,
     explain,
+    designs,
     plan,
     estimate,
-    designs,
+    report,
+    trace,
     place,
     capture,
     models,

@@ -71,6 +71,9 @@ def search(
         Path | None,
         typer.Option(help="Keep everything in this folder; started again, the search continues."),
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the step as a Chrome trace (Perfetto) to this file.")
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(help="Local processes; 0: this one alone. Default: as the work needs."),
@@ -86,8 +89,10 @@ def search(
     """
     from atoll.api import search as run
     from atoll.explore.stop import Stop
+    from atoll.report.trace import check_trace_path, search_trace, write_trace
     from atoll.wafer.job import is_wafer_job
 
+    check_trace_path(trace)
     if wafer is not None or (job is not None and is_wafer_job(job)):
         from atoll.commands.wafer import search_wafer
 
@@ -104,7 +109,7 @@ def search(
                 "max_power": max_power, "tolerance": tolerance, "time_limit": time_limit,
                 "workers": workers, "cluster": cluster, "evaluations": evaluations,
             },
-            as_json=as_json, out=out,
+            as_json=as_json, out=out, trace=trace,
         )  # fmt: skip
         return
     stop = Stop()
@@ -139,6 +144,8 @@ def search(
             stop=stop,
             progress=show,
         )
+    if trace is not None:
+        write_trace(search_trace(result.to_dict()), trace)
     if as_json:
         print_json(result.to_dict())
     else:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll import printing_training
 from atoll.commands.common import JsonFlag, print_json
+
+if TYPE_CHECKING:
+    from atoll.training.estimate import Estimate
+    from atoll.training.plan import Plan
 
 Model = Annotated[str, typer.Option(help="Zoo name, config.json, folder or cached model id.")]
 Device = Annotated[str, typer.Option(help="Device of the catalogue (h100, a100-80...) or a file.")]
@@ -34,6 +38,12 @@ Target = Annotated[
     typer.Option("--export", help="Write a launch file: megatron, torchtitan, deepspeed or nemo."),
 ]
 ExportTo = Annotated[Path | None, typer.Option(help="Where to write the launch file.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Keep it in this folder, for atoll report and atoll trace.")
+]
+Trace = Annotated[
+    Path | None, typer.Option(help="Write the step as a Chrome trace (Perfetto) to this file.")
+]
 
 
 def estimate(
@@ -67,6 +77,8 @@ def estimate(
     imbalance: Imbalance = 1.0,
     export: Target = None,
     export_to: ExportTo = None,
+    out: Out = None,
+    trace: Trace = None,
     as_json: JsonFlag = False,
 ) -> None:
     """What one layout costs: step time, MFU, memory, and where they go.
@@ -76,6 +88,7 @@ def estimate(
     """
     from atoll.api import estimate as run
 
+    _check_files(out, trace)
     result = run(
         model,
         device,
@@ -102,6 +115,7 @@ def estimate(
     )
     if export is not None:
         printing_training.write_launch_file(result, export, export_to)
+    _write_files(result, out, trace)
     if as_json:
         print_json(result.to_dict())
     else:
@@ -137,6 +151,8 @@ def plan(
     imbalance: Imbalance = 1.0,
     export: Target = None,
     export_to: ExportTo = None,
+    out: Out = None,
+    trace: Trace = None,
     as_json: JsonFlag = False,
 ) -> None:
     """The fastest layout that fits, proven over all layouts of the space, with the runners-up.
@@ -145,6 +161,7 @@ def plan(
     """
     from atoll.api import plan as run
 
+    _check_files(out, trace)
     with printing_training.progress(quiet=as_json) as show:
         result = run(
             model,
@@ -171,7 +188,28 @@ def plan(
         )
     if export is not None:
         printing_training.write_launch_file(result.best, export, export_to)
+    _write_files(result, out, trace)
     if as_json:
         print_json(result.to_dict())
     else:
         printing_training.print_plan(result)
+
+
+def _check_files(out: Path | None, trace: Path | None) -> None:
+    """Refuse, before any work, what could not be written in the end."""
+    from atoll.explore.files import check_folder
+    from atoll.report.trace import check_trace_path
+
+    if out is not None:
+        check_folder(out)
+    check_trace_path(trace)
+
+
+def _write_files(result: Plan | Estimate, out: Path | None, trace: Path | None) -> None:
+    from atoll.report.plan_file import plan_record, write_plan
+    from atoll.report.trace import plan_trace, write_trace
+
+    if out is not None:
+        write_plan(result, out)
+    if trace is not None:
+        write_trace(plan_trace(plan_record(result)), trace)

@@ -19,6 +19,7 @@ def search_wafer(
     unknown: Mapping[str, Any],
     as_json: bool,
     out: Path | None,
+    trace: Path | None,
 ) -> None:
     """Run a wafer job; options that only make sense for clusters are refused by name."""
     from atoll.wafer.api import search_wafer as run
@@ -44,6 +45,10 @@ def search_wafer(
         from atoll.wafer.api import write_wafer_result
 
         write_wafer_result(result, out)
+    if trace is not None:
+        from atoll.report.trace import search_trace, write_trace
+
+        write_trace(search_trace(result.to_dict()), trace)
     if as_json:
         print_json(result.to_dict())
     else:

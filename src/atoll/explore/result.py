@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.explore.job import Job
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
+from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.units import format_seconds
 
@@ -186,6 +187,7 @@ class SearchResult:
                 f"pipeline {where.pipeline} x tensor {where.tensor} x data {where.data}, "
                 f"microbatch {where.microbatch}, recompute {where.recompute}"
             )
+            lines.append(f"  {bar_text(where.time_parts_s)}")
         for name, value in self.baselines.items():
             if value is None:
                 lines.append(f"  {name}: does not fit")
@@ -195,4 +197,27 @@ class SearchResult:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self}</pre>"
+        best, first = self.best, self.best.plans[0]
+        facts = [
+            ("area, peak", f"{best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} "
+             f"TFLOP/s, {best.peak_power_W:.0f} W"),
+        ]  # fmt: skip
+        for plan in best.plans:
+            where = plan.placement
+            facts.append(
+                (
+                    plan.model,
+                    f"{plan.samples_per_s:,.1f} samples/s, step "
+                    f"{format_seconds(where.step_time_s)}, MFU {plan.mfu:.1%}; pipeline "
+                    f"{where.pipeline} x tensor {where.tensor} x data {where.data}, microbatch "
+                    f"{where.microbatch}, recompute {where.recompute}",
+                )
+            )
+        others = [
+            (name, "does not fit" if v is None else f"{v:,.1f} (ours is {self.score / v:.2f}x)")
+            for name, v in self.baselines.items()
+        ]
+        parts_s = first.placement.time_parts_s
+        return answer_html(
+            best.accelerator.describe(), facts, parts_s, self.certificate.sentence(), others
+        )

@@ -85,6 +85,8 @@ class Placement:
                     "compute_s": stage.compute_s,
                     "recompute_s": stage.recompute_s,
                     "transfer_s": stage.transfer_s,
+                    "forward_s": stage.forward_s,
+                    "receive_s": stage.receive_s,
                     "recompute": stage.recompute,
                     "memory_bytes": dict(stage.memory_bytes) | {"total": stage.total_memory_bytes},
                 }

@@ -257,6 +257,15 @@ class RunReader:
         found = (self._connection.execute(one, (chip,)).fetchone() for chip in chips)
         return [dict(row) for row in found if row is not None]
 
+    def bound_scores(self) -> dict[int, float]:
+        """By chip: no plan of it scores higher, as far as its schedule bounds tell."""
+        rows = self._connection.execute("SELECT chip, min(score) FROM bounds GROUP BY chip")
+        return {int(chip): float(score) for chip, score in rows}
+
+    def placed_bounds_s(self) -> Iterator[tuple[int, bytes]]:
+        """(chip, little-endian doubles): after its placements, no plan of a variant is faster."""
+        yield from self._connection.execute("SELECT chip, lower_s FROM evaluations")
+
     def batches(self, size: int = 50_000) -> Iterator[list[dict[str, Any]]]:
         """All designs, best first, in pieces."""
         cursor = self._connection.execute(

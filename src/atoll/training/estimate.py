@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.cost.gpu_vector import LEAST_BYTES
+from atoll.notebook import answer_html, bar_text
 from atoll.training.layers import LayerCost, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
@@ -14,6 +15,7 @@ from atoll.training.pricing import Pricer
 from atoll.training.run import Run, model_flops
 from atoll.training.stages import Share, stage_shares
 from atoll.training.step import StageTime, Step, Stepper
+from atoll.units import format_bytes, format_seconds
 from atoll.workload.layer import Model
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.prepare import prepare
@@ -58,6 +60,32 @@ class Estimate:
         flops = model_flops(self.run.stored or self.run.model, self.run.sequence)
         peak = self.run.gpu.peak_flops(self.run.gpu.half_dtype)
         return self.tokens_per_s_per_device * flops / peak
+
+    def _repr_html_(self) -> str:
+        return answer_html(*self.summary())
+
+    def summary(self) -> tuple[str, list[tuple[str, str]], dict[str, float]]:
+        """Title, facts and parts of the step, for people."""
+        run, worst = self.run, self.worst
+        verdict = "fits" if self.fits else "does not fit"
+        facts = [
+            ("layout", str(self.layout)),
+            ("step", format_seconds(self.step.time_s)),
+            ("throughput", f"{self.tokens_per_s_per_device:,.0f} tokens/s a device"),
+            ("MFU", f"{self.mfu:.1%}"),
+            (
+                "memory",
+                f"{format_bytes(worst.needed)} of {format_bytes(run.gpu.hbm_bytes)} on stage "
+                f"{worst.stage}: {verdict}",
+            ),
+        ]
+        title = f"{run.model.name} on {run.devices:,} {run.gpu.name}"
+        return title, facts, self.step.breakdown()
+
+    def __str__(self) -> str:
+        title, facts, parts_s = self.summary()
+        rows = [f"  {name:<12}{value}" for name, value in facts]
+        return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
 
     def to_dict(self) -> dict[str, Any]:
         worst = self.worst
@@ -117,6 +145,10 @@ class Estimator:
                 model, self.pricer, layout.cp, layout.ep, optimal=optimal
             )
         return self._variants[key]
+
+    def model(self, layout: Layout) -> Model:
+        """One device's share of the model under a layout, operator by operator."""
+        return self._model(layout.microbatch, layout.tp, layout.cp, layout.sp and layout.tp > 1)
 
     def _model(self, microbatch: int, tp: int, cp: int, sp: bool) -> Model:
         """One device's share of the model, its experts not yet spread."""

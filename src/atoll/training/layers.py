@@ -7,7 +7,7 @@ what is decided by the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -138,6 +138,13 @@ def _layer_cost(
 def _weighs(op: Operator) -> bool:
     """Whether an operator makes a weight's gradient, which a schedule may delay."""
     return op.kind == "linear_wgrad" or (op.kind == "linear_grad" and op.name.endswith(".wgrad"))
+
+
+def operator_costs(
+    layer: Layer, operators: Iterable[Operator], pricer: Pricer, cp: int, ep: int
+) -> list[Cost]:
+    """Each operator's own cost on one device; collectives cost nothing here."""
+    return [pricer.cost(layer, _spread(layer, op, ep), cp) for op in operators]
 
 
 def _spread(layer: Layer, op: Operator, ep: int) -> Operator:

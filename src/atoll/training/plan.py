@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
+from atoll.notebook import answer_html
 from atoll.training.bounds import (
     Figures,
     Floats,
@@ -50,6 +51,13 @@ class Certificate:
     bounded_per_s: float
     """Layouts bounded per second of bounding."""
 
+    def sentence(self) -> str:
+        return (
+            f"proven best of {self.layouts:,} layouts in {self.variants} variants: "
+            f"{self.too_large:,} cannot fit, {self.too_slow:,} cannot be faster, "
+            f"{self.estimated:,} estimated"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
 
@@ -63,6 +71,16 @@ class Plan:
     best: Estimate
     runners_up: tuple[Estimate, ...]
     certificate: Certificate
+
+    def _repr_html_(self) -> str:
+        others = [
+            (str(e.layout), f"{e.step.time_s / self.best.step.time_s - 1:+.2%}")
+            for e in self.runners_up
+        ]
+        return answer_html(*self.best.summary(), self.certificate.sentence(), others)
+
+    def __str__(self) -> str:
+        return f"{self.best}\n{self.certificate.sentence()}"
 
     def to_dict(self) -> dict[str, Any]:
         from atoll.training.explain import reasons

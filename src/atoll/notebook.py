@@ -1,0 +1,88 @@
+"""Results in a notebook (plain HTML) and in a line of text: a bar of the time's parts.
+
+Only plain values come in, so that every result can use it; nothing is fetched, no script runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from atoll.units import format_seconds
+
+# Okabe and Ito's palette: told apart by readers with any kind of colour vision.
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B3A000", "#7F7F7F",
+)  # fmt: skip
+LEAST_SHARE = 0.0005
+"""Of the whole: a part below it is left out."""
+
+
+def answer_html(
+    title: str,
+    facts: Iterable[tuple[str, str]],
+    parts_s: Mapping[str, float],
+    footer: str = "",
+    others: Sequence[tuple[str, str]] = (),
+) -> str:
+    """One answer: its facts, where its time goes, what it was compared with, and its proof."""
+    rows = "".join(_row(name, value) for name, value in facts)
+    beside = "".join(_row(name, value) for name, value in others)
+    if beside:
+        beside = (
+            '<table style="margin:4px 0"><tr><th style="text-align:left" colspan="2">beside</th>'
+            f"</tr>{beside}</table>"
+        )
+    return (
+        f'<div class="atoll"><strong>{escape(title)}</strong>'
+        f'<table style="margin:4px 0">{rows}</table>{_bar(parts_s)}{beside}'
+        f'<div style="opacity:.75">{escape(footer)}</div></div>'
+    )
+
+
+SHADES = "█▓▒░"
+
+
+def bar_text(parts_s: Mapping[str, float], width: int = 40) -> str:
+    """The parts of a time as a bar of characters, the largest first, with their shares."""
+    whole = sum(parts_s.values())
+    shown = [(n, v) for n, v in parts_s.items() if whole and v / whole >= LEAST_SHARE]
+    shown.sort(key=lambda part: -part[1])
+    bar, words, filled, sum_s = "", [], 0, 0.0
+    for index, (name, value) in enumerate(shown):
+        shade = SHADES[index % len(SHADES)]
+        sum_s += value
+        end = round(width * sum_s / whole)
+        bar += shade * (end - filled)
+        filled = end
+        words.append(f"{shade} {name.replace('_', ' ')} {value / whole:.1%}")
+    return f"{bar}  {', '.join(words)}"
+
+
+def _row(name: str, value: str) -> str:
+    return (
+        f'<tr><td style="text-align:left;opacity:.75">{escape(name)}</td>'
+        f'<td style="text-align:left">{escape(value)}</td></tr>'
+    )
+
+
+def _bar(parts_s: Mapping[str, float]) -> str:
+    """The parts of a time side by side, and their legend."""
+    whole = sum(parts_s.values())
+    shown = [(n, v) for n, v in parts_s.items() if whole and v / whole >= LEAST_SHARE]
+    pieces, legend = [], []
+    for index, (name, value) in enumerate(shown):
+        colour = COLOURS[index % len(COLOURS)]
+        words = escape(f"{name.replace('_', ' ')} {format_seconds(value)} ({value / whole:.1%})")
+        pieces.append(
+            f'<div title="{words}" style="width:{100 * value / whole:.3f}%;background:{colour}">'
+            "</div>"
+        )
+        legend.append(
+            f'<span style="margin-right:12px;white-space:nowrap"><span style="display:inline-block;'
+            f'width:10px;height:10px;background:{colour};margin-right:4px"></span>{words}</span>'
+        )
+    return (
+        '<div style="display:flex;height:16px;max-width:640px;border-radius:3px;overflow:hidden">'
+        f'{"".join(pieces)}</div><div style="font-size:85%">{"".join(legend)}</div>'
+    )

@@ -1,0 +1,82 @@
+"""One HTML file that opens offline: the view's data, the styles and the scripts inside it."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from atoll import __version__
+from atoll.errors import AtollError
+from atoll.report.folder import Source, open_folder
+from atoll.report.plan_view import plan_view
+from atoll.report.search_view import search_view
+from atoll.report.wafer_view import wafer_view
+
+REPORT = "report.html"
+SCRIPTS = (
+    "base.js", "space.js", "chip.js", "bars.js", "gantt.js", "pipeline.js", "cluster.js",
+    "wafer.js", "main.js",
+)  # fmt: skip
+# Nothing may be fetched: not even by a mistake of ours.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def make_view(source: Source) -> dict[str, Any]:
+    """The page's data."""
+    views = {"search": search_view, "wafer": wafer_view}
+    with source.read_whole():
+        return views.get(source.kind, plan_view)(source)
+
+
+def render(view: dict[str, Any]) -> str:
+    """The whole page."""
+    assets = files("atoll.report") / "assets"
+    style = (assets / "report.css").read_text(encoding="utf-8")
+    scripts = "\n".join((assets / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    # A closing tag inside the data would end the script element.
+    data = json.dumps(view, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    title = html.escape(f"{view['title']} - Atoll")
+    return (
+        "<!doctype html>\n"
+        '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta name="generator" content="atoll {__version__}">\n'
+        f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        '<main id="page"><noscript>This report draws itself with a script of its own; '
+        "allow scripts for this file.</noscript></main>\n"
+        f'<script type="application/json" id="data">{data}</script>\n'
+        f"<script>\n'use strict';\n{scripts}</script>\n</body>\n</html>\n"
+    )
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Read a folder, draw it, and write the page, whole or not at all."""
+    source = open_folder(folder)
+    path = folder / REPORT if out is None else out
+    _check_target(path)
+    text = render(make_view(source))
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AtollError(f"out: {path} cannot be written ({error.strerror}).") from None
+    return path
+
+
+def _check_target(path: Path) -> None:
+    """Refuse, before any work, a file that could not be written in the end."""
+    parent = path.absolute().parent
+    if path.is_dir():
+        raise AtollError(f"out: {path} is a folder; give a file such as report.html.")
+    if not parent.is_dir():
+        raise AtollError(f"out: the folder {parent} does not exist; make it, or give another file.")
+    if not os.access(parent, os.W_OK):
+        raise AtollError(f"out: {parent} cannot be written; give another file with --out.")

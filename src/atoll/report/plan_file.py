@@ -1,0 +1,247 @@
+"""plan.json: a plan (or one estimate) with everything that its report and its trace draw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atoll.cost.cluster_collective import collective_time_s
+from atoll.errors import AtollError
+from atoll.explore.files import check_folder
+from atoll.export import EXPORTERS, export
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.layers import operator_costs
+from atoll.training.layout import Layout
+from atoll.training.plan import Plan
+from atoll.training.replay import replay_estimate, stage_passes
+from atoll.training.run import Run
+from atoll.training.stages import chunk_sizes, stage_shares
+from atoll.training.step import Pass
+
+PLAN = "plan.json"
+MOST_PASSES = 60_000  # of all stages together that are replayed one by one
+FORMAT = 1
+
+
+def plan_record(result: Plan | Estimate) -> dict[str, Any]:
+    """The content of plan.json."""
+    best = result.best if isinstance(result, Plan) else result
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "kind": "plan" if isinstance(result, Plan) else "estimate",
+        **result.to_dict(),
+        "layout_words": str(best.layout),
+        "stages": _stages(best),
+        "pipeline": pipeline_record(best),
+        "operators": _operators(best),
+        "cluster": _cluster(best),
+        "launch": launch_files(best),
+        "sensitivity": _sensitivity(best),
+    }
+    if "replay" not in record:
+        record["replay"] = replay_estimate(best).to_dict()
+    if isinstance(result, Plan):
+        for row, other in zip(record["runners_up"], result.runners_up, strict=True):
+            row["breakdown_s"] = other.step.breakdown()
+            row["tokens_per_s_per_device"] = other.tokens_per_s_per_device
+            row["memory_bytes"] = other.worst.needed
+    return record
+
+
+def write_plan(result: Plan | Estimate, folder: Path) -> Path:
+    """Write plan.json into a folder, whole or not at all."""
+    check_folder(folder)
+    text = json.dumps(plan_record(result), allow_nan=False) + "\n"
+    path, part = folder / PLAN, folder / f".{PLAN}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AtollError(f"out: {folder} cannot be written ({error.strerror}).") from None
+    return path
+
+
+def pipeline_record(best: Estimate) -> dict[str, Any]:
+    """What a replay of the step needs: passes of every chunk, and what follows the pipeline."""
+    run, layout, step = best.run, best.layout, best.step
+    total = layout.microbatches(run.global_batch)
+    most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.vpp))
+    shown = total if total <= most else most - most % layout.pp
+    accumulate_s = step.compute_s - total * max(
+        s.forward.compute_s + s.backward.compute_s for s in best.stages
+    )
+    return {
+        "schedule": layout.schedule,
+        "microbatches": total,
+        "replayed": shown,
+        "send_s": step.send_s / max(1, 2 * layout.vpp * total),
+        "passes": [
+            [[c.forward_s, c.backward_s, c.weight_s] for c in row] for row in stage_passes(best)
+        ],
+        "parts": [
+            {
+                "forward": _parts(stage.forward),
+                "backward": _parts(stage.backward + stage.recompute),
+                "host": stage.host_s,
+            }
+            for stage in best.stages
+        ],
+        "after": [
+            ["gradient accumulation", max(0.0, accumulate_s)],
+            ["gradient reduction", step.gradient_s],
+            ["optimizer", step.optimizer_s],
+            ["host", run.stack.step_s],
+        ],
+        "step_time_s": step.time_s,
+    }
+
+
+def _parts(spent: Pass) -> dict[str, float]:
+    named = {
+        "compute": spent.compute_s,
+        "tensor parallel": spent.tensor_s,
+        "context parallel": spent.context_s,
+        "expert parallel": spent.expert_s,
+        "sharded weights": spent.sharded_s,
+    }
+    return {name: seconds for name, seconds in named.items() if seconds > 0.0}
+
+
+def _chosen(best: Estimate) -> Layout:
+    return replace(best.layout, recompute=best.policy) if best.policy else best.layout
+
+
+def _stages(best: Estimate) -> list[dict[str, Any]]:
+    """Each stage's layers and memory by part."""
+    layout = _chosen(best)
+    shares = stage_shares(Estimator(best.run).costs(layout), layout.pp, layout.vpp)
+    found = []
+    for chunks, memory in zip(shares, best.memory, strict=True):
+        layers: dict[str, int] = {}
+        for chunk in chunks:
+            for cost, count in chunk:
+                layers[cost.name] = layers.get(cost.name, 0) + count
+        words = [name if n == 1 else f"{name} x{n}" for name, n in layers.items()]
+        beside = {"fragments and driver": memory.needed - memory.allocated}
+        found.append({"layers": words, "memory_bytes": memory.parts() | beside})
+    return found
+
+
+def _operators(best: Estimate) -> list[dict[str, Any]]:
+    """Every kind of layer, operator by operator, in the order in which a device runs them."""
+    run, layout = best.run, _chosen(best)
+    estimator = Estimator(run)
+    model = estimator.model(layout)
+    found = []
+    for layer, repeat in model.layers:
+        for name, operators in (("forward", layer.forward), ("backward", layer.backward)):
+            rows, clock = [], 0.0
+            costs = operator_costs(layer, operators, estimator.pricer, layout.cp, layout.ep)
+            for op, cost in zip(operators, costs, strict=True):
+                seconds, lane = cost.total_s, _lane(cost.matrix_s, cost.attention_s, cost.vector_s)
+                if op.collective is not None:
+                    moved = op.collective
+                    seconds = collective_time_s(
+                        run.network, moved.kind.value, moved.bytes, layout.tp
+                    )
+                    lane = "link"
+                if seconds > 0.0:
+                    rows.append([op.name, lane, clock, seconds])
+                    clock += seconds
+            found.append(
+                {"layer": layer.name, "repeat": repeat, "pass": name, "makespan_s": clock,
+                 "operators": rows}
+            )  # fmt: skip
+    return found
+
+
+def _lane(matrix_s: float, attention_s: float, vector_s: float) -> str:
+    """The kind of kernel that takes most of an operator's time."""
+    kinds = {"matrix": matrix_s, "attention": attention_s, "vector": vector_s}
+    return max(kinds, key=lambda name: kinds[name])
+
+
+def _cluster(best: Estimate) -> dict[str, Any]:
+    run, layout = best.run, best.layout
+    return {
+        "devices": run.devices,
+        "order": [["tp", layout.tp], ["cp", layout.cp], ["dp", layout.dp], ["pp", layout.pp]],
+        "ep": layout.ep,
+        "levels": [
+            {
+                "name": level.name,
+                "devices": level.devices,
+                "bandwidth_Bps": level.bandwidth_Bps,
+                "latency_s": level.latency_s,
+            }
+            for level in run.network.levels
+        ],
+    }
+
+
+def launch_files(best: Estimate) -> list[dict[str, Any]]:
+    """The launch file of every tool that can say the layout; of the others, why not."""
+    run, layout = best.run, best.layout
+    found: list[dict[str, Any]] = []
+    for target in EXPORTERS:
+        try:
+            made = export(
+                target,
+                run.model,
+                layout,
+                sequence=run.sequence,
+                global_batch=run.global_batch,
+                precision=run.precision,
+                devices_per_node=run.network.node,
+                stages=chunk_sizes(run.model.layers, layout.pp * layout.vpp),
+            )
+        except AtollError as error:
+            found.append({"target": target, "refused": str(error)})
+            continue
+        found.append(
+            {"target": target, "file": made.filename, "text": made.text, "notes": list(made.notes)}
+        )
+    return found
+
+
+def _sensitivity(best: Estimate) -> list[dict[str, Any]]:
+    """The same layout estimated again with each rate of the machine 10 % lower and higher."""
+    rows = []
+    for name, changed in _faster(best.run).items():
+        less, more = (
+            Estimator(changed(factor)).estimate(best.layout).step.time_s for factor in (0.9, 1.1)
+        )
+        rows.append(
+            {
+                "what": name,
+                "less": {"change": "-10%", "gain": best.step.time_s / less - 1},
+                "more": {"change": "+10%", "gain": best.step.time_s / more - 1},
+            }
+        )
+    return rows
+
+
+def _faster(run: Run) -> dict[str, Callable[[float], Run]]:
+    """By name: the run on a machine with one rate multiplied."""
+
+    def network(index: int) -> Callable[[float], Run]:
+        def changed(factor: float) -> Run:
+            levels = list(run.network.levels)
+            bandwidth = levels[index].bandwidth_Bps * factor
+            levels[index] = replace(levels[index], bandwidth_Bps=bandwidth)
+            return replace(run, network=replace(run.network, levels=tuple(levels)))
+
+        return changed
+
+    def memory(factor: float) -> Run:
+        return replace(run, gpu=replace(run.gpu, hbm_Bps=run.gpu.hbm_Bps * factor))
+
+    links = {
+        f"{level.name} link bandwidth": network(i) for i, level in enumerate(run.network.levels)
+    }
+    return {"HBM bandwidth": memory, **links}

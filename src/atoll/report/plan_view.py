@@ -1,0 +1,125 @@
+"""What the page shows of a plan or of one estimate: its sections as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.report.folder import Source
+from atoll.report.timeline import plan_timeline
+from atoll.report.timeline_view import timeline_view
+from atoll.units import format_bytes, format_seconds
+
+
+def plan_view(source: Source) -> dict[str, Any]:
+    """The sections of a plan's page."""
+    record = source.content
+    planned = record["kind"] == "plan"
+    rows = [{"name": "this layout", "about": record["layout_words"],
+             "parts": _named(record["breakdown_s"])}]  # fmt: skip
+    for number, other in enumerate(record.get("runners_up", ()), start=1):
+        rows.append(
+            {
+                "name": f"runner-up {number}",
+                "about": f"{other['layout']} ({other['slower']:+.2%})",
+                "parts": _named(other["breakdown_s"]),
+            }
+        )
+    timeline = plan_timeline(record["pipeline"])
+    return {
+        "kind": record["kind"],
+        "title": f"{record['model']} on {record['devices']:,} {record['device']}",
+        "sentence": _sentence(record),
+        "certificate": _proof(record) if planned else "One layout, estimated: nothing is searched.",
+        "notes": [] if record["fits"] else ["This layout does not fit in the device's memory."],
+        "facts": _facts(record),
+        "times": [{"title": record["model"], "rows": rows}],
+        "models": [
+            {
+                "model": record["model"],
+                "layers": [_layer(entry) for entry in record["operators"]],
+                "cores": None,
+                "pipeline": timeline_view(timeline),
+                "memory": {
+                    "capacity_bytes": record["memory_bytes"]["capacity"],
+                    "stages": [
+                        {
+                            "name": f"stage {number}",
+                            "layers": stage["layers"],
+                            "parts": _named(stage["memory_bytes"]),
+                        }
+                        for number, stage in enumerate(record["stages"])
+                    ],
+                },
+                "energy_J": {},
+                "replay_difference": record["replay"]["difference"],
+            }
+        ],
+        "sensitivity": {
+            "unit": "throughput", "per_mm2": False, "rows": record["sensitivity"],
+        },
+        "reasons": [reason["why"] for reason in record.get("reasons", ())],
+        "cluster": record["cluster"],
+        "launch": record["launch"],
+    }  # fmt: skip
+
+
+def _named(parts: Mapping[str, float]) -> dict[str, float]:
+    return {name.replace("_", " "): value for name, value in parts.items()}
+
+
+def _layer(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "layer": entry["layer"],
+        "repeat": entry["repeat"],
+        "pass": entry["pass"],
+        "makespan_s": entry["makespan_s"],
+        "operators": [
+            [name, lane, start, seconds, 0, 0, ""]
+            for name, lane, start, seconds in entry["operators"]
+        ],
+    }
+
+
+def _sentence(record: Mapping[str, Any]) -> str:
+    layout = record["layout"]
+    axes = ", ".join(
+        f"{words} {layout[axis]}"
+        for axis, words in (
+            ("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert"),
+            ("dp", "data"),
+        )
+        if layout[axis] > 1
+    )  # fmt: skip
+    memory = record["memory_bytes"]
+    return (
+        f"{record['model']} on {record['devices']:,} {record['device']}: a step of "
+        f"{record['global_batch']:,} sequences takes {format_seconds(record['step_time_s'])} "
+        f"({record['tokens_per_s_per_device']:,.0f} tokens/s a device, MFU {record['mfu']:.1%}) "
+        f"with {axes or 'one device alone'}, microbatch {layout['microbatch']}, schedule "
+        f"{layout['schedule']}, ZeRO {layout['zero']}, recompute {layout['recompute']}; it needs "
+        f"{format_bytes(memory['needed'])} of {format_bytes(memory['capacity'])} a device."
+    )
+
+
+def _proof(record: Mapping[str, Any]) -> str:
+    proof = record["certificate"]
+    return (
+        f"Proven best of {proof['layouts']:,} layouts in {proof['variants']:,} variants: "
+        f"{proof['too_large']:,} cannot fit, {proof['too_slow']:,} cannot be faster, "
+        f"{proof['estimated']:,} were estimated."
+    )
+
+
+def _facts(record: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        ["Step", format_seconds(record["step_time_s"])],
+        ["Throughput", f"{record['tokens_per_s_per_device']:,.0f} tokens/s a device"],
+        ["MFU", f"{record['mfu']:.1%}"],
+        ["Memory", f"{format_bytes(record['memory_bytes']['needed'])} on the fullest device"],
+        ["Sequence", f"{record['sequence']:,} tokens"],
+        ["Global batch", f"{record['global_batch']:,} sequences"],
+        ["Network", str(record["network"])],
+        ["Software", str(record["stack"])],
+        ["Replayed pass by pass", f"{record['replay']['difference']:+.2%} from the closed form"],
+    ]

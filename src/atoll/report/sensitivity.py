@@ -1,0 +1,144 @@
+"""What a little more of each part of the best chip is worth: neighbours evaluated in full.
+
+Each neighbour differs in one part, a step down and a step up, and is priced, scheduled and placed
+by the same code as any design of the search. Differences are finite, not derivatives: a step that
+changes a tiling or a layout shows as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from atoll.explore.baselines import space_of
+from atoll.explore.branch_and_bound import Search
+from atoll.explore.job import Job
+from atoll.explore.layouts import Setting
+from atoll.explore.objective import Objective
+from atoll.explore.run import make_objective, prepare_search
+from atoll.explore.workloads import Variants
+from atoll.hardware import Accelerator, ProductSpace, Space, accelerator_area_mm2
+from atoll.hardware.accelerator import GIB, MIB, Hbm
+
+TOLERANCE = 1e-4
+LINK = "link bandwidth"
+
+
+def sensitivity(content: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """The best chip of a search and its neighbours, as the report draws them."""
+    chip = chip_of(content["best"]["accelerator"])
+    space = job.load_space()
+    setting, variants = prepare_search(job)
+    objective = make_objective(job, space, setting, variants)
+    own_area = accelerator_area_mm2(chip)
+
+    def score(changed: Accelerator, where: Setting) -> float | None:
+        return _score(changed, space, where, variants, objective)
+
+    base = score(chip, setting)
+    rows: list[dict[str, Any]] = []
+    for what, less, more in _steps(chip, setting):
+        row: dict[str, Any] = {"what": what}
+        for side, (change, changed, where) in (("less", less), ("more", more)):
+            found = score(changed, where)
+            area = accelerator_area_mm2(changed) - own_area
+            gain = None if found is None or not base else found / base - 1.0
+            row[side] = {
+                "change": change,
+                "gain": gain,
+                "area_mm2": area,
+                "score": found,
+                "per_mm2": None
+                if found is None or base is None or abs(area) < 1e-9
+                else (found - base) / area,
+            }
+        rows.append(row)
+    return {"base": base, "rows": rows}
+
+
+def chip_of(shown: Mapping[str, Any]) -> Accelerator:
+    """The accelerator behind `explore.result.accelerator_dict`."""
+    return Accelerator(
+        tensor_cores=shown["tensor_cores"],
+        vector_cores=shown["vector_cores"],
+        width=shown["width"],
+        depth=shown["depth"],
+        vector_width=shown["vector_width"],
+        glb_bytes=round(shown["glb_MiB"] * MIB),
+        glb_bandwidth_Bpc=shown["glb_bandwidth_Bpc"],
+        clock_Hz=shown["clock_GHz"] * 1e9,
+        hbm=Hbm(round(shown["hbm_GiB"] * GIB), shown["hbm_bandwidth_GBps"] * 1e9),
+        name="best",
+    )
+
+
+Step = tuple[str, Accelerator, Setting]
+
+
+def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Step]]:
+    """(part, a step down, a step up): counts by an eighth (at least one), rates by a tenth."""
+
+    def cores(count: int) -> tuple[int, int]:
+        step = max(1, count // 8)
+        return max(1, count - step), count + step
+
+    def made(change: str, **fields: Any) -> Step:
+        return change, replace(chip, **fields), setting
+
+    few, many = cores(chip.tensor_cores)
+    yield (
+        "tensor cores",
+        made(f"{few - chip.tensor_cores:+d} cores", tensor_cores=few),
+        made(f"{many - chip.tensor_cores:+d} cores", tensor_cores=many),
+    )
+    few, many = cores(chip.vector_cores)
+    yield (
+        "vector cores",
+        made(f"{few - chip.vector_cores:+d} cores", vector_cores=few),
+        made(f"{many - chip.vector_cores:+d} cores", vector_cores=many),
+    )
+    yield "shared buffer", _buffer(chip, setting, 0.75), _buffer(chip, setting, 1.25)
+    if setting.profile.hbm_bandwidth_Bps is None:
+        yield "HBM bandwidth", _hbm(chip, setting, 0.9), _hbm(chip, setting, 1.1)
+    yield LINK, _links(chip, setting, 0.9), _links(chip, setting, 1.1)
+
+
+def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
+    """Capacity and, with it, the bandwidth of its banks."""
+    size = round(chip.glb_bytes * factor)
+    change = f"{(size - chip.glb_bytes) / MIB:+g} MiB"
+    return change, replace(
+        chip, glb_bytes=size, glb_bandwidth_Bpc=chip.glb_bandwidth_Bpc * factor
+    ), setting
+
+
+def _hbm(chip: Accelerator, setting: Setting, factor: float) -> Step:
+    faster = chip.hbm.bandwidth_Bps * factor
+    change = f"{(faster - chip.hbm.bandwidth_Bps) / 1e9:+g} GB/s"
+    return change, replace(chip, hbm=replace(chip.hbm, bandwidth_Bps=faster)), setting
+
+
+def _links(chip: Accelerator, setting: Setting, factor: float) -> Step:
+    levels = tuple(
+        replace(level, bandwidth_Bps=level.bandwidth_Bps * factor)
+        for level in setting.network.levels
+    )
+    network = replace(setting.network, levels=levels)
+    return f"{factor - 1:+.0%} on all levels", chip, replace(setting, network=network)
+
+
+def _score(
+    chip: Accelerator,
+    space: Space | ProductSpace,
+    setting: Setting,
+    variants: Variants,
+    objective: Objective,
+) -> float | None:
+    """The chip with its own HBM, placed as well as can be."""
+    like = space_of(chip, space)
+    alone = replace(like, hbm_options=(chip.hbm,), hbm_allowed=np.ones((1, 1), np.bool_))
+    outcome = Search(alone, variants, setting, objective, TOLERANCE).run()
+    return None if outcome.best is None else outcome.score

@@ -1,0 +1,226 @@
+"""Every chip of the space for the report: what it reaches, or what it cannot exceed.
+
+Evaluated designs come from the store. All others were ruled out by a bound: the strongest on record
+is drawn in place of a throughput, and says so. Columns are packed: values of short lists as one
+byte, the others as 32-bit floats.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from atoll.errors import AtollError
+from atoll.explore.branch_and_bound import Search
+from atoll.explore.job import Job, ModelJob
+from atoll.explore.run import make_objective, prepare_search
+from atoll.hardware import Space
+from atoll.store import RunReader
+
+PARAMETERS = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")
+PLAN = ("hbm_capacity_bytes", "microbatch", "tensor", "pipeline", "data")
+ROOFLINE, SCHEDULE, PLACEMENT, EVALUATED = 0, 1, 2, 3
+"""What is known of a chip: the bound that ruled it out, or its best plan."""
+MOST_POINTS = 40_000
+"""Drawn at once; of a larger space only evaluated designs are, the best first."""
+
+
+def job_of(content: Mapping[str, Any]) -> Job:
+    """The job as result.json states it; refused where a file that it names is gone."""
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in content["job"].items()
+        if name != "models"
+    }
+    models = tuple(ModelJob(**entry) for entry in content["job"]["models"])
+    return Job(**given, models=models)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Columns of a scatter plot."""
+
+    parameters: Mapping[str, NDArray[np.float64]]
+    score: NDArray[np.float64]
+    state: NDArray[np.uint8]
+    figures: Mapping[str, NDArray[np.float64]]
+    """Area, peak power; running power and energy per token of evaluated designs."""
+    total: int
+    note: str = ""
+
+    def packed(self) -> dict[str, Any]:
+        return {
+            "count": len(self.score),
+            "total": self.total,
+            "note": self.note,
+            "parameters": {name: _listed(values) for name, values in self.parameters.items()},
+            "score": _floats(self.score),
+            "state": _bytes(self.state),
+            "figures": {name: _floats(values) for name, values in self.figures.items()},
+        }
+
+
+def space_points(folder: Path, content: Mapping[str, Any]) -> Points | None:
+    """All chips of a search's space; None where there is nothing to draw."""
+    stored = _stored(folder, content)
+    try:
+        search = _reopened(content)
+    except AtollError as error:
+        return None if stored is None else _evaluated(stored, content, f"{error}")
+    if search is None:
+        return None if stored is None else _evaluated(stored, content, "")
+    return _all(search, stored, content)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    designs: Sequence[Mapping[str, Any]]
+    bounds: Mapping[int, float]
+    placed_s: Sequence[tuple[int, bytes]]
+    total: int
+
+
+def _stored(folder: Path, content: Mapping[str, Any]) -> _Stored | None:
+    try:
+        with RunReader(folder) as reader:
+            rows = reader.designs(limit=MOST_POINTS)
+            total = content["certificate"]["architectures"]
+            if total > MOST_POINTS:
+                return _Stored(rows, {}, (), total)
+            return _Stored(rows, reader.bound_scores(), list(reader.placed_bounds_s()), total)
+    except AtollError:
+        return None
+
+
+def _reopened(content: Mapping[str, Any]) -> Search | None:
+    """The search at its beginning: the roofline of every chip. None for a space outside memory."""
+    job = job_of(content)
+    space = job.load_space()
+    if not isinstance(space, Space) or len(space) > MOST_POINTS:
+        return None
+    setting, variants = prepare_search(job)
+    return Search(space, variants, setting, make_objective(job, space, setting, variants), 0.0)
+
+
+def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> Points:
+    space = search.space
+    assert isinstance(space, Space)
+    count = len(space)
+    chips = search.frontier.chips
+    score = np.zeros(count)
+    state = np.zeros(count, np.uint8)
+    bounds, reached = _strongest(search, stored)
+    np.maximum.at(score, chips.design, np.where(np.isfinite(bounds), bounds, 0.0))
+    np.maximum.at(state, chips.design, reached)
+    area = np.full(count, np.inf)
+    np.minimum.at(area, chips.design, chips.area_mm2)  # HBM interfaces included
+    sparse = {
+        name: np.full(count, np.nan) for name in ("power_W", "energy_per_token_J", *PLAN)
+    }
+    stale = 0
+    for row in stored.designs if stored is not None else ():
+        design = int(row["design"])
+        if design >= count or not _same(space, design, row):
+            stale += 1
+            continue
+        if state[design] == EVALUATED and score[design] >= row["score"]:
+            continue
+        state[design], score[design] = EVALUATED, row["score"]
+        area[design] = row["area_mm2"]
+        for name, values in sparse.items():
+            values[design] = row[name] if row[name] is not None else np.nan
+    note = "" if stored is not None else "No store beside the result: only bounds are drawn."
+    if stale:
+        note = f"The space has changed since the search: {stale:,} of its designs are left out."
+    return Points(
+        parameters={name: np.asarray(getattr(space, name), np.float64) for name in PARAMETERS}
+        | {name: sparse[name] for name in PLAN},
+        score=score,
+        state=state,
+        figures={
+            "area_mm2": area,
+            "peak_power_W": space.peak_power_with(space.hbm_options[0]),
+            "power_W": sparse["power_W"],
+            "energy_per_token_J": sparse["energy_per_token_J"],
+        },
+        total=content["certificate"]["architectures"],
+        note=note,
+    )
+
+
+def _strongest(
+    search: Search, stored: _Stored | None
+) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """Per chip, the best score that its bounds leave possible, and the strongest kind of bound."""
+    bounds = search.scores.copy()
+    reached = np.full(len(bounds), ROOFLINE, np.uint8)
+    if stored is None:
+        return bounds, reached
+    where = {int(chip): at for at, chip in enumerate(search.frontier.ids)}
+    for chip, score in stored.bounds.items():
+        if chip in where:
+            at = where[chip]
+            bounds[at], reached[at] = min(bounds[at], score), SCHEDULE
+    for chip, raw in stored.placed_s:
+        row = np.frombuffer(raw, np.dtype("<f8"))
+        if chip in where and len(row) == search.frontier.lower_s.shape[1]:
+            at = where[chip]
+            score = float(search.rule.scores(row[None, :])[0])
+            bounds[at], reached[at] = min(bounds[at], score), PLACEMENT
+    return bounds, reached
+
+
+def _same(space: Space, design: int, row: Mapping[str, Any]) -> bool:
+    """Whether a stored design is still the one at its place in the space."""
+    return all(int(getattr(space, name)[design]) == int(row[name]) for name in PARAMETERS)
+
+
+def _evaluated(stored: _Stored, content: Mapping[str, Any], why: str) -> Points:
+    """Evaluated designs alone, of a space that is too large or whose files are gone."""
+
+    def column(name: str) -> NDArray[np.float64]:
+        return np.array(
+            [np.nan if row[name] is None else float(row[name]) for row in stored.designs]
+        )
+
+    drawn = len(stored.designs)
+    note = f"Of {stored.total:,} chips the {drawn:,} best evaluated designs are drawn."
+    return Points(
+        parameters={name: column(name) for name in (*PARAMETERS, *PLAN)},
+        score=column("score"),
+        state=np.full(drawn, EVALUATED, np.uint8),
+        figures={n: column(n) for n in ("area_mm2", "power_W", "energy_per_token_J")},
+        total=stored.total,
+        note=f"{note} {why}".strip(),
+    )
+
+
+# --- Packing --------------------------------------------------------------------------------------
+
+
+def _listed(values: NDArray[np.float64]) -> dict[str, Any]:
+    """Distinct values, and for each point its place among them (255 and 65535: none)."""
+    distinct = np.unique(values[~np.isnan(values)])
+    wide = len(distinct) > 254
+    kind = np.dtype("<u2") if wide else np.dtype("u1")
+    none = np.iinfo(kind).max
+    place = np.where(np.isnan(values), none, np.searchsorted(distinct, values)).astype(kind)
+    return {"values": distinct.tolist(), "wide": wide, "places": _encoded(place)}
+
+
+def _floats(values: ArrayLike) -> str:
+    return _encoded(np.asarray(values, np.dtype("<f4")))
+
+
+def _bytes(values: NDArray[np.uint8]) -> str:
+    return _encoded(values)
+
+
+def _encoded(values: NDArray[Any]) -> str:
+    return base64.b64encode(values.tobytes()).decode("ascii")

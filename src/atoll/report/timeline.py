@@ -1,0 +1,141 @@
+"""One training step on every pipeline stage, from its first pass to the end, without a hole.
+
+Both kinds of answers come to the same thing: a search's placement is replayed by
+`placement.simulate`, a plan's layout by `training.pipeline`. Idle time is a slice of its own, so
+that the slices of a stage add up to the step.
+
+The replay and the closed form by which an answer was chosen differ a little (the answer says by how
+much). The clock of the replay is stretched so that the step takes what the answer says; `stretch`
+is that factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from atoll.placement.simulate import simulate_pipeline
+from atoll.training.pipeline import StagePass, replay
+
+FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
+_KINDS = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
+_SHORTEST = 1e-12
+"""Of a step: a hole that is a rounding error, and no bubble."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one stage does for some time."""
+
+    stage: int
+    kind: str
+    start_s: float
+    end_s: float
+    name: str = ""
+    microbatch: int = -1
+    chunk: int = 0
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All stages over one step."""
+
+    step_time_s: float
+    stages: tuple[tuple[Slice, ...], ...]
+    """Each stage's slices, one after the other, from 0 to the step's end."""
+    stretch: float
+    send_s: float
+    shown: int
+    """Microbatches replayed one by one."""
+    microbatches: int
+
+    def idle_s(self) -> list[float]:
+        """Each stage's bubbles."""
+        return [sum(s.duration_s for s in row if s.kind == IDLE) for row in self.stages]
+
+
+def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
+    """The step of a search's placement; None where a stage's forward time is not on record."""
+    stages = placement["stages"]
+    if any(stage.get("forward_s") is None for stage in stages):
+        return None
+    forward = [stage["forward_s"] for stage in stages]
+    backward = [s["compute_s"] - s["forward_s"] + s["recompute_s"] for s in stages]
+    transfers = [stage["receive_s"] for stage in stages[1:]]
+    count = placement["microbatches"]
+    found = simulate_pipeline(forward, backward, transfers, count)
+    slices = [
+        Slice(e.stage, e.direction, e.start_s, e.end_s, "", e.microbatch) for e in found.events()
+    ]
+    parts = placement["time_parts_s"]
+    after = [(name, parts.get(name, 0.0)) for name in ("gradient reduction", "optimizer")]
+    return _whole(
+        slices, len(stages), found.makespan_s, after, placement["step_time_s"],
+        max(transfers, default=0.0), count, count,
+    )  # fmt: skip
+
+
+def plan_timeline(pipeline: Mapping[str, Any]) -> Timeline:
+    """The step of a planned layout, from the record that `plan_file` keeps of it."""
+    passes = [[StagePass(*chunk) for chunk in stage] for stage in pipeline["passes"]]
+    shown, total = pipeline["replayed"], pipeline["microbatches"]
+    found = replay(pipeline["schedule"], passes, shown, pipeline["send_s"])
+    slices = [
+        Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch, e.chunk)
+        for e in found.events
+    ]
+    after = [(name, seconds) for name, seconds in pipeline["after"]]
+    if total > shown:
+        slowest_s = max(sum(chunk.total_s for chunk in stage) for stage in passes)
+        more = f"{total - shown:,} more microbatches of the steady state"
+        after.insert(0, (more, (total - shown) * slowest_s))
+    return _whole(
+        slices, len(passes), found.time_s, after, pipeline["step_time_s"], pipeline["send_s"],
+        shown, total,
+    )  # fmt: skip
+
+
+def _whole(
+    slices: Sequence[Slice],
+    stages: int,
+    pipeline_s: float,
+    after: Sequence[tuple[str, float]],
+    step_time_s: float,
+    send_s: float,
+    shown: int,
+    microbatches: int,
+) -> Timeline:
+    """Fill holes, put what follows the pipeline behind it, and stretch to the step's time."""
+    whole_s = pipeline_s + sum(seconds for _, seconds in after)
+    stretch = step_time_s / whole_s
+    rows = []
+    for stage in range(stages):
+        own = sorted((s for s in slices if s.stage == stage), key=lambda s: s.start_s)
+        row: list[Slice] = []
+        clock = 0.0
+        for item in own:
+            if item.start_s - clock > _SHORTEST * whole_s:
+                row.append(Slice(stage, IDLE, clock, item.start_s))
+            row.append(replace(item, start_s=row[-1].end_s if row else 0.0))
+            clock = item.end_s
+        if pipeline_s - clock > _SHORTEST * whole_s:
+            row.append(Slice(stage, IDLE, clock, pipeline_s))
+        clock = pipeline_s
+        for name, seconds in after:
+            if seconds > 0.0:
+                row.append(Slice(stage, AFTER, clock, clock + seconds, name))
+                clock += seconds
+        rows.append(tuple(_stretched(row, stretch, step_time_s)))
+    return Timeline(step_time_s, tuple(rows), stretch, send_s * stretch, shown, microbatches)
+
+
+def _stretched(row: Sequence[Slice], stretch: float, step_time_s: float) -> list[Slice]:
+    found = [replace(s, start_s=s.start_s * stretch, end_s=s.end_s * stretch) for s in row]
+    if found:
+        found[-1] = replace(found[-1], end_s=step_time_s)
+    return found

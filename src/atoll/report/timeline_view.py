@@ -1,0 +1,49 @@
+"""A timeline for the page: as many slices as a reader can tell apart, and what was left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.report.timeline import AFTER, IDLE, Slice, Timeline
+
+MOST_SLICES = 16_000
+
+
+def timeline_view(timeline: Timeline) -> dict[str, Any]:
+    """Slices of every stage as short rows; of a long step the beginning and the end."""
+    total = sum(len(row) for row in timeline.stages)
+    most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
+    names: dict[str, int] = {}
+    stages = [
+        [_row(item, names) for item in _kept(list(row), most)] for row in timeline.stages
+    ]
+    return {
+        "step_time_s": timeline.step_time_s,
+        "stretch": timeline.stretch,
+        "microbatches": timeline.microbatches,
+        "shown": timeline.shown,
+        "idle_s": timeline.idle_s(),
+        "names": list(names),
+        "stages": stages,
+        "left_out": total - sum(len(row) for row in stages),
+    }
+
+
+def _kept(row: list[Slice], most: int) -> list[Slice]:
+    if len(row) <= most:
+        return row
+    half = most // 2
+    return row[:half] + row[-half:]
+
+
+def _row(item: Slice, names: dict[str, int]) -> list[Any]:
+    """[kind, start, end, microbatch, chunk]; seconds to a billionth of what they are."""
+    title = item.name if item.kind == AFTER else item.kind
+    number = names.setdefault(title, len(names))
+    if item.kind in (AFTER, IDLE):
+        return [number, _short(item.start_s), _short(item.end_s)]
+    return [number, _short(item.start_s), _short(item.end_s), item.microbatch, item.chunk]
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.7g}")

@@ -1,0 +1,261 @@
+"""A step as Chrome trace events, for Perfetto and chrome://tracing.
+
+One process a pipeline stage with three lanes: its passes (idle time included, so that the lane adds
+up to the step), what a pass is made of, and messages to the neighbours. One process a kind of layer
+with its operators on their cores.
+
+Times are microseconds, as the format wants them, on whole nanoseconds: Perfetto rounds starts and
+durations to those on its own, and drops what then overlaps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.report.timeline import (
+    AFTER,
+    BACKWARD,
+    FORWARD,
+    IDLE,
+    Slice,
+    Timeline,
+    placement_timeline,
+    plan_timeline,
+)
+
+NS = 1e9
+NS_PER_US = 1000
+PASSES, INSIDE, MESSAGES = 0, 1, 2
+STAGES = 1
+"""Process numbers of stages begin here: 0 is the kernel's."""
+LAYERS = 10_000
+"""Those of layers begin here."""
+LANES = 1000
+"""Thread numbers are the process's times this, and the lane: viewers want each only once."""
+MOST_INSIDE = 20_000  # passes; beyond them their parts are left out of the trace
+
+
+def search_trace(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Schedules of the layers and the pipeline of a search's best design, of every model."""
+    events: list[dict[str, Any]] = []
+    about: dict[str, Any] = {"tool": "atoll search"}
+    base = STAGES
+    for plan in result["best"]["models"]:
+        timeline = placement_timeline(plan["placement"])
+        if timeline is not None:
+            events += _pipeline_events(timeline, base, f"{plan['model']}: ")
+            about[plan["model"]] = _about(timeline)
+            base += len(timeline.stages)
+    number = LAYERS
+    for plan in result["best"]["models"]:
+        for name, entries in _by_layer(plan.get("layers", ())).items():
+            events += _process(number, f"{plan['model']}: layer {name}")
+            events += _schedule_events(number, entries)
+            number += 1
+    return _file(events, about)
+
+
+def plan_trace(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The pipeline of a plan (as plan.json has it), its collectives, and its layers' operators."""
+    timeline = plan_timeline(record["pipeline"])
+    events = list(_pipeline_events(timeline, STAGES, "", record["pipeline"]["parts"]))
+    number = LAYERS
+    for name, entries in _by_layer(record["operators"]).items():
+        events += _process(number, f"layer {name}, on one device")
+        events += _operator_events(number, entries)
+        number += 1
+    return _file(events, {"tool": "atoll plan", record["model"]: _about(timeline)})
+
+
+def write_trace(trace: Mapping[str, Any], path: Path) -> Path:
+    """Write a trace, whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(json.dumps(trace, allow_nan=False) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise AtollError(f"trace: {path} cannot be written ({error.strerror}).") from None
+    return path
+
+
+def check_trace_path(path: Path | None) -> None:
+    """Refuse, before any work, a file that could not be written in the end."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise AtollError(f"trace: {path} {what}; give a file such as step.json.")
+
+
+def _file(events: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _about(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "step_time_s": timeline.step_time_s,
+        "stretch": timeline.stretch,
+        "microbatches": timeline.microbatches,
+        "microbatches_shown": timeline.shown,
+        "bubble_s": timeline.idle_s(),
+    }
+
+
+# --- The pipeline ---------------------------------------------------------------------------------
+
+
+def _pipeline_events(
+    timeline: Timeline, base: int, prefix: str, parts: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[dict[str, Any]]:
+    count = len(timeline.stages)
+    inside = bool(parts) and count * timeline.shown <= MOST_INSIDE
+    for stage, row in enumerate(timeline.stages):
+        pid = base + stage
+        yield from _process(pid, f"{prefix}stage {stage}")
+        yield _thread(pid, PASSES, "passes")
+        if inside:
+            yield _thread(pid, INSIDE, "parts of a pass (shares, not their order)")
+        for item in row:
+            yield _complete(pid, PASSES, _title(item), _category(item), item.start_s, item.end_s, {
+                "kind": item.kind,
+                **({"microbatch": item.microbatch} if item.microbatch >= 0 else {}),
+                **({"chunk": item.chunk} if item.chunk else {}),
+            })  # fmt: skip
+            if inside and item.kind in (FORWARD, BACKWARD):
+                yield from _parts(pid, item, parts[stage][item.kind])
+        yield from _messages(timeline, stage, pid, count)
+
+
+def _title(item: Slice) -> str:
+    if item.kind in (IDLE, AFTER):
+        return item.name or item.kind
+    chunk = f" chunk {item.chunk}" if item.chunk else ""
+    return f"{item.kind} {item.microbatch}{chunk}"
+
+
+def _category(item: Slice) -> str:
+    if item.kind == AFTER:
+        return "collective" if item.name == "gradient reduction" else "step"
+    return "bubble" if item.kind == IDLE else "pipeline"
+
+
+def _parts(pid: int, item: Slice, parts: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """A pass divided by what its time is spent on."""
+    whole = sum(parts.values())
+    clock = item.start_s
+    for name, seconds in parts.items():
+        end = min(item.end_s, clock + seconds / whole * item.duration_s)
+        category = "compute" if name == "compute" else "collective"
+        yield _complete(pid, INSIDE, name, category, clock, end, {})
+        clock = end
+
+
+def _messages(
+    timeline: Timeline, stage: int, pid: int, count: int
+) -> Iterator[dict[str, Any]]:
+    """Activations to the next stage and gradients to the one before; they may overlap."""
+    if timeline.send_s <= 0.0 or count == 1:
+        return
+    for item in timeline.stages[stage]:
+        if item.kind not in (FORWARD, BACKWARD):
+            continue
+        what = "activation" if item.kind == FORWARD else "gradient"
+        name = f"send {what} {item.microbatch}"
+        key = f"{pid}.{item.kind}.{item.microbatch}.{item.chunk}"
+        for phase, at in (("b", item.end_s), ("e", item.end_s + timeline.send_s)):
+            yield {
+                "name": name, "cat": "send", "ph": phase, "id2": {"local": key}, "pid": pid,
+                "tid": _tid(pid, MESSAGES),
+                "ts": round(min(at, timeline.step_time_s) * NS) / NS_PER_US,
+            }  # fmt: skip
+
+
+# --- Layers ---------------------------------------------------------------------------------------
+
+
+def _by_layer(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        found.setdefault(entry["layer"], []).append(entry)
+    return found
+
+
+def _schedule_events(
+    pid: int, entries: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Operators of a chip's schedule: a lane for each that runs beside others on its cores."""
+    lanes: dict[tuple[str, int], int] = {}
+    clock = 0.0
+    for entry in entries:
+        free: dict[str, list[tuple[float, int]]] = {}
+        used: dict[str, int] = {}
+        for op in sorted(entry["operators"], key=lambda op: op["start_s"]):
+            start, end = clock + op["start_s"], clock + op["start_s"] + op["duration_s"]
+            core = op["core"]
+            waiting = free.setdefault(core, [])
+            if waiting and waiting[0][0] <= start:
+                _, slot = heapq.heappop(waiting)
+            else:
+                slot = used.get(core, 0)
+                used[core] = slot + 1
+            heapq.heappush(waiting, (end, slot))
+            if (core, slot) not in lanes:
+                lanes[core, slot] = len(lanes)
+                name = f"{core} cores" if core in ("tensor", "vector") else core
+                yield _thread(pid, lanes[core, slot], f"{name} {slot}" if slot else name)
+            yield _complete(pid, lanes[core, slot], op["name"], entry["pass"], start, end, {
+                "tensor_cores": op["tensor_cores"],
+                "vector_cores": op["vector_cores"],
+                "limit": op["limit"],
+            })  # fmt: skip
+        clock += entry["makespan_s"]
+
+
+def _operator_events(
+    pid: int, entries: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Operators of a device that runs one after the other, a lane for each kind."""
+    lanes: dict[str, int] = {}
+    clock = 0.0
+    for entry in entries:
+        for name, lane, start, seconds in entry["operators"]:
+            if lane not in lanes:
+                lanes[lane] = len(lanes)
+                yield _thread(pid, lanes[lane], lane)
+            begin = clock + start
+            category = "collective" if lane == "link" else entry["pass"]
+            yield _complete(pid, lanes[lane], name, category, begin, begin + seconds, {})
+        clock += entry["makespan_s"]
+
+
+# --- Events ---------------------------------------------------------------------------------------
+
+
+def _complete(
+    pid: int, lane: int, name: str, category: str, start_s: float, end_s: float,
+    args: dict[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    start, end = round(start_s * NS), round(end_s * NS)
+    return {
+        "name": name, "cat": category, "ph": "X", "pid": pid, "tid": _tid(pid, lane),
+        "ts": start / NS_PER_US, "dur": max(0, end - start) / NS_PER_US, "args": args,
+    }  # fmt: skip
+
+
+def _tid(pid: int, lane: int) -> int:
+    return pid * LANES + lane + 1
+
+
+def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:
+    about = {"process_name": {"name": name}, "process_sort_index": {"sort_index": pid}}
+    for what, args in about.items():
+        yield {"name": what, "ph": "M", "pid": pid, "tid": _tid(pid, 0), "args": args}
+
+
+def _thread(pid: int, lane: int, name: str) -> dict[str, Any]:
+    tid = _tid(pid, lane)
+    return {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

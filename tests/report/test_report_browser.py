@@ -1,0 +1,168 @@
+"""Reports in a real browser: they draw without an error, and answer to mouse and keyboard.
+
+Every view leaves its picture in build/screenshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from atoll.report.page import write_report
+from browser import Browser, Page
+
+READY = "document.documentElement.dataset.ready === 'yes'"
+
+
+@contextmanager
+def opened(
+    browser: Browser, folder: Path, tmp_path: Path, width: int = 1280, *, dark: bool = False
+) -> Iterator[Page]:
+    """The report of a folder, drawn; at the end nothing may have gone wrong."""
+    path = write_report(folder, tmp_path / "report.html")
+    with browser.page(width, 900, dark=dark) as page:
+        page.goto(path.as_uri())
+        page.wait_for(READY)
+        yield page
+        assert page.errors == []
+        assert page.requests == [path.as_uri()], "the file fetches nothing"
+
+
+def sections(page: Page) -> set[str]:
+    return set(page.eval("[...document.querySelectorAll('section')].map((s) => s.id)"))
+
+
+def test_a_search_shows_every_view(browser: Browser, seed_run: Path, tmp_path: Path) -> None:
+    with opened(browser, seed_run, tmp_path) as page:
+        assert sections(page) == {
+            "facts", "chip", "space", "time", "schedule", "pipeline", "memory", "sensitivity",
+        }  # fmt: skip
+        assert "Proven optimal over 29,360 architectures" in page.text("#certificate")
+        assert page.count("#chip-picture rect") > 10
+        assert page.count("#schedule-picture rect.op") > 5
+        assert page.count("#time .part") >= 3
+        assert page.count("#memory .part") >= 2
+        assert page.overflow() == 0
+        page.screenshot("report-search")
+
+
+def test_points_can_be_clicked_and_filters_change_the_counts(
+    browser: Browser, seed_run: Path, tmp_path: Path
+) -> None:
+    with opened(browser, seed_run, tmp_path) as page:
+        assert page.text("#space-count").startswith("29,360 of 29,360 chips")
+        best = page.text("#space-detail")
+        assert "100.00%" in best, "the best is chosen at first"
+        left, top, width, height = page.box("#space-plot")
+        page.click_at(left + 0.4 * width, top + height - 47)
+        slow = page.text("#space-detail")
+        assert slow != best and "ruled out" in slow and "at most" in slow
+        page.screenshot("report-search-point", whole=False)
+        counts = [29_360]
+
+        def narrowed() -> None:
+            counts.append(int(page.text("#space-count").split(" of ")[0].replace(",", "")))
+            assert 0 < counts[-1] < counts[-2]
+
+        data = "JSON.parse(document.getElementById('data').textContent)"
+        page.set_value("#space-width", str(page.eval(f"{data}.best.width")))
+        narrowed()
+        page.set_value("#space-area", "275")
+        narrowed()
+        page.click("#space-state-0")
+        narrowed()
+        assert "evaluated" in page.text("#space-count")
+        page.set_value("#space-axis", "power_W")
+        assert "have no figure on this axis" in page.text("#space-count")
+        page.click("#space-log")
+        page.box("#space-plot")
+        page.screenshot("report-search-filtered", whole=False)
+
+
+def test_the_front_can_be_walked_with_the_keyboard(
+    browser: Browser, tiny_run: Path, tmp_path: Path
+) -> None:
+    with opened(browser, tiny_run, tmp_path) as page:
+        page.eval("document.getElementById('space-plot').focus()")
+        seen = [page.text("#space-detail")]
+        for _ in range(2):
+            page.press("ArrowLeft")
+            seen.append(page.text("#space-detail"))
+        assert len(set(seen)) == 3
+        page.press("End")
+        assert page.text("#space-detail") == seen[0]
+        assert page.count("#baseline-table tr") == 6
+
+
+def test_every_control_is_reached_by_tab(
+    browser: Browser, tiny_run: Path, tmp_path: Path
+) -> None:
+    with opened(browser, tiny_run, tmp_path) as page:
+        reached = set()
+        for _ in range(60):
+            page.press("Tab")
+            reached.add(page.eval("document.activeElement.id"))
+        controls = "document.querySelectorAll('select, input, canvas[tabindex]')"
+        wanted = page.eval(f"[...{controls}].map((e) => e.id)")
+        assert set(wanted) <= reached
+
+
+def test_the_schedule_follows_its_chooser(browser: Browser, tiny_run: Path, tmp_path: Path) -> None:
+    with opened(browser, tiny_run, tmp_path) as page:
+        before = page.text("#schedule-about")
+        page.set_value("#schedule-layer", "3")
+        assert page.text("#schedule-about") != before
+
+
+def test_a_plan_shows_its_layout_pipeline_and_launch_file(
+    browser: Browser, plan_run: Path, tmp_path: Path
+) -> None:
+    with opened(browser, plan_run, tmp_path) as page:
+        assert sections(page) == {
+            "facts", "layout", "time", "why", "schedule", "pipeline", "memory", "sensitivity",
+            "launch",
+        }  # fmt: skip
+        assert page.count("#layout-picture rect.device") == 128
+        devices = "document.querySelectorAll('rect.device')"
+        colours = f"new Set([...{devices}].map((r) => r.getAttribute('fill'))).size"
+        assert page.eval(colours) == 8, "pipeline stages"
+        page.set_value("#layout-axis", "dp")
+        assert page.eval(colours) == 2
+        assert "--pipeline-model-parallel-size 8" in page.text("#launch-text")
+        page.click("#launch-copy")
+        said = "document.querySelector('#launch .controls').textContent"
+        page.wait_for(f"/copied|selected/.test({said})")
+        page.click("#pipeline-zoom-0")
+        assert page.eval("document.getElementById('pipeline-plot-0').clientWidth") > 1280
+        left, top, _, _ = page.box("#pipeline-plot-0")
+        page.hover_at(max(left, 0) + 200, top + 10)
+        assert "stage 0" in page.text(".tip")
+        page.screenshot("report-plan")
+
+
+def test_a_wafer_shows_its_dies(browser: Browser, wafer_run: Path, tmp_path: Path) -> None:
+    with opened(browser, wafer_run, tmp_path) as page:
+        assert sections(page) == {
+            "facts", "wafer", "time", "baselines", "pipeline", "memory",
+        }  # fmt: skip
+        assert "×" in page.text("#wafer-picture"), "a dead die"
+        assert page.count("#wafer-picture rect.die") == 48
+        assert page.count("#wafer-picture line.link") > 40
+        page.set_value("#wafer-colour", "memory")
+        assert "%" in page.text("#wafer-picture")
+        page.screenshot("report-wafer")
+
+
+@pytest.mark.parametrize("kind", ["tiny_run", "plan_run", "wafer_run"])
+def test_on_a_phone_in_the_dark_nothing_sticks_out(
+    browser: Browser, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    with opened(browser, folder, tmp_path, 390, dark=True) as page:
+        assert page.overflow() == 0
+        shade = page.eval("getComputedStyle(document.body).backgroundColor")
+        assert sum(int(v) for v in shade[4:-1].split(",")) < 150, "a dark page"
+        page.screenshot(f"report-{kind.removesuffix('_run')}-phone")

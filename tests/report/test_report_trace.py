@@ -1,0 +1,203 @@
+"""Traces: well formed, adding up to the step, with the bubbles that the schedule has."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import atoll
+from atoll.report import open_folder, plan_trace, search_trace
+from atoll.report.plan_file import pipeline_record, plan_record
+from atoll.report.timeline import plan_timeline
+from atoll.report.trace import LANES, LAYERS, STAGES
+from atoll.training.estimate import Estimate
+from atoll.training.pipeline import StagePass, replay
+
+US = 1e6
+
+
+def check_schema(trace: dict[str, Any]) -> None:
+    """What the Trace Event Format asks of the kinds of events that we write."""
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    named = set()
+    opened: dict[tuple[Any, ...], int] = defaultdict(int)
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str) and event["name"]
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "process_sort_index", "thread_name")
+            named.add((event["pid"], event["name"]))
+            continue
+        assert event["ph"] in ("X", "b", "e"), event
+        assert isinstance(event["cat"], str)
+        assert math.isfinite(event["ts"]) and event["ts"] >= 0
+        if event["ph"] == "X":
+            assert math.isfinite(event["dur"]) and event["dur"] >= 0
+        else:
+            key = event["pid"], event["cat"], event["id2"]["local"]
+            opened[key] += 1 if event["ph"] == "b" else -1
+    owner: dict[int, int] = {}
+    for event in trace["traceEvents"]:
+        assert event["pid"] > 0 and owner.setdefault(event["tid"], event["pid"]) == event["pid"]
+    assert not any(opened.values()), "an asynchronous slice is not closed"
+    assert all((e["pid"], "process_name") in named for e in trace["traceEvents"])
+    json.dumps(trace, allow_nan=False)
+
+
+def lanes(trace: dict[str, Any]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """Complete events by stage (or layer) and lane, in order."""
+    found: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            found[event["pid"] - STAGES, event["tid"] % LANES - 1].append(event)
+    return {key: sorted(row, key=lambda e: e["ts"]) for key, row in found.items()}
+
+
+def check_lanes(trace: dict[str, Any]) -> None:
+    """Slices of a lane never overlap, on whole nanoseconds: Perfetto drops those that do."""
+    for row in lanes(trace).values():
+        for first, second in pairwise(row):
+            assert nanoseconds(second["ts"]) >= nanoseconds(first["ts"]) + nanoseconds(first["dur"])
+
+
+def nanoseconds(shown: float) -> int:
+    """A time of the trace, read as Perfetto reads its digits."""
+    whole, _, part = repr(shown).partition(".")
+    assert len(part) <= 3, "whole nanoseconds"
+    return int(whole) * 1000 + int(part.ljust(3, "0"))
+
+
+def check_sums(trace: dict[str, Any], stages: int, step_time_s: float) -> None:
+    """Every stage's lane covers the step from its beginning to its end."""
+    rows = lanes(trace)
+    for stage in range(stages):
+        row = rows[stage, 0]
+        assert row[0]["ts"] == 0
+        assert sum(e["dur"] for e in row) / US == pytest.approx(step_time_s, rel=1e-6)
+        assert (row[-1]["ts"] + row[-1]["dur"]) / US == pytest.approx(step_time_s, rel=1e-6)
+
+
+def estimate(**changed: Any) -> Estimate:
+    given = {"tp": 8, "pp": 4, "microbatch": 1, "global_batch": 32, "recompute": "full"}
+    return atoll.estimate("megatron-gpt2-8.3b", "a100-80", 64, **{**given, **changed})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"schedule": "gpipe"},
+        {"schedule": "zb-h1"},
+        {"vpp": 2},
+        {"pp": 1, "tp": 8},
+        {"recompute": "optimal"},
+        {"pp": 8, "global_batch": 8},
+    ],
+)
+def test_a_plans_trace_adds_up_to_its_step(changed: dict[str, Any]) -> None:
+    found = estimate(**changed)
+    trace = plan_trace(plan_record(found))
+    check_schema(trace)
+    check_lanes(trace)
+    check_sums(trace, found.layout.pp, found.step.time_s)
+
+
+def test_stage_lanes_show_the_bubbles_where_the_schedule_has_them() -> None:
+    found = estimate()
+    record = pipeline_record(found)
+    trace = plan_trace(plan_record(found))
+    passes = [[StagePass(*c) for c in stage] for stage in record["passes"]]
+    replayed = replay("1f1b", passes, record["microbatches"], record["send_s"])
+    stretch = trace["otherData"]["megatron-gpt2-8.3b"]["stretch"]
+    for stage in range(found.layout.pp):
+        busy = [e for e in replayed.events if e.stage == stage]
+        idle = replayed.time_s - sum(e.end_s - e.start_s for e in busy)
+        shown = [e for e in lanes(trace)[stage, 0] if e["cat"] == "bubble"]
+        assert sum(e["dur"] for e in shown) / US == pytest.approx(idle * stretch, rel=1e-6)
+    # The last stage waits for the first microbatch: its first bubble ends when that arrives.
+    last = lanes(trace)[found.layout.pp - 1, 0]
+    assert last[0]["cat"] == "bubble"
+    assert last[1]["args"]["kind"] == "forward" and last[1]["args"]["microbatch"] == 0
+    # The first stage starts at once, and idles at the end of its warm-up.
+    first = lanes(trace)[0, 0]
+    assert first[0]["cat"] == "pipeline"
+    assert any(e["cat"] == "bubble" for e in first)
+
+
+def test_collectives_are_in_the_trace() -> None:
+    trace = plan_trace(plan_record(estimate()))
+    names = {e["name"] for e in trace["traceEvents"] if e.get("cat") == "collective"}
+    assert {"gradient reduction", "tensor parallel"} <= names
+    assert any(e["pid"] >= LAYERS for e in trace["traceEvents"] if e.get("cat") == "collective")
+    assert any(e.get("cat") == "send" for e in trace["traceEvents"])
+
+
+def test_a_long_step_is_cut_to_its_beginning_and_says_so() -> None:
+    found = estimate(pp=2, tp=2, global_batch=262144)
+    timeline = plan_timeline(pipeline_record(found))
+    assert timeline.shown < timeline.microbatches
+    for row in timeline.stages:
+        total = sum(s.duration_s for s in row)
+        assert total == pytest.approx(found.step.time_s, rel=1e-6)
+    assert any("more microbatches" in s.name for s in timeline.stages[0])
+
+
+def test_a_wafers_trace_adds_up(wafer_run: Path) -> None:
+    content = open_folder(wafer_run).content
+    trace = search_trace(content)
+    check_schema(trace)
+    check_lanes(trace)
+    check_sums(trace, 4, content["best"]["placement"]["step_time_s"])
+
+
+def test_a_searchs_trace_adds_up_and_has_the_operators(tiny_run: Path) -> None:
+    content = open_folder(tiny_run).content
+    trace = search_trace(content)
+    check_schema(trace)
+    check_lanes(trace)
+    placement = content["best"]["placement"]
+    check_sums(trace, len(placement["stages"]), placement["step_time_s"])
+    operators = {
+        op["name"] for e in content["best"]["models"][0]["layers"] for op in e["operators"]
+    }
+    assert operators <= {e["name"] for e in trace["traceEvents"] if e["pid"] >= LAYERS}
+
+
+@given(
+    stages=st.integers(1, 5),
+    microbatches=st.integers(1, 9),
+    seed=st.integers(0, 10_000),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb-h1"]),
+)
+def test_lanes_have_no_hole_and_no_overlap(
+    stages: int, microbatches: int, seed: int, schedule: str
+) -> None:
+    draw = random.Random(seed)
+    timeline = plan_timeline(
+        {
+            "schedule": schedule,
+            "microbatches": microbatches,
+            "replayed": microbatches,
+            "send_s": draw.choice([0.0, 0.01, 0.5]),
+            "passes": [[[draw.uniform(0.1, 2) for _ in range(3)]] for _ in range(stages)],
+            "after": [["gradient reduction", draw.uniform(0, 1)], ["host", 0.0]],
+            "step_time_s": draw.uniform(1, 100),
+        }
+    )
+    for row in timeline.stages:
+        assert row[0].start_s == 0.0
+        assert all(a.end_s == b.start_s for a, b in pairwise(row))
+        assert all(s.duration_s >= 0 for s in row)
+        assert row[-1].end_s == timeline.step_time_s
+        passes = [s for s in row if s.microbatch >= 0]
+        assert len(passes) == microbatches * (3 if schedule == "zb-h1" else 2)
