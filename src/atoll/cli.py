@@ -16,6 +16,7 @@ from atoll.commands.catalogue import hardware, models
 from atoll.commands.designs import designs
 from atoll.commands.place import place
 from atoll.commands.search import explain, search
+from atoll.commands.serve import serve
 from atoll.commands.training import estimate, plan
 from atoll.commands.validate import calibrate, validate
 from atoll.errors import AtollError
@@ -68,6 +69,7 @@ for _command in (
     search,
     explain,
     designs,
+    serve,
     plan,
     estimate,
     place,

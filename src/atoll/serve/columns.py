@@ -1,0 +1,169 @@
+"""The designs of a run as arrays in memory, so that a million of them answer in milliseconds.
+
+A `Columns` is one consistent picture: sorted by chip, never changed, replaced as a whole when the
+search has written more. What several answers need (orders, bins) is computed once and kept with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.store import DESIGN_COLUMNS
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+TEXTS = ("model", "phase")
+NUMBERS = tuple(name for name in DESIGN_COLUMNS if name not in TEXTS)
+MOST_VALUES = 32
+"""A column with at most this many values has a bar for each; others have ranges."""
+RANGES = 40
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """A column cut into bars: one value each, or ranges of equal width."""
+
+    values: tuple[float, ...]
+    """The values, or the ranges' edges (one more than there are bars)."""
+    exact: bool
+    code: NDArray[np.int16]
+    """Bar of each design; designs without a value are in the last, which is not shown."""
+
+    @property
+    def bars(self) -> int:
+        return len(self.values) if self.exact else len(self.values) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """All designs of a run at one moment, sorted by chip."""
+
+    numbers: Mapping[str, FloatArray]
+    texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]]
+    """By column: the code of each design, and what the codes mean."""
+    version: int = 0
+    _orders: dict[tuple[str, bool], IntArray] = field(default_factory=dict)
+    _bins: dict[str, Bins] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @staticmethod
+    def empty() -> Columns:
+        numbers = {name: np.empty(0) for name in NUMBERS}
+        none: tuple[str, ...] = ()
+        return Columns(numbers, {name: (np.empty(0, np.int16), none) for name in TEXTS})
+
+    def __len__(self) -> int:
+        return len(self.numbers["chip"])
+
+    def order(self, name: str, descending: bool = False) -> IntArray:
+        """Positions by value, equal ones by chip, those without a value last."""
+        with self._lock:
+            key = name, descending
+            if key not in self._orders:
+                values = self.texts[name][0] if name in self.texts else self.numbers[name]
+                self._orders[key] = np.argsort(-values if descending else values, kind="stable")
+            return self._orders[key]
+
+    def position(self, chip: int) -> int | None:
+        """Where a chip is, or None."""
+        chips = self.numbers["chip"]
+        at = int(np.searchsorted(chips, chip))
+        return at if at < len(chips) and chips[at] == chip else None
+
+    def bins(self, name: str) -> Bins:
+        with self._lock:
+            if name not in self._bins:
+                self._bins[name] = _cut(self.numbers[name])
+            return self._bins[name]
+
+    def row(self, at: int) -> dict[str, Any]:
+        """One design; whole numbers as such, None where there is no value."""
+        found: dict[str, Any] = {}
+        for name in DESIGN_COLUMNS:
+            if name in self.texts:
+                codes, labels = self.texts[name]
+                found[name] = labels[codes[at]]
+            else:
+                found[name] = plain(self.numbers[name][at])
+        return found
+
+
+class Gatherer:
+    """Rows on their way into arrays: added piece by piece, joined to a picture in the end."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, list[FloatArray]] = {name: [] for name in NUMBERS}
+        self._texts: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TEXTS}
+        self.rows = 0
+
+    def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Plain rows of `DESIGN_COLUMNS`."""
+        self.rows += len(rows)
+        for name, values in zip(DESIGN_COLUMNS, zip(*rows, strict=True), strict=True):
+            if name in TEXTS:
+                self._texts[name].append(values)
+            else:
+                self._numbers[name].append(np.array(values, np.float64))  # None becomes NaN
+
+    def joined(self, base: Columns) -> Columns:
+        """The picture with these rows; a chip's later row replaces its earlier one."""
+        if not self.rows:
+            return base
+        chips = np.concatenate([base.numbers["chip"], *self._numbers["chip"]])
+        # The last of equal chips: the first one in the reversed list.
+        _, last = np.unique(chips[::-1], return_index=True)
+        kept = len(chips) - 1 - last
+        numbers = {
+            name: np.concatenate([base.numbers[name], *self._numbers[name]])[kept]
+            for name in NUMBERS
+        }
+        texts = {name: _texts(*base.texts[name], self._texts[name], kept) for name in TEXTS}
+        return Columns(numbers, texts, base.version + 1)
+
+
+def plain(value: float) -> float | int | None:
+    """A number as JSON should have it."""
+    number = float(value)
+    if not np.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _texts(
+    codes: NDArray[np.int16],
+    labels: tuple[str, ...],
+    given: Sequence[tuple[Any, ...]],
+    kept: IntArray,
+) -> tuple[NDArray[np.int16], tuple[str, ...]]:
+    number = {label: code for code, label in enumerate(labels)}
+    parts = [codes]
+    for piece in given:
+        named = ["" if value is None else str(value) for value in piece]
+        for label in dict.fromkeys(named):
+            number.setdefault(label, len(number))
+        parts.append(np.fromiter((number[label] for label in named), np.int16, len(named)))
+    return np.concatenate(parts)[kept], tuple(number)
+
+
+def _cut(values: FloatArray) -> Bins:
+    known = np.isfinite(values)
+    sample = values[known][:: max(1, len(values) // 20_000)]
+    if len(np.unique(sample)) <= MOST_VALUES:
+        distinct = np.unique(values[known])
+        if len(distinct) <= MOST_VALUES:
+            code = np.searchsorted(distinct, values).astype(np.int16)
+            code[~known] = len(distinct)
+            return Bins(tuple(float(v) for v in distinct), True, code)
+    low, high = float(values[known].min()), float(values[known].max())
+    edges = np.linspace(low, high, RANGES + 1)
+    code = np.full(len(values), RANGES, np.int16)
+    share = (values[known] - low) / (high - low)
+    code[known] = np.minimum(share * RANGES, RANGES - 1).astype(np.int16)
+    return Bins(tuple(float(v) for v in edges), False, code)
