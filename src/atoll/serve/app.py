@@ -18,7 +18,6 @@ from atoll.serve.query import (
     HIGHER_IS_BETTER,
     column,
     csv_lines,
-    histograms,
     json_lines,
     ordered,
     page,
@@ -150,15 +149,10 @@ class App:
 
 
 def _summary(run: SearchRun, query: Query) -> Response:
-    filters = parse_filters(query)
-    columns, mask = run.picture(filters)
+    columns = run.columns
+    count, bars = run.bars(columns, parse_filters(query))
     return _json(
-        {
-            "total": len(columns),
-            "count": int(mask.sum()),
-            "histograms": histograms(columns, filters),
-            "version": columns.version,
-        }
+        {"total": len(columns), "count": count, "histograms": bars, "version": columns.version}
     )
 
 

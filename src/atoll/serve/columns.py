@@ -6,7 +6,6 @@ search has written more. What several answers need (orders, bins) is computed on
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ NUMBERS = tuple(name for name in DESIGN_COLUMNS if name not in TEXTS)
 MOST_VALUES = 32
 """A column with at most this many values has a bar for each; others have ranges."""
 RANGES = 40
+BINNED = tuple(name for name in NUMBERS if name not in ("chip", "design", "at"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,6 @@ class Bins:
     values: tuple[float, ...]
     """The values, or the ranges' edges (one more than there are bars)."""
     exact: bool
-    code: NDArray[np.int16]
-    """Bar of each design; designs without a value are in the last, which is not shown."""
 
     @property
     def bars(self) -> int:
@@ -49,39 +47,65 @@ class Columns:
     texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]]
     """By column: the code of each design, and what the codes mean."""
     version: int = 0
+    bins: Mapping[str, Bins] = field(default_factory=dict)
+    """Of the columns in `BINNED`."""
+    codes: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, len(BINNED)), np.int8))
+    """(designs, binned columns): bar of each; without a value the one after the last."""
     _orders: dict[tuple[str, bool], IntArray] = field(default_factory=dict)
-    _bins: dict[str, Bins] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @staticmethod
+    def of(
+        numbers: Mapping[str, FloatArray],
+        texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]],
+        version: int = 0,
+    ) -> Columns:
+        codes = np.empty((len(numbers["chip"]), len(BINNED)), np.int8)
+        bins = {name: _cut(numbers[name], codes[:, at]) for at, name in enumerate(BINNED)}
+        return Columns(numbers, texts, version, bins, codes)
 
     @staticmethod
     def empty() -> Columns:
-        numbers = {name: np.empty(0) for name in NUMBERS}
         none: tuple[str, ...] = ()
-        return Columns(numbers, {name: (np.empty(0, np.int16), none) for name in TEXTS})
+        return Columns.of(
+            {name: np.empty(0) for name in NUMBERS},
+            {name: (np.empty(0, np.int16), none) for name in TEXTS},
+        )
 
     def __len__(self) -> int:
         return len(self.numbers["chip"])
 
     def order(self, name: str, descending: bool = False) -> IntArray:
         """Positions by value, equal ones by chip, those without a value last."""
-        with self._lock:
-            key = name, descending
-            if key not in self._orders:
-                values = self.texts[name][0] if name in self.texts else self.numbers[name]
-                self._orders[key] = np.argsort(-values if descending else values, kind="stable")
-            return self._orders[key]
+        key = name, descending
+        if key not in self._orders:
+            # Two threads may compute the same; both results are right.
+            self._orders[key] = np.argsort(self._sortable(name, descending), kind="stable")
+        return self._orders[key]
+
+    def _sortable(self, name: str, descending: bool) -> NDArray[Any]:
+        """Something that sorts alike; small integers sort much faster than floats."""
+        if name in self.texts:
+            codes = self.texts[name][0]
+            return -codes if descending else codes
+        bins = self.bins.get(name)
+        if bins is None or not bins.exact:
+            values = self.numbers[name]
+            return -values if descending else values
+        bars = self.codes[:, BINNED.index(name)]
+        return np.where(bars == bins.bars, bins.bars, bins.bars - 1 - bars) if descending else bars
+
+    def prepare(self) -> None:
+        """Sort by every column in which many designs differ, before anybody asks."""
+        for name, bins in self.bins.items():
+            if not bins.exact:
+                for descending in (True, False):
+                    self.order(name, descending)
 
     def position(self, chip: int) -> int | None:
         """Where a chip is, or None."""
         chips = self.numbers["chip"]
         at = int(np.searchsorted(chips, chip))
         return at if at < len(chips) and chips[at] == chip else None
-
-    def bins(self, name: str) -> Bins:
-        with self._lock:
-            if name not in self._bins:
-                self._bins[name] = _cut(self.numbers[name])
-            return self._bins[name]
 
     def row(self, at: int) -> dict[str, Any]:
         """One design; whole numbers as such, None where there is no value."""
@@ -125,7 +149,7 @@ class Gatherer:
             for name in NUMBERS
         }
         texts = {name: _texts(*base.texts[name], self._texts[name], kept) for name in TEXTS}
-        return Columns(numbers, texts, base.version + 1)
+        return Columns.of(numbers, texts, base.version + 1)
 
 
 def plain(value: float) -> float | int | None:
@@ -152,18 +176,18 @@ def _texts(
     return np.concatenate(parts)[kept], tuple(number)
 
 
-def _cut(values: FloatArray) -> Bins:
+def _cut(values: FloatArray, code: NDArray[np.int8]) -> Bins:
+    """The bars of a column; `code` is filled."""
     known = np.isfinite(values)
-    sample = values[known][:: max(1, len(values) // 20_000)]
-    if len(np.unique(sample)) <= MOST_VALUES:
+    sample = values[:: max(1, len(values) // 20_000)]
+    if len(np.unique(sample[np.isfinite(sample)])) <= MOST_VALUES:
         distinct = np.unique(values[known])
         if len(distinct) <= MOST_VALUES:
-            code = np.searchsorted(distinct, values).astype(np.int16)
+            code[:] = np.searchsorted(distinct, values)
             code[~known] = len(distinct)
-            return Bins(tuple(float(v) for v in distinct), True, code)
+            return Bins(tuple(float(v) for v in distinct), True)
     low, high = float(values[known].min()), float(values[known].max())
-    edges = np.linspace(low, high, RANGES + 1)
-    code = np.full(len(values), RANGES, np.int16)
-    share = (values[known] - low) / (high - low)
-    code[known] = np.minimum(share * RANGES, RANGES - 1).astype(np.int16)
-    return Bins(tuple(float(v) for v in edges), False, code)
+    share = np.nan_to_num((values - low) / (high - low))
+    code[:] = np.clip(share * RANGES, 0, RANGES - 1)
+    code[~known] = RANGES
+    return Bins(tuple(float(v) for v in np.linspace(low, high, RANGES + 1)), False)

@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.serve.columns import NUMBERS, TEXTS, Columns, IntArray
+from atoll.serve.columns import (
+    BINNED,
+    MOST_VALUES,
+    NUMBERS,
+    RANGES,
+    TEXTS,
+    Columns,
+    IntArray,
+)
+from atoll.serve.compiled import count_bars, extent, fill_cells, walk_front
 from atoll.store import DESIGN_COLUMNS
 
 Mask = NDArray[np.bool_]
@@ -20,6 +29,7 @@ MOST_POINTS = 1500
 """Up to here every design is a point of its own; beyond, designs are counted in cells."""
 CELLS = (96, 60)
 HIGHER_IS_BETTER = ("score", "samples_per_s")
+FIGURES = ("area_mm2", "power_W", "score")
 LOWER_IS_BETTER = ("area_mm2", "power_W", "energy_per_token_J", "step_time_s")
 
 
@@ -29,9 +39,6 @@ class Filters:
 
     ranges: tuple[tuple[str, float, float], ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
-
-    def without(self, name: str) -> Filters:
-        return Filters(tuple(r for r in self.ranges if r[0] != name), self.texts)
 
 
 def parse_filters(query: Mapping[str, Sequence[str]]) -> Filters:
@@ -67,21 +74,33 @@ def column(name: str, among: Sequence[str] = DESIGN_COLUMNS) -> str:
     return name
 
 
+def fails_of(columns: Columns, filters: Filters) -> Mask:
+    """(filters, designs): who fails which; ranges first, then texts."""
+    bad = np.zeros((len(filters.ranges) + len(filters.texts), len(columns)), np.bool_)
+    for at, (name, low, high) in enumerate(filters.ranges):
+        values = columns.numbers[name]
+        np.logical_not((values >= low) & (values <= high), out=bad[at])  # no value fails, too
+    for at, (name, wanted) in enumerate(filters.texts, len(filters.ranges)):
+        codes, labels = columns.texts[name]
+        np.not_equal(codes, labels.index(wanted) if wanted in labels else -1, out=bad[at])
+    return bad
+
+
 def mask_of(columns: Columns, filters: Filters) -> Mask:
     """Which designs pass."""
-    mask = np.ones(len(columns), np.bool_)
-    for name, low, high in filters.ranges:
-        values = columns.numbers[name]
-        if low > -np.inf:
-            mask &= values >= low
-        if high < np.inf:
-            mask &= values <= high
-        if low == -np.inf and high == np.inf:
-            mask &= ~np.isnan(values)
-    for name, wanted in filters.texts:
-        codes, labels = columns.texts[name]
-        mask &= codes == (labels.index(wanted) if wanted in labels else -1)
+    mask: Mask = np.logical_not(np.logical_or.reduce(fails_of(columns, filters), axis=0))
     return mask
+
+
+def compile_all() -> None:
+    """Have everything compiled before the first question."""
+    columns = Columns.empty()
+    histograms(columns, Filters((("score", 0.0, 1.0),)))
+    nobody = mask_of(columns, Filters())
+    scatter(columns, nobody, "area_mm2", "score")
+    front(columns, nobody, "area_mm2", "score")
+    none = np.zeros(CELLS, np.int64)
+    fill_cells(nobody, *(columns.numbers[n] for n in FIGURES[:3]), np.zeros(4), none, none.copy())
 
 
 def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> IntArray:
@@ -94,32 +113,30 @@ def page(columns: Columns, positions: IntArray, offset: int, limit: int) -> list
     return [columns.row(int(at)) for at in positions[offset : offset + limit]]
 
 
-def histograms(columns: Columns, filters: Filters) -> list[dict[str, Any]]:
-    """Of each column with more than one value: how many designs each bar holds.
+def histograms(columns: Columns, filters: Filters) -> tuple[int, list[dict[str, Any]]]:
+    """How many designs pass; and of each column with more than one value, how many in each bar.
 
-    `counts` are of the designs that pass every filter but the column's own, so that one sees where
+    A bar counts the designs that pass every filter but the column's own, so that one sees where
     its range could be moved to.
     """
+    own = [BINNED.index(name) if name in BINNED else -1 for name, _, _ in filters.ranges]
+    own += [-1] * len(filters.texts)
+    counts = np.zeros((len(BINNED), max(RANGES, MOST_VALUES) + 1), np.int64)
+    passed = count_bars(
+        columns.codes, fails_of(columns, filters), np.array(own, np.int64), counts
+    )
     found = []
-    everywhere = mask_of(columns, filters)
-    for name in NUMBERS:
-        if name in ("chip", "design", "at"):
-            continue
-        bins = columns.bins(name)
-        own = any(name == filtered for filtered, _, _ in filters.ranges)
-        if bins.bars < 2 and not own:
-            continue
-        mask = mask_of(columns, filters.without(name)) if own else everywhere
-        counts = np.bincount(bins.code[mask], minlength=bins.bars + 1)[: bins.bars]
-        found.append(
-            {
-                "column": name,
-                "values": list(bins.values),
-                "exact": bins.exact,
-                "counts": counts.tolist(),
-            }
-        )
-    return found
+    for at, (name, bins) in enumerate(columns.bins.items()):
+        if bins.bars > 1 or at in own:
+            found.append(
+                {
+                    "column": name,
+                    "values": list(bins.values),
+                    "exact": bins.exact,
+                    "counts": counts[at, : bins.bars].tolist(),
+                }
+            )
+    return int(passed), found
 
 
 def scatter(columns: Columns, mask: Mask, x: str, y: str) -> dict[str, Any]:
@@ -128,58 +145,39 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> dict[str, Any]:
     A cell names its best design by score.
     """
     across, up = columns.numbers[column(x, NUMBERS)], columns.numbers[column(y, NUMBERS)]
-    shown = mask & np.isfinite(across) & np.isfinite(up)
-    # Ascending by score: of several designs in a cell the last one written is the best.
-    chosen = ordered(columns, shown, "score", descending=False)
-    chips = columns.numbers["chip"]
-    answer: dict[str, Any] = {"x": x, "y": y, "shown": len(chosen), "mode": "points"}
-    if len(chosen) == 0:
+    chips, score = columns.numbers["chip"], columns.numbers["score"]
+    ends = np.zeros(4)
+    shown = int(extent(mask, across, up, ends))
+    answer: dict[str, Any] = {"x": x, "y": y, "shown": shown, "mode": "points"}
+    if shown == 0:
         return answer | {"points": [], "front": []}
 
     def points(positions: IntArray) -> list[list[float]]:
         return [[int(chips[at]), float(across[at]), float(up[at])] for at in positions]
 
-    answer["domain"] = [[float(a[chosen].min()), float(a[chosen].max())] for a in (across, up)]
-    answer["front"] = points(front(columns, shown, x, y))
-    if len(chosen) <= MOST_POINTS:
-        return answer | {"points": points(chosen)}
-    (x0, x1), (y0, y1) = answer["domain"]
-    wide, high = CELLS
-    cell = _cell(across[chosen], x0, x1, wide) * high + _cell(up[chosen], y0, y1, high)
-    counts = np.bincount(cell, minlength=wide * high)
-    best = np.full(wide * high, -1, np.int64)
-    best[cell] = chosen
-    filled = np.flatnonzero(counts)
-    cells = [filled // high, filled % high, counts[filled], chips[best[filled]].astype(np.int64)]
-    return answer | {
-        "mode": "cells",
-        "grid": [wide, high],
-        "cells": np.column_stack(cells).tolist(),
-    }
-
-
-def _cell(values: NDArray[np.float64], low: float, high: float, cells: int) -> IntArray:
-    if high <= low:
-        return np.zeros(len(values), np.int64)
-    share = (values - low) / (high - low)
-    return np.minimum(share * cells, cells - 1).astype(np.int64)
+    answer["domain"] = [ends[:2].tolist(), ends[2:].tolist()]
+    answer["front"] = points(front(columns, mask, x, y))
+    if shown <= MOST_POINTS:
+        both = mask & ~np.isnan(across) & ~np.isnan(up)
+        return answer | {"points": points(np.flatnonzero(both))}
+    counts, best = np.zeros(CELLS, np.int64), np.full(CELLS, -1, np.int64)
+    fill_cells(mask, across, up, score, ends, counts, best)
+    a, b = np.nonzero(counts)
+    cells = np.column_stack([a, b, counts[a, b], chips[best[a, b]].astype(np.int64)])
+    return answer | {"mode": "cells", "grid": list(CELLS), "cells": cells.tolist()}
 
 
 def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:
     """Positions that no other beats in both columns; none where a column has no better end."""
-    nothing = np.empty(0, np.int64)
     if not {x, y} <= {*HIGHER_IS_BETTER, *LOWER_IS_BETTER} or x == y:
-        return nothing
-    chosen = ordered(columns, mask, y, descending=y in HIGHER_IS_BETTER)
-    if len(chosen) == 0:
-        return nothing
-    cost = columns.numbers[x][chosen] * (-1.0 if x in HIGHER_IS_BETTER else 1.0)
-    least = np.minimum.accumulate(cost)
-    kept = chosen[np.concatenate([[True], cost[1:] < least[:-1]])]
-    # Of designs that are equal in y only the last, and cheapest, stays.
-    gain = columns.numbers[y][kept]
-    last: IntArray = kept[np.concatenate([gain[1:] != gain[:-1], [True]])]
-    return last
+        return np.empty(0, np.int64)
+    order = columns.order(y, descending=y in HIGHER_IS_BETTER)
+    cost = columns.numbers[x]
+    kept = np.empty(len(columns), np.int64)
+    count = walk_front(
+        order, mask, -cost if x in HIGHER_IS_BETTER else cost, columns.numbers[y], kept
+    )
+    return kept[:count]
 
 
 def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:

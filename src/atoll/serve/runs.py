@@ -15,7 +15,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.serve.columns import Columns, Gatherer
-from atoll.serve.query import Filters, Mask, mask_of
+from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.store import FILE, ProgressPoint, RunReader
@@ -47,7 +47,8 @@ class SearchRun:
         self._seen: int | None = None
         self._since = -math.inf
         self._asleep = threading.Event()
-        self.mask = lru_cache(maxsize=8)(self._mask)
+        self.mask = lru_cache(maxsize=8)(mask_of)
+        self.bars = lru_cache(maxsize=8)(histograms)
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True).start()
@@ -99,14 +100,11 @@ class SearchRun:
         columns = self.columns
         return columns, self.mask(columns, filters)
 
-    @staticmethod
-    def _mask(columns: Columns, filters: Filters) -> Mask:
-        return mask_of(columns, filters)
-
     # --- Watching ---------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         pause = 0.0
+        compile_all()
         while not self._asleep.wait(pause):
             began = time.monotonic()
             try:
@@ -141,9 +139,9 @@ class SearchRun:
         columns = gathered.joined(self.columns)
         if columns is not self.columns:
             self._since = float(columns.numbers["at"].max())
-            for name, descending in (("score", True), ("score", False)):
-                columns.order(name, descending)
+            columns.order("score", descending=True)
             self.columns = columns
+            columns.prepare()
         self.read = 0
 
     def _read_status(self, reader: RunReader) -> None:
