@@ -21,7 +21,9 @@ IntArray = NDArray[np.int64]
 TEXTS = ("model", "phase")
 NUMBERS = tuple(name for name in DESIGN_COLUMNS if name not in TEXTS)
 MOST_VALUES = 32
-"""A column with at most this many values has a bar for each; others have ranges."""
+"""A parameter with at most this many values has a bar for each; others have ranges."""
+MEASURED = ("score", "area_mm2", "power_W", "energy_per_token_J", "samples_per_s", "step_time_s")
+"""Columns whose values hardly ever repeat: always in ranges."""
 RANGES = 40
 BINNED = tuple(name for name in NUMBERS if name not in ("chip", "design", "at"))
 
@@ -60,7 +62,10 @@ class Columns:
         version: int = 0,
     ) -> Columns:
         codes = np.empty((len(numbers["chip"]), len(BINNED)), np.int8)
-        bins = {name: _cut(numbers[name], codes[:, at]) for at, name in enumerate(BINNED)}
+        bins = {
+            name: _cut(numbers[name], codes[:, at], 1 if name in MEASURED else MOST_VALUES)
+            for at, name in enumerate(BINNED)
+        }
         return Columns(numbers, texts, version, bins, codes)
 
     @staticmethod
@@ -176,13 +181,13 @@ def _texts(
     return np.concatenate(parts)[kept], tuple(number)
 
 
-def _cut(values: FloatArray, code: NDArray[np.int8]) -> Bins:
+def _cut(values: FloatArray, code: NDArray[np.int8], most_values: int) -> Bins:
     """The bars of a column; `code` is filled."""
     known = np.isfinite(values)
     sample = values[:: max(1, len(values) // 20_000)]
-    if len(np.unique(sample[np.isfinite(sample)])) <= MOST_VALUES:
+    if len(np.unique(sample[np.isfinite(sample)])) <= most_values:
         distinct = np.unique(values[known])
-        if len(distinct) <= MOST_VALUES:
+        if len(distinct) <= most_values:
             code[:] = np.searchsorted(distinct, values)
             code[~known] = len(distinct)
             return Bins(tuple(float(v) for v in distinct), True)

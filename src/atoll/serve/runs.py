@@ -198,7 +198,8 @@ class PlanRun:
         }
 
     def details(self) -> dict[str, Any]:
-        return self.summary() | {"plan": self.content}
+        words = str(self.whatif.layouts()[0])
+        return self.summary() | {"plan": {"layout_words": words} | self.content}
 
 
 Run = SearchRun | PlanRun

@@ -5,8 +5,8 @@ import { percent } from "./units.js";
 
 const COLOURS = {
   compute: 0, recompute: 5, "tensor parallel": 1, transfers: 4, "pipeline sends": 4, "context parallel": 6,
-  "expert parallel": 3, "sharded weights": 6, bubble: 7, "pipeline bubble": 7, "gradient reduction": 2, optimizer: 3,
-  host: 6, states: 0, weights: 0, gradients: 2, activations: 1, rebuilt: 5, buffers: 4, logits: 6, transient: 5, reserve: 7,
+  "expert parallel": 10, "sharded weights": 9, bubble: 7, "pipeline bubble": 7, "gradient reduction": 2, optimizer: 3,
+  host: 8, states: 0, weights: 0, gradients: 2, activations: 1, rebuilt: 5, buffers: 4, logits: 6, transient: 5, reserve: 7,
 };
 const colour = (name, index) => `var(--c${COLOURS[name] ?? index % 8})`;
 
@@ -29,7 +29,7 @@ export function stackedBars(rows, format, most = 0) {
     h("table", { class: "wrap" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Part"), rows.map(([label]) => h("th", { scope: "col" }, label)))),
       h("tbody", {}, names.map((name, index) => h("tr", {},
-        h("td", {}, h("span", { class: "row" }, h("span", { class: "swatch", style: { background: colour(name, index) } }), name)),
+        h("td", {}, h("span", { class: "part" }, h("span", { class: "swatch", style: { background: colour(name, index) } }), name)),
         rows.map(([, parts], row) => h("td", {}, format(parts[name] ?? 0), " ",
           h("small", { class: "muted" }, percent(sums[row] ? (parts[name] ?? 0) / sums[row] : 0))))))),
     ));
@@ -46,5 +46,5 @@ export function plainBars(rows, format) {
 }
 
 export const figures = (rows) =>
-  h("dl", { class: "figures" }, rows.map(([name, value, small]) =>
-    h("div", {}, h("dt", {}, name), h("dd", {}, value, small ? [" ", h("small", {}, small)] : null))));
+  h("dl", { class: "figures" }, rows.map(([name, value, unit, below]) =>
+    h("div", {}, h("dt", {}, name), h("dd", {}, value, unit ? [" ", h("small", {}, unit)] : null, below ? h("small", { class: "below" }, below) : null))));

@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { stackedBars } from "./bars.js";
 import { h } from "./dom.js";
 import * as state from "./state.js";
-import { COLUMNS, bytes, number, percent, seconds, shown, title } from "./units.js";
+import { bytes, number, percent, seconds, shown, title } from "./units.js";
 
 const DESIGN = ["score", "step_time_s", "area_mm2", "power_W", "energy_per_token_J", "tensor_cores", "width", "depth", "vector_cores",
   "vector_width", "glb_bytes", "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz", "microbatch", "tensor", "pipeline", "data"];
@@ -58,31 +58,21 @@ export class Compare {
   }
 
   sections(chips, steps, designs) {
-    const heads = ["a", "b"].map((letter, i) => h("th", { scope: "col" }, h("span", { class: `tag ${letter}` }, letter.toUpperCase()), ` ${chips[i]}`));
-    const table = (rows) => h("div", { class: "scroll" }, h("table", { class: "versus" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, ""), heads, h("th", { scope: "col" }, "B / A"))), h("tbody", {}, rows)));
+    const heads = () => ["a", "b"].map((letter, i) => h("th", { scope: "col" }, h("span", { class: `tag ${letter}` }, letter.toUpperCase()), ` ${chips[i]}`));
+    const table = (rows) => h("div", { class: "scroll" }, h("table", { class: "wrap" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, ""), heads(), h("th", { scope: "col" }, "B / A"))), h("tbody", {}, rows)));
     const line = (name, a, b, format) => h("tr", {}, h("td", {}, name), h("td", {}, format(a)), h("td", {}, format(b)), h("td", {}, ratio(a, b)));
-    const found = [];
-    if (designs) {
-      found.push(h("section", { class: "card" }, h("h2", {}, "Designs"),
-        table(DESIGN.map((n) => line(title(n), designs[0][n], designs[1][n], (v) => (n === "chip" ? v : shown(n, v)))))));
-    }
+    const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), content);
+    const halves = (left, right) => [h("div", { class: "halves" }, h("div", { class: "stack" }, left), h("div", { class: "stack" }, right))];
+    const design = designs && card("Designs", table(DESIGN.map((n) => line(title(n), designs[0][n], designs[1][n], (v) => shown(n, v)))));
     const problem = steps.find((s) => s.problem);
-    if (problem) found.push(h("p", { class: "card warn" }, problem.problem));
-    else {
-      const labels = [`A ${chips[0]}`, `B ${chips[1]}`];
-      found.push(h("section", { class: "card" }, h("h2", {}, designs ? "Where a step's time goes" : "Layouts"),
-        designs ? null : table(STEP.map(([n, label, format]) => line(label, steps[0][n], steps[1][n], format))),
-        designs ? null : h("p", { class: "muted" }, `A: ${steps[0].layout}; B: ${steps[1].layout}`),
-        stackedBars(steps.map((s, i) => [labels[i], s.parts_s]), seconds)));
-      found.push(h("section", { class: "card" }, h("h2", {}, "Memory of the fullest device"),
-        stackedBars(steps.map((s, i) => [labels[i], s.memory_bytes]), bytes)));
-      if (designs) {
-        found.push(h("section", { class: "card" }, h("h2", {}, "The step"),
-          table(STEP.map(([n, label, format]) => line(label, steps[0][n], steps[1][n], format)))));
-      }
-    }
-    return [h("div", { class: "halves" }, h("div", { class: "stack" }, found.filter((_, i) => i % 2 === 0)), h("div", { class: "stack" }, found.filter((_, i) => i % 2)))];
+    if (problem) return halves([design].filter(Boolean), [h("p", { class: "card warn", role: "alert" }, problem.problem)]);
+    const labels = [`A ${chips[0]}`, `B ${chips[1]}`];
+    const step = card(designs ? "The step" : "Layouts", table(STEP.map(([n, label, format]) => line(label, steps[0][n], steps[1][n], format))),
+      designs ? null : ["A", "B"].map((letter, i) => h("p", { class: "muted below" }, `${letter}: ${steps[i].layout}`)));
+    const time = card("Where a step's time goes", stackedBars(steps.map((s, i) => [labels[i], s.parts_s]), seconds));
+    const memory = card("Memory of the fullest device", stackedBars(steps.map((s, i) => [labels[i], s.memory_bytes]), bytes));
+    return designs ? halves([design, memory], [time, step]) : halves([step], [time, memory]);
   }
 }
 

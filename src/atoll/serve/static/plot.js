@@ -94,9 +94,10 @@ export class Plot {
     const { context: c } = this;
     c.font = `700 ${FONT}`;
     c.fillStyle = colour;
-    c.textAlign = "left";
-    c.textBaseline = "middle";
-    c.fillText(text, this.x(x) + 9, this.y(y));
+    c.textAlign = "center";
+    c.textBaseline = "bottom";
+    const above = this.y(y) - 10;
+    c.fillText(text, this.x(x), above > 14 ? above : this.y(y) + 24);
     c.font = FONT;
   }
 }

@@ -36,7 +36,14 @@ export function number(value, digits = 4) {
   return value.toLocaleString("en", { maximumFractionDigits: Math.max(0, digits - 1 - size) });
 }
 
-export const shown = (name, value) => number(value === null || value === undefined ? NaN : value / COLUMNS[name].per);
+/** The same with trailing zeros, so that the values of a column line up. */
+function even(value, digits = 4) {
+  if (!Number.isFinite(value) || Number.isInteger(value) || Math.abs(value) >= 10 ** (digits - 1)) return number(value);
+  const places = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
+  return places > 8 ? number(value) : value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
+}
+
+export const shown = (name, value) => even(value === null || value === undefined ? NaN : value / COLUMNS[name].per);
 
 /** Enough digits to tell neighbouring ends of a range apart. */
 export const precise = (name, value) => String(Number((value / COLUMNS[name].per).toPrecision(7)));
@@ -83,7 +90,7 @@ export function ticks(low, high, most) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((f) => f * power).find((s) => s >= rough);
   const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step);
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(i * step || 0); // never -0
   return found;
 }
 

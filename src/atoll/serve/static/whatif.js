@@ -51,7 +51,7 @@ export class WhatIf {
       const query = await this.query();
       this.options = await ask(`/${this.run}/whatif/options`, query);
       this.sliders.replaceChildren(...this.options.sliders.map((s) => this.slider(s)),
-        h("p", { class: "muted" }, `Global batch ${number(this.options.global_batch)}. Area and chip stay as they are; pipeline and data copies are ${this.kind === "plan" ? "kept or follow the devices" : "chosen anew"}. ${this.options.note}`));
+        h("p", { class: "muted" }, `Global batch ${number(this.options.global_batch)}. ${this.kind === "plan" ? "The layout is kept; data copies follow the devices." : "The chip is kept; pipeline stages, data copies and recomputation are chosen anew."} ${this.options.note}`));
       this.place();
       await this.refresh();
     } catch (error) {
@@ -102,7 +102,7 @@ export class WhatIf {
       this.answer.replaceChildren(h("p", { class: "card warn", id: "problem", role: "alert" }, now.problem ?? base.problem));
       return;
     }
-    const row = (name, field, format, unit = "") => [name, format(now[field]), [unit, change(base[field], now[field])].filter(Boolean).join(", ")];
+    const row = (name, field, format, unit = "") => [name, format(now[field]), unit, change(base[field], now[field])];
     const rows = [["as it is", base], ["what if", now]];
     this.answer.replaceChildren(...[
       now.warning ? h("p", { class: "card warn", role: "alert" }, now.warning) : null,
@@ -111,7 +111,7 @@ export class WhatIf {
           row("Throughput", "samples_per_s", number, "samples/s"), row("Step time", "step_time_s", seconds), row("MFU", "mfu", percent),
           row("Tokens/s a device", "tokens_per_s_per_device", number),
           ...(now.power_W === undefined ? [] : [row("Power a device", "power_W", number, "W"),
-            ["Energy a token", number(now.energy_per_token_J * 1e3), ["mJ", change(base.energy_per_token_J, now.energy_per_token_J)].filter(Boolean).join(", ")]]),
+            row("Energy a token", "energy_per_token_J", (v) => number(v * 1e3), "mJ")]),
         ]),
         h("p", { class: "muted", id: "answered", "data-ms": now.answered_ms },
           `pipeline ${now.pipeline} × tensor ${now.tensor} × data ${now.data} on ${number(now.devices)} devices, microbatch ${now.microbatch}, ${number(now.microbatches)} rounds, recomputation ${now.recompute}. ` +
@@ -128,5 +128,5 @@ const cleared = () => Object.fromEntries(NAMES.map((name) => [key(name), null]))
 
 function change(from, to) {
   if (!from || Math.abs(to / from - 1) < 5e-5) return "";
-  return `${to > from ? "+" : "−"}${percent(Math.abs(to / from - 1))}`;
+  return `${to > from ? "+" : "−"}${percent(Math.abs(to / from - 1))} against as it is`;
 }
