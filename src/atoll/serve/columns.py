@@ -25,16 +25,20 @@ MOST_VALUES = 32
 MEASURED = ("score", "area_mm2", "power_W", "energy_per_token_J", "samples_per_s", "step_time_s")
 """Columns whose values hardly ever repeat: always in ranges."""
 RANGES = 40
+WIDE = 50.0
+"""Values that span more than this factor are cut by their logarithms."""
 BINNED = tuple(name for name in NUMBERS if name not in ("chip", "design", "at"))
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """A column cut into bars: one value each, or ranges of equal width."""
+    """A column cut into bars: one value each, or ranges."""
 
     values: tuple[float, ...]
     """The values, or the ranges' edges (one more than there are bars)."""
     exact: bool
+    logarithmic: bool = False
+    """The ranges are equal in their logarithms: the values span orders of magnitude."""
 
     @property
     def bars(self) -> int:
@@ -192,7 +196,9 @@ def _cut(values: FloatArray, code: NDArray[np.int8], most_values: int) -> Bins:
             code[~known] = len(distinct)
             return Bins(tuple(float(v) for v in distinct), True)
     low, high = float(values[known].min()), float(values[known].max())
-    share = np.nan_to_num((values - low) / (high - low))
-    code[:] = np.clip(share * RANGES, 0, RANGES - 1)
+    logarithmic = low > 0.0 and high > WIDE * low
+    space = np.geomspace if logarithmic else np.linspace
+    edges = space(low, high, RANGES + 1)
+    code[:] = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, RANGES - 1)
     code[~known] = RANGES
-    return Bins(tuple(float(v) for v in np.linspace(low, high, RANGES + 1)), False)
+    return Bins(tuple(float(v) for v in edges), False, logarithmic)

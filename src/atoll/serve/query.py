@@ -133,6 +133,7 @@ def histograms(columns: Columns, filters: Filters) -> tuple[int, list[dict[str, 
                     "column": name,
                     "values": list(bins.values),
                     "exact": bins.exact,
+                    "logarithmic": bins.logarithmic,
                     "counts": counts[at, : bins.bars].tolist(),
                 }
             )

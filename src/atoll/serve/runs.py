@@ -139,9 +139,8 @@ class SearchRun:
         columns = gathered.joined(self.columns)
         if columns is not self.columns:
             self._since = float(columns.numbers["at"].max())
-            columns.order("score", descending=True)
-            self.columns = columns
             columns.prepare()
+            self.columns = columns
         self.read = 0
 
     def _read_status(self, reader: RunReader) -> None:

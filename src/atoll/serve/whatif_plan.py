@@ -15,6 +15,7 @@ from atoll.training.request import make_run
 from atoll.training.run import Run
 
 KEPT = 32
+SAME = 1e-9  # relative, of two step times
 
 
 class PlanWhatIf:
@@ -46,7 +47,11 @@ class PlanWhatIf:
                 slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate),
                 slider("microbatch", "Microbatch", "sequences", small, layout.microbatch),
             ]
-            return {"sliders": sliders, "note": "", "global_batch": run.global_batch}
+            return {
+                "sliders": sliders,
+                "note": self._note(run) if number == 0 else "",
+                "global_batch": run.global_batch,
+            }
 
     def estimate(self, number: int, change: Change) -> dict[str, Any]:
         """The step under the change, or the sentence that says why there is none."""
@@ -68,6 +73,14 @@ class PlanWhatIf:
             except AtollError as error:
                 return {"problem": f"{str(error).rstrip('.')}."}
         return figures(found)
+
+    def _note(self, run: Run) -> str:
+        """Say so where the best layout is not estimated as it was planned."""
+        now_s = self._estimator(run, run.devices, Change()).estimate(self._layout(0)).step.time_s
+        off = now_s / self._content["step_time_s"] - 1.0
+        if abs(off) < SAME:
+            return ""
+        return f"Estimated again the plan takes {off:+.2%}: something it depends on has changed."
 
     def _layout(self, number: int) -> Layout:
         layouts = self.layouts()

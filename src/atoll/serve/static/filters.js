@@ -5,7 +5,7 @@ import * as state from "./state.js";
 import { COLUMNS, number, precise, title } from "./units.js";
 
 /** One column's box; `change(range text or null)` when the user has moved it. */
-export function filterBox({ column, values, exact, counts }, change) {
+export function filterBox({ column, values, exact, logarithmic, counts }, change) {
   const bars = counts.length;
   const range = state.range(column);
   const inside = (i) => {
@@ -57,7 +57,7 @@ export function filterBox({ column, values, exact, counts }, change) {
     return field;
   };
   return h("div", { class: "filter", "data-column": column },
-    h("div", { class: "head" }, h("span", {}, title(column)),
+    h("div", { class: "head" }, h("span", {}, title(column), logarithmic ? h("small", { class: "muted" }, " log scale") : null),
       range ? h("button", { type: "button", "aria-label": `Clear the filter on ${COLUMNS[column].label}`, onclick: () => change(null) }, "clear") : null),
     svg,
     h("div", { class: "ends" }, end(0), "to", end(1)));

@@ -36,7 +36,13 @@ export class Plot {
 
   /** Sets the domains, and draws grid, ticks and titles. */
   axes([x0, x1], [y0, y1], xTitle, yTitle) {
-    const { context: c, area } = this;
+    const { context: c } = this;
+    // As much room on the left as the widest label takes.
+    const rough = ticks(y0, y1, Math.max(2, this.area.h / 50));
+    const widest = Math.max(...rough.map((v) => c.measureText(tickText(v, rough[1] - rough[0])).width));
+    const left = Math.ceil(widest) + 32;
+    this.area = { ...this.area, x: left, w: this.width - left - this.margin.right };
+    const { area } = this;
     this.x = scale(x0, x1, area.x, area.x + area.w);
     this.y = scale(y0, y1, area.y + area.h, area.y);
     c.lineWidth = 1;
