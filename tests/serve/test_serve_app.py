@@ -221,6 +221,12 @@ def no_plan(folder: Path) -> Path:
     return folder
 
 
+def later_plan(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "plan.json").write_text('{"format": 2}')
+    return folder
+
+
 def broken_plan(folder: Path) -> Path:
     folder.mkdir()
     (folder / "plan.json").write_text("{")
@@ -239,6 +245,7 @@ def empty(folder: Path) -> Path:
         (empty, "neither search.sqlite nor plan.json in it"),
         (newer, "written by a newer atoll"),
         (no_plan, "not a plan of atoll plan: device is missing"),
+        (later_plan, "written by another atoll (format 2, this one reads 1)"),
         (broken_plan, "not valid JSON"),
     ],
 )

@@ -82,6 +82,18 @@ def test_conditions_move_the_step_the_right_way(tiny_run: Path) -> None:
     assert step_s(hbm_GiB=8.0) >= step_s(hbm_GiB=512.0)
 
 
+def test_schedules_are_found_at_once_and_solved_on_request(tiny_run: Path) -> None:
+    whatif, designs, _ = designs_of(tiny_run)
+    solved = next(d for d in designs if d["plans"][0]["effort"] != "quick")
+    quick = whatif.estimate(solved, 0, Change(hbm_GBps=4000.0))
+    assert quick["refinable"]
+    assert quick["schedules"].startswith("found quickly (at most ")
+    refined = whatif.estimate(solved, 0, Change(hbm_GBps=4000.0), refine=True)
+    assert not refined["refinable"]
+    assert refined["step_time_s"] <= quick["step_time_s"] * (1 + 1e-9)
+    assert whatif.estimate(solved, 0, Change(hbm_GBps=4000.0)) == refined
+
+
 def test_what_does_not_fit_is_said_in_a_sentence(tiny_run: Path) -> None:
     whatif, designs, _ = designs_of(tiny_run)
     small = whatif.estimate(designs[0], 0, Change(devices=1, hbm_GiB=0.1))

@@ -48,6 +48,7 @@ def serve(
     explorer = Explorer(
         folders, host=host, port=port, token=token, allow_hosts=allow_host or ()
     )
+    explorer.warm()
     print(explorer.address, flush=True)
     if sys.stderr.isatty():
         print("Ctrl-C ends it.", file=sys.stderr)

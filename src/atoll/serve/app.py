@@ -216,7 +216,8 @@ def _whatif(run: Run, rest: list[str], query: Query) -> Response:
         model = _whole(query, "model", 0, 0, len(run.identity["models"]) - 1)
         if rest:
             return _json(run.whatif.options(design, model))
-        answer = run.whatif.estimate(design, model, parse_change(query))
+        refine = _one(query, "refine", "") == "1"
+        answer = run.whatif.estimate(design, model, parse_change(query), refine)
     answer["changed"] = parse_change(query) != Change()
     return _json(answer | {"answered_ms": 1e3 * (time.perf_counter() - began)})
 

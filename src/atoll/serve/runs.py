@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
 from atoll.serve.whatif_chip import ChipWhatIf
@@ -21,6 +22,7 @@ from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.store import FILE, ProgressPoint, RunReader
 
 PLAN = "plan.json"
+PLAN_FORMAT = 1
 LOOK_S = 0.5
 """How often a store is asked whether it has changed."""
 MOST_PROGRESS = 600
@@ -55,6 +57,18 @@ class SearchRun:
 
     def stop(self) -> None:
         self._asleep.set()
+
+    def warm(self) -> None:
+        """Estimate the best design once under another condition."""
+        try:
+            with RunReader(self.folder) as reader:
+                best = reader.designs(limit=1)
+                design = reader.design(best[0]["chip"]) if best else None
+            if design is not None:
+                self.whatif.options(design, 0)
+                self.whatif.estimate(design, 0, Change(link=0.5))
+        except AtollError:
+            return  # whoever asks for it is told
 
     def summary(self) -> dict[str, Any]:
         """One line of the list of runs."""
@@ -212,6 +226,12 @@ def read_plan(path: Path) -> dict[str, Any]:
         raise AtollError(f"{path}: not valid JSON ({error}); run atoll plan again.") from None
     except OSError as error:
         raise AtollError(f"{path}: cannot be read ({error.strerror}).") from None
+    written = content.get("format", PLAN_FORMAT) if isinstance(content, dict) else PLAN_FORMAT
+    if written != PLAN_FORMAT:
+        raise AtollError(
+            f"{path}: written by another atoll (format {written!r}, this one reads {PLAN_FORMAT}); "
+            "use the version that wrote it, or plan again."
+        )
     needed = ("model", "device", "devices", "global_batch", "sequence", "layout", "step_time_s")
     missing = [n for n in needed if not isinstance(content, dict) or n not in content]
     if missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,7 +14,7 @@ from atoll import __version__
 from atoll.errors import AtollError
 from atoll.serve.app import App
 from atoll.serve.guard import Guard, make_guard
-from atoll.serve.runs import open_runs
+from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737
 
@@ -91,6 +92,12 @@ class Explorer:
         self._server.app = App(self.runs, self.guard)
         for run in self.runs.values():
             run.start()
+
+    def warm(self) -> None:
+        """Have the what-if compiled and read before it is asked for, in the background."""
+        for run in self.runs.values():
+            if isinstance(run, SearchRun):
+                threading.Thread(target=run.warm, name=f"warm {run.name}", daemon=True).start()
 
     @property
     def address(self) -> str:

@@ -1,15 +1,16 @@
 """A searched chip under other conditions: other devices, links, memory, microbatch.
 
-The layers' schedules are those of the search where the chip and its microbatch are unchanged, and
-solved again (a schedule that exists, found quickly) where they are not; the placement is solved
-exactly each time. Models and schedules are kept, so that moving a slider takes milliseconds.
+The layers' schedules are those of the search where the chip and its microbatch are unchanged.
+Where they are not, schedules that exist are found quickly, and on request solved with the search's
+own effort; either way with the gap that is left. The placement is solved exactly each time. Models
+and schedules are kept, so that moving a slider takes milliseconds.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,26 @@ from atoll.explore.workloads import Variants, make_variants, make_workload
 from atoll.hardware import ProductSpace, Space
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.placement.plan import Placement
-from atoll.schedule.solve import Effort
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
 from atoll.store import fingerprint
 from atoll.workload import widths
 
 KEPT = 64
 """Models and schedules kept at most, the oldest go first."""
+TOLERANCE = 1e-3
 TIME_LIMIT_S = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class PassTimes:
+    """Times of each kind of layer, forward and backward."""
+
+    priced: Priced
+    pass_s: NDArray[np.float64]
+    how: str
+    """Where they come from, in words."""
+    refinable: bool
+    """Whether the search would have put more effort into them."""
 
 
 class ChipWhatIf:
@@ -46,7 +59,7 @@ class ChipWhatIf:
         self._lock = threading.Lock()
         self._opened: tuple[Job, Space | ProductSpace, Setting] | None = None
         self._variants: dict[tuple[int, int, int], Variants] = {}
-        self._times: dict[tuple[Any, ...], tuple[Priced, NDArray[np.float64], str]] = {}
+        self._times: dict[tuple[Any, ...], PassTimes] = {}
 
     def options(self, design: Mapping[str, Any], model: int) -> dict[str, Any]:
         """The sliders of a design, and what they do not change."""
@@ -64,8 +77,8 @@ class ChipWhatIf:
                     "hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB,
                     design["hbm_capacity_bytes"] / GIB,
                 ),
-                slider("microbatch", "Microbatch", "samples", small, plan["microbatch"]),
-                slider("tensor", "Tensor width", "devices", wide, plan["tensor"]),
+                slider("microbatch", "Microbatch", "", small, plan["microbatch"]),
+                slider("tensor", "Tensor width", "", wide, plan["tensor"]),
             ]  # fmt: skip
             if setting.profile.hbm_bandwidth_Bps is None:
                 rate = design["hbm_bandwidth_Bps"] / 1e9
@@ -74,10 +87,15 @@ class ChipWhatIf:
                 )
             return {"sliders": sliders, "note": self._note(), "global_batch": batch}
 
-    def estimate(self, design: Mapping[str, Any], model: int, change: Change) -> dict[str, Any]:
-        """The step under the change, or the sentence that says why there is none."""
+    def estimate(
+        self, design: Mapping[str, Any], model: int, change: Change, refine: bool = False
+    ) -> dict[str, Any]:
+        """The step under the change, or the sentence that says why there is none.
+
+        `refine` takes the time that better schedules need.
+        """
         with self._lock:
-            return self._estimate(design, model, change)
+            return self._estimate(design, model, change, refine)
 
     # --- The run ----------------------------------------------------------------------------------
 
@@ -122,7 +140,9 @@ class ChipWhatIf:
 
     # --- The estimate -----------------------------------------------------------------------------
 
-    def _estimate(self, design: Mapping[str, Any], model: int, change: Change) -> dict[str, Any]:
+    def _estimate(
+        self, design: Mapping[str, Any], model: int, change: Change, refine: bool
+    ) -> dict[str, Any]:
         job, _, base = self._open()
         plan = _plan(design, model)
         microbatch = change.microbatch or plan["microbatch"]
@@ -134,7 +154,8 @@ class ChipWhatIf:
         own = float(design["hbm_capacity_bytes"])
         capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
         changed = replace(change, microbatch=microbatch, tensor=tensor)
-        priced, pass_s, how = self._pass_times(design, model, plan, changed, setting)
+        times = self._pass_times(design, model, plan, changed, setting, refine)
+        priced, pass_s = times.priced, times.pass_s
         # Prices do not depend on the number of devices; the placement does.
         priced = replace(priced, setting=setting)
         variant = priced.variants.variants[0]
@@ -146,7 +167,11 @@ class ChipWhatIf:
             }
         placement = priced.describe(0, variant, pass_s, placed[1], memory_bytes=capacity)
         answer = self._figures(priced, design, model, placement)
-        return answer | {"schedules": how, "memory_capacity_bytes": capacity}
+        return answer | {
+            "schedules": times.how,
+            "refinable": times.refinable,
+            "memory_capacity_bytes": capacity,
+        }
 
     def _figures(
         self, priced: Priced, design: Mapping[str, Any], model: int, placement: Placement
@@ -200,23 +225,26 @@ class ChipWhatIf:
         plan: Mapping[str, Any],
         change: Change,
         setting: Setting,
-    ) -> tuple[Priced, NDArray[np.float64], str]:
-        """Times of each kind of layer, forward and backward, and where they come from."""
+        refine: bool,
+    ) -> PassTimes:
         rate = change.hbm_GBps * 1e9 if change.hbm_GBps else float(design["hbm_bandwidth_Bps"])
         link = change.link or 1.0
         key = design["chip"], model, change.microbatch, change.tensor, rate, link
-        if key not in self._times:
+        known = self._times.get(key)
+        if known is None or (refine and known.refinable):
             variants = self._variant(model, change.microbatch or 1, change.tensor or 1)
             chips = chips_of_accelerator(
                 self._accelerator(design, rate), setting.profile, design["area_mm2"]
             )
-            priced = Priced.of(chips, variants, setting)
+            priced = known.priced if known else Priced.of(chips, variants, setting)
             same = key[2:] == (plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0)
             if same:
-                found = np.array(plan["pass_s"]), "as searched"
+                found = PassTimes(priced, np.array(plan["pass_s"]), "as searched", False)
+            elif refine:
+                found = _solved(priced)
             else:
-                found = _solved(priced, "quick" if plan["effort"] == "quick" else "bounded")
-            _keep(self._times, key, (priced, *found))
+                found = _quick(priced, refinable=plan["effort"] != "quick")
+            _keep(self._times, key, found)
         return self._times[key]
 
     def _accelerator(self, design: Mapping[str, Any], hbm_Bps: float) -> Accelerator:
@@ -253,18 +281,24 @@ def _plan(design: Mapping[str, Any], model: int) -> Mapping[str, Any]:
     raise AtollError(f"design {design['chip']}: no plan of model {model} on record.")
 
 
-def _solved(priced: Priced, effort: Effort) -> tuple[NDArray[np.float64], str]:
-    """Schedules that exist, and how far they are from the best at most."""
-    variant = priced.variants.variants[0]
-    if effort == "quick":
-        none = np.zeros(1, np.int64)
-        lower, upper = (bound[0] for bound in priced.schedule_bounds(none, none))
-    else:
-        solved = priced.schedules(0, variant, effort, 1e-3, TIME_LIMIT_S)
-        upper = np.array([[s.makespan_s for s in pair] for pair in solved])
-        lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
-    gap = 1.0 - float(lower.sum() / upper.sum()) if upper.sum() > 0 else 0.0
-    return upper, f"solved again (gap {max(0.0, gap):.1%})"
+def _quick(priced: Priced, refinable: bool) -> PassTimes:
+    """Schedules that exist, at once."""
+    none = np.zeros(1, np.int64)
+    lower, upper = (bound[0] for bound in priced.schedule_bounds(none, none))
+    return PassTimes(priced, upper, f"found quickly{_gap(lower, upper)}", refinable)
+
+
+def _solved(priced: Priced) -> PassTimes:
+    """Schedules with the effort that a search puts into its best designs."""
+    solved = priced.schedules(0, priced.variants.variants[0], "bounded", TOLERANCE, TIME_LIMIT_S)
+    upper = np.array([[s.makespan_s for s in pair] for pair in solved])
+    lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
+    return PassTimes(priced, upper, f"solved again{_gap(lower, upper)}", False)
+
+
+def _gap(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> str:
+    share = 1.0 - float(lower.sum() / upper.sum()) if upper.sum() > 0 else 0.0
+    return f" (at most {max(0.0, share):.1%} too slow)"
 
 
 def _keep(cache: dict[Any, Any], key: Any, value: Any) -> None:

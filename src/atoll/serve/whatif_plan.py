@@ -45,7 +45,7 @@ class PlanWhatIf:
                 link_slider(run.network),
                 slider("hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB, run.gpu.hbm_bytes / GIB),
                 slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate),
-                slider("microbatch", "Microbatch", "sequences", small, layout.microbatch),
+                slider("microbatch", "Microbatch", "", small, layout.microbatch),
             ]
             return {
                 "sliders": sliders,

@@ -39,7 +39,7 @@ export class Compare {
   }
 
   async defaults() {
-    if (this.kind === "plan") return ["0", "1"];
+    if (this.kind === "plan") return ["0", (await ask(`/${this.run}`)).layouts > 1 ? "1" : "0"];
     const { rows } = await ask(`/${this.run}/table`, new URLSearchParams({ limit: 2 }));
     return [rows[0]?.chip, rows[1]?.chip ?? rows[0]?.chip].map(String);
   }

@@ -38,7 +38,7 @@ export class Layouts {
           stackedBars([["best", Object.fromEntries(Object.entries(plan.breakdown_s).map(([k, v]) => [k.replaceAll("_", " "), v]))]], seconds)),
         h("section", { class: "card" }, h("h2", {}, "Memory of the fullest device"),
           stackedBars([["best", { ...memory.parts, reserve }]], bytes, memory.capacity))),
-      h("section", { class: "card" }, h("h2", {}, "Layouts"), h("div", { class: "scroll" }, h("table", {},
+      h("section", { class: "card" }, h("h2", {}, "Layouts"), h("div", { class: "scroll" }, h("table", { class: "wrap" },
         h("thead", {}, h("tr", {}, ["Layout", "Step time", "Slower by", ""].map((t) => h("th", { scope: "col" }, t)))),
         h("tbody", {}, rows.map(([layout, time, slower], i) => h("tr", {}, h("td", {}, `${i}: ${layout}`), h("td", {}, seconds(time)), h("td", {}, i ? percent(slower) : "–"),
           h("td", {}, i ? h("button", { type: "button", onclick: () => state.set({ a: "0", b: String(i), view: "compare" }, true) }, "Compare") : "best"))))))),

@@ -71,7 +71,7 @@ export class RunView {
     this.side.replaceChildren(...[
       baselines.length ? h("section", { class: "card" }, h("h2", {}, "Beside"),
         plainBars([["this search", status.score], ...baselines], (v) => `${number(v)} ${unit}`)) : null,
-      h("section", { class: "card" }, h("h2", {}, "Job"), h("table", { class: "wrap" }, h("tbody", {}, rows.map(([n, v]) => h("tr", {}, h("td", {}, n), h("td", {}, v)))))),
+      h("section", { class: "card" }, h("h2", {}, "Job"), h("table", { class: "wrap told" }, h("tbody", {}, rows.map(([n, v]) => h("tr", {}, h("td", {}, n), h("td", {}, v)))))),
     ].filter(Boolean));
     this.plot.redraw();
   }

@@ -8,7 +8,7 @@ export const COLUMNS = {
   samples_per_s: { label: "Throughput", unit: "samples/s", per: 1 },
   area_mm2: { label: "Area", unit: "mm²", per: 1 },
   power_W: { label: "Power", unit: "W", per: 1 },
-  energy_per_token_J: { label: "Energy a token", unit: "mJ", per: 1e-3 },
+  energy_per_token_J: { label: "Energy/token", unit: "mJ", per: 1e-3 },
   step_time_s: { label: "Step time", unit: "s", per: 1 },
   tensor_cores: { label: "Tensor cores", unit: "", per: 1 },
   width: { label: "Array width", unit: "", per: 1 },
@@ -69,14 +69,14 @@ export function nameScore(models) {
 export function seconds(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (value === 0) return "0 s";
-  if (value < 1e-3) return `${number(value * 1e6, 3)} µs`;
-  if (value < 1) return `${number(value * 1e3, 3)} ms`;
-  if (value < 120) return `${number(value, 3)} s`;
-  if (value < 7200) return `${number(value / 60, 3)} min`;
-  return `${number(value / 3600, 3)} h`;
+  if (value < 1e-3) return `${even(value * 1e6, 3)} µs`;
+  if (value < 1) return `${even(value * 1e3, 3)} ms`;
+  if (value < 120) return `${even(value, 3)} s`;
+  if (value < 7200) return `${even(value / 60, 3)} min`;
+  return `${even(value / 3600, 3)} h`;
 }
 
-export const bytes = (value) => (value >= GiB || value === 0 ? `${number(value / GiB, 3)} GiB` : `${number(value / MiB, 3)} MiB`);
+export const bytes = (value) => (value >= GiB || value === 0 ? `${even(value / GiB, 3)} GiB` : `${even(value / MiB, 3)} MiB`);
 export const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)}%`;
 
 export const describe = (d) =>

@@ -28,6 +28,13 @@ export class WhatIf {
         this.sliders),
       this.answer);
     this.estimate = settled(() => this.refresh(), 30);
+    // Once the sliders rest, the schedules are solved with more effort.
+    this.better = settled(async (query, now) => {
+      if (!now.refinable) return;
+      query.set("refine", "1");
+      const refined = await this.asks(`/${this.run}/whatif`, query).catch(() => null);
+      if (refined) this.show(this.base, refined);
+    }, 250);
     this.open();
   }
 
@@ -91,7 +98,9 @@ export class WhatIf {
       this.base ??= await ask(`/${this.run}/whatif`, query);
       for (const name of NAMES) if (state.get(key(name))) query.set(name, state.get(key(name)));
       const now = await this.asks(`/${this.run}/whatif`, query);
-      if (now) this.show(this.base, now);
+      if (!now) return;
+      this.show(this.base, now);
+      this.better(query, now);
     } catch (error) {
       this.answer.replaceChildren(h("p", { class: "card warn", role: "alert" }, error.message));
     }
