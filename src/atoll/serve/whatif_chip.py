@@ -263,13 +263,13 @@ def job_of(identity: Mapping[str, Any]) -> Job:
         for name, value in identity.items()
         if name not in ("models", "space_content", "version", "kernels")
     }
-    models = tuple(
-        ModelJob(m["name"], m["weight"], m["global_batch"], m["sequence"])
-        for m in identity["models"]
-    )
     try:
+        models = tuple(
+            ModelJob(m["name"], m["weight"], m["global_batch"], m["sequence"])
+            for m in identity["models"]
+        )
         return Job(models=models, **given)
-    except TypeError:
+    except (TypeError, KeyError):
         raise AtollError("job: written by another version of atoll; search it again.") from None
 
 
