@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import threading
 import time
@@ -248,7 +249,10 @@ def open_runs(folders: Sequence[Path]) -> dict[str, Run]:
             raise AtollError(f"{folder}: no such folder; give one that atoll search --out wrote.")
         if not folder.is_dir():
             raise AtollError(f"{folder}: is a file; give the folder of a run.")
-        inside = [folder] if _is_run(folder) else sorted(filter(_is_run, folder.iterdir()))
+        try:
+            inside = [folder] if _is_run(folder) else sorted(filter(_is_run, folder.iterdir()))
+        except OSError as error:
+            raise AtollError(f"{folder}: cannot be read ({error.strerror}).") from None
         if not inside:
             raise AtollError(
                 f"{folder}: neither {FILE} nor {PLAN} in it, nor in a folder inside it; give a "
@@ -264,7 +268,7 @@ def open_runs(folders: Sequence[Path]) -> dict[str, Run]:
 
 
 def _is_run(folder: Path) -> bool:
-    return folder.is_dir() and any((folder / name).exists() for name in (FILE, PLAN))
+    return any(os.path.isfile(folder / name) for name in (FILE, PLAN))  # noqa: PTH113  (no raise)
 
 
 def _free_name(folder: Path, taken: Mapping[str, Run]) -> str:
