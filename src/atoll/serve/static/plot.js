@@ -48,7 +48,7 @@ export class Plot {
     c.lineWidth = 1;
     c.fillStyle = ink("muted");
     c.strokeStyle = ink("grid");
-    const xs = ticks(x0, x1, Math.max(2, area.w / 90)), ys = ticks(y0, y1, Math.max(2, area.h / 50));
+    const xs = ticks(x0, x1, Math.max(4, area.w / 90)), ys = ticks(y0, y1, Math.max(2, area.h / 50));
     c.textAlign = "center";
     c.textBaseline = "top";
     for (const value of xs) {

@@ -38,7 +38,7 @@ export function number(value, digits = 4) {
 
 /** The same with trailing zeros, so that the values of a column line up. */
 function even(value, digits = 4) {
-  if (!Number.isFinite(value) || Number.isInteger(value) || Math.abs(value) >= 10 ** (digits - 1)) return number(value);
+  if (!Number.isFinite(value) || Number.isInteger(value) || Math.abs(value) >= 10 ** (digits - 1)) return number(value, digits);
   const places = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
   return places > 8 ? number(value) : value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
 }
@@ -68,15 +68,15 @@ export function nameScore(models) {
 
 export function seconds(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  if (value === 0) return "0 s";
-  if (value < 1e-3) return `${even(value * 1e6, 3)} µs`;
-  if (value < 1) return `${even(value * 1e3, 3)} ms`;
-  if (value < 120) return `${even(value, 3)} s`;
-  if (value < 7200) return `${even(value / 60, 3)} min`;
-  return `${even(value / 3600, 3)} h`;
+  if (value === 0) return "0\u00a0s";
+  if (value < 1e-3) return `${even(value * 1e6, 3)}\u00a0µs`;
+  if (value < 1) return `${even(value * 1e3, 3)}\u00a0ms`;
+  if (value < 120) return `${even(value, 3)}\u00a0s`;
+  if (value < 7200) return `${even(value / 60, 3)}\u00a0min`;
+  return `${even(value / 3600, 3)}\u00a0h`;
 }
 
-export const bytes = (value) => (value >= GiB || value === 0 ? `${even(value / GiB, 3)} GiB` : `${even(value / MiB, 3)} MiB`);
+export const bytes = (value) => (value >= GiB || value === 0 ? `${even(value / GiB, 3)}\u00a0GiB` : `${even(value / MiB, 3)}\u00a0MiB`);
 export const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)}%`;
 
 export const describe = (d) =>
