@@ -18,6 +18,7 @@ from atoll.commands.designs import designs
 from atoll.commands.place import place
 from atoll.commands.report import report, trace
 from atoll.commands.search import explain, search
+from atoll.commands.serve import serve
 from atoll.commands.training import estimate, plan
 from atoll.commands.validate import calibrate, validate
 from atoll.errors import AtollError
@@ -70,6 +71,7 @@ for _command in (
     search,
     explain,
     designs,
+    serve,
     plan,
     estimate,
     report,

@@ -274,6 +274,23 @@ class RunReader:
         while rows := cursor.fetchmany(size):
             yield [dict(row) for row in rows]
 
+    def version(self) -> int:
+        """A number that is another one after every write by others, and cheap to ask for."""
+        return int(self._one("PRAGMA data_version")[0])
+
+    def since(self, at: float, size: int = 20_000) -> Iterator[list[tuple[Any, ...]]]:
+        """Designs recorded at that moment or later, as plain rows of `DESIGN_COLUMNS`, in pieces.
+
+        A design recorded again replaces the earlier one; rows come in no order.
+        """
+        with in_sentences(self.path):
+            cursor = self._connection.execute(
+                f"SELECT {', '.join(DESIGN_COLUMNS)} FROM designs WHERE at >= ?", (at,)
+            )
+            cursor.row_factory = None
+            while rows := cursor.fetchmany(size):
+                yield rows
+
     def _one(self, query: str, *values: Any) -> sqlite3.Row:
         with in_sentences(self.path):
             row = self._connection.execute(query, values).fetchone()

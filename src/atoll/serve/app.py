@@ -1,0 +1,257 @@
+"""Requests to answers, as a function: no sockets here, so that tests ask it directly."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from atoll import __version__
+from atoll.errors import AtollError
+from atoll.serve.change import Change, parse_change
+from atoll.serve.guard import HEADERS, Guard
+from atoll.serve.query import (
+    HIGHER_IS_BETTER,
+    column,
+    csv_lines,
+    json_lines,
+    ordered,
+    page,
+    parse_filters,
+    scatter,
+)
+from atoll.serve.runs import PlanRun, Run, SearchRun
+
+Query = Mapping[str, Sequence[str]]
+
+STATIC = files("atoll.serve") / "static"
+KINDS = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+JSON = "application/json"
+MOST_ROWS = 500
+
+
+@dataclass(frozen=True)
+class Response:
+    status: int
+    kind: str
+    body: bytes | Iterator[bytes]
+    headers: tuple[tuple[str, str], ...] = field(default=())
+
+
+class RefusedError(Exception):
+    """An answer other than 200, in one sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class App:
+    """Answers GET requests about some runs."""
+
+    def __init__(self, runs: Mapping[str, Run], guard: Guard) -> None:
+        self.runs, self.guard = runs, guard
+        self._static = {
+            entry.name: entry.read_bytes()
+            for entry in STATIC.iterdir()
+            if entry.name.rpartition(".")[2] in KINDS
+        }
+        self._search: dict[str, Callable[[SearchRun, Query], Response]] = {
+            "progress": lambda run, query: _json({"progress": run.progress()}),
+            "summary": _summary,
+            "scatter": _scatter,
+            "table": _table,
+            "designs.csv": _csv,
+            "designs.json": _designs_json,
+            "result.json": _result,
+        }
+
+    def respond(self, method: str, target: str, headers: Mapping[str, str]) -> Response:
+        """`headers` with names in lower case."""
+        try:
+            found = self._respond(method, target, headers)
+        except RefusedError as refused:
+            found = _error(refused.status, str(refused))
+        except AtollError as error:
+            found = _error(400, str(error))
+        return Response(found.status, found.kind, found.body, (*HEADERS, *found.headers))
+
+    def _respond(self, method: str, target: str, headers: Mapping[str, str]) -> Response:
+        guard = self.guard
+        if guard.refuses_host(headers.get("host")):
+            raise RefusedError(
+                421,
+                f"Host {headers.get('host', '')!r} is not a name of this server; open it by its "
+                "address, or start it with --allow-host.",
+            )
+        if method != "GET":
+            sentence = f"Only GET is answered, got {method}: nothing can be changed here."
+            return _error(405, sentence, (("Allow", "GET"),))
+        parts = urlsplit(target)
+        query = parse_qs(parts.query, keep_blank_values=True)
+        if not guard.admits(query, headers):
+            raise RefusedError(
+                401, "A token is needed: open the address that atoll serve printed, token and all."
+            )
+        path = [unquote(part) for part in parts.path.split("/") if part]
+        cookie: tuple[tuple[str, str], ...] = ()
+        if guard.token is not None and not path:
+            value = f"{guard.cookie}={guard.token}; Path=/; HttpOnly; SameSite=Strict"
+            cookie = (("Set-Cookie", value),)
+        found = self._route(path, query)
+        return Response(found.status, found.kind, found.body, (*found.headers, *cookie))
+
+    def _route(self, path: list[str], query: Query) -> Response:
+        if not path:
+            return self._file("index.html")
+        if path[0] == "static" and len(path) == 2:
+            return self._file(path[1])
+        if path[:2] == ["api", "runs"]:
+            if len(path) == 2:
+                runs = [run.summary() for run in self.runs.values()]
+                return _json({"runs": runs, "version": __version__})
+            return self._run(path[2], path[3:], query)
+        raise RefusedError(404, f"Nothing at /{'/'.join(path)}.")
+
+    def _file(self, name: str) -> Response:
+        if name not in self._static:
+            raise RefusedError(404, f"No file {name!r}.")
+        return Response(200, KINDS[name.rpartition(".")[2]], self._static[name])
+
+    def _run(self, name: str, rest: list[str], query: Query) -> Response:
+        run = self.runs.get(name)
+        if run is None:
+            raise RefusedError(404, f"No run {name!r}; there are {', '.join(self.runs)}.")
+        if not rest:
+            return _json(run.details())
+        if rest[0] == "whatif" and len(rest) <= 2:
+            return _whatif(run, rest[1:], query)
+        if isinstance(run, PlanRun):
+            if rest == ["plan.json"]:
+                return _json(run.content, _attachment(run, "plan.json"))
+        elif len(rest) == 1 and rest[0] in self._search:
+            return self._search[rest[0]](run, query)
+        elif len(rest) == 2 and rest[0] == "design":
+            return _json(_design(run, rest[1]))
+        raise RefusedError(404, f"Run {name} has no {'/'.join(rest)}.")
+
+
+# --- Designs --------------------------------------------------------------------------------------
+
+
+def _summary(run: SearchRun, query: Query) -> Response:
+    columns = run.columns
+    count, bars = run.bars(columns, parse_filters(query))
+    return _json(
+        {"total": len(columns), "count": count, "histograms": bars, "version": columns.version}
+    )
+
+
+def _scatter(run: SearchRun, query: Query) -> Response:
+    columns, mask = run.picture(parse_filters(query))
+    x, y = _one(query, "x", "area_mm2"), _one(query, "y", "score")
+    return _json(scatter(columns, mask, x, y) | {"total": len(columns)})
+
+
+def _table(run: SearchRun, query: Query) -> Response:
+    columns, mask = run.picture(parse_filters(query))
+    offset = _whole(query, "offset", 0, 0, 2**53)
+    limit = _whole(query, "limit", 50, 1, MOST_ROWS)
+    sort, descending = _sorting(query)
+    positions = ordered(columns, mask, sort, descending)
+    rows = page(columns, positions, offset, limit)
+    return _json({"count": len(positions), "offset": offset, "rows": rows})
+
+
+def _csv(run: SearchRun, query: Query) -> Response:
+    columns, mask = run.picture(parse_filters(query))
+    lines = csv_lines(columns, ordered(columns, mask, *_sorting(query)))
+    return Response(200, "text/csv; charset=utf-8", lines, _attachment(run, "designs.csv"))
+
+
+def _designs_json(run: SearchRun, query: Query) -> Response:
+    columns, mask = run.picture(parse_filters(query))
+    lines = json_lines(columns, ordered(columns, mask, *_sorting(query)))
+    return Response(200, JSON, lines, _attachment(run, "designs.json"))
+
+
+def _result(run: SearchRun, query: Query) -> Response:
+    found = run.result()
+    if found is None:
+        raise RefusedError(404, f"Run {run.name} has no result yet: it is still being searched.")
+    return _json(found, _attachment(run, "result.json"))
+
+
+def _design(run: SearchRun, chip: str) -> dict[str, Any]:
+    found = run.design(int(chip)) if chip.isascii() and chip.isdigit() else None
+    if found is None:
+        raise RefusedError(404, f"Run {run.name} has no design {chip!r}.")
+    return found
+
+
+# --- What if --------------------------------------------------------------------------------------
+
+
+def _whatif(run: Run, rest: list[str], query: Query) -> Response:
+    if rest not in ([], ["options"]):
+        raise RefusedError(404, f"Nothing at whatif/{'/'.join(rest)}.")
+    began = time.perf_counter()
+    answer: dict[str, Any]
+    if isinstance(run, PlanRun):
+        number = _whole(query, "chip", 0, 0, 1000)
+        if rest:
+            return _json(run.whatif.options(number))
+        answer = run.whatif.estimate(number, parse_change(query))
+    else:
+        design = _design(run, _one(query, "chip", ""))
+        model = _whole(query, "model", 0, 0, len(run.identity["models"]) - 1)
+        if rest:
+            return _json(run.whatif.options(design, model))
+        refine = _one(query, "refine", "") == "1"
+        answer = run.whatif.estimate(design, model, parse_change(query), refine)
+    answer["changed"] = parse_change(query) != Change()
+    return _json(answer | {"answered_ms": 1e3 * (time.perf_counter() - began)})
+
+
+# --- Small change ---------------------------------------------------------------------------------
+
+
+def _sorting(query: Query) -> tuple[str, bool]:
+    text = _one(query, "sort", "score")
+    sort = column(text.removeprefix("-").removeprefix("+"))
+    descending = text.startswith("-") if text[:1] in "+-" else sort in HIGHER_IS_BETTER
+    return sort, descending
+
+
+def _one(query: Query, name: str, otherwise: str) -> str:
+    values = query.get(name, ())
+    return values[-1] if values and values[-1] else otherwise
+
+
+def _whole(query: Query, name: str, otherwise: int, least: int, most: int) -> int:
+    text = _one(query, name, str(otherwise))
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else -1
+    if not least <= value <= most:
+        raise AtollError(f"{name}: expected a whole number from {least} to {most}, got {text!r}.")
+    return value
+
+
+def _attachment(run: Run, name: str) -> tuple[tuple[str, str], ...]:
+    return (("Content-Disposition", f'attachment; filename="{run.name}-{name}"'),)
+
+
+def _json(value: Any, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+    return Response(200, JSON, json.dumps(value, allow_nan=False).encode(), headers)
+
+
+def _error(status: int, sentence: str, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+    return Response(status, JSON, json.dumps({"error": sentence}).encode(), headers)

@@ -1,0 +1,204 @@
+"""The designs of a run as arrays in memory, so that a million of them answer in milliseconds.
+
+A `Columns` is one consistent picture: sorted by chip, never changed, replaced as a whole when the
+search has written more. What several answers need (orders, bins) is computed once and kept with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.store import DESIGN_COLUMNS
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+TEXTS = ("model", "phase")
+NUMBERS = tuple(name for name in DESIGN_COLUMNS if name not in TEXTS)
+MOST_VALUES = 32
+"""A parameter with at most this many values has a bar for each; others have ranges."""
+MEASURED = ("score", "area_mm2", "power_W", "energy_per_token_J", "samples_per_s", "step_time_s")
+"""Columns whose values hardly ever repeat: always in ranges."""
+RANGES = 40
+WIDE = 50.0
+"""Values that span more than this factor are cut by their logarithms."""
+BINNED = tuple(name for name in NUMBERS if name not in ("chip", "design", "at"))
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """A column cut into bars: one value each, or ranges."""
+
+    values: tuple[float, ...]
+    """The values, or the ranges' edges (one more than there are bars)."""
+    exact: bool
+    logarithmic: bool = False
+    """The ranges are equal in their logarithms: the values span orders of magnitude."""
+
+    @property
+    def bars(self) -> int:
+        return len(self.values) if self.exact else len(self.values) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """All designs of a run at one moment, sorted by chip."""
+
+    numbers: Mapping[str, FloatArray]
+    texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]]
+    """By column: the code of each design, and what the codes mean."""
+    version: int = 0
+    bins: Mapping[str, Bins] = field(default_factory=dict)
+    """Of the columns in `BINNED`."""
+    codes: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, len(BINNED)), np.int8))
+    """(designs, binned columns): bar of each; without a value the one after the last."""
+    _orders: dict[tuple[str, bool], IntArray] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        numbers: Mapping[str, FloatArray],
+        texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]],
+        version: int = 0,
+    ) -> Columns:
+        codes = np.empty((len(numbers["chip"]), len(BINNED)), np.int8)
+        bins = {
+            name: _cut(numbers[name], codes[:, at], 1 if name in MEASURED else MOST_VALUES)
+            for at, name in enumerate(BINNED)
+        }
+        return Columns(numbers, texts, version, bins, codes)
+
+    @staticmethod
+    def empty() -> Columns:
+        none: tuple[str, ...] = ()
+        return Columns.of(
+            {name: np.empty(0) for name in NUMBERS},
+            {name: (np.empty(0, np.int16), none) for name in TEXTS},
+        )
+
+    def __len__(self) -> int:
+        return len(self.numbers["chip"])
+
+    def order(self, name: str, descending: bool = False) -> IntArray:
+        """Positions by value, equal ones by chip, those without a value last."""
+        key = name, descending
+        if key not in self._orders:
+            # Two threads may compute the same; both results are right.
+            self._orders[key] = np.argsort(self._sortable(name, descending), kind="stable")
+        return self._orders[key]
+
+    def _sortable(self, name: str, descending: bool) -> NDArray[Any]:
+        """Something that sorts alike; small integers sort much faster than floats."""
+        if name in self.texts:
+            codes = self.texts[name][0]
+            return -codes if descending else codes
+        bins = self.bins.get(name)
+        if bins is None or not bins.exact:
+            values = self.numbers[name]
+            return -values if descending else values
+        bars = self.codes[:, BINNED.index(name)]
+        return np.where(bars == bins.bars, bins.bars, bins.bars - 1 - bars) if descending else bars
+
+    def prepare(self) -> None:
+        """Sort by every column in which many designs differ, before anybody asks."""
+        for name, bins in self.bins.items():
+            if not bins.exact:
+                for descending in (True, False):
+                    self.order(name, descending)
+
+    def position(self, chip: int) -> int | None:
+        """Where a chip is, or None."""
+        chips = self.numbers["chip"]
+        at = int(np.searchsorted(chips, chip))
+        return at if at < len(chips) and chips[at] == chip else None
+
+    def row(self, at: int) -> dict[str, Any]:
+        """One design; whole numbers as such, None where there is no value."""
+        found: dict[str, Any] = {}
+        for name in DESIGN_COLUMNS:
+            if name in self.texts:
+                codes, labels = self.texts[name]
+                found[name] = labels[codes[at]]
+            else:
+                found[name] = plain(self.numbers[name][at])
+        return found
+
+
+class Gatherer:
+    """Rows on their way into arrays: added piece by piece, joined to a picture in the end."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, list[FloatArray]] = {name: [] for name in NUMBERS}
+        self._texts: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TEXTS}
+        self.rows = 0
+
+    def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Plain rows of `DESIGN_COLUMNS`."""
+        self.rows += len(rows)
+        for name, values in zip(DESIGN_COLUMNS, zip(*rows, strict=True), strict=True):
+            if name in TEXTS:
+                self._texts[name].append(values)
+            else:
+                self._numbers[name].append(np.array(values, np.float64))  # None becomes NaN
+
+    def joined(self, base: Columns) -> Columns:
+        """The picture with these rows; a chip's later row replaces its earlier one."""
+        if not self.rows:
+            return base
+        chips = np.concatenate([base.numbers["chip"], *self._numbers["chip"]])
+        # The last of equal chips: the first one in the reversed list.
+        _, last = np.unique(chips[::-1], return_index=True)
+        kept = len(chips) - 1 - last
+        numbers = {
+            name: np.concatenate([base.numbers[name], *self._numbers[name]])[kept]
+            for name in NUMBERS
+        }
+        texts = {name: _texts(*base.texts[name], self._texts[name], kept) for name in TEXTS}
+        return Columns.of(numbers, texts, base.version + 1)
+
+
+def plain(value: float) -> float | int | None:
+    """A number as JSON should have it."""
+    number = float(value)
+    if not np.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _texts(
+    codes: NDArray[np.int16],
+    labels: tuple[str, ...],
+    given: Sequence[tuple[Any, ...]],
+    kept: IntArray,
+) -> tuple[NDArray[np.int16], tuple[str, ...]]:
+    number = {label: code for code, label in enumerate(labels)}
+    parts = [codes]
+    for piece in given:
+        named = ["" if value is None else str(value) for value in piece]
+        for label in dict.fromkeys(named):
+            number.setdefault(label, len(number))
+        parts.append(np.fromiter((number[label] for label in named), np.int16, len(named)))
+    return np.concatenate(parts)[kept], tuple(number)
+
+
+def _cut(values: FloatArray, code: NDArray[np.int8], most_values: int) -> Bins:
+    """The bars of a column; `code` is filled."""
+    known = np.isfinite(values)
+    sample = values[:: max(1, len(values) // 20_000)]
+    if len(np.unique(sample[np.isfinite(sample)])) <= most_values:
+        distinct = np.unique(values[known])
+        if len(distinct) <= most_values:
+            code[:] = np.searchsorted(distinct, values)
+            code[~known] = len(distinct)
+            return Bins(tuple(float(v) for v in distinct), True)
+    low, high = float(values[known].min()), float(values[known].max())
+    logarithmic = low > 0.0 and high > WIDE * low
+    space = np.geomspace if logarithmic else np.linspace
+    edges = space(low, high, RANGES + 1)
+    code[:] = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, RANGES - 1)
+    code[~known] = RANGES
+    return Bins(tuple(float(v) for v in edges), False, logarithmic)

@@ -1,0 +1,114 @@
+"""Who may ask: hosts, the token, methods; and what browsers are told to refuse.
+
+Pages of other sites can make a browser send requests to this machine, also under a name of their
+own that resolves to it. So only names that are ours are answered, nothing can be written, and
+off loopback every request needs a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+
+HEADERS = (
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+)
+LOOPBACK_NAMES = ("localhost",)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The rules of one server."""
+
+    address: str
+    """What it is bound to."""
+    port: int
+    names: tuple[str, ...] = ()
+    """Further host names that are ours."""
+    token: str | None = None
+
+    @property
+    def cookie(self) -> str:
+        """Cookies know no ports: two servers on a machine need two names."""
+        return f"atoll_token_{self.port}"
+
+    def refuses_host(self, host: str | None) -> bool:
+        """Whether a Host header names somebody else."""
+        if not host:
+            return True
+        name, port = split_host(host)
+        if port not in (None, self.port):
+            return True
+        if name in (*LOOPBACK_NAMES, *self.names, self.address):
+            return False
+        try:
+            asked = ipaddress.ip_address(name)
+        except ValueError:
+            return True
+        # An address cannot be made to resolve elsewhere; bound to all, we cannot list our own.
+        return not (asked.is_loopback or is_wildcard(self.address))
+
+    def admits(self, query: Mapping[str, Sequence[str]], headers: Mapping[str, str]) -> bool:
+        """Whether the token is there, where one is needed."""
+        if self.token is None:
+            return True
+        given = list(query.get("token", ()))
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given.append(bearer.strip())
+        try:
+            morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            morsel = None
+        if morsel is not None:
+            given.append(morsel.value)
+        return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in given)
+
+
+def split_host(host: str) -> tuple[str, int | None]:
+    """Name in lower case and port of a Host header."""
+    name, port = host.strip().lower(), None
+    head, colon, tail = name.rpartition(":")
+    if colon and tail.isdigit() and not (":" in head and not head.startswith("[")):
+        name, port = head, int(tail)
+    return name.removeprefix("[").removesuffix("]").removesuffix("."), port
+
+
+def is_loopback(address: str) -> bool:
+    if address in LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def is_wildcard(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_unspecified
+    except ValueError:
+        return False
+
+
+def make_guard(address: str, port: int, names: Sequence[str], token: str | None) -> Guard:
+    """Off loopback there is always a token: the one given, or a new one."""
+    if is_loopback(address):
+        return Guard(address, port, tuple(n.lower() for n in names), token)
+    own = socket.gethostname().lower()
+    every = (*(n.lower() for n in names), own, own.partition(".")[0])
+    return Guard(address, port, every, token or secrets.token_urlsafe(24))

@@ -1,0 +1,207 @@
+"""What is asked of the designs: filters, pages, distributions, the scatter and its front."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import AtollError
+from atoll.serve.columns import (
+    BINNED,
+    MOST_VALUES,
+    NUMBERS,
+    RANGES,
+    TEXTS,
+    Columns,
+    IntArray,
+)
+from atoll.serve.compiled import count_bars, extent, fill_cells, walk_front
+from atoll.store import DESIGN_COLUMNS
+
+Mask = NDArray[np.bool_]
+
+MOST_POINTS = 1500
+"""Up to here every design is a point of its own; beyond, designs are counted in cells."""
+CELLS = (96, 60)
+HIGHER_IS_BETTER = ("score", "samples_per_s")
+FIGURES = ("area_mm2", "power_W", "score")
+LOWER_IS_BETTER = ("area_mm2", "power_W", "energy_per_token_J", "step_time_s")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Ranges by column, and values of text columns; hashable, in the order of the columns."""
+
+    ranges: tuple[tuple[str, float, float], ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
+
+
+def parse_filters(query: Mapping[str, Sequence[str]]) -> Filters:
+    """`area_mm2=100..200`, `width=128`, `score=1000..`, `model=gpt2-xl`; other names are left."""
+    ranges: list[tuple[str, float, float]] = []
+    texts: list[tuple[str, str]] = []
+    for name in DESIGN_COLUMNS:
+        for text in query.get(name, ())[-1:]:
+            if name in TEXTS:
+                texts.append((name, text))
+                continue
+            low, dots, high = text.partition("..")
+            first = _number(name, low, -np.inf)
+            ranges.append((name, first, _number(name, high, np.inf) if dots else first))
+    return Filters(tuple(ranges), tuple(texts))
+
+
+def _number(name: str, text: str, missing: float) -> float:
+    if not text:
+        return missing
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if np.isnan(value):
+        raise AtollError(f"{name}: expected a number or a range such as 100..200, got {text!r}.")
+    return value
+
+
+def column(name: str, among: Sequence[str] = DESIGN_COLUMNS) -> str:
+    if name not in among:
+        raise AtollError(f"no column {name!r}; there are {', '.join(among)}.")
+    return name
+
+
+def fails_of(columns: Columns, filters: Filters) -> Mask:
+    """(filters, designs): who fails which; ranges first, then texts."""
+    bad = np.zeros((len(filters.ranges) + len(filters.texts), len(columns)), np.bool_)
+    for at, (name, low, high) in enumerate(filters.ranges):
+        values = columns.numbers[name]
+        np.logical_not((values >= low) & (values <= high), out=bad[at])  # no value fails, too
+    for at, (name, wanted) in enumerate(filters.texts, len(filters.ranges)):
+        codes, labels = columns.texts[name]
+        np.not_equal(codes, labels.index(wanted) if wanted in labels else -1, out=bad[at])
+    return bad
+
+
+def mask_of(columns: Columns, filters: Filters) -> Mask:
+    """Which designs pass."""
+    mask: Mask = np.logical_not(np.logical_or.reduce(fails_of(columns, filters), axis=0))
+    return mask
+
+
+def compile_all() -> None:
+    """Have everything compiled before the first question."""
+    columns = Columns.empty()
+    histograms(columns, Filters((("score", 0.0, 1.0),)))
+    nobody = mask_of(columns, Filters())
+    scatter(columns, nobody, "area_mm2", "score")
+    front(columns, nobody, "area_mm2", "score")
+    none = np.zeros(CELLS, np.int64)
+    fill_cells(nobody, *(columns.numbers[n] for n in FIGURES[:3]), np.zeros(4), none, none.copy())
+
+
+def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> IntArray:
+    """Positions of the designs that pass, by a column; those without a value are last."""
+    order = columns.order(column(sort), descending)
+    return order if mask.all() else order[mask[order]]
+
+
+def page(columns: Columns, positions: IntArray, offset: int, limit: int) -> list[dict[str, Any]]:
+    return [columns.row(int(at)) for at in positions[offset : offset + limit]]
+
+
+def histograms(columns: Columns, filters: Filters) -> tuple[int, list[dict[str, Any]]]:
+    """How many designs pass; and of each column with more than one value, how many in each bar.
+
+    A bar counts the designs that pass every filter but the column's own, so that one sees where
+    its range could be moved to.
+    """
+    own = [BINNED.index(name) if name in BINNED else -1 for name, _, _ in filters.ranges]
+    own += [-1] * len(filters.texts)
+    counts = np.zeros((len(BINNED), max(RANGES, MOST_VALUES) + 1), np.int64)
+    passed = count_bars(
+        columns.codes, fails_of(columns, filters), np.array(own, np.int64), counts
+    )
+    found = []
+    for at, (name, bins) in enumerate(columns.bins.items()):
+        if bins.bars > 1 or at in own:
+            found.append(
+                {
+                    "column": name,
+                    "values": list(bins.values),
+                    "exact": bins.exact,
+                    "logarithmic": bins.logarithmic,
+                    "counts": counts[at, : bins.bars].tolist(),
+                }
+            )
+    return int(passed), found
+
+
+def scatter(columns: Columns, mask: Mask, x: str, y: str) -> dict[str, Any]:
+    """Every design as a point, or, where they are many, the cells of a grid with their counts.
+
+    A cell names its best design by score.
+    """
+    across, up = columns.numbers[column(x, NUMBERS)], columns.numbers[column(y, NUMBERS)]
+    chips, score = columns.numbers["chip"], columns.numbers["score"]
+    ends = np.zeros(4)
+    shown = int(extent(mask, across, up, ends))
+    answer: dict[str, Any] = {"x": x, "y": y, "shown": shown, "mode": "points"}
+    if shown == 0:
+        return answer | {"points": [], "front": []}
+
+    def points(positions: IntArray) -> list[list[float]]:
+        return [[int(chips[at]), float(across[at]), float(up[at])] for at in positions]
+
+    answer["domain"] = [ends[:2].tolist(), ends[2:].tolist()]
+    answer["front"] = points(front(columns, mask, x, y))
+    if shown <= MOST_POINTS:
+        both = mask & ~np.isnan(across) & ~np.isnan(up)
+        return answer | {"points": points(np.flatnonzero(both))}
+    counts, best = np.zeros(CELLS, np.int64), np.full(CELLS, -1, np.int64)
+    fill_cells(mask, across, up, score, ends, counts, best)
+    a, b = np.nonzero(counts)
+    cells = np.column_stack([a, b, counts[a, b], chips[best[a, b]].astype(np.int64)])
+    return answer | {"mode": "cells", "grid": list(CELLS), "cells": cells.tolist()}
+
+
+def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:
+    """Positions that no other beats in both columns; none where a column has no better end."""
+    if not {x, y} <= {*HIGHER_IS_BETTER, *LOWER_IS_BETTER} or x == y:
+        return np.empty(0, np.int64)
+    order = columns.order(y, descending=y in HIGHER_IS_BETTER)
+    cost = columns.numbers[x]
+    kept = np.empty(len(columns), np.int64)
+    count = walk_front(
+        order, mask, -cost if x in HIGHER_IS_BETTER else cost, columns.numbers[y], kept
+    )
+    return kept[:count]
+
+
+def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
+    """The designs as CSV, in pieces."""
+    yield (",".join(DESIGN_COLUMNS) + "\r\n").encode()
+    for start in range(0, len(positions), 2000):
+        rows = page(columns, positions, start, 2000)
+        lines = (",".join(_cell_text(row[name]) for name in DESIGN_COLUMNS) for row in rows)
+        yield ("\r\n".join(lines) + "\r\n").encode()
+
+
+def _cell_text(value: Any) -> str:
+    if value is None:
+        return ""
+    text = str(value)
+    return f'"{text.replace(chr(34), chr(34) * 2)}"' if set(text) & set(',"\r\n') else text
+
+
+def json_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
+    """The designs as one JSON list, in pieces."""
+    yield b"["
+    for start in range(0, len(positions), 2000):
+        rows = page(columns, positions, start, 2000)
+        joined = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
+        yield ((",\n" if start else "\n") + joined).encode()
+    yield b"\n]\n"

@@ -1,0 +1,295 @@
+"""The runs that are served: searches, watched while they are written, and plans."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.serve.change import Change
+from atoll.serve.columns import Columns, Gatherer
+from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
+from atoll.serve.whatif_chip import ChipWhatIf
+from atoll.serve.whatif_plan import PlanWhatIf
+from atoll.store import FILE, ProgressPoint, RunReader
+
+PLAN = "plan.json"
+PLAN_FORMAT = 1
+LOOK_S = 0.5
+"""How often a store is asked whether it has changed."""
+MOST_PROGRESS = 600
+
+
+class SearchRun:
+    """A folder of `atoll search --out`; a thread of its own keeps the picture up to date."""
+
+    kind = "search"
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        with RunReader(folder) as reader:
+            self.identity = reader.job()
+            self._status: dict[str, Any] = {}
+            self._told: dict[str, Any] = {}
+            self._progress: list[dict[str, Any]] = []
+            self._read_status(reader)
+        self.whatif = ChipWhatIf(self.identity)
+        self.columns = Columns.empty()
+        self.read = 0
+        """Designs read so far of a picture that is not yet complete."""
+        self.trouble = ""
+        self._seen: int | None = None
+        self._since = -math.inf
+        self._asleep = threading.Event()
+        self.mask = lru_cache(maxsize=8)(mask_of)
+        self.bars = lru_cache(maxsize=8)(histograms)
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True).start()
+
+    def stop(self) -> None:
+        self._asleep.set()
+
+    def warm(self) -> None:
+        """Estimate the best design once under another condition."""
+        try:
+            with RunReader(self.folder) as reader:
+                best = reader.designs(limit=1)
+                design = reader.design(best[0]["chip"]) if best else None
+            if design is not None:
+                self.whatif.options(design, 0)
+                self.whatif.estimate(design, 0, Change(link=0.5))
+        except AtollError:
+            return  # whoever asks for it is told
+
+    def summary(self) -> dict[str, Any]:
+        """One line of the list of runs."""
+        status = self._status
+        return {
+            "id": self.name,
+            "kind": self.kind,
+            "folder": str(self.folder),
+            "models": [model["name"] for model in self.identity["models"]],
+            "devices": self.identity["devices"],
+            "loaded": len(self.columns),
+            "reading": self.read,
+            "version": self.columns.version,
+            "trouble": self.trouble,
+            **{
+                name: status[name]
+                for name in (
+                    "state", "phase", "left", "total", "evaluated", "designs", "score", "bound",
+                    "gap", "seconds",
+                )
+            },
+        }  # fmt: skip
+
+    def details(self) -> dict[str, Any]:
+        """The run with its job and, once there is one, its answer."""
+        job = {k: v for k, v in self.identity.items() if k != "space_content"}
+        return self.summary() | {"job": job, "status": self._status, "result": self._told}
+
+    def progress(self) -> list[dict[str, Any]]:
+        return self._progress
+
+    def result(self) -> dict[str, Any] | None:
+        with RunReader(self.folder) as reader:
+            return reader.result()
+
+    def design(self, chip: int) -> dict[str, Any] | None:
+        """One design with its plans, as it is in the store now."""
+        with RunReader(self.folder) as reader:
+            return reader.design(chip)
+
+    def picture(self, filters: Filters) -> tuple[Columns, Mask]:
+        """The designs at one moment and those of them that pass; the last few are kept."""
+        columns = self.columns
+        return columns, self.mask(columns, filters)
+
+    # --- Watching ---------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        pause = 0.0
+        compile_all()
+        while not self._asleep.wait(pause):
+            began = time.monotonic()
+            try:
+                with RunReader(self.folder) as reader:
+                    while not self._asleep.wait(pause):
+                        began = time.monotonic()
+                        self.look(reader)
+                        # Of a large store a look takes long: leave most of the time to answers.
+                        pause = max(LOOK_S, 4.0 * (time.monotonic() - began))
+            except AtollError as error:
+                self.trouble = str(error)
+                pause = max(2.0, 4.0 * (time.monotonic() - began))
+
+    def look(self, reader: RunReader) -> None:
+        """Take in what is new."""
+        version = reader.version()
+        if version == self._seen and self._status["state"] != "running":
+            return
+        if version != self._seen:
+            self._read_designs(reader)
+        self._read_status(reader)
+        if self._status["designs"] < len(self.columns):
+            self.columns, self._since = Columns.empty(), -math.inf  # another store in its place
+            self._read_designs(reader)
+        self._seen, self.trouble = version, ""
+
+    def _read_designs(self, reader: RunReader) -> None:
+        gathered = Gatherer()
+        for rows in reader.since(self._since):
+            gathered.add(rows)
+            self.read = len(self.columns) + gathered.rows
+        columns = gathered.joined(self.columns)
+        if columns is not self.columns:
+            self._since = float(columns.numbers["at"].max())
+            columns.prepare()
+            self.columns = columns
+        self.read = 0
+
+    def _read_status(self, reader: RunReader) -> None:
+        status = reader.status()
+        self._status = asdict(status) | {"gap": status.gap}
+        if status.bound > 1e300:  # nothing is bounded yet
+            self._status["bound"] = None
+        self._progress = thinned(reader.progress())
+        result = reader.result()
+        if result is not None:
+            self._told = {
+                "certificate": result["certificate"],
+                "accelerator": result["best"]["accelerator"],
+                "models": [
+                    {k: v for k, v in model.items() if k != "layers"}
+                    for model in result["best"]["models"]
+                ],
+                "baselines": result["baselines"],
+                "wall_time_s": result["wall_time_s"],
+                "stopped": result["stopped"],
+            }
+
+
+class PlanRun:
+    """A folder with a plan.json."""
+
+    kind = "plan"
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.content = read_plan(folder / PLAN)
+        self.whatif = PlanWhatIf(self.content)
+        self.whatif.layouts()
+
+    def start(self) -> None:
+        """A plan does not change."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def summary(self) -> dict[str, Any]:
+        told = self.content
+        return {
+            "id": self.name,
+            "kind": self.kind,
+            "folder": str(self.folder),
+            "state": "finished",
+            "models": [told["model"]],
+            "devices": told["devices"],
+            "device": told["device"],
+            "step_time_s": told["step_time_s"],
+            "mfu": told["mfu"],
+            "layouts": 1 + len(told.get("runners_up", ())),
+        }
+
+    def details(self) -> dict[str, Any]:
+        words = str(self.whatif.layouts()[0])
+        return self.summary() | {"plan": {"layout_words": words} | self.content}
+
+
+Run = SearchRun | PlanRun
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """A plan that `atoll plan` wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise AtollError(f"{path}: not valid JSON ({error}); run atoll plan again.") from None
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be read ({error.strerror}).") from None
+    written = content.get("format", PLAN_FORMAT) if isinstance(content, dict) else PLAN_FORMAT
+    if written != PLAN_FORMAT:
+        raise AtollError(
+            f"{path}: written by another atoll (format {written!r}, this one reads {PLAN_FORMAT}); "
+            "use the version that wrote it, or plan again."
+        )
+    needed = ("model", "device", "devices", "global_batch", "sequence", "layout", "step_time_s")
+    missing = [n for n in needed if not isinstance(content, dict) or n not in content]
+    if missing:
+        raise AtollError(f"{path}: not a plan of atoll plan: {missing[0]} is missing.")
+    found: dict[str, Any] = content
+    return found
+
+
+def open_runs(folders: Sequence[Path]) -> dict[str, Run]:
+    """The runs in these folders, or in the folders right inside them, by their names."""
+    found: list[Path] = []
+    for folder in folders:
+        if not folder.exists():
+            raise AtollError(f"{folder}: no such folder; give one that atoll search --out wrote.")
+        if not folder.is_dir():
+            raise AtollError(f"{folder}: is a file; give the folder of a run.")
+        try:
+            inside = [folder] if _is_run(folder) else sorted(filter(_is_run, folder.iterdir()))
+        except OSError as error:
+            raise AtollError(f"{folder}: cannot be read ({error.strerror}).") from None
+        if not inside:
+            raise AtollError(
+                f"{folder}: neither {FILE} nor {PLAN} in it, nor in a folder inside it; give a "
+                "folder that atoll search --out or atoll plan --out wrote."
+            )
+        found.extend(inside)
+    runs: dict[str, Run] = {}
+    for folder in dict.fromkeys(path.resolve() for path in found):
+        name = _free_name(folder, runs)
+        kind = SearchRun if (folder / FILE).exists() else PlanRun
+        runs[name] = kind(name, folder)
+    return runs
+
+
+def _is_run(folder: Path) -> bool:
+    return any(os.path.isfile(folder / name) for name in (FILE, PLAN))  # noqa: PTH113  (no raise)
+
+
+def _free_name(folder: Path, taken: Mapping[str, Run]) -> str:
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "run"
+    names = [base, *(f"{base}-{number}" for number in range(2, len(taken) + 3))]
+    return next(name for name in names if name not in taken)
+
+
+def thinned(points: Sequence[ProgressPoint]) -> list[dict[str, Any]]:
+    """At most so many moments: every change of the best score, and the others evenly."""
+    kept = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
+    changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
+    kept |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
+    return [
+        {
+            "seconds": points[i].seconds,
+            "phase": points[i].phase,
+            "left": points[i].left,
+            "evaluated": points[i].evaluated,
+            "score": points[i].score,
+            "bound": points[i].bound if points[i].bound < 1e300 else None,
+        }
+        for i in sorted(kept)
+    ]

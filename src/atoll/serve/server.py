@@ -1,0 +1,137 @@
+"""The socket: a thread for each request, GET only, until the user ends it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from atoll import __version__
+from atoll.errors import AtollError
+from atoll.serve.app import App
+from atoll.serve.guard import Guard, make_guard
+from atoll.serve.runs import SearchRun, open_runs
+
+DEFAULT_PORT = 8737
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = f"atoll/{__version__}"
+    sys_version = ""
+    timeout = 60
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the browser has gone
+
+    def _answer(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        assert isinstance(self.server, _Server)
+        found = self.server.app.respond(self.command, self.path, headers)
+        # A body that nobody reads would be taken for the next request.
+        given = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self.close_connection = self.close_connection or given
+        self.send_response(found.status)
+        for name, value in found.headers:
+            self.send_header(name, value)
+        self.send_header("Content-Type", found.kind)
+        if isinstance(found.body, bytes):
+            self.send_header("Content-Length", str(len(found.body)))
+            pieces = iter([found.body])
+        else:
+            self.close_connection = True  # its length is not known: the end is the end
+            pieces = found.body
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            for piece in pieces:
+                self.wfile.write(piece)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: a token in an address should not end up in a log."""
+
+
+class _Server(ThreadingHTTPServer):
+    app: App
+    daemon_threads = True
+    # Another server on the same port must be told of, not joined.
+    allow_reuse_port = False
+    request_queue_size = 64
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class Explorer:
+    """A server over some folders; `serve_forever` blocks, `close` ends it."""
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        token: str | None = None,
+        allow_hosts: Sequence[str] = (),
+    ) -> None:
+        self.runs = open_runs(folders)
+        self._server = _bind(host, port)
+        self.port = int(self._server.server_address[1])
+        self.guard: Guard = make_guard(host, self.port, allow_hosts, token)
+        self._server.app = App(self.runs, self.guard)
+        for run in self.runs.values():
+            run.start()
+
+    def warm(self) -> None:
+        """Have the what-if compiled and read before it is asked for, in the background."""
+        for run in self.runs.values():
+            if isinstance(run, SearchRun):
+                threading.Thread(target=run.warm, name=f"warm {run.name}", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """What to open."""
+        name = f"[{self.guard.address}]" if ":" in self.guard.address else self.guard.address
+        if self.guard.address in ("0.0.0.0", "::"):
+            name = socket.gethostname()
+        token = "" if self.guard.token is None else f"?token={self.guard.token}"
+        return f"http://{name}:{self.port}/{token}"
+
+    def serve_forever(self) -> None:
+        self._server.serve_forever(poll_interval=0.2)
+
+    def close(self) -> None:
+        for run in self.runs.values():
+            run.stop()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _bind(host: str, port: int) -> _Server:
+    kind = _Server6 if ":" in host else _Server
+    try:
+        return kind((host, port), _Handler)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AtollError(
+                f"port: {port} is in use on {host}; give another with --port, or 0 for a free one."
+            ) from None
+        if error.errno == errno.EACCES:
+            raise AtollError(f"port: {port} needs privileges; give one above 1023.") from None
+        raise AtollError(
+            f"host: {host} cannot be bound ({error.strerror or error}); give an address of this "
+            "machine."
+        ) from None
+    except OverflowError:
+        raise AtollError(f"port: expected 0 to 65535, got {port}.") from None

@@ -1,0 +1,84 @@
+// Two designs, or two layouts, side by side.
+
+import { ask } from "./api.js";
+import { stackedBars } from "./bars.js";
+import { h } from "./dom.js";
+import * as state from "./state.js";
+import { bytes, number, percent, seconds, shown, title } from "./units.js";
+
+const DESIGN = ["score", "step_time_s", "area_mm2", "power_W", "energy_per_token_J", "tensor_cores", "width", "depth", "vector_cores",
+  "vector_width", "glb_bytes", "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz", "microbatch", "tensor", "pipeline", "data"];
+const STEP = [
+  ["step_time_s", "Step time", seconds], ["samples_per_s", "Throughput (samples/s)", number], ["tokens_per_s_per_device", "Tokens/s a device", number],
+  ["mfu", "MFU", percent], ["devices", "Devices", number], ["tensor", "Tensor width", number], ["pipeline", "Pipeline stages", number],
+  ["data", "Data copies", number], ["microbatch", "Microbatch", number], ["microbatches", "Microbatches a copy", number], ["recompute", "Recomputation", String],
+];
+
+export class Compare {
+  constructor(run, kind) {
+    this.run = run;
+    this.kind = kind;
+    this.body = h("div", { class: "stack" });
+    const field = (letter) => {
+      const input = h("input", { type: "text", inputmode: "numeric", id: `field-${letter}`, size: "8" });
+      input.addEventListener("change", () => state.set({ [letter]: input.value.trim() || null }));
+      return [h("label", { class: "row" }, h("span", { class: `tag ${letter}` }, letter.toUpperCase()), kind === "plan" ? "layout " : "design ", input), input];
+    };
+    const [a, inputA] = field("a"), [b, inputB] = field("b");
+    this.inputs = { a: inputA, b: inputB };
+    this.element = h("div", { class: "stack" },
+      h("section", { class: "card row" }, a, b,
+        h("button", { type: "button", onclick: () => state.set({ a: state.get("b") || null, b: state.get("a") || null }) }, "Swap"),
+        kind === "plan" ? h("span", { class: "muted" }, "0 is the best, 1 and on the runners-up") : h("span", { class: "muted" }, "set them in Designs, or type their numbers")),
+      this.body);
+    this.draw();
+  }
+
+  changed(names) {
+    if (names.some((n) => n === "a" || n === "b")) this.draw();
+  }
+
+  async defaults() {
+    if (this.kind === "plan") return ["0", (await ask(`/${this.run}`)).layouts > 1 ? "1" : "0"];
+    const { rows } = await ask(`/${this.run}/table`, new URLSearchParams({ limit: 2 }));
+    return [rows[0]?.chip, rows[1]?.chip ?? rows[0]?.chip].map(String);
+  }
+
+  async draw() {
+    try {
+      const [first, second] = state.get("a") && state.get("b") ? [] : await this.defaults();
+      const chips = [state.get("a") || first, state.get("b") || second];
+      [this.inputs.a.value, this.inputs.b.value] = chips;
+      const steps = await Promise.all(chips.map((chip) => ask(`/${this.run}/whatif`, new URLSearchParams({ chip })).catch((error) => ({ problem: error.message }))));
+      const designs = this.kind === "plan" ? null : await Promise.all(chips.map((chip) => ask(`/${this.run}/design/${encodeURIComponent(chip)}`)));
+      this.body.replaceChildren(...this.sections(chips, steps, designs));
+    } catch (error) {
+      this.body.replaceChildren(h("p", { class: "warn card", role: "alert" }, error.message));
+    }
+  }
+
+  sections(chips, steps, designs) {
+    const heads = () => ["a", "b"].map((letter, i) => h("th", { scope: "col" }, h("span", { class: `tag ${letter}` }, letter.toUpperCase()), ` ${chips[i]}`));
+    const table = (rows) => h("div", { class: "scroll" }, h("table", { class: "wrap" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, ""), heads(), h("th", { scope: "col" }, "B / A"))), h("tbody", {}, rows)));
+    const line = (name, a, b, format) => h("tr", {}, h("td", {}, name), h("td", {}, format(a)), h("td", {}, format(b)), h("td", {}, ratio(a, b)));
+    const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), content);
+    const halves = (left, right) => [h("div", { class: "halves" }, h("div", { class: "stack" }, left), h("div", { class: "stack" }, right))];
+    const design = designs && card("Designs", table(DESIGN.map((n) => line(title(n), designs[0][n], designs[1][n], (v) => shown(n, v)))));
+    const problem = steps.find((s) => s.problem);
+    if (problem) return halves([design].filter(Boolean), [h("p", { class: "card warn", role: "alert" }, problem.problem)]);
+    const labels = [`A ${chips[0]}`, `B ${chips[1]}`];
+    const step = card(designs ? "The step" : "Layouts", table(STEP.map(([n, label, format]) => line(label, steps[0][n], steps[1][n], format))),
+      designs ? null : ["A", "B"].map((letter, i) => h("p", { class: "muted below" }, `${letter}: ${steps[i].layout}`)));
+    const time = card("Where a step's time goes", stackedBars(steps.map((s, i) => [labels[i], s.parts_s]), seconds));
+    const memory = card("Memory of the fullest device", stackedBars(steps.map((s, i) => [labels[i], s.memory_bytes]), bytes));
+    return designs ? halves([design, memory], [time, step]) : halves([step], [time, memory]);
+  }
+}
+
+function ratio(a, b) {
+  if (typeof a !== "number" || typeof b !== "number" || !a) return a === b ? "same" : "";
+  if (Math.abs(b / a - 1) < 5e-5) return "same";
+  const r = b / a;
+  return r > 0.5 && r < 2 ? `${r > 1 ? "+" : "−"}${percent(Math.abs(r - 1), Math.abs(r - 1) < 0.001 ? 2 : 1)}` : `${number(r, 3)}×`;
+}

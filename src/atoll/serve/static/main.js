@@ -1,0 +1,126 @@
+// Runs, views, the theme, and keeping up with a search that is still writing.
+
+import { ask } from "./api.js";
+import { Compare } from "./compare.js";
+import { Designs } from "./designs.js";
+import { h, say } from "./dom.js";
+import { Layouts } from "./layouts.js";
+import { RunView } from "./run.js";
+import * as state from "./state.js";
+import { COLUMNS, nameScore, number } from "./units.js";
+import { WhatIf } from "./whatif.js";
+
+const VIEWS = {
+  search: { run: "Run", designs: "Designs", compare: "Compare", whatif: "What if" },
+  plan: { layouts: "Layouts", compare: "Compare", whatif: "What if" },
+};
+const byId = (id) => document.getElementById(id);
+let runs = [], view = null, present = "";
+
+const current = () => runs.find((run) => run.id === state.get("run")) ?? runs[0];
+const viewName = (run) => (state.get("view") in VIEWS[run.kind] ? state.get("view") : Object.keys(VIEWS[run.kind])[0]);
+
+function show() {
+  const run = current();
+  const name = viewName(run);
+  drawHead(run, name);
+  if (present === `${run.id} ${name}`) return;
+  present = `${run.id} ${name}`;
+  const single = nameScore(run.models);
+  const made = {
+    run: () => new RunView(run.id, single), designs: () => new Designs(run.id, single), layouts: () => new Layouts(run.id),
+    compare: () => new Compare(run.id, run.kind), whatif: () => new WhatIf(run.id, run.kind, run.models),
+  };
+  view = made[name]();
+  byId("view").replaceChildren(h("h1", { class: "unseen" }, `${VIEWS[run.kind][name]} of ${run.id}`), view.element);
+  byId("view").dataset.view = name;
+  document.title = `${VIEWS[run.kind][name]}, ${run.id} – Atoll`;
+}
+
+function drawHead(run, name) {
+  const select = byId("run");
+  if (select.options.length !== runs.length) {
+    select.replaceChildren(...runs.map((r) => h("option", { value: r.id }, `${r.id}: ${r.models.join(", ")}`)));
+  }
+  select.value = run.id;
+  const badge = byId("badge");
+  const done = run.kind === "plan" ? "plan" : run.state;
+  const reading = run.reading && !run.loaded ? `, reading ${number(run.reading)} designs` : "";
+  const text = run.state === "running" ? `running: ${number(run.left)} of ${number(run.total)} chips left${reading}` : `${done}${reading}`;
+  if (badge.textContent !== text) badge.textContent = text;
+  badge.className = `badge ${run.state}`;
+  const tabs = byId("tabs");
+  const wanted = Object.entries(VIEWS[run.kind]);
+  if (tabs.dataset.kind !== run.kind) {
+    tabs.dataset.kind = run.kind;
+    tabs.replaceChildren(...wanted.map(([key, label]) => h("button", { type: "button", "data-view": key, onclick: () => state.set({ view: key }, true) }, label)));
+  }
+  for (const button of tabs.children) {
+    if (button.dataset.view === name) button.setAttribute("aria-current", "page");
+    else button.removeAttribute("aria-current");
+  }
+}
+
+/** Asks what is new: often while a search runs, seldom otherwise. */
+async function keepUp() {
+  let pause = 4000;
+  try {
+    const before = current();
+    runs = (await ask("")).runs;
+    const now = current();
+    const moved = before && (before.version !== now.version || before.state !== now.state || before.seconds !== now.seconds);
+    drawHead(now, viewName(now));
+    if (moved && view instanceof RunView) await view.update();
+    if (before && before.version !== now.version && view instanceof Designs) await view.all();
+    if (now.state === "running" || now.reading || (now.kind === "search" && now.loaded < now.designs)) pause = 1000;
+  } catch {
+    const badge = byId("badge");
+    badge.textContent = "the server does not answer";
+    badge.className = "badge failed";
+  }
+  setTimeout(keepUp, pause);
+}
+
+const remembered = {
+  get: () => { try { return localStorage.getItem("atoll-theme"); } catch { return null; } },
+  set: (value) => { try { localStorage.setItem("atoll-theme", value); } catch { /* private windows have none */ } },
+};
+
+function theme(wanted) {
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  if (wanted) document.documentElement.dataset.theme = wanted;
+  const now = wanted ?? (dark ? "dark" : "light");
+  byId("theme").textContent = now === "dark" ? "Light" : "Dark";
+  dispatchEvent(new Event("theme"));
+  return now;
+}
+
+async function start() {
+  let now = theme(remembered.get());
+  byId("theme").addEventListener("click", () => { now = theme(now === "dark" ? "light" : "dark"); remembered.set(now); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { now = theme(remembered.get()); });
+  byId("link").addEventListener("click", async () => {
+    try { await navigator.clipboard.writeText(location.href); say("Copied"); byId("link").textContent = "Copied"; }
+    catch { byId("link").textContent = "See the address"; }
+    setTimeout(() => { byId("link").textContent = "Copy link"; }, 1500);
+  });
+  byId("run").addEventListener("change", () => {
+    state.forget([...Object.keys(COLUMNS), "a", "b", "model", "offset", "sort", "w_devices", "w_link", "w_hbm_GiB", "w_hbm_GBps", "w_microbatch", "w_tensor"]);
+    state.set({ run: byId("run").value }, true);
+  });
+  try {
+    runs = (await ask("")).runs;
+  } catch (error) {
+    byId("view").replaceChildren(h("p", { class: "card warn", role: "alert" }, error.message));
+    return;
+  }
+  state.watch((names) => {
+    const before = present;
+    show();
+    if (before === present) view?.changed(names);
+  });
+  show();
+  setTimeout(keepUp, 1000);
+}
+
+start();

@@ -1,0 +1,92 @@
+// The view of a search: its state, its answer, score and bound over time.
+
+import { ask } from "./api.js";
+import { figures, plainBars } from "./bars.js";
+import { download, h } from "./dom.js";
+import { Plot, padded } from "./plot.js";
+import * as state from "./state.js";
+import { COLUMNS, number, percent, seconds } from "./units.js";
+
+export class RunView {
+  constructor(run, single) {
+    this.run = run;
+    this.single = single;
+    this.points = [];
+    this.canvas = h("canvas", { class: "plot still", id: "progress", role: "img", "aria-label": "Best score and bound over the time of the search" });
+    this.plot = new Plot(this.canvas, 280, () => this.draw());
+    this.top = h("section", { class: "card", id: "answer", "aria-label": "Answer" });
+    this.side = h("div", { class: "stack" });
+    this.element = h("div", { class: "stack" }, this.top,
+      h("div", { class: "halves" },
+        h("section", { class: "card" },
+          h("div", { class: "row end" }, h("h2", {}, "Best found and bound over time"),
+            h("button", { type: "button", onclick: () => this.canvas.toBlob((b) => download(b, `${run}-progress.png`)) }, "PNG")),
+          this.canvas,
+          h("div", { class: "key" },
+            h("span", {}, h("i", { class: "swatch line", style: { background: "var(--data)" } }), "best design found"),
+            h("span", {}, h("i", { class: "swatch line", style: { background: "var(--front)" } }), "no design is better than this"))),
+        this.side));
+    this.update();
+  }
+
+  changed() {}
+
+  async update() {
+    const [details, found] = await Promise.all([ask(`/${this.run}`), ask(`/${this.run}/progress`)]);
+    this.points = found.progress;
+    const { result, status } = details, unit = COLUMNS.score.unit;
+    const proof = result.certificate;
+    const live = status.state === "running";
+    const sentence = proof
+      ? proof.status === "optimal"
+        ? `Proven best of ${number(proof.architectures)} architectures, to ${percent(proof.gap, 2)}.`
+        : `Not proven: at most ${percent(proof.gap, 2)} below the best of ${number(proof.architectures)} architectures.`
+      : status.gap !== null && status.gap !== undefined
+        ? `So far: at most ${percent(status.gap, 2)} below the best of ${number(status.total)} architectures.`
+        : "Nothing is found yet.";
+    const chip = !live && result.accelerator;
+    this.top.replaceChildren(...[
+      h("h2", {}, `${details.models.join(", ")} on ${number(details.devices)} devices`),
+      h("p", { id: "certificate" }, sentence),
+      chip ? h("p", {}, `${chip.tensor_cores} tensor cores ${chip.width}×${chip.depth}, ${chip.vector_cores} vector cores ×${chip.vector_width}, ${number(chip.glb_MiB)} MiB buffer, ${number(chip.hbm_GiB)} GiB HBM, ${number(chip.peak_TFLOPs)} TFLOP/s peak`) : null,
+      details.trouble ? h("p", { class: "warn", role: "alert" }, details.trouble) : null,
+      figures([
+        [`Best ${COLUMNS.score.label.toLowerCase()}`, number(status.score || NaN), unit],
+        ["Gap to the bound", status.gap === null ? "–" : percent(status.gap, 2)],
+        ...(chip ? [["Area", number(chip.area_mm2), "mm²"]] : []),
+        ["May still be better", number(status.left), "chips"],
+        ["Evaluated", number(status.evaluated), "chips"],
+        ["Designs on record", number(status.designs)],
+        ["Searched for", seconds(status.seconds)],
+      ]),
+      h("div", { class: "row" },
+        h("button", { type: "button", onclick: () => state.set({ view: "designs" }, true) }, "Explore the designs"),
+        proof ? h("a", { class: "button", href: `/api/runs/${this.run}/result.json` }, "Result as JSON") : null),
+    ].filter(Boolean));
+    const baselines = Object.entries(result.baselines ?? {});
+    const job = details.job;
+    const rows = [["Devices", number(job.devices)], ["Global batch", number(job.global_batch)], ["Microbatches", job.microbatches.join(", ")],
+      ["Tensor widths", job.tensor_widths.join(", ")], ["Space", job.space], ["Profile", job.profile], ["Recomputation", job.recompute],
+      ["Tolerance", percent(job.tolerance, 2)], ["Runs on", `${status.executor} (process ${status.pid} on ${status.host})`], ["Phase", status.phase]];
+    this.side.replaceChildren(...[
+      baselines.length ? h("section", { class: "card" }, h("h2", {}, "Beside"),
+        plainBars([["this search", status.score], ...baselines], (v) => `${number(v)} ${unit}`)) : null,
+      h("section", { class: "card" }, h("h2", {}, "Job"), h("table", { class: "wrap told" }, h("tbody", {}, rows.map(([n, v]) => h("tr", {}, h("td", {}, n), h("td", {}, v)))))),
+    ].filter(Boolean));
+    this.plot.redraw();
+  }
+
+  draw() {
+    const { plot, points } = this;
+    const bounded = points.filter((p) => p.bound !== null && p.bound > 0);
+    const scored = points.filter((p) => p.score > 0);
+    if (!bounded.length && !scored.length) return;
+    const values = [...bounded.map((p) => p.bound), ...scored.map((p) => p.score)];
+    const end = points.at(-1).seconds;
+    const unit = COLUMNS.score.unit;
+    plot.axes([0, end || 1], padded([Math.min(...values), Math.max(...values)], 0.08), "Time (s)", `${COLUMNS.score.label}${unit ? ` (${unit})` : ""}`);
+    const until = (list, name) => [...list.map((p) => [p.seconds, p[name]]), ...(list.length ? [[end, list.at(-1)[name]]] : [])];
+    plot.path(until(bounded, "bound"), "front", { dash: [6, 3], stairs: true });
+    plot.path(until(scored, "score"), "data", { width: 2.5, stairs: true });
+  }
+}

@@ -1,0 +1,307 @@
+"""A searched chip under other conditions: other devices, links, memory, microbatch.
+
+The layers' schedules are those of the search where the chip and its microbatch are unchanged.
+Where they are not, schedules that exist are found quickly, and on request solved with the search's
+own effort; either way with the gap that is left. The placement is solved exactly each time. Models
+and schedules are kept, so that moving a slider takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll import __version__
+from atoll.cost.chips import chips_of_accelerator
+from atoll.errors import AtollError
+from atoll.explore.energy import step_energy
+from atoll.explore.evaluate import Priced
+from atoll.explore.job import Job, ModelJob
+from atoll.explore.layouts import Setting
+from atoll.explore.run import prepare_search
+from atoll.explore.stored import space_identity
+from atoll.explore.workloads import Variants, make_variants, make_workload
+from atoll.hardware import ProductSpace, Space
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.placement.plan import Placement
+from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
+from atoll.store import fingerprint
+from atoll.workload import widths
+
+KEPT = 64
+"""Models and schedules kept at most, the oldest go first."""
+TOLERANCE = 1e-3
+TIME_LIMIT_S = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class PassTimes:
+    """Times of each kind of layer, forward and backward."""
+
+    priced: Priced
+    pass_s: NDArray[np.float64]
+    how: str
+    """Where they come from, in words."""
+    refinable: bool
+    """Whether the search would have put more effort into them."""
+
+
+class ChipWhatIf:
+    """Estimates designs of one run again."""
+
+    def __init__(self, identity: Mapping[str, Any]) -> None:
+        self._identity = identity
+        self._lock = threading.Lock()
+        self._opened: tuple[Job, Space | ProductSpace, Setting] | None = None
+        self._variants: dict[tuple[int, int, int], Variants] = {}
+        self._times: dict[tuple[Any, ...], PassTimes] = {}
+
+    def options(self, design: Mapping[str, Any], model: int) -> dict[str, Any]:
+        """The sliders of a design, and what they do not change."""
+        with self._lock:
+            job, _, setting = self._open()
+            plan = _plan(design, model)
+            workload = make_workload(job.models[model].name, 1)
+            batch = job.models[model].global_batch or job.global_batch
+            wide = widths(workload.config, (1, 2, 4, 8, 16, 32))
+            small = [2**power for power in range(8) if 2**power <= batch]
+            sliders = [
+                slider("devices", "Devices", "", around(job.devices, 1), job.devices),
+                link_slider(setting.network),
+                slider(
+                    "hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB,
+                    design["hbm_capacity_bytes"] / GIB,
+                ),
+                slider("microbatch", "Microbatch", "", small, plan["microbatch"]),
+                slider("tensor", "Tensor width", "", wide, plan["tensor"]),
+            ]  # fmt: skip
+            if setting.profile.hbm_bandwidth_Bps is None:
+                rate = design["hbm_bandwidth_Bps"] / 1e9
+                sliders.insert(
+                    3, slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate)
+                )
+            return {"sliders": sliders, "note": self._note(), "global_batch": batch}
+
+    def estimate(
+        self, design: Mapping[str, Any], model: int, change: Change, refine: bool = False
+    ) -> dict[str, Any]:
+        """The step under the change, or the sentence that says why there is none.
+
+        `refine` takes the time that better schedules need.
+        """
+        with self._lock:
+            return self._estimate(design, model, change, refine)
+
+    # --- The run ----------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[Job, Space | ProductSpace, Setting]:
+        if self._opened is None:
+            job = job_of(self._identity)
+            space = job.load_space()
+            content = space_identity(space) if isinstance(space, Space) else space.identity()
+            if fingerprint(content) != fingerprint(self._identity["space_content"]):
+                raise AtollError(
+                    f"space: {job.space} is not what it was when the run was searched."
+                )
+            first = replace(job, microbatches=job.microbatches[:1])
+            setting, variants = prepare_search(first)
+            for workload, known in zip(variants.workloads, self._identity["models"], strict=True):
+                if fingerprint({"config": repr(workload.config)}) != known["config"]:
+                    raise AtollError(
+                        f"model {known['name']}: its configuration is not what it was when the "
+                        "run was searched."
+                    )
+            self._opened = job, space, setting
+        return self._opened
+
+    def _note(self) -> str:
+        version = self._identity.get("version")
+        if version == __version__:
+            return ""
+        return f"Searched with atoll {version}, estimated again with atoll {__version__}."
+
+    def _variant(self, model: int, microbatch: int, tensor: int) -> Variants:
+        key = model, microbatch, tensor
+        if key not in self._variants:
+            job, _, setting = self._open()
+            told = job.models[model]
+            batch = told.global_batch or job.global_batch
+            workload = make_workload(told.name, batch, told.sequence)
+            made = make_variants(
+                [workload], [microbatch], [tensor], 2**30, job.recompute, setting.profile
+            )
+            _keep(self._variants, key, made)
+        return self._variants[key]
+
+    # --- The estimate -----------------------------------------------------------------------------
+
+    def _estimate(
+        self, design: Mapping[str, Any], model: int, change: Change, refine: bool
+    ) -> dict[str, Any]:
+        job, _, base = self._open()
+        plan = _plan(design, model)
+        microbatch = change.microbatch or plan["microbatch"]
+        tensor = change.tensor or plan["tensor"]
+        devices = change.devices or base.devices
+        setting = replace(base, network=scaled(base.network, change.link), devices=devices)
+        if tensor > devices:
+            return {"problem": f"A tensor width of {tensor} needs more than {devices} devices."}
+        own = float(design["hbm_capacity_bytes"])
+        capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
+        changed = replace(change, microbatch=microbatch, tensor=tensor)
+        times = self._pass_times(design, model, plan, changed, setting, refine)
+        priced, pass_s = times.priced, times.pass_s
+        # Prices do not depend on the number of devices; the placement does.
+        priced = replace(priced, setting=setting)
+        variant = priced.variants.variants[0]
+        placed = priced.place(0, variant, pass_s, memory_bytes=capacity)
+        if placed is None:
+            return {
+                "problem": f"{job.models[model].name} does not fit {devices} devices with "
+                f"{capacity / GIB:g} GiB each at tensor width {tensor} and microbatch {microbatch}."
+            }
+        placement = priced.describe(0, variant, pass_s, placed[1], memory_bytes=capacity)
+        answer = self._figures(priced, design, model, placement)
+        return answer | {
+            "schedules": times.how,
+            "refinable": times.refinable,
+            "memory_capacity_bytes": capacity,
+        }
+
+    def _figures(
+        self, priced: Priced, design: Mapping[str, Any], model: int, placement: Placement
+    ) -> dict[str, Any]:
+        job, _, _ = self._open()
+        variant = priced.variants.variants[0]
+        parts = placement.time_parts_s
+        busy, again = parts.get("compute", 0.0), parts.get("recompute", 0.0)
+        energy = step_energy(
+            priced,
+            0,
+            variant,
+            step_time_s=placement.step_time_s,
+            devices=placement.devices,
+            recompute_share=again / busy if busy else 0.0,
+        )
+        workload = priced.variants.workloads[0]
+        allowed = widths(workload.config, job.tensor_widths)
+        whole = self._variant(model, job.microbatches[0], allowed[0]).variants[0]
+        flops = sum(
+            (layer.flops_forward * 3) * repeat * whole.tensor / whole.model.microbatch
+            for layer, repeat in whole.model.layers
+        )
+        samples = workload.global_batch / placement.step_time_s
+        peak = (
+            2.0 * design["tensor_cores"] * design["width"] * design["depth"] * design["clock_Hz"]
+        )
+        worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
+        return {
+            "step_time_s": placement.step_time_s,
+            "samples_per_s": samples,
+            "tokens_per_s_per_device": samples * workload.sequence / placement.devices,
+            "mfu": samples * flops / (peak * placement.devices),
+            "power_W": energy.power_W,
+            "energy_per_token_J": energy.per_token_J,
+            "parts_s": dict(parts),
+            "memory_bytes": dict(worst.memory_bytes),
+            "pipeline": placement.pipeline,
+            "tensor": placement.tensor,
+            "data": placement.data,
+            "devices": placement.devices,
+            "microbatch": placement.microbatch,
+            "microbatches": placement.microbatches,
+            "recompute": placement.recompute,
+        }
+
+    def _pass_times(
+        self,
+        design: Mapping[str, Any],
+        model: int,
+        plan: Mapping[str, Any],
+        change: Change,
+        setting: Setting,
+        refine: bool,
+    ) -> PassTimes:
+        rate = change.hbm_GBps * 1e9 if change.hbm_GBps else float(design["hbm_bandwidth_Bps"])
+        link = change.link or 1.0
+        key = design["chip"], model, change.microbatch, change.tensor, rate, link
+        known = self._times.get(key)
+        if known is None or (refine and known.refinable):
+            variants = self._variant(model, change.microbatch or 1, change.tensor or 1)
+            chips = chips_of_accelerator(
+                self._accelerator(design, rate), setting.profile, design["area_mm2"]
+            )
+            priced = known.priced if known else Priced.of(chips, variants, setting)
+            same = key[2:] == (plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0)
+            if same:
+                found = PassTimes(priced, np.array(plan["pass_s"]), "as searched", False)
+            elif refine:
+                found = _solved(priced)
+            else:
+                found = _quick(priced, refinable=plan["effort"] != "quick")
+            _keep(self._times, key, found)
+        return self._times[key]
+
+    def _accelerator(self, design: Mapping[str, Any], hbm_Bps: float) -> Accelerator:
+        _, space, _ = self._open()
+        number = int(design["design"])
+        hbm = Hbm(int(design["hbm_capacity_bytes"]), hbm_Bps)
+        if isinstance(space, Space):
+            return space.accelerator(number, hbm)
+        return space.designs(np.array([number]))[0].accelerator(0, hbm)
+
+
+def job_of(identity: Mapping[str, Any]) -> Job:
+    """The job that a store was searched for, as far as evaluations depend on it."""
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in identity.items()
+        if name not in ("models", "space_content", "version", "kernels")
+    }
+    try:
+        models = tuple(
+            ModelJob(m["name"], m["weight"], m["global_batch"], m["sequence"])
+            for m in identity["models"]
+        )
+        return Job(models=models, **given)
+    except (TypeError, KeyError):
+        raise AtollError("job: written by another version of atoll; search it again.") from None
+
+
+def _plan(design: Mapping[str, Any], model: int) -> Mapping[str, Any]:
+    for plan in design["plans"]:
+        if plan.get("number") == model and "pass_s" in plan:
+            found: Mapping[str, Any] = plan
+            return found
+    raise AtollError(f"design {design['chip']}: no plan of model {model} on record.")
+
+
+def _quick(priced: Priced, refinable: bool) -> PassTimes:
+    """Schedules that exist, at once."""
+    none = np.zeros(1, np.int64)
+    lower, upper = (bound[0] for bound in priced.schedule_bounds(none, none))
+    return PassTimes(priced, upper, f"found quickly{_gap(lower, upper)}", refinable)
+
+
+def _solved(priced: Priced) -> PassTimes:
+    """Schedules with the effort that a search puts into its best designs."""
+    solved = priced.schedules(0, priced.variants.variants[0], "bounded", TOLERANCE, TIME_LIMIT_S)
+    upper = np.array([[s.makespan_s for s in pair] for pair in solved])
+    lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
+    return PassTimes(priced, upper, f"solved again{_gap(lower, upper)}", False)
+
+
+def _gap(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> str:
+    share = 1.0 - float(lower.sum() / upper.sum()) if upper.sum() > 0 else 0.0
+    return f" (at most {max(0.0, share):.1%} too slow)"
+
+
+def _keep(cache: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(cache) >= KEPT:
+        del cache[next(iter(cache))]
+    cache[key] = value

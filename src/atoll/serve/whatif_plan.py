@@ -1,0 +1,172 @@
+"""A training layout under other conditions: other devices, links, memory, microbatch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.layout import SCHEDULES, Layout
+from atoll.training.request import make_run
+from atoll.training.run import Run
+
+KEPT = 32
+SAME = 1e-9  # relative, of two step times
+
+
+class PlanWhatIf:
+    """Estimates the layouts of one plan again."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self._content = content
+        self._lock = threading.Lock()
+        self._run: Run | None = None
+        self._estimators: dict[tuple[Any, ...], Estimator] = {}
+
+    def layouts(self) -> list[Layout]:
+        """The best one, then the runners-up."""
+        best = layout_of(self._content["layout"])
+        others = [layout_of(other["layout"]) for other in self._content.get("runners_up", ())]
+        return [best, *others]
+
+    def options(self, number: int) -> dict[str, Any]:
+        with self._lock:
+            run, layout = self._open(), self._layout(number)
+            ranks = layout.model_ranks
+            copies = [round(c) for c in around(layout.dp, 1) if float(c).is_integer()]
+            rate = run.gpu.hbm_Bps / 1e9
+            small = [2**power for power in range(7) if 2**power <= run.global_batch]
+            sliders = [
+                slider("devices", "Devices", "", [ranks * c for c in copies], run.devices),
+                link_slider(run.network),
+                slider("hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB, run.gpu.hbm_bytes / GIB),
+                slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate),
+                slider("microbatch", "Microbatch", "", small, layout.microbatch),
+            ]
+            return {
+                "sliders": sliders,
+                "note": self._note(run) if number == 0 else "",
+                "global_batch": run.global_batch,
+            }
+
+    def estimate(self, number: int, change: Change) -> dict[str, Any]:
+        """The step under the change, or the sentence that says why there is none."""
+        with self._lock:
+            base, layout = self._open(), self._layout(number)
+            devices = change.devices or base.devices
+            if devices % layout.model_ranks:
+                return {
+                    "problem": f"{devices} devices are not a multiple of the {layout.model_ranks} "
+                    "that hold one copy of the model."
+                }
+            layout = replace(
+                layout,
+                dp=devices // layout.model_ranks,
+                microbatch=change.microbatch or layout.microbatch,
+            )
+            try:
+                found = self._estimator(base, devices, change).estimate(layout)
+            except AtollError as error:
+                return {"problem": f"{str(error).rstrip('.')}."}
+        return figures(found)
+
+    def _note(self, run: Run) -> str:
+        """Say so where the best layout is not estimated as it was planned."""
+        now_s = self._estimator(run, run.devices, Change()).estimate(self._layout(0)).step.time_s
+        off = now_s / self._content["step_time_s"] - 1.0
+        if abs(off) < SAME:
+            return ""
+        return f"Estimated again the plan takes {off:+.2%}: something it depends on has changed."
+
+    def _layout(self, number: int) -> Layout:
+        layouts = self.layouts()
+        if not 0 <= number < len(layouts):
+            raise AtollError(f"layout: the plan has {len(layouts)}, counted from 0; got {number}.")
+        return layouts[number]
+
+    def _open(self) -> Run:
+        if self._run is None:
+            told = self._content
+            named = ("network", "stack", "states", "precision", "attention", "imbalance")
+            self._run = make_run(
+                told["model"],
+                told["device"],
+                told["devices"],
+                global_batch=told["global_batch"],
+                sequence=told["sequence"],
+                **{name: told[name] for name in named if told.get(name) is not None},
+            )
+        return self._run
+
+    def _estimator(self, base: Run, devices: int, change: Change) -> Estimator:
+        key = devices, change.link, change.hbm_GiB, change.hbm_GBps
+        if key not in self._estimators:
+            gpu = base.gpu
+            if change.hbm_GiB:
+                gpu = replace(gpu, hbm_bytes=round(change.hbm_GiB * GIB))
+            if change.hbm_GBps:
+                gpu = replace(gpu, hbm_Bps=change.hbm_GBps * 1e9)
+            network = scaled(base.network, change.link)
+            if len(self._estimators) >= KEPT:
+                del self._estimators[next(iter(self._estimators))]
+            self._estimators[key] = Estimator(
+                replace(base, gpu=gpu, network=network, devices=devices)
+            )
+        return self._estimators[key]
+
+
+def figures(found: Estimate) -> dict[str, Any]:
+    """An estimate in the words that both kinds of run share."""
+    told = found.to_dict()
+    memory = told["memory_bytes"]
+    answer = {
+        "step_time_s": found.step.time_s,
+        "samples_per_s": found.run.global_batch / found.step.time_s,
+        "tokens_per_s_per_device": found.tokens_per_s_per_device,
+        "mfu": found.mfu,
+        "parts_s": {name.replace("_", " "): s for name, s in told["breakdown_s"].items()},
+        "memory_bytes": memory["parts"] | {"reserve": memory["needed"] - memory["total"]},
+        "memory_capacity_bytes": memory["capacity"],
+        "pipeline": found.layout.pp,
+        "tensor": found.layout.tp,
+        "data": found.layout.dp,
+        "devices": found.run.devices,
+        "microbatch": found.layout.microbatch,
+        "microbatches": found.layout.microbatches(found.run.global_batch),
+        "recompute": found.layout.recompute,
+        "layout": str(found.layout),
+    }
+    if not found.fits:
+        answer["warning"] = (
+            f"Needs {memory['needed'] / GIB:.1f} GiB of {memory['capacity'] / GIB:.1f} GiB: "
+            "does not fit."
+        )
+    return answer
+
+
+def layout_of(told: Mapping[str, Any] | str) -> Layout:
+    """A layout from its fields, or from its one-line form."""
+    if not isinstance(told, str):
+        known = {field.name for field in fields(Layout)}
+        return Layout(**{name: value for name, value in told.items() if name in known})
+    values: dict[str, Any] = {"sp": False, "recompute": "none"}
+    for word in told.split():
+        if word == "sp":
+            values["sp"] = True
+        elif word.startswith("recompute-"):
+            values["recompute"] = word.removeprefix("recompute-")
+        elif word in SCHEDULES:
+            values["schedule"] = word
+        else:
+            name = word.rstrip("0123456789")
+            axis = {"mbs": "microbatch"}.get(name, name)
+            if axis not in ("tp", "pp", "dp", "cp", "ep", "vpp", "microbatch", "zero"):
+                raise AtollError(f"layout: {word!r} is not known, in {told!r}.")
+            values[axis] = int(word[len(name) :] or 0)
+    if values.get("vpp", 1) > 1:
+        values.setdefault("schedule", "interleaved")
+    return Layout(**values)

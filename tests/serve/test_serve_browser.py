@@ -1,0 +1,232 @@
+"""The explorer in a real browser: every view renders, and does what its controls say.
+
+Pictures of the views go to build/screenshots, for people to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from serve_runs import design, open_store, random_designs, serving, write_designs
+
+from atoll.serve.server import Explorer
+
+if TYPE_CHECKING:
+    from browser import Browser, Page
+
+COUNT = "Number(document.querySelector('#count')?.dataset.count)"
+DRAWN = "document.querySelector('#scatter')?.dataset.shown > 0"
+ROWS = "document.querySelectorAll('tr[data-chip]').length > 0"
+POINT = (
+    "(() => {{const c = document.querySelector('#scatter');"
+    "c.scrollIntoView({{block: 'center', behavior: 'instant'}});"
+    "const b = c.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]}})()"
+)
+
+
+@pytest.fixture(scope="module")
+def explorer(
+    tiny_run: Path, plan_run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Explorer]:
+    folder = tmp_path_factory.mktemp("many")
+    many = write_designs(folder / "many", random_designs(3000))
+    with serving(tiny_run, plan_run, many) as started:
+        yield started
+
+
+def assert_clean(page: Page) -> None:
+    assert page.errors == []
+    assert page.foreign_requests() == []
+    assert page.overflow() == 0
+
+
+SIZES = [
+    pytest.param(1280, False, id="desktop-light"),
+    pytest.param(1280, True, id="desktop-dark"),
+    pytest.param(390, False, id="phone-light"),
+    pytest.param(390, True, id="phone-dark"),
+]
+VIEWS = {
+    "run": ("run=tiny&view=run", "!!document.querySelector('#certificate')"),
+    "designs": ("run=tiny&view=designs", f"{DRAWN} && {ROWS}"),
+    "cells": ("run=many&view=designs", f"{DRAWN} && {ROWS}"),
+    "compare": ("run=tiny&view=compare", "document.querySelectorAll('.stacked').length == 4"),
+    "whatif": ("run=tiny&view=whatif&w_link=0.5", "!!document.querySelector('#answered')"),
+    "layouts": ("run=gpt2", "document.querySelectorAll('.stacked').length == 2"),
+    "plan-compare": ("run=gpt2&view=compare", "document.querySelectorAll('.stacked').length == 4"),
+    "plan-whatif": ("run=gpt2&view=whatif", "!!document.querySelector('#answered')"),
+}
+
+
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_every_view_renders_without_errors(
+    browser: Browser, explorer: Explorer, width: int, dark: bool
+) -> None:
+    with browser.page(width, 900, dark=dark) as page:
+        for name, (query, ready) in VIEWS.items():
+            page.goto(f"{explorer.address}?{query}")
+            page.wait_for(ready)
+            size = "phone" if width < 600 else "desktop"
+            page.screenshot(f"explorer-{name}-{size}-{'dark' if dark else 'light'}")
+            assert_clean(page)
+
+
+def test_filters_change_the_counts_and_live_in_the_address(
+    browser: Browser, explorer: Explorer
+) -> None:
+    with browser.page() as page:
+        page.goto(f"{explorer.address}?run=many&view=designs")
+        page.wait_for(f"{COUNT} === 3000 && {ROWS}")
+        left, top, width, height = page.box("[data-column=area_mm2] svg")
+        page.drag((left + width * 0.3, top + height / 2), (left + width * 0.6, top + height / 2))
+        page.wait_for(f"{COUNT} > 0 && {COUNT} < 3000")
+        brushed = page.eval(COUNT)
+        assert "area_mm2=" in page.eval("location.search")
+        page.set_value("[data-column=width] input", "64")
+        page.wait_for(f"{COUNT} < {brushed}")
+        both, address = page.eval(COUNT), page.eval("location.href")
+        assert page.eval("document.querySelector('#pager').textContent.includes('of ')")
+        page.goto(address)
+        page.wait_for(f"{COUNT} === {both}")
+        page.click("#clear")
+        page.wait_for(f"{COUNT} === 3000")
+        assert_clean(page)
+
+
+def test_a_rectangle_in_the_scatter_looks_closer(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(f"{explorer.address}?run=many&view=designs")
+        page.wait_for(f"{DRAWN} && {ROWS} && {COUNT} === 3000")
+        assert page.eval("document.querySelector('#scatter').dataset.mode") == "cells"
+        assert "counted in" in page.text("#caption")
+        left, top, width, height = page.eval(POINT.format())
+        start = left + width * 0.3, top + height * 0.2
+        page.drag(start, (left + width * 0.6, top + height * 0.6))
+        page.wait_for("document.querySelector('#scatter').dataset.mode === 'points'")
+        assert 0 < page.eval(COUNT) < 1500
+        assert "each a point" in page.text("#caption")
+        assert_clean(page)
+
+
+def test_points_can_be_clicked_and_compared(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(f"{explorer.address}?run=tiny&view=designs")
+        page.wait_for(f"{DRAWN} && {ROWS}")
+        left, top, width, height = page.eval(POINT.format())
+        found = None
+        for x in range(70, int(width), 12):  # along the scatter until a point is hit
+            for y in range(10, int(height) - 40, 12):
+                page.click_at(left + x, top + y)
+                if page.eval("new URLSearchParams(location.search).get('chip')"):
+                    found = page.eval("new URLSearchParams(location.search).get('chip')")
+                    break
+            if found:
+                break
+        assert found
+        page.wait_for("!!document.querySelector('#set-a')")
+        assert f"Design {found}" in page.text("#chosen")
+        page.click("#set-a")
+        page.wait_for("!!document.querySelector('#chosen .tag.a')")
+        rows = "[...document.querySelectorAll('tr[data-chip]')]"
+        chips = page.eval(f"{rows}.map(r => r.dataset.chip)")
+        other = next(chip for chip in chips if chip != found)
+        page.click(f"tr[data-chip='{other}'] button")
+        page.wait_for(f"document.querySelector('#chosen').textContent.includes('Design {other}')")
+        page.click("#set-b")
+        page.wait_for("!document.querySelector('#to-compare').disabled")
+        page.click("#to-compare")
+        page.wait_for("document.querySelectorAll('.stacked').length == 4")
+        shown = page.text("#view")
+        assert found in shown
+        assert other in shown
+        assert page.eval("document.querySelector('#field-a').value") == found
+        assert page.eval("document.querySelector('#field-b').value") == other
+        page.eval("history.back()")
+        page.wait_for("document.querySelector('#view').dataset.view === 'designs'")
+        assert_clean(page)
+
+
+def test_the_what_if_answers_the_sliders(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(f"{explorer.address}?run=tiny&view=whatif")
+        page.wait_for("!!document.querySelector('#answered')")
+        before = page.text("#whatif-figures")
+        page.eval("document.querySelector('#w_devices').focus()")
+        page.press("ArrowRight")
+        page.wait_for(f"document.querySelector('#whatif-figures').textContent !== {before!r}")
+        assert "w_devices=128" in page.eval("location.search")
+        assert "on 128 devices" in page.text("#answered")
+        page.set_value("#w_microbatch", "7")
+        page.wait_for("location.search.includes('w_microbatch=128')")
+        page.wait_for("!!document.querySelector('#problem, #whatif-figures')")
+        page.click("#reset")
+        page.wait_for("!location.search.includes('w_')")
+        same = "document.querySelector('#whatif-figures')?.textContent.slice(0, 30)"
+        page.wait_for(f"{same} === {before[:30]!r}")
+        assert_clean(page)
+
+
+def test_the_keyboard_alone_reaches_a_design(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(f"{explorer.address}?run=tiny&view=designs")
+        page.wait_for(f"{DRAWN} && {ROWS}")
+        for _ in range(80):
+            page.press("Tab")
+            if page.eval("document.activeElement.id") == "scatter":
+                break
+        assert page.eval("document.activeElement.id") == "scatter"
+        page.press("ArrowRight")
+        assert "design" in page.text("#said")
+        page.press("Enter")
+        page.wait_for("!!document.querySelector('#set-a')")
+        assert_clean(page)
+
+
+def test_downloads_are_offered(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(f"{explorer.address}?run=many&view=designs&width=64..")
+        page.wait_for(ROWS)
+        lines = page.eval(
+            "fetch(document.querySelector('#csv').href).then(r => r.text())"
+            ".then(t => t.trim().split('\\n').length)"
+        )
+        assert lines == page.eval(COUNT) + 1
+        size = page.eval(
+            "new Promise(r => document.querySelector('#scatter').toBlob(b => r(b.size)))"
+        )
+        assert size > 2000
+        assert_clean(page)
+
+
+def test_a_running_search_is_followed_live(browser: Browser, tmp_path: Path) -> None:
+    with open_store(tmp_path / "live") as store:
+        store.put_designs(random_designs(10))
+        store.put_progress("bounding", 500, 900, 1, 20.0, 90.0)
+        with serving(tmp_path / "live") as explorer, browser.page() as page:
+            page.goto(explorer.address)
+            page.wait_for("document.querySelector('#badge').textContent.includes('500 of 900')")
+            page.wait_for("document.querySelector('#answer').textContent.includes('77.78%')")
+            store.put_designs([design(9999, 80.0, 150.0)])
+            store.put_progress("bounding", 100, 900, 9999, 80.0, 90.0)
+            page.wait_for("document.querySelector('#badge').textContent.includes('100 of 900')")
+            page.wait_for("document.querySelector('#answer').textContent.includes('11.11%')")
+            page.click("[data-view=designs]")
+            page.wait_for(f"{COUNT} === 11")
+            store.put_designs([design(10_000, 81.0, 150.0)])
+            page.wait_for(f"{COUNT} === 12")
+            assert_clean(page)
+
+
+def test_a_token_is_taken_from_the_address_and_not_left_there(
+    browser: Browser, tiny_run: Path
+) -> None:
+    with serving(tiny_run, token="a-long-enough-token") as explorer, browser.page() as page:
+        page.goto(f"{explorer.address}&run=tiny&view=designs")
+        page.wait_for(ROWS)
+        assert "token" not in page.eval("location.href")
+        page.goto(page.eval("location.href"))
+        page.wait_for(ROWS)
+        assert_clean(page)

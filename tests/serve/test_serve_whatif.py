@@ -1,0 +1,182 @@
+"""What-if answers: unchanged conditions give what the search found, others what a search would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serve_runs import TINY, ask_json, make_app
+
+import atoll
+from atoll.errors import AtollError
+from atoll.serve.change import Change, parse_change
+from atoll.serve.whatif_chip import ChipWhatIf, job_of
+from atoll.serve.whatif_plan import PlanWhatIf, layout_of
+from atoll.store import RunReader
+from atoll.training.layout import SCHEDULES, Layout
+
+
+def designs_of(folder: Path) -> tuple[ChipWhatIf, list[dict[str, Any]], dict[str, Any]]:
+    with RunReader(folder) as reader:
+        chips = [row["chip"] for row in reader.designs()]
+        designs = [reader.design(chip) for chip in chips]
+        result = reader.result()
+        assert result is not None
+        return ChipWhatIf(reader.job()), [d for d in designs if d], result
+
+
+def test_nothing_changed_is_what_the_search_found(tiny_run: Path) -> None:
+    whatif, designs, result = designs_of(tiny_run)
+    for design in designs:
+        found = whatif.estimate(design, 0, Change())
+        assert found["step_time_s"] == pytest.approx(design["step_time_s"], rel=1e-12)
+        if found["devices"] == 64 and not found["parts_s"]["recompute"]:
+            # The store's figure is over all devices of the job, and without recomputation.
+            assert found["power_W"] == pytest.approx(design["power_W"], rel=1e-9)
+        assert sum(found["parts_s"].values()) == pytest.approx(found["step_time_s"], rel=1e-9)
+        assert found["schedules"] == "as searched"
+    best = whatif.estimate(designs[0], 0, Change())
+    told = result["best"]["models"][0]
+    assert best["power_W"] == pytest.approx(told["power_W"], rel=1e-9)
+    assert best["mfu"] == pytest.approx(told["mfu"], rel=1e-9)
+    assert best["samples_per_s"] == pytest.approx(told["samples_per_s"], rel=1e-9)
+
+
+def test_other_devices_give_what_a_search_on_them_gives(tiny_run: Path, tmp_path: Path) -> None:
+    """The same chip at the same microbatch and width, searched on half of the devices."""
+    whatif, designs, _ = designs_of(tiny_run)
+    design = designs[0]
+    plan = design["plans"][0]
+    half = tmp_path / "half"
+    atoll.search(
+        TINY,
+        devices=32,
+        microbatches=[plan["microbatch"]],
+        tensor_widths=[plan["tensor"]],
+        baselines=False,
+        out=half,
+    )
+    with RunReader(half) as reader:
+        expected = reader.design(design["chip"])
+    assert expected is not None
+    found = whatif.estimate(design, 0, Change(devices=32))
+    assert found["step_time_s"] == pytest.approx(expected["step_time_s"], rel=2e-3)
+
+
+def test_conditions_move_the_step_the_right_way(tiny_run: Path) -> None:
+    whatif, designs, _ = designs_of(tiny_run)
+    design = designs[0]
+
+    def step_s(**change: Any) -> float:
+        value = whatif.estimate(design, 0, Change(**change))["step_time_s"]
+        assert isinstance(value, float)
+        return value
+
+    assert step_s(link=0.125) > step_s() > step_s(link=8.0)
+    assert step_s(hbm_GBps=200.0) > step_s() >= step_s(hbm_GBps=8000.0)
+    assert step_s(devices=32) > step_s() > step_s(devices=128)
+    assert step_s(hbm_GiB=8.0) >= step_s(hbm_GiB=512.0)
+
+
+def test_schedules_are_found_at_once_and_solved_on_request(tiny_run: Path) -> None:
+    whatif, designs, _ = designs_of(tiny_run)
+    solved = next(d for d in designs if d["plans"][0]["effort"] != "quick")
+    quick = whatif.estimate(solved, 0, Change(hbm_GBps=4000.0))
+    assert quick["refinable"]
+    assert quick["schedules"].startswith("found quickly (at most ")
+    refined = whatif.estimate(solved, 0, Change(hbm_GBps=4000.0), refine=True)
+    assert not refined["refinable"]
+    assert refined["step_time_s"] <= quick["step_time_s"] * (1 + 1e-9)
+    assert whatif.estimate(solved, 0, Change(hbm_GBps=4000.0)) == refined
+
+
+def test_what_does_not_fit_is_said_in_a_sentence(tiny_run: Path) -> None:
+    whatif, designs, _ = designs_of(tiny_run)
+    small = whatif.estimate(designs[0], 0, Change(devices=1, hbm_GiB=0.1))
+    assert "does not fit" in small["problem"]
+    wide = whatif.estimate(designs[0], 0, Change(devices=1, tensor=2))
+    assert wide == {"problem": "A tensor width of 2 needs more than 1 devices."}
+
+
+def test_the_api_answers_and_says_how_long_it_took(tiny_run: Path) -> None:
+    app = make_app(tiny_run)
+    chip = ask_json(app, "/api/runs/tiny/table?limit=1")["rows"][0]["chip"]
+    options = ask_json(app, f"/api/runs/tiny/whatif/options?chip={chip}")
+    names = [slider["name"] for slider in options["sliders"]]
+    assert names == ["devices", "link", "hbm_GiB", "hbm_GBps", "microbatch", "tensor"]
+    for slider in options["sliders"]:
+        value = slider["values"][-1]
+        found = ask_json(app, f"/api/runs/tiny/whatif?chip={chip}&{slider['name']}={value}")
+        assert ("problem" in found) != ("step_time_s" in found)
+        assert found["answered_ms"] > 0
+    error = ask_json(app, f"/api/runs/tiny/whatif?chip={chip}&link=-1", 400)["error"]
+    assert error == "link: expected a positive number, got '-1'."
+    error = ask_json(app, f"/api/runs/tiny/whatif?chip={chip}&model=1", 400)["error"]
+    assert "model: expected" in error
+
+
+def test_a_space_that_changed_since_is_not_believed(tiny_run: Path) -> None:
+    _, designs, _ = designs_of(tiny_run)
+    with RunReader(tiny_run) as reader:
+        job = reader.job()
+    other = ChipWhatIf(job | {"space": "phaze"})
+    with pytest.raises(AtollError, match="space: phaze is not what it was"):
+        other.estimate(designs[0], 0, Change())
+    gone = ChipWhatIf(job | {"space": "/nowhere/space.yaml"})
+    with pytest.raises(AtollError, match="nowhere"):
+        gone.estimate(designs[0], 0, Change())
+    assert job_of(job).devices == job["devices"]
+    with pytest.raises(AtollError, match="another version"):
+        job_of(job | {"colour": "blue"})
+
+
+def test_a_plan_is_estimated_as_it_was_planned(plan_run: Path) -> None:
+    content = json.loads((plan_run / "plan.json").read_text())
+    whatif = PlanWhatIf(content)
+    best = whatif.estimate(0, Change())
+    assert best["step_time_s"] == pytest.approx(content["step_time_s"], rel=1e-12)
+    for number, other in enumerate(content["runners_up"], 1):
+        found = whatif.estimate(number, Change())
+        assert found["step_time_s"] == pytest.approx(other["step_time_s"], rel=1e-12)
+    assert whatif.options(0)["note"] == ""
+    changed = PlanWhatIf(content | {"states": "bf16"})
+    assert "something it depends on has changed" in changed.options(0)["note"]
+
+
+def test_a_plans_sliders(plan_run: Path) -> None:
+    app = make_app(plan_run)
+    base = ask_json(app, "/api/runs/gpt2/whatif")
+    slow = ask_json(app, "/api/runs/gpt2/whatif?hbm_GBps=500")
+    assert slow["step_time_s"] > base["step_time_s"]
+    assert slow["changed"]
+    assert "warning" in ask_json(app, "/api/runs/gpt2/whatif?hbm_GiB=8")
+    assert "not a multiple" in ask_json(app, "/api/runs/gpt2/whatif?microbatch=64")["problem"]
+    assert "the plan has" in ask_json(app, "/api/runs/gpt2/whatif?chip=99", 400)["error"]
+    assert "has no table" in ask_json(app, "/api/runs/gpt2/table", 404)["error"]
+
+
+LAYOUTS = st.builds(
+    Layout,
+    dp=st.integers(1, 64), tp=st.integers(1, 8), pp=st.integers(1, 16), cp=st.integers(1, 4),
+    ep=st.integers(1, 4), vpp=st.integers(1, 4), microbatch=st.integers(1, 8), sp=st.booleans(),
+    zero=st.integers(0, 3), recompute=st.sampled_from(["none", "selective", "full"]),
+    schedule=st.sampled_from(SCHEDULES),
+)  # fmt: skip
+
+
+@given(LAYOUTS)
+def test_a_layouts_words_read_back_to_the_same_words(layout: Layout) -> None:
+    assert str(layout_of(str(layout))) == str(layout)
+
+
+def test_changes_are_read_and_refused() -> None:
+    assert parse_change({"devices": ["8"], "link": ["0.5"]}) == Change(devices=8, link=0.5)
+    assert parse_change({"devices": [""]}) == Change()
+    wrong = (("devices", "1.5"), ("devices", "99999999"), ("link", "nan"), ("hbm_GiB", "0"))
+    for name, text in wrong:
+        with pytest.raises(AtollError, match=f"{name}: expected a positive"):
+            parse_change({name: [text]})
