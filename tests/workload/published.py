@@ -24,6 +24,7 @@ PARAMETERS = {
     "llama-3.2-1b": 1_235_814_400,
     "mistral-7b-v0.1": 7_241_732_096,
     "mixtral-8x22b": 140_620_634_112,
+    "mt5-small": 300_176_768,
     "opt-1.3b": 1_315_758_080,
     "phi-1.5": 1_418_270_720,
     "phi-3-mini-4k": 3_821_079_552,
@@ -34,6 +35,8 @@ PARAMETERS = {
     "qwen3-235b-a22b": 235_093_634_560,
     "roberta-base": 124_697_433,  # RobertaForMaskedLM: with its head, without pooler
     "starcoder": 15_517_456_384,
+    "t5-small": 60_506_624,
+    "t5-v1.1-base": 247_577_856,
     "vit-large-patch16-384": 304_715_752,  # with the classifier over 1,000 classes
 }
 

@@ -15,7 +15,7 @@ TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
 NAMES = (
     "bert-base-uncased", "bloom-560m", "deepseek-v2-lite", "gemma-2b", "gpt-j-6b", "gpt2",
     "llama-3.2-1b", "mistral-7b-v0.1", "opt-1.3b", "phi-1.5", "pythia-6.9b", "qwen1.5-moe-a2.7b",
-    "qwen3-0.6b", "roberta-base", "vit-large-patch16-384",
+    "qwen3-0.6b", "roberta-base", "t5-small", "t5-v1.1-base", "vit-large-patch16-384",
 )  # fmt: skip
 
 

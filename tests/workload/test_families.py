@@ -253,10 +253,10 @@ def test_an_image_is_a_class_token_and_its_patches() -> None:
     assert layer_of(local, "block").tensors["x"].shape == (2, 289, 1024)  # 577, one of them padded
 
 
-@pytest.mark.parametrize("model_type", ["t5", "bart"])
+@pytest.mark.parametrize("model_type", ["umt5", "bart"])
 def test_encoder_decoders_are_refused_with_the_reason(model_type: str) -> None:
     message = sentence({"model_type": model_type})
-    assert "an encoder-decoder model, but only chains of layers are known" in message
+    assert "an encoder-decoder model, but of these only t5 and mt5 have a builder" in message
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -281,6 +281,9 @@ def test_a_missing_size_is_named(name: str) -> None:
         ("deepseek-v3", {"num_experts_per_tok": 300}, "at most n_routed_experts, 256"),
         ("deepseek-v3", {"scoring_func": "relu"}, "must be one of softmax, sigmoid"),
         ("deepseek-v3", {"first_k_dense_replace": -1}, "must be a positive integer"),
+        ("t5-small", {"feed_forward_proj": "gated-x"}, "feed_forward_proj is 'gated-x', but must"),
+        ("t5-small", {"is_encoder_decoder": False}, "an encoder alone is not modelled"),
+        ("t5-small", {"num_decoder_layers": 0}, "must be a positive integer"),
         ("vit-large-patch16-384", {"patch_size": 100}, "patch_size is 100, but must divide"),
         ("roberta-base", {"max_position_embeddings": 2}, "must exceed the 2 rows"),
     ],

@@ -53,6 +53,7 @@ _STRUCTURE = {
     "logit_cap": "capped logits",
     "head_bias": "a bias on the logits",
     "embedding_width": "embeddings narrower than the blocks",
+    "encoder_layers": "an encoder before its decoder",
     "windows": "windows that differ between blocks",
 }
 

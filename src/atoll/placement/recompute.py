@@ -34,11 +34,14 @@ class KeepChoice:
 def keep_choices(layer: Layer) -> tuple[KeepChoice, ...]:
     """Choices that no other beats in both bytes and operators, from the fewest bytes to all.
 
-    The layer's input is always there to start from, and counted wherever it is used.
+    The layer's input is always there to start from, and counted wherever it is used; what else
+    enters and is saved cannot be made again here, and stays.
     """
     size = {name: tensor.bytes for name, tensor in layer.tensors.items()}
     droppable = sorted(
-        (name for name in layer.saved if name != layer.input), key=size.__getitem__, reverse=True
+        (name for name in layer.saved if name not in layer.entering),
+        key=size.__getitem__,
+        reverse=True,
     )[:_MOST_TENSORS]
     fixed = [name for name in layer.saved if name not in droppable]
     subset = np.arange(1 << len(droppable))

@@ -125,6 +125,11 @@ def check_layout(
         raise AtollError(
             f"schedule {layout.schedule} has one chunk a stage, but vpp is {layout.vpp}"
         )
+    if layout.cp > 1 and model.encoder_layers:
+        raise AtollError(
+            f"cp is {layout.cp}, but context parallelism of an encoder and its decoder "
+            f"({model.name}) is not modelled; use cp 1"
+        )
     if layout.cp > 1 and sequence % (2 * layout.cp):
         raise AtollError(
             f"sequence {sequence} is not a multiple of 2 x cp {layout.cp}, which ring attention "

@@ -55,7 +55,7 @@ def policies(
     made = {name for op in core for name in op.writes}
     leaving = {n for op in layer.forward if op not in core for n in op.reads}
     dropped = sum(size for name, size in saved.items() if name in made and name not in leaving)
-    entry = float(layer.tensors[layer.input].bytes)
+    entry = _entry(layer)
     return (
         ("none", Kept(everything)),
         ("selective", _kept(everything - dropped, core, costs)),
@@ -72,7 +72,7 @@ def optimal_policies(
     rerun = [[layer.forward[i] for i in choice.rerun] for choice in choices]
     seconds = np.array([total(costs[op.name] for op in ops).total_s for ops in rerun])
     _, _, hull = frontier(np.array([float(choice.kept_bytes) for choice in choices]), seconds)
-    entry = layer.tensors[layer.input].bytes
+    entry = _entry(layer)
     beyond = max(1, layer.saved_bytes - entry)
     extra = _extra(layer, pricer)
     found = []
@@ -81,6 +81,11 @@ def optimal_policies(
         share = min(1.0, max(0.0, (kept_bytes - entry) / beyond))
         found.append((f"optimal-{level}", _kept(kept_bytes + extra * share, rerun[index], costs)))
     return tuple(found)
+
+
+def _entry(layer: Layer) -> float:
+    """Bytes that every policy keeps: what the layer starts again from."""
+    return float(sum(layer.tensors[name].bytes for name in layer.entering))
 
 
 def _kept(bytes_: float, rerun: Sequence[Operator], costs: Mapping[str, Cost]) -> Kept:
@@ -95,12 +100,12 @@ def _kept(bytes_: float, rerun: Sequence[Operator], costs: Mapping[str, Cost]) -
 
 
 def _inside_core(op: Operator) -> bool:
-    return op.kind == "dropout" and op.name.startswith("probabilities")
+    return op.kind == "dropout" and ".probabilities." in f".{op.name}."
 
 
 def _alternate(layer: Layer, costs: Mapping[str, Cost], saved: Mapping[str, float]) -> Kept:
     """Every second product's output and attention's are kept; all else is run again."""
-    kept = float(layer.tensors[layer.input].bytes)
+    kept = _entry(layer)
     again = Cost()
     rerun = []
     count = 0

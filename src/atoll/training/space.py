@@ -131,7 +131,7 @@ def variants(run: Run, axes: Axes) -> Iterator[Variant]:
     for tp, cp, ep, microbatch in product(tps, cps, eps, axes.microbatch):
         if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
             continue
-        if run.stored is not None and cp > 1:  # captured with whole sequences
+        if cp > 1 and (run.stored is not None or model.encoder_layers):  # whole sequences only
             continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue

@@ -290,6 +290,7 @@ def make_block(model: str, microbatch: int, sequence: int | None = None) -> Bloc
             ("norms after branches", config.branch_norms),
             ("shared experts", bool(config.shared_ffn)),
             ("image patches", bool(config.patch_inputs)),
+            ("an encoder before them", bool(config.encoder_layers)),
         )
         if present
     ]

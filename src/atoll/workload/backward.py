@@ -30,13 +30,15 @@ def differentiate(layer: Layer, tensor_parallel: int = 1) -> Layer:
     }
     tape = Tape(
         tensors=forward_only,
-        readers=Counter(name for op in layer.forward for name in op.reads),
+        # What leaves for later layers comes back with the sum of their gradients.
+        readers=Counter([*(n for op in layer.forward for n in op.reads), *layer.more_outputs]),
         entering=Counter(name for op in layer.forward for name in op.enters),
         collectives=(op for op in layer.forward if op.collective is not None),
         group=tensor_parallel,
     )
     if not any(op.kind == "cross_entropy" for op in layer.forward):
-        tape.give(layer.output)
+        for name in (layer.output, *layer.more_outputs):
+            tape.give(name)
     for op in reversed(layer.forward):
         if op.kind not in RULES:
             raise AtollError(
@@ -47,6 +49,7 @@ def differentiate(layer: Layer, tensor_parallel: int = 1) -> Layer:
     for name, tensor in forward_only.items():
         if tensor.role is Role.WEIGHT:
             tape.weight_gradient(name)
-    if tape.has_gradient(layer.input):
-        tape.gradient(layer.input)
+    for name in (layer.input, *layer.more_inputs):
+        if tape.has_gradient(name):
+            tape.gradient(name)
     return replace(layer, tensors=tape.tensors, backward=tuple(tape.operators))

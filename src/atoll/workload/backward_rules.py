@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll.workload.operator import Collective, CollectiveKind, Operator, Role, VectorWork
@@ -138,7 +138,7 @@ def rotary(tape: Tape, op: Operator) -> None:
 
 def flash_attention(tape: Tape, op: Operator) -> None:
     """Five products: the scores once more, then dV, dP, dQ and dK (arXiv:2307.08691)."""
-    q, k, v = op.reads
+    q, k, v, *positions = op.reads
     out, statistics = op.writes
     dout = tape.gradient(out)
     scores, values = op.matmuls
@@ -152,10 +152,10 @@ def flash_attention(tape: Tape, op: Operator) -> None:
     tape.run(
         f"{op.name}.bwd",
         "attention_bwd",
-        (dout, q, k, v, out, statistics),
-        (tape.give(q), tape.give(k), tape.give(v)),
+        (dout, q, k, v, *positions, out, statistics),
+        tuple(tape.give(name) for name in op.reads),
         matmuls=matmuls,
-        vectors=backward_vectors(op),
+        vectors=(*backward_vectors(op), *_position_sums(op, positions)),
         on_chip=True,
     )
 
@@ -184,10 +184,27 @@ def attention_product(tape: Tape, op: Operator) -> None:
 
 def softmax(tape: Tape, op: Operator) -> None:
     """Needs its output, not its input."""
-    (x,), (y,) = op.reads, op.writes
+    (y,) = op.writes
     dy = tape.gradient(y)
-    vectors = backward_vectors(op)
-    tape.run(f"{op.name}.bwd", "softmax_bwd", (dy, y), (tape.give(x),), vectors=vectors)
+    vectors = (*backward_vectors(op), *_position_sums(op, op.reads[1:]))
+    outs = tuple(tape.give(name) for name in op.reads)
+    tape.run(f"{op.name}.bwd", "softmax_bwd", (dy, y), outs, vectors=vectors)
+
+
+def _position_sums(op: Operator, positions: Sequence[str]) -> tuple[VectorWork, ...]:
+    """The gradient of what is added to every sample's scores: their gradients' sum."""
+    if not positions:
+        return ()
+    return tuple(replace(v, function="bias_grad") for v in op.vectors if v.function == "softmax")
+
+
+def relative(tape: Tape, op: Operator) -> None:
+    """Every pair of positions adds its gradient to the row of its distance."""
+    (table,), (positions,) = op.reads, op.writes
+    dy = tape.gradient(positions)
+    writes = (tape.weight_gradient(table),)
+    vectors = (tape.vector("bias_grad", positions),)
+    tape.run(f"{op.name}.grad", "table_grad", (dy,), writes, vectors=vectors)
 
 
 def router(tape: Tape, op: Operator) -> None:
@@ -332,6 +349,7 @@ RULES: dict[str, Rule] = {
     "attention_scores": attention_product,
     "attention_values": attention_product,
     "softmax": softmax,
+    "relative": relative,
     "router": router,
     "dispatch": dispatch,
     "combine": combine,

@@ -9,6 +9,7 @@ from atoll.errors import AtollError
 from atoll.workload.backward import differentiate
 from atoll.workload.blocks import Run, block_runs
 from atoll.workload.build_block import block
+from atoll.workload.build_encoder_decoder import stack_part, stack_parts
 from atoll.workload.build_ends import embedding, head, loss
 from atoll.workload.build_vision import classifier, patch_embedding
 from atoll.workload.graph import Graph
@@ -34,15 +35,34 @@ def build_model(
     def layer(name: str, write: Callable[[Graph], tuple[str, str]]) -> Layer:
         graph = Graph(config, microbatch, length)
         source, target = write(graph)
-        return differentiate(Layer(name, graph.tensors, tuple(graph.operators), (), source, target))
+        return differentiate(
+            Layer(
+                name=name,
+                tensors=graph.tensors,
+                forward=tuple(graph.operators),
+                backward=(),
+                input=source,
+                output=target,
+                more_inputs=graph.more_inputs,
+                more_outputs=graph.more_outputs,
+            )
+        )
 
     vision = bool(config.patch_inputs)
+    blocks: list[tuple[str, Callable[[Graph], tuple[str, str]], int]]
+    if config.encoder_layers:
+        blocks = [
+            (part.name, partial(stack_part, part=part, attention=attention), part.repeat)
+            for part in stack_parts(config)
+        ]
+    else:
+        blocks = [
+            (run.name, partial(_blocks, run=run, attention=attention), run.repeat)
+            for run in block_runs(config, length)
+        ]
     chain = (
         (layer("embedding", patch_embedding if vision else embedding), 1),
-        *(
-            (layer(run.name, partial(_blocks, run=run, attention=attention)), run.repeat)
-            for run in block_runs(config, length)
-        ),
+        *((layer(name, write), repeat) for name, write, repeat in blocks),
         (layer("head", classifier if vision else head), 1),
         (layer("loss", partial(loss, fused=fused_loss)), 1),
     )

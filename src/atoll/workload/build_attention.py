@@ -8,18 +8,30 @@ from atoll.workload.operator import Region, Role, Tensor, Uneven, VectorWork
 from atoll.workload.products import attention_fraction, scores_product, values_product
 
 
-def attention(graph: Graph, x: str, kind: str, *, open_end: bool = False) -> str:
+def attention(
+    graph: Graph,
+    x: str,
+    kind: str,
+    *,
+    open_end: bool = False,
+    positions: str = "",
+    source: str = "",
+) -> str:
     """From the (normed) block input to the output projection, which with an `open_end` is left
-    without its reduction and its bias.
+    without its reduction and its bias. `positions` are added to the scores; keys and values come
+    from another `source` than the queries in cross-attention.
     """
     config = graph.config
-    q, k, v = latent_projections(graph, x) if config.latent_kv else _projections(graph, x)
+    if source:
+        q, k, v = _cross_projections(graph, x, source)
+    else:
+        q, k, v = latent_projections(graph, x) if config.latent_kv else _projections(graph, x)
     if config.qk_norm:
         q, k = _head_norm(graph, q, config.heads), _head_norm(graph, k, config.kv_heads)
     if config.positions == "rotary" and not config.latent_kv:
         q, k = _rotary(graph, q, k)
     core = _flash if kind == "flash" else _unfused
-    context = core(graph, q, k, v)
+    context = core(graph, q, k, v, positions)
     if open_end:
         out = graph.partial("proj", config.hidden)
         return graph.linear("proj", context, out, bias=False, split="k", inside=True)
@@ -30,19 +42,34 @@ def attention(graph: Graph, x: str, kind: str, *, open_end: bool = False) -> str
 def _projections(graph: Graph, x: str) -> tuple[str, str, str]:
     """Queries, keys and values in one product."""
     config = graph.config
+    widths = (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads))
+    q, k, v = _joint(graph, "qkv", x, widths)
+    return q, k, v
+
+
+def _cross_projections(graph: Graph, x: str, source: str) -> tuple[str, str, str]:
+    """Queries of one sequence, keys and values of another."""
+    config = graph.config
+    (q,) = _joint(graph, "q", x, (("q", config.heads),))
+    k, v = _joint(graph, "kv", source, (("k", config.kv_heads), ("v", config.kv_heads)))
+    return q, k, v
+
+
+def _joint(graph: Graph, product: str, x: str, widths: tuple[tuple[str, int], ...]) -> list[str]:
+    """Projections of one tensor in one product."""
+    config = graph.config
     weights: list[str] = []
     biases: list[str] = []
     outs: list[str] = []
-    for name, heads in (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)):
+    for name, heads in widths:
         uneven = Uneven.REFUSE if name == "q" else Uneven.REPLICATE
         width = heads * config.head_dim
         weights.append(graph.weight(f"{name}.weight", (config.hidden, width), 1, heads, uneven))
         outs.append(graph.columns(name, width, heads, uneven))
         if config.attention_bias:
             biases += graph.bias(name, outs[-1], "n")
-    graph.product("qkv", x, tuple(weights), tuple(biases), tuple(outs), "n")
-    q, k, v = outs
-    return q, k, v
+    graph.product(product, x, tuple(weights), tuple(biases), tuple(outs), "n")
+    return outs
 
 
 def _head_norm(graph: Graph, x: str, heads: int) -> str:
@@ -73,7 +100,7 @@ def _context(graph: Graph) -> str:
     return graph.columns("context", config.heads * config.value_width, config.heads)
 
 
-def _flash(graph: Graph, q: str, k: str, v: str) -> str:
+def _flash(graph: Graph, q: str, k: str, v: str, positions: str) -> str:
     """Attention that keeps its scores on chip and masked tiles out (Dao, arXiv:2307.08691)."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
     fraction = attention_fraction(s, config.causal, config.window)
@@ -94,14 +121,14 @@ def _flash(graph: Graph, q: str, k: str, v: str) -> str:
     rows, columns = b * config.heads * s, max(1, round(fraction * s))
     # The cap's first scaling is the scores' own; scale and mask cost nothing in a product's end.
     functions = ["tanh", "mul"] if config.score_cap else []
-    functions += ["add"] if config.positions == "alibi" else []
+    functions += ["add"] if config.positions == "alibi" or positions else []
     functions += ["softmax"]
     functions += ["dropout"] if config.attention_dropout else []
     vectors = tuple(VectorWork(name, rows, columns, Region.TENSOR) for name in functions)
     graph.run(
         "attention",
         "attention",
-        (q, k, v),
+        (q, k, v, *filter(None, (positions,))),
         (out, statistics),
         matmuls=(scores, values_product(scores, config.value_width)),
         vectors=vectors,
@@ -110,7 +137,7 @@ def _flash(graph: Graph, q: str, k: str, v: str) -> str:
     return out
 
 
-def _unfused(graph: Graph, q: str, k: str, v: str) -> str:
+def _unfused(graph: Graph, q: str, k: str, v: str, positions: str) -> str:
     """Attention operator by operator, with its s x s tensors in memory."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
     product = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, 1.0)
@@ -132,8 +159,11 @@ def _unfused(graph: Graph, q: str, k: str, v: str) -> str:
         scores, functions = capped, functions[1:]
     if config.positions == "alibi":
         functions.insert(0, "add")
+    if config.positions == "relative":  # not scaled; positions and mask are one addend
+        functions.remove("mul")
     vectors = tuple(graph.vector(function, scores) for function in functions)
-    graph.run("softmax", "softmax", (scores,), (probabilities,), vectors=vectors)
+    reads = (scores, *filter(None, (positions,)))
+    graph.run("softmax", "softmax", reads, (probabilities,), vectors=vectors)
     if config.attention_dropout:
         kept, mask = square("probabilities.kept"), square("probabilities.mask", MASK)
         graph.run(

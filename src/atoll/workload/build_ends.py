@@ -30,9 +30,7 @@ def embedding(graph: Graph) -> tuple[str, str]:
         wide = graph.stream("project_in", config.hidden)
         x = graph.linear("project_in", x, wide, bias=False, split="m")
     if config.embedding_scale:
-        scaled = graph.like("scaled", x)
-        graph.run("scale", "scale", (x,), (scaled,), vectors=(graph.vector("mul", x),))
-        x = scaled
+        x = graph.scale("scale", x)
     x = add_positions(graph, x)
     if config.embedding_norm:
         x = graph.norm("embedding_norm", x)
@@ -74,6 +72,7 @@ def head(graph: Graph) -> tuple[str, str]:
     source = x = graph.stream("x", config.hidden)
     if config.final_norm:
         x = graph.norm("final_norm", x)
+    x = graph.dropout("final_dropout", x, config.inner_dropout)
     if config.mlm_head:
         x = graph.linear(
             "transform", x, graph.stream("transform", config.hidden), bias=True, split="m"
@@ -83,6 +82,8 @@ def head(graph: Graph) -> tuple[str, str]:
     if config.embedding_width:
         narrow = graph.stream("project_out", config.word_width)
         x = graph.linear("project_out", x, narrow, bias=False, split="m")
+    if config.head_scale:
+        x = graph.scale("head_scale", x)
     logits = graph.columns("logits", config.vocab, uneven=Uneven.PAD)
     # A weight of the same name in two layers is one weight: that is how tying is written.
     table = "word" if config.tied_embeddings else "decoder"

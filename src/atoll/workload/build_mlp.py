@@ -23,6 +23,7 @@ def _feed_forward(graph: Graph, x: str, name: str, width: int, open_end: bool) -
     opened = graph.columns(first, width * (2 if config.gated else 1), width)
     graph.linear(first, x, opened, bias=config.mlp_bias, split="n")
     acted = graph.activation(act, opened, graph.columns(act, width))
+    acted = graph.dropout(f"{act}_dropout", acted, config.inner_dropout)
     if open_end:
         out = graph.partial(second, config.hidden)
         return graph.linear(second, acted, out, bias=False, split="k", inside=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from atoll.workload import readers_encoder, readers_gpt, readers_llama, readers_moe
+from atoll.workload import readers_encoder, readers_gpt, readers_llama, readers_moe, readers_t5
 from atoll.workload.config_fields import Fields
 from atoll.workload.model_config import ModelConfig
 
@@ -23,6 +23,7 @@ READERS: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "megatron-bert": readers_encoder.bert,
     "mistral": readers_llama.mistral,
     "mixtral": readers_moe.mixtral,
+    "mt5": readers_t5.mt5,
     "opt": readers_gpt.opt,
     "phi": readers_gpt.phi,
     "phi3": readers_llama.phi3,
@@ -31,16 +32,16 @@ READERS: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "qwen3": readers_llama.qwen3,
     "qwen3_moe": readers_moe.qwen3_moe,
     "roberta": readers_encoder.roberta,
+    "t5": readers_t5.t5,
     "vit": readers_encoder.vit,
     "xlm-roberta": readers_encoder.roberta,
 }
 
-_NO_CHAIN = (
-    "an encoder-decoder model, but only chains of layers are known, and every decoder layer would "
-    "need the encoder's output as a second input; capture the module instead: atoll capture "
-    "config.json --out model.json"
+_NO_BUILDER = (
+    "an encoder-decoder model, but of these only t5 and mt5 have a builder; capture the module "
+    "instead: atoll capture config.json --out model.json"
 )
 # Known, and known not to fit.
 REFUSED: Mapping[str, str] = dict.fromkeys(
-    ("t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "pegasus", "whisper"), _NO_CHAIN
+    ("umt5", "longt5", "bart", "mbart", "marian", "pegasus", "whisper"), _NO_BUILDER
 )

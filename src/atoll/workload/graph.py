@@ -19,7 +19,8 @@ class Graph:
     """The forward graph of one layer while it is written.
 
     Activations of the residual stream are (batch, sequence, hidden) in the SEQUENCE region. All
-    names get the `prefix` of the block that is being written.
+    names get the `prefix` of the block that is being written, and weights that of their `owner` as
+    well: weights of one name in two layers are one weight.
     """
 
     def __init__(self, config: ModelConfig, microbatch: int, sequence: int) -> None:
@@ -27,6 +28,9 @@ class Graph:
         self.microbatch = microbatch
         self.sequence = sequence
         self.prefix = ""
+        self.owner = ""
+        self.more_inputs: tuple[str, ...] = ()
+        self.more_outputs: tuple[str, ...] = ()
         self.tensors: dict[str, Tensor] = {}
         self.operators: list[Operator] = []
 
@@ -90,9 +94,11 @@ class Graph:
     ) -> str:
         """A weight, divided by the tensor width along `split_dim`, or whole."""
         region = Region.WHOLE if split_dim is None else Region.TENSOR
-        return self.add(
-            Tensor(name, shape, HALF, Role.WEIGHT, region, split_dim or 0, units, uneven)
+        name = f"{self.owner}{self.own(name)}"
+        self.tensors[name] = Tensor(
+            name, shape, HALF, Role.WEIGHT, region, split_dim or 0, units, uneven
         )
+        return name
 
     def run(
         self,
@@ -195,6 +201,12 @@ class Graph:
             return x
         out, mask = self.like(name, x), self.like(f"{name}.mask", x, MASK)
         self.run(name, "dropout", (x,), (out, mask), vectors=(self.vector("dropout", x),))
+        return out
+
+    def scale(self, name: str, x: str) -> str:
+        """A product with a constant."""
+        out = self.like(f"{name}d", x)
+        self.run(name, "scale", (x,), (out,), vectors=(self.vector("mul", x),))
         return out
 
     def residual(self, name: str, branch: str, x: str, out: str) -> str:

@@ -41,11 +41,18 @@ class Layer:
         """Elements of all weights on this device."""
         return sum(t.elements for t in self.tensors.values() if t.role is Role.WEIGHT)
 
+    @property
+    def entering(self) -> tuple[str, ...]:
+        """The activations that enter and that this layer holds: one that passes through is held
+        where it was made and where it ends, and not once more in every layer between."""
+        ending = (name for name in self.more_inputs if name not in self.more_outputs)
+        return (self.input, *ending)
+
     @cached_property
     def saved(self) -> tuple[str, ...]:
-        """Forward tensors (the layer's input included) that the backward pass reads."""
+        """Forward tensors (what enters included) that the backward pass reads."""
         made = {name for op in self.forward for name in op.writes}
-        made |= {self.input, *self.more_inputs}
+        made |= set(self.entering)
         wanted = {name for op in self.backward for name in op.reads}
         return tuple(name for name in self.tensors if name in made and name in wanted)
 

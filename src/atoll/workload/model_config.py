@@ -13,6 +13,7 @@ class ModelConfig:
     family: str
     hidden: int
     layers: int
+    """Blocks, those of an encoder and its decoder together."""
     heads: int
     kv_heads: int
     head_dim: int
@@ -26,9 +27,14 @@ class ModelConfig:
     norm: str = "layernorm"
     """"layernorm" (scale and shift) or "rmsnorm" (scale)."""
     positions: str = "learned"
-    """"learned", "rotary", "alibi" or "none"."""
+    """"learned", "rotary", "alibi", "relative" (T5) or "none"."""
     rotary_dim: int = 0
     """Dimensions of a head that are rotated; 0 for all of them."""
+    position_buckets: int = 0
+    """Rows of the table of relative positions, which has a column for each head (T5)."""
+    encoder_layers: int = 0
+    """Of the blocks, those of an encoder whose output the others attend to; 0 for a model of one
+    stack."""
     position_rows: int = 0
     """Rows of the learned position table (OPT keeps two more than its longest sequence)."""
     tied_embeddings: bool = True
@@ -41,6 +47,8 @@ class ModelConfig:
     """Probability on the two residual branches; 0 leaves the operators out."""
     attention_dropout: float = 0.0
     embedding_dropout: float = 0.0
+    inner_dropout: float = 0.0
+    """Within the feed-forward layer and behind the last norm of a stack (T5)."""
     experts: int = 0
     experts_per_token: int = 0
     router: str = "softmax"
@@ -81,6 +89,8 @@ class ModelConfig:
     embedding_norm: bool = False
     embedding_scale: bool = False
     """Embeddings are multiplied by the root of their width (Gemma)."""
+    head_scale: bool = False
+    """The head's input is divided by the root of its width (T5 with tied embeddings)."""
     head_bias: bool = False
     """A bias on the logits (GPT-J, Phi)."""
     token_types: int = 0
