@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cost.gpu import attention_s, eager_s, gemm_s, optimizer_s, vector_s
+from atoll.cost.gpu import attention_s, gemm_s, optimizer_s, vector_s
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError
@@ -147,11 +147,6 @@ def test_fp8_products_are_faster_than_bf16_but_not_twice() -> None:
 def test_optimizer_time_is_proportional_to_the_bytes_of_its_state() -> None:
     assert optimizer_s(H200, 10**10, 14) == pytest.approx(optimizer_s(H200, 10**10) / 2, rel=1e-3)
     assert optimizer_s(H200, 10**9) >= 28e9 / H200.hbm_Bps
-
-
-def test_eager_kernels_wait_for_the_host_when_short() -> None:
-    assert eager_s(H200, [1e-6] * 100) == pytest.approx(100 * H200.launch_s)
-    assert eager_s(H200, [1e-3] * 100) == pytest.approx(0.1)
 
 
 def test_units_a_large_product_on_an_a100_takes_milliseconds() -> None:

@@ -1,12 +1,10 @@
 """Seconds of one operator on one GPU, alone: the calibrated analytic model's front.
 
-The times are those of kernels on the device (as replayed in a CUDA graph); `eager_s` adds the
-host that launches them one by one.
+The times are those of kernels on the device, as replayed in a CUDA graph; what the host that
+launches them adds to a whole step is the training room's business.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from atoll.cost.gpu_attention import attention_times_s
 from atoll.cost.gpu_gemm import gemm_times_s
@@ -79,11 +77,6 @@ def optimizer_s(
     _positive(parameters=parameters)
     excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / LEAST_BYTES["adamw_fp32_step"]
     return float(streaming_s(gpu, parameters * bytes_per_parameter * excess))
-
-
-def eager_s(gpu: Gpu, kernels_s: Sequence[float]) -> float:
-    """Kernels launched one by one: bound by the device or by the host, whichever is slower."""
-    return max(sum(kernels_s), len(kernels_s) * gpu.launch_s)
 
 
 def _positive(**sizes: int) -> None:
