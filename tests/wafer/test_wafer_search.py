@@ -30,7 +30,7 @@ from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options, snake
 from atoll.wafer.tiling import guillotine
 
-from .wafer_cases import small_model, small_wafer
+from .wafer_cases import small_file, small_model, small_wafer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -244,18 +244,6 @@ def test_the_front_of_wafers_is_what_solving_all_gives():
 # --- jobs and the command line --------------------------------------------------------------------
 
 
-def small_file(folder: Path) -> Path:
-    path = folder / "wafer.yaml"
-    path.write_text(
-        "name: little\nusable_area: 5000 mm2\ngrid: [2, 4]\n"
-        "die: {tensor_cores: 16, vector_cores: 16, width: 16, depth: 16, sram: 8 MiB,"
-        " clock: 1 GHz}\n"
-        "dram: {stacks: 1, capacity: 1 GiB, bandwidth: 200 GB/s}\n"
-        "link: {bandwidth: 100 GB/s, latency: 50 ns}\nio_bandwidth: 50 GB/s\n"
-    )
-    return path
-
-
 def test_search_on_the_command_line_has_the_keys_of_a_cluster_search(tmp_path):
     run = CliRunner().invoke(
         app,
@@ -276,7 +264,9 @@ def test_search_on_the_command_line_has_the_keys_of_a_cluster_search(tmp_path):
     )
     parts = best["placement"]["time_parts_s"]
     assert sum(parts.values()) == pytest.approx(best["placement"]["step_time_s"], rel=1e-6)
-    again = estimate_wafer(small_file(tmp_path), tmp_path / "run" / "mapping.json")
+    again = estimate_wafer(
+        wafer=small_file(tmp_path), mapping=tmp_path / "run" / "mapping.json"
+    ).to_dict()
     assert again["samples_per_s"] == pytest.approx(shown["throughput_samples_per_s"])
 
 

@@ -68,3 +68,16 @@ def sub_block(block: Block, chains: tuple[int, ...]) -> Block:
 
 def small_block(microbatch: int = 1, sequence: int = 24, **shape: int) -> Block:
     return make_block(small_model(**shape), microbatch, sequence)
+
+
+def small_file(folder: Path) -> Path:
+    """A wafer of 2 x 4 dies as a file."""
+    path = folder / "wafer.yaml"
+    path.write_text(
+        "name: little\nusable_area: 5000 mm2\ngrid: [2, 4]\n"
+        "die: {tensor_cores: 16, vector_cores: 16, width: 16, depth: 16, sram: 8 MiB,"
+        " clock: 1 GHz}\n"
+        "dram: {stacks: 1, capacity: 1 GiB, bandwidth: 200 GB/s}\n"
+        "link: {bandwidth: 100 GB/s, latency: 50 ns}\nio_bandwidth: 50 GB/s\n"
+    )
+    return path

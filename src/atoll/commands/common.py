@@ -15,3 +15,9 @@ def print_json(value: dict[str, Any]) -> None:
     """One JSON object on standard output."""
     json.dump(value, sys.stdout, indent=1, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def options_given(context: typer.Context) -> list[str]:
+    """Names of the options and arguments that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]

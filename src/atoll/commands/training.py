@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll import printing_training
-from atoll.commands.common import JsonFlag, print_json
+from atoll.commands.common import JsonFlag, options_given, print_json
+from atoll.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.training.estimate import Estimate
@@ -47,8 +48,22 @@ Trace = Annotated[
 
 
 def estimate(
-    model: Model,
-    device: Device,
+    context: typer.Context,
+    job: Annotated[
+        Path | None, typer.Argument(help="A wafer job file with a mapping or a layout (YAML).")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Zoo name, config.json, folder or cached model id.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device of the catalogue (h100, a100-80...) or a file.")
+    ] = None,
+    wafer: Annotated[
+        str | None, typer.Option(help="A wafer instead of devices: catalogue name or file (YAML).")
+    ] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="For a wafer: mapping.json of `atoll search --out`.")
+    ] = None,
     devices: Devices = 1,
     global_batch: Batch = 1,
     seq: Sequence = None,
@@ -85,9 +100,19 @@ def estimate(
 
     Example: atoll estimate --model llama3-70b --device h100 --devices 512 --tp 8 --pp 4
     --global-batch 1024 --seq 8192 --recompute selective
+
+    On a wafer: atoll estimate --wafer default --mapping runs/mine/mapping.json, or a job file.
     """
     from atoll.api import estimate as run
 
+    if job is not None or wafer is not None or mapping is not None:
+        from atoll.commands.wafer import estimate_wafer
+
+        estimate_wafer(job, wafer, mapping, as_json, given=options_given(context))
+        return
+    if model is None or device is None:
+        missing = "--model" if model is None else "--device"
+        raise AtollError(f"estimate: {missing} is missing; or give a wafer job file.")
     _check_files(out, trace)
     result = run(
         model,

@@ -1,8 +1,8 @@
-"""Wafer jobs of `atoll search`: options checked, the search run, its answer printed."""
+"""Wafer jobs of `atoll search` and `atoll estimate`: options checked, answers printed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +53,23 @@ def search_wafer(
         print_json(result.to_dict())
     else:
         print_wafer_result(result)
+
+
+def estimate_wafer(
+    job: Path | None, wafer: str | None, mapping: Path | None, as_json: bool, given: Sequence[str]
+) -> None:
+    """Price one mapping on a wafer; any other option that was given is refused by name."""
+    from atoll.wafer.api import estimate_wafer as run
+    from atoll.wafer.printing import print_wafer_estimate
+
+    for name in given:
+        if name not in ("job", "wafer", "mapping", "as_json"):
+            raise AtollError(
+                f"{name}: this option is for clusters; an estimate on a wafer takes a job file, "
+                "or --wafer with --mapping."
+            )
+    result = run(job, wafer=wafer, mapping=mapping)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_wafer_estimate(result)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from atoll.errors import AtollError
-from atoll.wafer.encoding import WaferMapping, from_json, validate
-from atoll.wafer.evaluate import evaluate
+from atoll.wafer.encoding import WaferMapping
+from atoll.wafer.estimate import WaferEstimate, estimate_job, estimate_mapping
 from atoll.wafer.files import load_wafer
 from atoll.wafer.job import WaferJob, load_wafer_job
-from atoll.wafer.result import WaferResult, placement_of
+from atoll.wafer.mapping_file import read_mapping
+from atoll.wafer.result import WaferResult
 from atoll.wafer.run import run_wafer_search, with_job
 from atoll.wafer.search import Progress
 
@@ -43,28 +43,25 @@ def search_wafer(
     return run_wafer_search(changed, progress)
 
 
-def estimate_wafer(wafer: str | Path, mapping: WaferMapping | str | Path) -> dict[str, Any]:
-    """Price one mapping (a `WaferMapping`, or a JSON file as `atoll search --out` writes it)."""
-    chosen = load_wafer(wafer)
-    if not isinstance(mapping, WaferMapping):
-        try:
-            text = Path(mapping).read_text(encoding="utf-8")
-        except OSError as error:
-            raise AtollError(f"{mapping}: cannot be read ({error.strerror}).") from None
-        try:
-            mapping = from_json(text)
-        except AtollError as error:
-            raise AtollError(f"{mapping}: {error}") from None
-    validate(mapping, chosen.rows, chosen.columns)
-    found = evaluate(chosen, mapping)
-    return {
-        "wafer": chosen.to_dict(),
-        "step_time_s": found.step_s,
-        "samples_per_s": found.samples_per_s,
-        "fits": found.fits,
-        "memory_bytes_per_die": found.memory_bytes,
-        "placement": placement_of(found).to_dict(),
-    }
+def estimate_wafer(
+    job: WaferJob | str | Path | None = None,
+    *,
+    wafer: str | Path | None = None,
+    mapping: WaferMapping | str | Path | None = None,
+) -> WaferEstimate:
+    """Price one mapping: that of a job, or a `WaferMapping` or mapping file on a wafer."""
+    if job is not None:
+        if mapping is not None:
+            raise AtollError("estimate: give a job or a mapping, not both.")
+        base = job if isinstance(job, WaferJob) else load_wafer_job(job)
+        return estimate_job(with_job(base, wafer=None if wafer is None else str(wafer)))
+    if mapping is None:
+        raise AtollError(
+            "estimate: give a wafer job file with a mapping or a layout, or --mapping with a file "
+            "as atoll search --out writes it."
+        )
+    read = mapping if isinstance(mapping, WaferMapping) else read_mapping(mapping)
+    return estimate_mapping(load_wafer(wafer or "default"), read)
 
 
 def write_wafer_result(result: WaferResult, folder: Path) -> None:

@@ -11,10 +11,22 @@ from pydantic import Field
 from atoll.errors import AtollError
 from atoll.wafer.block import make_block
 from atoll.wafer.encoding import Die
+from atoll.wafer.mapping_file import read_mapping
 from atoll.wafer.search import MICROBATCHES
 from atoll.wafer.stages import Options
 from atoll.workload import load_config
 from atoll.yamlfile import Count, FileModel, load_yaml
+
+Size = Annotated[int, Field(ge=1)]
+
+
+class Layout(FileModel):
+    """Equal stages in a snake over the wafer: columns and rows of each, how many, microbatch."""
+
+    rectangle: tuple[Size, Size]
+    stages: Count
+    microbatch: Count = 1
+
 
 ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming")
 
@@ -37,6 +49,10 @@ class WaferJob:
     pareto: bool = False
     baselines: bool = True
     seed: int = 0
+    mapping: str | None = None
+    """File of a mapping: what `atoll estimate` prices, and a start for `atoll search`."""
+    layout: Layout | None = None
+    """The same with only the stages given: the exact part fills in each stage's block."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "sequence"):
@@ -52,6 +68,8 @@ class WaferJob:
             raise AtollError(
                 f"job: dead_share: expected at least 0 and less than 1, got {self.dead_share}."
             )
+        if self.mapping is not None and self.layout is not None:
+            raise AtollError("job: mapping: give a mapping file or a layout, not both.")
         if not self.microbatches or min(self.microbatches) < 1:
             raise AtollError("job: microbatches: expected positive whole numbers.")
         load_config(self.model)
@@ -75,6 +93,8 @@ class WaferJob:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Layout):
+        return value.model_dump(mode="json")
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
@@ -98,6 +118,8 @@ class WaferJobFile(FileModel):
     pareto: bool | None = None
     baselines: bool | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
+    mapping: str | None = None
+    layout: Layout | None = None
 
 
 def is_wafer_job(path: str | Path) -> bool:
@@ -120,10 +142,15 @@ def load_wafer_job(path: str | Path) -> WaferJob:
     }
     if "global_batch" in given:
         given["batch"] = given.pop("global_batch")
-    for name in ("wafer", "model"):
+    for name in ("wafer", "model", "mapping"):
         if name in given:
             candidate = where.parent / given[name]
             given[name] = str(candidate) if candidate.exists() else given[name]
+    if "mapping" in given:
+        mapping = read_mapping(given["mapping"])
+        given = {
+            "model": mapping.model, "batch": mapping.batch, "sequence": mapping.sequence
+        } | given  # fmt: skip
     try:
         return WaferJob(**given)
     except AtollError as error:

@@ -1,20 +1,53 @@
-"""A wafer search's answer for a terminal."""
+"""A wafer search's or estimate's answer for a terminal."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
 
+from atoll.placement.plan import Placement
 from atoll.printing import console_for_output, print_bars
 from atoll.units import format_bytes, format_seconds
+from atoll.wafer.estimate import WaferEstimate
+from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.power import running_power_W
 from atoll.wafer.result import WaferResult, baseline_words
+from atoll.wafer.template import Wafer
 
 
 def print_wafer_result(result: WaferResult) -> None:
     console = console_for_output()
-    wafer, best = result.wafer, result.best
-    mapping, placement = best.mapping, result.placement
+    _print_mapping(console, result.wafer, result.best, result.placement, result.mfu)
+    print_bars(console, result.placement.time_parts_s, result.placement.step_time_s)
+    console.print(
+        f"Replayed     pipeline event by event: {result.replay_difference:+.2%}"
+        + (f"; links as queues: {result.detailed['difference']:+.2%}" if result.detailed else "")
+    )
+    _print_baselines(console, result)
+    _print_faults(console, result)
+    _print_designs(console, result)
+    console.print(f"Certificate  {result.certificate.sentence()}; {result.wall_time_s:.1f} s")
+    _print_map(console, result.text_map())
+
+
+def print_wafer_estimate(result: WaferEstimate) -> None:
+    console = console_for_output()
+    found = result.evaluation
+    _print_mapping(console, result.wafer, found, result.placement, result.mfu)
+    print_bars(console, result.placement.time_parts_s, found.step_s)
+    console.print(f"Replayed     links as queues: {result.detailed['difference']:+.2%}")
+    if not found.fits:
+        console.print(
+            f"Does not fit {format_bytes(found.memory_bytes)} a die are needed, "
+            f"{format_bytes(result.wafer.memory_bytes)} are there"
+        )
+    _print_map(console, result.text_map())
+
+
+def _print_mapping(
+    console: Console, wafer: Wafer, best: Evaluation, placement: Placement, mfu: float
+) -> None:
+    mapping = best.mapping
     console.print(
         f"Wafer        {wafer.name}: {wafer.rows} x {wafer.columns} dies of "
         f"{wafer.core.peak_flops / 1e12:.0f} TFLOP/s, "
@@ -28,8 +61,9 @@ def print_wafer_result(result: WaferResult) -> None:
     console.print(f"Model        {mapping.model}, batch {mapping.batch}, {mapping.sequence} tokens",
                   markup=False)  # fmt: skip
     console.print(
-        f"Throughput   {best.samples_per_s:,.2f} samples/s, {result.tokens_per_s:,.0f} tokens/s, "
-        f"MFU {result.mfu:.1%}, {running_power_W(wafer, best) / 1e3:.1f} kW"
+        f"Throughput   {best.samples_per_s:,.2f} samples/s, "
+        f"{best.samples_per_s * mapping.sequence:,.0f} tokens/s, "
+        f"MFU {mfu:.1%}, {running_power_W(wafer, best) / 1e3:.1f} kW"
     )
     stage = mapping.stages[0]
     console.print(
@@ -44,18 +78,12 @@ def print_wafer_result(result: WaferResult) -> None:
     worst = max(best.stages, key=lambda s: s.total_bytes)
     parts = ", ".join(f"{k} {format_bytes(v)}" for k, v in worst.memory_bytes.items() if v)
     console.print(f"Memory       {format_bytes(worst.total_bytes)} a die at most: {parts}")
-    console.print(
-        f"Step         {format_seconds(best.step_s)} (pipeline replayed event by event: "
-        f"{result.replay_difference:+.2%}"
-        + (f"; links as queues: {result.detailed['difference']:+.2%})" if result.detailed else ")")
-    )
-    print_bars(console, placement.time_parts_s, placement.step_time_s)
-    _print_baselines(console, result)
-    _print_faults(console, result)
-    _print_designs(console, result)
-    console.print(f"Certificate  {result.certificate.sentence()}; {result.wall_time_s:.1f} s")
+    console.print(f"Step         {format_seconds(best.step_s)}")
+
+
+def _print_map(console: Console, picture: str) -> None:
     console.print("Dies         stage and memory in use")
-    for line in result.text_map().splitlines():
+    for line in picture.splitlines():
         console.print(f"             {line}", markup=False)
 
 

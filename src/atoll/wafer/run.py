@@ -13,6 +13,7 @@ from atoll.wafer.anneal import anneal
 from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
 from atoll.wafer.baselines import Baseline, run_baselines
 from atoll.wafer.detailed import replay_mapping
+from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.faults import Faults, degraded, map_around, require
 from atoll.wafer.files import load_wafers
@@ -120,11 +121,13 @@ def _seeds(
     """
     if job.ablations:
         return ()
-    return [
+    known = [
         baseline.evaluation
         for name, baseline in baselines.items()
         if baseline is not None and (name != STREAMED or wafer.parameter_store)
     ]
+    start = given_mapping(job, wafer)
+    return known if start is None else [*known, estimate_mapping(wafer, start).evaluation]
 
 
 def _with_faults(

@@ -1,0 +1,112 @@
+"""`atoll estimate` on wafers: one mapping, given whole or by its stages."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from atoll.cli import app
+from atoll.errors import AtollError, InfeasibleError
+from atoll.wafer.api import estimate_wafer, search_wafer, write_wafer_result
+from atoll.wafer.encoding import problems
+
+from .wafer_cases import small_file, small_model
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Writes a job on the small wafer with more lines."""
+    small_file(tmp_path)
+
+    def write(*lines: str):
+        path = tmp_path / "job.yaml"
+        head = ["wafer: wafer.yaml", f"model: {small_model(heads=8)}", "batch: 8", "sequence: 64"]
+        path.write_text("\n".join([*head, *lines]) + "\n")
+        return path
+
+    return write
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, ["estimate", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_a_layout_is_priced_with_the_best_block_on_its_stages(job):
+    found = estimate_wafer(job("layout: { rectangle: [2, 2], stages: 2, microbatch: 2 }"))
+    mapping = found.evaluation.mapping
+    assert [s.rectangle.size for s in mapping.stages] == [4, 4]
+    assert mapping.microbatch == 2
+    assert problems(mapping, 2, 4) == []
+    assert found.evaluation.fits
+
+
+def test_no_layout_beats_the_search_and_the_search_starts_from_it(job):
+    layout = "layout: { rectangle: [1, 2], stages: 4 }"
+    given = estimate_wafer(job(layout)).evaluation.samples_per_s
+    best = search_wafer(job(layout, "baselines: false")).throughput_samples_per_s
+    assert best >= given
+
+
+def test_a_mapping_file_gives_the_figures_of_the_search_that_wrote_it(job, tmp_path):
+    result = search_wafer(job("baselines: false"))
+    write_wafer_result(result, tmp_path / "run")
+    again = run(job("mapping: run/mapping.json"), "--json")
+    assert again.exit_code == 0
+    shown = json.loads(again.stdout)
+    assert shown["samples_per_s"] == pytest.approx(result.throughput_samples_per_s)
+    assert shown["fits"]
+    text = run("--wafer", tmp_path / "wafer.yaml", "--mapping", tmp_path / "run" / "mapping.json")
+    assert "Throughput" in text.stdout
+
+
+def test_a_mapping_that_does_not_fit_is_priced_and_said_so(job, tmp_path):
+    write_wafer_result(search_wafer(job("baselines: false")), tmp_path / "run")
+    wafer = tmp_path / "wafer.yaml"
+    poor = tmp_path / "poor.yaml"
+    poor.write_text(wafer.read_text().replace("capacity: 1 GiB", "capacity: 1 MiB"))
+    assert poor.read_text() != wafer.read_text()
+    found = estimate_wafer(wafer=poor, mapping=tmp_path / "run" / "mapping.json")
+    assert not found.evaluation.fits
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("seed: 1", "prices one mapping"),
+        ("layout: { rectangle: [3, 2], stages: 2 }", "do not fit a wafer of 4 x 2"),
+        ("layout: { rectangle: [2, 2], stages: 2, microbatch: 9 }", "larger than the batch"),
+        ("layout: { rectangle: [0, 2], stages: 2 }", "layout.rectangle"),
+        ("mapping: nowhere.json", "cannot be read"),
+    ],
+)
+def test_a_job_that_cannot_be_priced_is_one_sentence(job, line, words):
+    with pytest.raises(AtollError, match=words):
+        estimate_wafer(job(line))
+
+
+def test_a_layout_without_room_says_the_way_out(job, tmp_path):
+    path = job("layout: { rectangle: [2, 2], stages: 1 }")
+    wafer = tmp_path / "wafer.yaml"
+    wafer.write_text(wafer.read_text().replace("capacity: 1 GiB", "capacity: 1 KiB"))
+    with pytest.raises(InfeasibleError, match="larger rectangles"):
+        estimate_wafer(path)
+
+
+def test_a_mapping_of_another_model_is_refused(job, tmp_path):
+    write_wafer_result(search_wafer(job("baselines: false")), tmp_path / "run")
+    path = job("mapping: run/mapping.json")
+    path.write_text(path.read_text().replace("batch: 8", "batch: 16"))
+    with pytest.raises(AtollError, match="its batch is 8, but the job's is 16"):
+        estimate_wafer(path)
+
+
+def test_options_of_clusters_are_refused_by_name(job):
+    with pytest.raises(AtollError, match="tp: this option is for clusters"):
+        run(job("layout: { rectangle: [2, 2], stages: 2 }"), "--tp", 2)
+
+
+def test_without_a_model_or_a_job_the_sentence_names_what_is_missing():
+    with pytest.raises(AtollError, match="--model is missing"):
+        run("--device", "h100")
