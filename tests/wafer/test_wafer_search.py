@@ -292,7 +292,8 @@ def test_job_files_and_faults(tmp_path):
         ("wafer: default\nablations: [everything]\n", "allowed are no-recompute"),
         ("wafer: default\nmodle: llama2-70b\n", "did you mean model"),
         ("wafer: nowhere\nmodel: llama2-70b\n", "not in the catalogue"),
-        ("wafer: default\nmodel: bert-large\n", "pre-norm"),
+        ("wafer: default\nmodel: vit-b16\n", "image patches"),
+        ("wafer: default\nmodel: deepseek-v3\n", "latent attention"),
         ("wafer: dojo-tile\nmodel: llama2-70b\nbaselines: false\n", "does not fit"),
     ],
 )

@@ -196,7 +196,19 @@ def _kept(block: Block, policy: str) -> tuple[bool, ...]:
     if policy == "full":
         return tuple(False for _ in names)
     # Selective recomputation runs the attention core again (its scores are never kept here).
-    return tuple(not (policy == "selective" and name == "context") for name in names)
+    return tuple(not (policy == "selective" and "context" in name) for name in names)
+
+
+def _columns(block: Block) -> Iterator[str]:
+    """Tensor parallelism: outputs of a branch's first product, then what follows, then inputs of
+    its last product.
+    """
+    for chain in block.chains:
+        for unit in chain.units:
+            if unit.kind == "linear":
+                yield "n" if unit is chain.units[0] else "k"
+            else:
+                yield "h" if unit.kind == "attention" else "c"
 
 
 def _megatron(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_Recipe]:
@@ -213,8 +225,7 @@ def _megatron(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_
                 if split is None:
                     continue
                 codes = tuple(
-                    "".join("b" if outer else tag for outer in split)
-                    for tag in ("n", "h", "k", "n", "c", "k")
+                    "".join("b" if outer else tag for outer in split) for tag in _columns(block)
                 )
                 rectangles = _row_major(wafer, width, height, most)
                 for sequence_parallel in (True, False):

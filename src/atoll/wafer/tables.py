@@ -188,7 +188,7 @@ class Tables:
         forward, data, weight, parameters = columns
         home_s, state = self._homes(unit, kind, codes, forward, data, weight, parameters)
         tensors = 2 if unit.kind == "attention" else 1
-        writes = 2 if unit.name == "qkv" else 1
+        writes = unit.outputs
         return Nodes(
             unit, codes, layouts(codes, kind.reads[:tensors]),
             layouts(codes, [kind.writes] * writes),
