@@ -23,10 +23,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-import atoll
-from atoll.explore.why import explain_result
-from atoll.printing import print_explanation
-
 
 class Recurrence(nn.Module):
     """h[t] = a[t] h[t-1] + (1 - a[t]) v[t] with gates a of the input alone, for all t at once.
@@ -106,6 +102,11 @@ def build() -> Hybrid:
 
 
 def main() -> None:
+    # Here, so that the model itself can be imported and trained without Atoll.
+    import atoll
+    from atoll.explore.why import explain_result
+    from atoll.printing import print_explanation
+
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--space", default=str(Path(__file__).parent / "spaces" / "tiny.yaml"))
     parser.add_argument("--devices", type=int, default=16)

@@ -10,6 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import atoll  # noqa: E402
+from atoll.hardware.gpu import load_gpu  # noqa: E402
+from atoll.training.layers import layer_costs  # noqa: E402
+from atoll.training.pricing import Pricer  # noqa: E402
+from atoll.training.stack import load_stack  # noqa: E402
 from atoll.workload import Layer, StoredModel, prepare, widths  # noqa: E402
 
 from . import modules as m  # noqa: E402
@@ -136,6 +140,24 @@ def test_experts_are_one_grouped_product_with_their_share_of_rows() -> None:
         (f"{m.TOKENS * 2 // 4}*microbatch", 2 * m.WIDTH, m.WIDTH),
         (f"{m.TOKENS * 2 // 4}*microbatch", m.WIDTH, 2 * m.WIDTH),
     ]
+
+
+def test_a_convolutions_kernel_is_no_row_of_experts() -> None:
+    class Mixer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv1d(64, 64, 4, groups=64, padding=3)
+            self.out = torch.nn.Linear(64, 64)
+
+        def forward(self, x: Any) -> Any:
+            mixed = self.conv(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+            return self.out(mixed).sum()
+
+    model = atoll.capture(Mixer, (torch.empty(2, 16, 64, device="meta"),))
+    pricer = Pricer(load_gpu("h200"), load_stack("eager"), stored=True)
+    for cost in layer_costs(prepare(model, 1), pricer):
+        assert cost.experts == 0
+        assert cost.expert_parameters == 0
 
 
 def test_dropout_keeps_its_mask_and_runs_no_second_draw() -> None:

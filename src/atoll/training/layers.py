@@ -159,11 +159,16 @@ def _spread(layer: Layer, op: Operator, ep: int) -> Operator:
 
 
 def _expert_weight(layer: Layer, op: Operator) -> int:
-    """Experts in the weight that an operator reads or whose gradient it writes; 0 for none."""
+    """Experts in the weight that an operator reads or whose gradient it writes; 0 for none.
+
+    Weights of experts lie side by side and are multiplied as a batch; a kernel of a convolution
+    has three dimensions too.
+    """
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    batches = {product.batch for product in op.matmuls}
     for name in (*op.reads, *op.writes):
         tensor = layer.tensors[name]
-        if tensor.role in roles and len(tensor.shape) == 3:
+        if tensor.role in roles and len(tensor.shape) == 3 and tensor.shape[0] in batches:
             return tensor.shape[0]
     return 0
 
@@ -178,9 +183,16 @@ def _experts(layer: Layer) -> int:
 
 def _parameters(layer: Layer) -> tuple[int, int]:
     """Expert parameters, and all others."""
-    weights = [t for t in layer.tensors.values() if t.role is Role.WEIGHT]
-    expert = sum(t.elements for t in weights if len(t.shape) == 3)
-    return expert, sum(t.elements for t in weights) - expert
+    weights = [name for name, t in layer.tensors.items() if t.role is Role.WEIGHT]
+    of_experts = {
+        name
+        for op in layer.forward
+        if _expert_weight(layer, op)
+        for name in op.reads
+        if len(layer.tensors[name].shape) == 3
+    }
+    expert = sum(layer.tensors[n].elements for n in weights if n in of_experts)
+    return expert, sum(layer.tensors[n].elements for n in weights) - expert
 
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
