@@ -16,7 +16,7 @@ from atoll.wafer.stages import Options
 from atoll.workload import load_config
 from atoll.yamlfile import Count, FileModel, load_yaml
 
-ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming")
+ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class WaferJob:
             recompute="no-recompute" not in self.ablations,
             one_axis="one-axis" in self.ablations,
             volume_only="volume-only" in self.ablations,
+            zero_bubble="no-zero-bubble" not in self.ablations,
         )
 
     @property

@@ -35,7 +35,7 @@ def print_wafer_result(result: WaferResult) -> None:
     console.print(
         f"Mapping      {placement.pipeline} stages, the first of {stage.rectangle.width} x "
         f"{stage.rectangle.height} dies ({stage.digits.describe()}), microbatch "
-        f"{mapping.microbatch}, {mapping.microbatches} rounds"
+        f"{mapping.microbatch}, {mapping.microbatches} rounds, schedule {mapping.schedule}"
     )
     names = [unit.name for unit in mapping.blocks().units]
     codes = ", ".join(f"{n} {c}" for n, c in zip(names, stage.block.codes, strict=True))

@@ -46,6 +46,7 @@ def placement_of(found: Evaluation) -> Placement:
                 recompute=", ".join(dropped) if dropped else "none",
                 memory_bytes=dict(cost.memory_bytes),
                 forward_s=cost.forward_s,
+                weight_s=cost.weight_s,
             )
         )
         first += stage.layers
@@ -59,6 +60,7 @@ def placement_of(found: Evaluation) -> Placement:
         step_time_s=found.step_s,
         stages=tuple(stages),
         time_parts_s=time_parts_s(found),
+        schedule=mapping.schedule,
     )
 
 

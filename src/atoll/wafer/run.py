@@ -19,7 +19,8 @@ from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
 from atoll.wafer.power import running_power_W
 from atoll.wafer.result import WaferResult
-from atoll.wafer.search import MANY_CODES, QUICK_CODES, Progress, WaferSearch
+from atoll.wafer.search import QUICK_CODES, Progress, WaferSearch
+from atoll.wafer.stages import MANY_CODES
 from atoll.wafer.template import Wafer
 
 TOLERANCE = 0.01
