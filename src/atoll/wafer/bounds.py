@@ -162,33 +162,34 @@ class StepBound:
 
         `solve`: sizes that it hangs on may be solved by the exact part.
         """
-        heap: list[tuple[float, int, float, float, float, Stages]] = []
+        heap: list[tuple[float, int, float, float, float, int, Stages]] = []
         for b in self.microbatches:
             rounds = self.planners[0].rounds(b)
             low, high = self.work_s(b), best_s / rounds
             if low < high:
                 # Fill is not worked out before the interval is the lowest.
-                heapq.heappush(heap, (rounds * low, b, low, high, UNKNOWN, ()))
+                heapq.heappush(heap, (rounds * low, b, low, high, UNKNOWN, 0, ()))
         while heap:
-            bound, b, low, high, fill, stages = heapq.heappop(heap)
+            bound, b, low, high, fill, known, stages = heapq.heappop(heap)
             rounds = self.planners[0].rounds(b)
-            if fill == UNKNOWN:
-                low = max(low, self.work_s(b))
+            narrow = rounds * (high - low) <= NARROW * best_s
+            if fill == UNKNOWN or (narrow and known < self.layers.known):
+                low, known = max(low, self.work_s(b)), self.layers.known
                 fill, stages = self.fill(b, high, best_s - rounds * low)
                 if low < high and fill < INFINITY:
                     lowest = max(bound, rounds * low + fill)
-                    heapq.heappush(heap, (lowest, b, low, high, fill, stages))
+                    heapq.heappush(heap, (lowest, b, low, high, fill, known, stages))
                 continue
-            narrow = rounds * (high - low) <= NARROW * best_s
             if self._sharpen(b, stages, solve=solve and narrow):
-                heapq.heappush(heap, (bound, b, low, high, UNKNOWN, ()))
+                heapq.heappush(heap, (bound, b, low, high, UNKNOWN, 0, ()))
             elif narrow:
                 return Lowest(bound, b, stages)
             else:
                 middle = 0.5 * (low + high)
-                if rounds * middle + fill < best_s:
-                    heapq.heappush(heap, (rounds * middle + fill, b, middle, high, fill, stages))
-                heapq.heappush(heap, (bound, b, low, middle, UNKNOWN, ()))
+                upper = rounds * middle + fill
+                if upper < best_s:
+                    heapq.heappush(heap, (upper, b, middle, high, fill, known, stages))
+                heapq.heappush(heap, (bound, b, low, middle, UNKNOWN, 0, ()))
         return Lowest(best_s, 0, ())
 
     def _sharpen(self, microbatch: int, stages: Stages, *, solve: bool) -> bool:

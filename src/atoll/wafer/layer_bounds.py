@@ -104,6 +104,8 @@ class LayerBounds:
             int(CHUNKS) if planner.options.streaming else 1 for planner in planners
         )
         self._known: dict[tuple[int, int], SizeBound] = {}
+        self.known = 0
+        """How often a size was made sharper: fills worked out before are out of date."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -142,6 +144,7 @@ class LayerBounds:
         known = self.at(*key)
         if known.level == PEAK:
             self._known[key] = self._by_operators(*key)
+            self.known += 1
             return True
         if not solve or known.level == EXACT or self.options.volume_only:
             return False
@@ -149,6 +152,7 @@ class LayerBounds:
         if not self.planners[0].complete(width, height, microbatch):
             return False
         self._known[key] = self._by_shapes(*key, known)
+        self.known += 1
         return True
 
     def _by_shapes(self, microbatch: int, dies: int, plain: SizeBound) -> SizeBound:
