@@ -283,8 +283,10 @@ def _repair_code(code: str, sizes: dict[str, int], digits: Digits) -> str:
     return max(allowed, key=lambda c: (sum(a == b for a, b in zip(c, padded, strict=True)), c))
 
 
-def mutate(mapping: WaferMapping, random: np.random.Generator) -> WaferMapping:
-    """One random legal change of one gene."""
+def mutate(
+    mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str] = SEARCHED_HOMES
+) -> WaferMapping:
+    """One random legal change of one gene; `homes` are those that a weight may move to."""
     block = mapping.blocks()
     index = int(random.integers(len(mapping.stages)))
     stage = mapping.stages[index]
@@ -294,7 +296,7 @@ def mutate(mapping: WaferMapping, random: np.random.Generator) -> WaferMapping:
         return _shift_layer(mapping, index, random)
     if move == 1:
         return replace(mapping, streaming=not mapping.streaming)
-    if move == 7:
+    if move == 7 and len(mapping.stages) > 1:
         others = [name for name in SCHEDULES if name != mapping.schedule]
         return replace(mapping, schedule=others[int(random.integers(len(others)))])
     if move == 2:
@@ -303,7 +305,7 @@ def mutate(mapping: WaferMapping, random: np.random.Generator) -> WaferMapping:
         genes = replace(genes, keep=keep)
     elif move == 3:
         i = int(random.integers(len(genes.homes)))
-        home = SEARCHED_HOMES[int(random.integers(len(SEARCHED_HOMES)))]
+        home = homes[int(random.integers(len(homes)))]
         genes = replace(genes, homes=(*genes.homes[:i], home, *genes.homes[i + 1 :]))
     elif move == 4:
         choices = legal_codes(block.stream_sizes, stage.digits)

@@ -64,7 +64,8 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
     annealed = None
     if not job.ablations:
         broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
-        annealed = anneal(wafer, best, job.seed, dead_links=broken)
+        homes = search.planner.options.homes
+        annealed = anneal(wafer, best, job.seed, dead_links=broken, homes=homes)
         best = annealed.best
         timed("annealing")
     detailed = replay_mapping(wafer, best)
