@@ -37,6 +37,12 @@ class WaferJob:
     pareto: bool = False
     baselines: bool = True
     seed: int = 0
+    stage_shapes: tuple[tuple[int, int], ...] = ()
+    """Columns and rows of a stage's rectangle: only these are tried (none: all)."""
+    stage_counts: tuple[int, ...] = ()
+    """Numbers of pipeline stages: only these are tried (none: all)."""
+    explain: bool = False
+    """Say what a little more of each resource would be worth."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "sequence"):
@@ -54,6 +60,10 @@ class WaferJob:
             )
         if not self.microbatches or min(self.microbatches) < 1:
             raise AtollError("job: microbatches: expected positive whole numbers.")
+        if any(min(shape) < 1 for shape in self.stage_shapes):
+            raise AtollError("job: stage_shapes: expected positive columns and rows.")
+        if any(count < 1 for count in self.stage_counts):
+            raise AtollError("job: stage_counts: expected positive whole numbers.")
         load_config(self.model)
         make_block(self.model, 1, self.sequence)
 
@@ -68,6 +78,11 @@ class WaferJob:
         )
 
     @property
+    def restricted(self) -> bool:
+        """Whether only some stages may be tried."""
+        return bool(self.stage_shapes or self.stage_counts)
+
+    @property
     def tokens(self) -> int:
         return make_block(self.model, 1, self.sequence).sequence
 
@@ -79,6 +94,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
+Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Position = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 
 
@@ -99,6 +115,9 @@ class WaferJobFile(FileModel):
     pareto: bool | None = None
     baselines: bool | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
+    stage_shapes: tuple[Shape, ...] | None = None
+    stage_counts: tuple[Count, ...] | None = None
+    explain: bool | None = None
 
 
 def is_wafer_job(path: str | Path) -> bool:

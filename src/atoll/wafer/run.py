@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,13 @@ from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
 from atoll.wafer.baselines import Baseline, run_baselines
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.explain import Worth, explain
 from atoll.wafer.faults import Faults, degraded, map_around, require
 from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
 from atoll.wafer.power import running_power_W
 from atoll.wafer.result import WaferResult
-from atoll.wafer.search import QUICK_CODES, Progress, WaferSearch
+from atoll.wafer.search import QUICK_CODES, Candidate, Progress, WaferSearch
 from atoll.wafer.stages import MANY_CODES
 from atoll.wafer.template import Wafer
 
@@ -39,7 +40,7 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
 
     wafers = load_wafers(job.wafer)
     for wafer in wafers:
-        _check_faults(job, wafer)
+        _check_places(job, wafer)
     baselines: dict[str, Baseline | None] = {}
     if len(wafers) == 1:
         if job.baselines:
@@ -70,6 +71,11 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         timed("annealing")
     detailed = replay_mapping(wafer, best)
     timed("replay")
+    worth: tuple[Worth, ...] = ()
+    if job.explain:
+        broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
+        worth = explain(wafer, best, search.planner.options, tuple(broken))
+        timed("explanation")
     rows = [design_row(w, f.best) for w, f in explored.solved]
     return WaferResult(
         job=job,
@@ -89,6 +95,7 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         pareto=_front(explored) if job.pareto else {},
         runners_up=found.runners_up,
         faults=faults,
+        explanation=worth,
         phases_s=phases,
         wall_time_s=time.monotonic() - began,
     )
@@ -110,8 +117,19 @@ def make_search(
     elif wafer.parameter_store:
         options = replace(options, homes=(*options.homes, "external"))
     return WaferSearch(
-        wafer, job.model, job.batch, job.tokens, options, job.microbatches, progress, most_codes
-    )
+        wafer, job.model, job.batch, job.tokens, options, job.microbatches, progress, most_codes,
+        _accept(job) if job.restricted else None,
+    )  # fmt: skip
+
+
+def _accept(job: WaferJob) -> Callable[[Candidate], bool]:
+    def accept(candidate: Candidate) -> bool:
+        shape = candidate.width, candidate.height
+        return (not job.stage_shapes or shape in job.stage_shapes) and (
+            not job.stage_counts or candidate.stages in job.stage_counts
+        )
+
+    return accept
 
 
 def _seeds(
@@ -120,7 +138,7 @@ def _seeds(
     """Baselines are points of the same space. Ablations ask what a part of it is worth: then
     nothing from outside may help.
     """
-    if job.ablations:
+    if job.ablations or job.restricted:
         return ()
     return [
         baseline.evaluation
@@ -164,12 +182,18 @@ def _front(explored: Explored) -> dict[str, Any]:
     return {"throughput_power_cost": {"proven_within": None, "designs": rows}}
 
 
-def _check_faults(job: WaferJob, wafer: Wafer) -> None:
+def _check_places(job: WaferJob, wafer: Wafer) -> None:
     for x, y in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
         if x >= wafer.columns or y >= wafer.rows:
             raise AtollError(
                 f"job: dead_dies: ({x}, {y}) is not on the wafer of {wafer.columns} columns and "
                 f"{wafer.rows} rows."
+            )
+    for width, height in job.stage_shapes:
+        if width > wafer.columns or height > wafer.rows:
+            raise AtollError(
+                f"job: stage_shapes: {width} x {height} dies do not fit the wafer of "
+                f"{wafer.columns} columns and {wafer.rows} rows."
             )
     for (a, b), (c, d) in job.dead_links:
         if abs(a - c) + abs(b - d) != 1:
