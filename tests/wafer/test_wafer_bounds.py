@@ -261,6 +261,7 @@ def test_ports_bound_a_wafer_that_streams_its_weights():
     assert found.gap < 0.05
 
 
+@settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 12), min_size=1, max_size=6))
 def test_packed_rectangles_are_disjoint_and_in_order(sizes):
     found = pack(4, 6, sizes)

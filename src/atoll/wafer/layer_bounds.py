@@ -35,7 +35,7 @@ PEAK, OPERATORS, EXACT = range(3)
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Microbatches in flight for which curves are computed; others take the next smaller."""
-PRICES = 2.0 ** np.arange(-9.0, 4.0)  # of a die's bytes, in seconds of a layer
+PRICES = 2.0 ** np.arange(-7.0, 3.0)  # of a die's bytes, in seconds of a layer
 
 
 @dataclass(frozen=True)

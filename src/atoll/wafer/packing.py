@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from atoll.wafer.encoding import Rectangle
 
-MOST_TRIES = 20_000
+MOST_TRIES = 4_000
 
 
 def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...] | None:

@@ -17,9 +17,11 @@ from atoll.errors import InfeasibleError
 from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
 from atoll.units import format_bytes
 from atoll.wafer.block import make_block
-from atoll.wafer.bounds import StepBound
+from atoll.wafer.bounds import Lowest, StepBound
+from atoll.wafer.encoding import Rectangle
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.faults import Faults, map_around
+from atoll.wafer.packing import pack
 from atoll.wafer.stages import INFINITY, MANY_CODES, Options, Planner, snake
 from atoll.wafer.tables import STATE_BYTES
 from atoll.wafer.template import Wafer
@@ -28,6 +30,8 @@ MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 16  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
+QUICK_TRIED = 10  # the same, of all
+MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
 
 Progress = Callable[[str, int, int, float, float], None]
 
@@ -125,7 +129,7 @@ class WaferSearch:
                 continue
             # Bytes moved bound no time: mappings chosen by them alone are not pruned by bounds.
             loose = self.most_codes <= QUICK_CODES or self.planner.options.volume_only
-            quick = loose and len(kept) > QUICK_SOLVED
+            quick = loose and (len(kept) > QUICK_SOLVED or solved >= QUICK_TRIED)
             if solved >= MOST_SOLVED or quick:
                 break
             for planner in sorted(self.planners, key=lambda p: self._fastest_s(p, candidate)):
@@ -151,12 +155,34 @@ class WaferSearch:
                 f"{self.batch} and sequence {self.sequence}, even with everything recomputed; use "
                 "more memory a die, a shorter sequence or a smaller model."
             )
+        best, lowest = self._suggested(best, kept)
         kept.sort(key=lambda e: e.step_s)
-        lowest = self.bounds.lowest(best.step_s)
         return Found(
             best, lowest.bound_s, total, solved, total - solved,
             tuple(e for e in kept if e is not best)[:3],
         )  # fmt: skip
+
+    def _suggested(
+        self, best: Evaluation, kept: list[Evaluation]
+    ) -> tuple[Evaluation, Lowest]:
+        """The bound; the pipeline that attains it is tried if its sizes can be laid on the grid."""
+        for _ in range(MOST_SUGGESTED):
+            lowest = self.bounds.lowest(best.step_s)
+            sizes = [dies for dies, _ in reversed(lowest.stages)]
+            if self.accept is not None or len(set(sizes)) < 2:
+                break
+            rectangles = pack(self.wafer.rows, self.wafer.columns, sizes)
+            found = [
+                self._plan(rectangles, lowest.microbatch, best.step_s, planner)
+                for planner in self.planners
+                if rectangles is not None
+            ]
+            better = [e for e in found if e is not None and e.step_s < best.step_s]
+            if not better:
+                break
+            kept += better
+            best = min(better, key=lambda e: e.step_s)
+        return best, self.bounds.lowest(best.step_s)
 
     def _sharper(self, candidate: Candidate, limit: float) -> Candidate:
         """The candidate under what its operators take; itself if that is known already."""
@@ -218,18 +244,21 @@ class WaferSearch:
         )  # fmt: skip
         if rectangles is None:
             return None
-        chosen = planner or self.planner
-        schedules = SCHEDULES if chosen.options.zero_bubble and candidate.stages > 1 else (
-            ONE_F_ONE_B,
-        )  # fmt: skip
+        return self._plan(rectangles, candidate.microbatch, limit, planner or self.planner)
+
+    def _plan(
+        self, rectangles: Sequence[Rectangle], microbatch: int, limit: float, planner: Planner
+    ) -> Evaluation | None:
+        """The best that fits, solved for the memory of either schedule and run under both."""
+        several = len(rectangles) > 1 and planner.options.zero_bubble
+        schedules = SCHEDULES if several else (ONE_F_ONE_B,)
         best: Evaluation | None = None
-        for schedule in reversed(schedules):
-            mapping = chosen.plan(
-                rectangles, candidate.microbatch, stop_s=limit, schedule=schedule
-            )
+        for solved_for in schedules:
+            mapping = planner.plan(rectangles, microbatch, stop_s=limit, schedule=solved_for)
             if mapping is None:
                 continue
-            found = evaluate(self.wafer, mapping)
-            if found.fits and (best is None or found.step_s < best.step_s):
-                best = found
+            for schedule in schedules:
+                found = evaluate(self.wafer, replace(mapping, schedule=schedule))
+                if found.fits and (best is None or found.step_s < best.step_s):
+                    best = found
         return best
