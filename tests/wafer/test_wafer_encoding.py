@@ -82,12 +82,13 @@ def test_mutations_reach_every_kind_of_gene():
     for _ in range(300):
         other = mutate(start, random)
         changed |= {"streaming"} if other.streaming != start.streaming else set()
+        changed |= {"schedule"} if other.schedule != start.schedule else set()
         for a, b in zip(start.stages, other.stages, strict=True):
             changed |= {"layers"} if a.layers != b.layers else set()
             for gene in ("stream", "codes", "homes", "keep"):
                 if getattr(a.block, gene) != getattr(b.block, gene):
                     changed.add(gene)
-    assert changed == {"streaming", "layers", "stream", "codes", "homes", "keep"}
+    assert changed == {"streaming", "schedule", "layers", "stream", "codes", "homes", "keep"}
 
 
 @given(left=st.integers(0, 1000), right=st.integers(0, 1000), seed=st.integers(0, 1000))
@@ -119,9 +120,9 @@ def test_count_is_what_listing_gives():
     expected = len(legal_codes(block.stream_sizes, digits)) * 2**7
     for unit in block.units:
         expected *= len(legal_codes(unit.sizes, digits)) * (3 if unit.parameters else 1)
-    assert count(block, 2, 1, 1) == 2 * expected
+    assert count(block, 2, 1, 1) == 4 * expected  # streaming or not, two schedules
     # Two stages divide four layers in three ways.
-    assert count(block, 2, 1, 2) == 2 * expected**2 * 3
+    assert count(block, 2, 1, 2) == 4 * expected**2 * 3
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ class Stage:
     """By part: states, activations, rebuilt, buffers."""
     forward_s: float | None = None
     """The forward part of `compute_s`, where it is known."""
+    weight_s: float | None = None
+    """The weight gradients in `compute_s`, where a schedule runs them for themselves."""
 
     @property
     def load_s(self) -> float:
@@ -55,6 +57,7 @@ class Placement:
     stages: tuple[Stage, ...]
     time_parts_s: Mapping[str, float] = field(default_factory=dict)
     """The step's time by cause; the parts add up to `step_time_s`."""
+    schedule: str = "1f1b"
 
     @property
     def devices(self) -> int:
@@ -77,6 +80,7 @@ class Placement:
             "step_time_s": self.step_time_s,
             "time_parts_s": dict(self.time_parts_s),
             "recompute": self.recompute,
+            "schedule": self.schedule,
             "stages": [
                 {
                     "layers": list(stage.layers),
@@ -86,6 +90,7 @@ class Placement:
                     "recompute_s": stage.recompute_s,
                     "transfer_s": stage.transfer_s,
                     "forward_s": stage.forward_s,
+                    "weight_s": stage.weight_s,
                     "receive_s": stage.receive_s,
                     "recompute": stage.recompute,
                     "memory_bytes": dict(stage.memory_bytes) | {"total": stage.total_memory_bytes},

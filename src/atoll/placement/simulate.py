@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from atoll.errors import AtollError
 from atoll.placement.plan import Placement
+from atoll.placement.zero_bubble import ZB_H1, simulate_zero_bubble
 
 FloatArray = NDArray[np.float64]
 Direction = Literal["forward", "backward"]
@@ -166,6 +167,8 @@ class Replay:
 
 def replay(placement: Placement) -> Replay:
     """Simulate a placement. Recomputation runs at the start of a backward pass."""
+    if placement.schedule == ZB_H1:
+        return _replay_zero_bubble(placement)
     forward_s, backward_s = [], []
     for stage in placement.stages:
         if stage.forward_s is None:
@@ -183,4 +186,33 @@ def replay(placement: Placement) -> Replay:
     )
     parts_s = placement.time_parts_s
     tail_s = parts_s.get("gradient reduction", 0.0) + parts_s.get("optimizer", 0.0)
+    return Replay(timeline, tail_s, placement.step_time_s)
+
+
+def _replay_zero_bubble(placement: Placement) -> Replay:
+    """Data gradients, and with them recomputation, are what a backward pass is here."""
+    forward_s, data_s, weight_s = [], [], []
+    for stage in placement.stages:
+        if stage.forward_s is None or stage.weight_s is None:
+            raise AtollError(
+                "A zero-bubble placement is replayed from forward and weight times; describe it "
+                "with those of its stages."
+            )
+        forward_s.append(stage.forward_s)
+        weight_s.append(stage.weight_s)
+        data_s.append(stage.compute_s + stage.recompute_s - stage.forward_s - stage.weight_s)
+    events = simulate_zero_bubble(
+        forward_s, data_s, weight_s, [stage.receive_s for stage in placement.stages[1:]],
+        placement.microbatches,
+    )  # fmt: skip
+    shape = len(forward_s), placement.microbatches, 2
+    start_s, end_s = np.zeros(shape), np.zeros(shape)
+    for event in events:
+        if event.kind != "W":
+            way = int(event.kind == "B")
+            start_s[event.stage, event.microbatch, way] = event.start_s
+            end_s[event.stage, event.microbatch, way] = event.end_s
+    timeline = Timeline(start_s, end_s)
+    # Weight passes that run after the last data gradient.
+    tail_s = max(event.end_s for event in events) - timeline.makespan_s
     return Replay(timeline, tail_s, placement.step_time_s)

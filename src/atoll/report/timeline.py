@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.placement.simulate import simulate_pipeline
+from atoll.placement.zero_bubble import ZB_H1, simulate_zero_bubble
 from atoll.training.pipeline import StagePass, replay
 
 FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
@@ -65,6 +66,8 @@ def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
     if any(stage.get("forward_s") is None for stage in stages):
         return None
     forward = [stage["forward_s"] for stage in stages]
+    if placement.get("schedule") == ZB_H1:
+        return _zero_bubble_timeline(placement)
     backward = [s["compute_s"] - s["forward_s"] + s["recompute_s"] for s in stages]
     transfers = [stage["receive_s"] for stage in stages[1:]]
     count = placement["microbatches"]
@@ -76,6 +79,23 @@ def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
     after = [(name, parts.get(name, 0.0)) for name in ("gradient reduction", "optimizer")]
     return _whole(
         slices, len(stages), found.makespan_s, after, placement["step_time_s"],
+        max(transfers, default=0.0), count, count,
+    )  # fmt: skip
+
+
+def _zero_bubble_timeline(placement: Mapping[str, Any]) -> Timeline:
+    stages = placement["stages"]
+    forward = [s["forward_s"] for s in stages]
+    weight = [s["weight_s"] for s in stages]
+    data = [s["compute_s"] + s["recompute_s"] - s["forward_s"] - s["weight_s"] for s in stages]
+    transfers = [s["receive_s"] for s in stages[1:]]
+    count = placement["microbatches"]
+    events = simulate_zero_bubble(forward, data, weight, transfers, count)
+    slices = [
+        Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch) for e in events
+    ]
+    return _whole(
+        slices, len(stages), max(e.end_s for e in events), [], placement["step_time_s"],
         max(transfers, default=0.0), count, count,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.wafer.encoding import Die, WaferMapping, mutate
 from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.tables import SEARCHED_HOMES
 from atoll.wafer.template import Wafer
 
 MOVES = 150
@@ -33,14 +34,14 @@ class Annealed:
 
 def anneal(
     wafer: Wafer, start: Evaluation, seed: int, moves: int = MOVES,
-    dead_links: Sequence[tuple[Die, Die]] = (),
+    dead_links: Sequence[tuple[Die, Die]] = (), homes: Sequence[str] = SEARCHED_HOMES,
 ) -> Annealed:  # fmt: skip
     random = np.random.default_rng(seed)
     here = best = start
     taken = 0
     for step in range(moves):
         heat = HOT * (COLD / HOT) ** (step / max(1, moves - 1))
-        candidate = _neighbour(here.mapping, random)
+        candidate = _neighbour(here.mapping, random, homes)
         if candidate == here.mapping:
             continue
         found = evaluate(wafer, candidate, dead_links)
@@ -55,13 +56,15 @@ def anneal(
     return Annealed(best, moves, taken, start.step_s / best.step_s - 1.0)
 
 
-def _neighbour(mapping: WaferMapping, random: np.random.Generator) -> WaferMapping:
+def _neighbour(
+    mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str]
+) -> WaferMapping:
     if len(mapping.stages) > 1 and random.random() < 0.5:
         a, b = (int(i) for i in random.choice(len(mapping.stages), 2, replace=False))
         swapped = swap_stages(mapping, a, b)
         if swapped is not None:
             return swapped
-    return mutate(mapping, random)
+    return mutate(mapping, random, homes)
 
 
 def swap_stages(mapping: WaferMapping, a: int, b: int) -> WaferMapping | None:

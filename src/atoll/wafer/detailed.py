@@ -3,7 +3,8 @@
 1. Every transition of a block is run as messages of all its groups at once, on the stage's dies.
 2. Streamed collectives run in pieces beside their operator: gathers, compute and scatters of the
    pieces compete for the links and the cores, event by event.
-3. The pipeline is replayed microbatch by microbatch (`placement.simulate`).
+3. The pipeline is replayed microbatch by microbatch (`placement.simulate`), in the order of its
+   schedule.
 The difference from the fast model is what the fast model leaves out.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from atoll.placement.simulate import replay
+from atoll.placement.zero_bubble import step_s
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.digits import Digits
 from atoll.wafer.encoding import StageMapping
@@ -231,11 +233,12 @@ def replay_mapping(wafer: Wafer, found: Evaluation) -> dict[str, Any]:
                 plan,
                 compute_s=plan.compute_s + change,
                 forward_s=None if plan.forward_s is None else plan.forward_s * scale,
+                weight_s=None if plan.weight_s is None else plan.weight_s * scale,
             )
         )
     loads = [stage.load_s for stage in stages]
-    rounds = placement.microbatches
-    step = (rounds - 1) * max(loads) + sum(loads)
+    weights = [stage.weight_s or 0.0 for stage in stages]
+    step = step_s(placement.schedule, loads, weights, placement.microbatches)
     replayed = replay(replace(placement, stages=tuple(stages), step_time_s=step))
     return {
         "step_time_s": replayed.step_time_s,

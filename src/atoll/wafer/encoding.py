@@ -1,11 +1,11 @@
 """The operator-centric encoding: a whole mapping of a training step on a wafer, as genes.
 
 Global genes: microbatch, streaming (whether collectives run beside their operators), collective
-algorithm. Per pipeline stage: the rectangle of dies, the digit system on it, the number of layers,
-and the block's genes: the stream's layout, a code for every operator (split of every loop
-dimension, order on the mesh axes; forward, data gradient and weight gradient share it, because a
-weight has one place), a home for every weight, keep or run again for every saved tensor, and a code
-for the head.
+algorithm, pipeline schedule. Per pipeline stage: the rectangle of dies, the digit system on it, the
+number of layers, and the block's genes: the stream's layout, a code for every operator (split of
+every loop dimension, order on the mesh axes; forward, data gradient and weight gradient share it,
+because a weight has one place), a home for every weight, keep or run again for every saved tensor,
+and a code for the head.
 
 `validate` names what is wrong, `repair` makes a neighbouring legal mapping, `mutate` and
 `crossover` stay inside the space, `count` says how large it is. Mappings are saved as JSON.
@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import AtollError
+from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.genes import BlockMapping
@@ -74,6 +75,8 @@ class WaferMapping:
     stages: tuple[StageMapping, ...]
     streaming: bool = True
     algorithm: str = "auto"
+    schedule: str = ONE_F_ONE_B
+    """Of the pipeline: 1f1b, or zb-h1 (weight passes fill it)."""
 
     @property
     def microbatches(self) -> int:
@@ -94,6 +97,7 @@ class WaferMapping:
             "sequence": self.sequence,
             "streaming": self.streaming,
             "algorithm": self.algorithm,
+            "schedule": self.schedule,
             "stages": [_stage_dict(stage, self.blocks()) for stage in self.stages],
         }
 
@@ -145,6 +149,8 @@ def from_dict(data: Mapping[str, Any]) -> WaferMapping:
             stages=stages,
             streaming=bool(data["streaming"]),
             algorithm=data["algorithm"],
+            # Files from before the gene ran 1F1B.
+            schedule=data.get("schedule", ONE_F_ONE_B),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AtollError(f"mapping: field {error} is missing or of the wrong kind.") from None
@@ -169,6 +175,8 @@ def problems(
         found.append(f"stages hold {layers} layers, but the model has {block.layers}")
     if mapping.algorithm not in ALGORITHMS:
         found.append(f"algorithm {mapping.algorithm!r} is none of {', '.join(ALGORITHMS)}")
+    if mapping.schedule not in SCHEDULES:
+        found.append(f"schedule {mapping.schedule!r} is none of {', '.join(SCHEDULES)}")
     seen: set[Die] = set()
     for number, stage in enumerate(mapping.stages):
         r, where = stage.rectangle, f"stage {number}"
@@ -233,7 +241,8 @@ def repair(mapping: WaferMapping) -> WaferMapping:
         counts[int(np.argmin(counts))] += 1
     stages = [replace(stage, layers=n) for stage, n in zip(stages, counts, strict=True)]
     algorithm = mapping.algorithm if mapping.algorithm in ALGORITHMS else "auto"
-    return replace(mapping, stages=tuple(stages), algorithm=algorithm)
+    schedule = mapping.schedule if mapping.schedule in SCHEDULES else ONE_F_ONE_B
+    return replace(mapping, stages=tuple(stages), algorithm=algorithm, schedule=schedule)
 
 
 def _repair_stage(stage: StageMapping, block: Block) -> StageMapping:
@@ -274,24 +283,29 @@ def _repair_code(code: str, sizes: dict[str, int], digits: Digits) -> str:
     return max(allowed, key=lambda c: (sum(a == b for a, b in zip(c, padded, strict=True)), c))
 
 
-def mutate(mapping: WaferMapping, random: np.random.Generator) -> WaferMapping:
-    """One random legal change of one gene."""
+def mutate(
+    mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str] = SEARCHED_HOMES
+) -> WaferMapping:
+    """One random legal change of one gene; `homes` are those that a weight may move to."""
     block = mapping.blocks()
     index = int(random.integers(len(mapping.stages)))
     stage = mapping.stages[index]
     genes = stage.block
-    move = int(random.integers(7))
+    move = int(random.integers(8))
     if move == 0 and len(mapping.stages) > 1:
         return _shift_layer(mapping, index, random)
     if move == 1:
         return replace(mapping, streaming=not mapping.streaming)
+    if move == 7 and len(mapping.stages) > 1:
+        others = [name for name in SCHEDULES if name != mapping.schedule]
+        return replace(mapping, schedule=others[int(random.integers(len(others)))])
     if move == 2:
         i = int(random.integers(len(genes.keep)))
         keep = tuple(k != (j == i) for j, k in enumerate(genes.keep))
         genes = replace(genes, keep=keep)
     elif move == 3:
         i = int(random.integers(len(genes.homes)))
-        home = SEARCHED_HOMES[int(random.integers(len(SEARCHED_HOMES)))]
+        home = homes[int(random.integers(len(homes)))]
         genes = replace(genes, homes=(*genes.homes[:i], home, *genes.homes[i + 1 :]))
     elif move == 4:
         choices = legal_codes(block.stream_sizes, stage.digits)
@@ -326,7 +340,8 @@ def crossover(
         take = bool(random.integers(2)) and other.digits == stage.digits
         stages.append(replace(stage, block=other.block) if take else stage)
     streaming = right.streaming if random.integers(2) else left.streaming
-    child = replace(left, stages=tuple(stages), streaming=streaming)
+    schedule = right.schedule if random.integers(2) else left.schedule
+    child = replace(left, stages=tuple(stages), streaming=streaming, schedule=schedule)
     return child if left.microbatch == right.microbatch else repair(child)
 
 
@@ -340,4 +355,4 @@ def count(block: Block, width: int, height: int, stages: int) -> int:
             product *= len(SEARCHED_HOMES) if unit.parameters else 1
         per_stage += product
     ways = int(per_stage**stages)
-    return 2 * ways * comb(block.layers - 1, stages - 1)
+    return 2 * len(SCHEDULES) * ways * comb(block.layers - 1, stages - 1)

@@ -4,6 +4,9 @@
     step            = (microbatches - 1) x largest load + sum of the loads          (1F1B)
     memory of a die = layers x (state + kept x microbatches in flight) + rebuilt + ends + buffers
 
+The zero-bubble schedule's step is in `placement.zero_bubble`. A weight pass that is put off holds
+what it needs: the inputs of its operators and the gradients of their outputs.
+
 where a stage that is w-th from the end holds min(w, microbatches) microbatches. Work done once a
 step (gradient sums, the optimizer) is spread over the microbatches.
 """
@@ -17,6 +20,7 @@ from math import prod
 
 import numpy as np
 
+from atoll.placement.zero_bubble import delayed, step_s
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.block import Block
 from atoll.wafer.digits import Digits
@@ -35,6 +39,8 @@ class Ends:
 
     time_s: float = 0.0
     bytes: float = 0.0
+    weight_s: float = 0.0
+    """The head's weight pass, a part of `time_s`."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class StageCost:
     transfer_s: float
     load_s: float
     forward_s: float
+    weight_s: float
+    """Weight gradients, a part of `load_s`."""
     memory_bytes: Mapping[str, float]
 
     @property
@@ -85,8 +93,10 @@ def evaluate(
         _stage(stage, number, mapping, block, setting, crossing)
         for number, stage in enumerate(mapping.stages)
     )
-    loads = np.array([stage.load_s for stage in stages])
-    step = float((mapping.microbatches - 1) * loads.max() + loads.sum())
+    step = step_s(
+        mapping.schedule, [stage.load_s for stage in stages],
+        [stage.weight_s for stage in stages], mapping.microbatches,
+    )  # fmt: skip
     return Evaluation(
         mapping=mapping,
         stages=stages,
@@ -103,7 +113,8 @@ def _stage(
 ) -> StageCost:  # fmt: skip
     count = len(mapping.stages)
     in_flight = min(count - number, mapping.microbatches)
-    cost, parts, forward, buffers = block_cost(block, stage.digits, setting, stage.block)
+    layer = block_cost(block, stage.digits, setting, stage.block)
+    cost, late = layer.cost, delayed(mapping.schedule, number, mapping.microbatches)
     first, last = number == 0, number == count - 1
     external = "external" in stage.block.homes
     ends = ends_cost(
@@ -115,22 +126,37 @@ def _stage(
         "states": stage.layers * cost.state_bytes + (
             8.0 * block.parameters / block.layers / stage.rectangle.size if external else 0.0
         ),
-        "activations": stage.layers * in_flight * cost.kept_bytes,
+        "activations": stage.layers * (in_flight * cost.kept_bytes + late * layer.delayed_bytes),
         "rebuilt": cost.rebuilt_bytes,
         "ends": ends.bytes,
-        "buffers": buffers,
+        "buffers": layer.buffer_bytes,
     }  # fmt: skip
     load = stage.layers * cost.time_s + ends.time_s + transfer
     return StageCost(
-        cost, parts, ends, transfer, load, stage.layers * forward + ends.time_s / 3.0, memory
-    )
+        cost, layer.parts_s, ends, transfer, load,
+        stage.layers * layer.forward_s + ends.time_s / 3.0,
+        stage.layers * layer.weight_s + ends.weight_s, memory,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer of a stage."""
+
+    cost: BlockCost
+    parts_s: Mapping[str, float]
+    forward_s: float
+    weight_s: float
+    delayed_bytes: float
+    """What a weight pass that is put off holds."""
+    buffer_bytes: float
 
 
 @lru_cache(maxsize=4096)
 def block_cost(
     block_key: Block, digits: Digits, setting: Setting, genes: BlockMapping
-) -> tuple[BlockCost, Mapping[str, float], float, float]:
-    """Cost of one layer, its seconds by cause, its forward seconds, and its buffers."""
+) -> LayerCost:
+    """Cost of one layer, its seconds by cause and by pass."""
     only = {"stream": (genes.stream,)} | {
         unit.name: (code,) for unit, code in zip(block_key.units, genes.codes, strict=True)
     }
@@ -152,7 +178,10 @@ def block_cost(
         "weights and optimizer": homes,
         "recomputation": cost.time_s - compute - vectors - homes - links,
     }
-    return cost, parts, forward, tables.buffer_bytes(genes.stream)
+    weight = sum(float(n.weight_s[0]) for chain in tables.nodes for n in chain)
+    # Inputs and gradients of outputs: every tensor between two operators, once each.
+    held = sum(float(edge.kept_bytes[0, 0]) for chain in edges for edge in chain)
+    return LayerCost(cost, parts, forward, weight, held, tables.buffer_bytes(genes.stream))
 
 
 @lru_cache(maxsize=4096)
@@ -164,7 +193,7 @@ def ends_cost(
 
     Where weights live outside the wafer (`external`), so do those of the ends.
     """
-    time = held = 0.0
+    time = held = weight = 0.0
     radix = digits.radix
     mesh = (radix, digits.axis, digits.stride, setting.wafer.link_Bps,
             setting.wafer.link_latency_s, 0)  # fmt: skip
@@ -187,8 +216,9 @@ def ends_cost(
         home = HOMES.index("external" if external else "optimizer")
         time += float(nodes.compute_s[0] + nodes.home_s[home, 0]) + 3.0 * float(moved[:3].sum())
         time += 3.0 * block.head_bytes / share / bandwidth
+        weight = float(nodes.weight_s[0])
         held += float(nodes.state_bytes[home, 0]) + block.head_bytes / share
-    return Ends(time, held)
+    return Ends(time, held, weight)
 
 
 @lru_cache(maxsize=512)

@@ -123,6 +123,17 @@ class Exact:
             chains.append(self._scalar_chain(free, 0.0, 0.0, 0.0)[0])
         return float((self._stream_s + sum(chains, np.zeros(len(self._stream_s)))).min())
 
+    def priced_s(self, price: float, in_flight: int, layers: int) -> float:
+        """Least seconds + price x (state + in flight x kept) bytes of a layer: of all mappings.
+
+        What is made again counts once in a stage of at most `layers` layers.
+        """
+        per_kept, per_state = float(layers * in_flight), float(layers)
+        chains = [self._scalar_chain(c, price / layers, per_kept, per_state)[0]
+                  for c in self._chains]  # fmt: skip
+        stream = self._stream_s + price * in_flight * self._stream_kept
+        return float((stream + sum(chains, np.zeros(len(stream)))).min())
+
     def _fastest_chain(self, steps: list[_Step]) -> FloatArray:
         value, _ = self._scalar_chain(steps, 0.0, 0.0, 0.0)
         return value

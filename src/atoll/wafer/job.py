@@ -28,7 +28,7 @@ class Layout(FileModel):
     microbatch: Count = 1
 
 
-ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming")
+ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,12 @@ class WaferJob:
     """File of a mapping: what `atoll estimate` prices, and a start for `atoll search`."""
     layout: Layout | None = None
     """The same with only the stages given: the exact part fills in each stage's block."""
+    stage_shapes: tuple[tuple[int, int], ...] = ()
+    """Columns and rows of a stage's rectangle: only these are tried (none: all)."""
+    stage_counts: tuple[int, ...] = ()
+    """Numbers of pipeline stages: only these are tried (none: all)."""
+    explain: bool = False
+    """Say what a little more of each resource would be worth."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "sequence"):
@@ -72,6 +78,10 @@ class WaferJob:
             raise AtollError("job: mapping: give a mapping file or a layout, not both.")
         if not self.microbatches or min(self.microbatches) < 1:
             raise AtollError("job: microbatches: expected positive whole numbers.")
+        if any(min(shape) < 1 for shape in self.stage_shapes):
+            raise AtollError("job: stage_shapes: expected positive columns and rows.")
+        if any(count < 1 for count in self.stage_counts):
+            raise AtollError("job: stage_counts: expected positive whole numbers.")
         load_config(self.model)
         make_block(self.model, 1, self.sequence)
 
@@ -82,7 +92,13 @@ class WaferJob:
             recompute="no-recompute" not in self.ablations,
             one_axis="one-axis" in self.ablations,
             volume_only="volume-only" in self.ablations,
+            zero_bubble="no-zero-bubble" not in self.ablations,
         )
+
+    @property
+    def restricted(self) -> bool:
+        """Whether only some stages may be tried."""
+        return bool(self.stage_shapes or self.stage_counts)
 
     @property
     def tokens(self) -> int:
@@ -98,6 +114,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
+Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 Position = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 
 
@@ -120,6 +137,9 @@ class WaferJobFile(FileModel):
     seed: Annotated[int, Field(ge=0)] | None = None
     mapping: str | None = None
     layout: Layout | None = None
+    stage_shapes: tuple[Shape, ...] | None = None
+    stage_counts: tuple[Count, ...] | None = None
+    explain: bool | None = None
 
 
 def is_wafer_job(path: str | Path) -> bool:

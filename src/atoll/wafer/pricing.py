@@ -33,7 +33,7 @@ class Pricer:
 
     def prepare(self, shapes: Iterable[Shape]) -> None:
         """Map all shapes that are not yet known, on all cores."""
-        fresh = sorted(set(shapes) - set(self._known))
+        fresh = sorted({shape for shape in shapes if shape not in self._known})
         if not fresh:
             return
         columns = list(zip(*fresh, strict=True))

@@ -26,6 +26,7 @@ def print_wafer_result(result: WaferResult) -> None:
     _print_baselines(console, result)
     _print_faults(console, result)
     _print_designs(console, result)
+    _print_explanation(console, result)
     console.print(f"Certificate  {result.certificate.sentence()}; {result.wall_time_s:.1f} s")
     _print_map(console, result.text_map())
 
@@ -69,7 +70,7 @@ def _print_mapping(
     console.print(
         f"Mapping      {placement.pipeline} stages, the first of {stage.rectangle.width} x "
         f"{stage.rectangle.height} dies ({stage.digits.describe()}), microbatch "
-        f"{mapping.microbatch}, {mapping.microbatches} rounds"
+        f"{mapping.microbatch}, {mapping.microbatches} rounds, schedule {mapping.schedule}"
     )
     names = [unit.name for unit in mapping.blocks().units]
     codes = ", ".join(f"{n} {c}" for n, c in zip(names, stage.block.codes, strict=True))
@@ -103,6 +104,16 @@ def _print_faults(console: Console, result: WaferResult) -> None:
             f"median {faults['median_kept']:.1%} of the throughput, least "
             f"{faults['least_kept']:.1%}"
         )
+
+
+def _print_explanation(console: Console, result: WaferResult) -> None:
+    for number, row in enumerate(result.explanation):
+        per_area = row.gain_per_1000_mm2
+        words = f"{row.gain:+.2%}" + (
+            "" if per_area is None else f", {per_area:+.2%} for 1,000 mm2 of the wafer"
+        )
+        label = "More of" if number == 0 else ""
+        console.print(f"{label:<12} {row.resource:<17}{row.change}: {words}", markup=False)
 
 
 def _print_designs(console: Console, result: WaferResult) -> None:

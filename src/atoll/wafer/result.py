@@ -13,6 +13,7 @@ from atoll.placement.simulate import replay
 from atoll.wafer.baselines import Baseline
 from atoll.wafer.draw import text_map, wafer_object
 from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.explain import Worth
 from atoll.wafer.job import WaferJob
 from atoll.wafer.power import running_power_W
 from atoll.wafer.tables import parts_of
@@ -46,6 +47,7 @@ def placement_of(found: Evaluation) -> Placement:
                 recompute=", ".join(dropped) if dropped else "none",
                 memory_bytes=dict(cost.memory_bytes),
                 forward_s=cost.forward_s,
+                weight_s=cost.weight_s,
             )
         )
         first += stage.layers
@@ -59,6 +61,7 @@ def placement_of(found: Evaluation) -> Placement:
         step_time_s=found.step_s,
         stages=tuple(stages),
         time_parts_s=time_parts_s(found),
+        schedule=mapping.schedule,
     )
 
 
@@ -89,6 +92,8 @@ class WaferResult:
     pareto: Mapping[str, Any] = field(default_factory=dict)
     runners_up: tuple[Evaluation, ...] = ()
     faults: Mapping[str, Any] = field(default_factory=dict)
+    explanation: tuple[Worth, ...] = ()
+    """What a little more of each resource is worth, where the job asks for it."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
 
@@ -159,6 +164,7 @@ class WaferResult:
             },
             "wafer": self.picture,
             "faults": dict(self.faults),
+            "explanation": [row.to_dict() for row in self.explanation],
             "wall_time_s": self.wall_time_s,
             "phases_s": dict(self.phases_s),
             "runners_up": [

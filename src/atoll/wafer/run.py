@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,14 @@ from atoll.wafer.baselines import Baseline, run_baselines
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.explain import Worth, explain
 from atoll.wafer.faults import Faults, degraded, map_around, require
 from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
 from atoll.wafer.power import running_power_W
 from atoll.wafer.result import WaferResult
-from atoll.wafer.search import MANY_CODES, QUICK_CODES, Progress, WaferSearch
+from atoll.wafer.search import QUICK_CODES, Candidate, Progress, WaferSearch
+from atoll.wafer.stages import MANY_CODES
 from atoll.wafer.template import Wafer
 
 TOLERANCE = 0.01
@@ -39,7 +41,7 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
 
     wafers = load_wafers(job.wafer)
     for wafer in wafers:
-        _check_faults(job, wafer)
+        _check_places(job, wafer)
     baselines: dict[str, Baseline | None] = {}
     if len(wafers) == 1:
         if job.baselines:
@@ -51,7 +53,7 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         timed("search")
     else:
         searches = [make_search(job, wafer, progress, QUICK_CODES) for wafer in wafers]
-        explored = explore_wafers(searches, job.pareto)
+        explored = explore_wafers(searches, job.pareto, lambda w: make_search(job, w, progress))
         search = next(s for s in searches if s.wafer is explored.solved[0][0])
         timed("search")
         if job.baselines:
@@ -64,11 +66,17 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
     annealed = None
     if not job.ablations:
         broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
-        annealed = anneal(wafer, best, job.seed, dead_links=broken)
+        homes = search.planner.options.homes
+        annealed = anneal(wafer, best, job.seed, dead_links=broken, homes=homes)
         best = annealed.best
         timed("annealing")
     detailed = replay_mapping(wafer, best)
     timed("replay")
+    worth: tuple[Worth, ...] = ()
+    if job.explain:
+        broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
+        worth = explain(wafer, best, search.planner.options, tuple(broken))
+        timed("explanation")
     rows = [design_row(w, f.best) for w, f in explored.solved]
     return WaferResult(
         job=job,
@@ -88,6 +96,7 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         pareto=_front(explored) if job.pareto else {},
         runners_up=found.runners_up,
         faults=faults,
+        explanation=worth,
         phases_s=phases,
         wall_time_s=time.monotonic() - began,
     )
@@ -109,8 +118,19 @@ def make_search(
     elif wafer.parameter_store:
         options = replace(options, homes=(*options.homes, "external"))
     return WaferSearch(
-        wafer, job.model, job.batch, job.tokens, options, job.microbatches, progress, most_codes
-    )
+        wafer, job.model, job.batch, job.tokens, options, job.microbatches, progress, most_codes,
+        _accept(job) if job.restricted else None,
+    )  # fmt: skip
+
+
+def _accept(job: WaferJob) -> Callable[[Candidate], bool]:
+    def accept(candidate: Candidate) -> bool:
+        shape = candidate.width, candidate.height
+        return (not job.stage_shapes or shape in job.stage_shapes) and (
+            not job.stage_counts or candidate.stages in job.stage_counts
+        )
+
+    return accept
 
 
 def _seeds(
@@ -119,7 +139,7 @@ def _seeds(
     """Baselines are points of the same space. Ablations ask what a part of it is worth: then
     nothing from outside may help.
     """
-    if job.ablations:
+    if job.ablations or job.restricted:
         return ()
     known = [
         baseline.evaluation
@@ -165,12 +185,18 @@ def _front(explored: Explored) -> dict[str, Any]:
     return {"throughput_power_cost": {"proven_within": None, "designs": rows}}
 
 
-def _check_faults(job: WaferJob, wafer: Wafer) -> None:
+def _check_places(job: WaferJob, wafer: Wafer) -> None:
     for x, y in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
         if x >= wafer.columns or y >= wafer.rows:
             raise AtollError(
                 f"job: dead_dies: ({x}, {y}) is not on the wafer of {wafer.columns} columns and "
                 f"{wafer.rows} rows."
+            )
+    for width, height in job.stage_shapes:
+        if width > wafer.columns or height > wafer.rows:
+            raise AtollError(
+                f"job: stage_shapes: {width} x {height} dies do not fit the wafer of "
+                f"{wafer.columns} columns and {wafer.rows} rows."
             )
     for (a, b), (c, d) in job.dead_links:
         if abs(a - c) + abs(b - d) != 1:

@@ -1,38 +1,37 @@
 """The search for the best mapping on one wafer, with a bound on everything it did not try.
 
-Candidates are (microbatch, shape of a stage's rectangle, number of stages), best bound first:
-
-    step >= (M - 1) x ceil(layers / p) x t + layers x t,    t = a layer on that shape at its fastest
-
-with t from the exact part (or, for shapes with very many codes, from peak rates). A candidate
-whose bound is no better than the best mapping known is never solved. The bound on all mappings,
-whatever their tiling of the wafer, is work over dies:
-
-    step >= M x layers x min over shapes (dies of the shape x t) / dies of the wafer
+Candidates are (microbatch, shape of a stage's rectangle, number of stages), best bound first
+(`bounds.StepBound.equal_s`: peak rates at first, operators when a candidate comes to the front, the
+exact part's fastest layer before it is solved). A candidate whose bound is no better than the best
+mapping known is never solved. The bound on all mappings, whatever their tiling of the wafer, is
+`StepBound.lowest`.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from atoll.cost.vector import operations_per_element
 from atoll.errors import InfeasibleError
+from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
 from atoll.units import format_bytes
 from atoll.wafer.block import make_block
-from atoll.wafer.digits import digit_systems
+from atoll.wafer.bounds import Lowest, StepBound
+from atoll.wafer.encoding import Rectangle
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.faults import Faults, map_around
-from atoll.wafer.pricing import pricer
-from atoll.wafer.stages import INFINITY, Options, Planner, snake
-from atoll.wafer.tables import STATE_BYTES, legal_codes
+from atoll.wafer.packing import pack
+from atoll.wafer.stages import INFINITY, MANY_CODES, Options, Planner, snake
+from atoll.wafer.tables import STATE_BYTES
 from atoll.wafer.template import Wafer
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-MANY_CODES = 300  # shapes with more codes an operator are bounded, not solved
-QUICK_CODES = 100  # the same when many wafers are compared
+QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 16  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
+QUICK_TRIED = 10  # the same, of all
+MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
 
 Progress = Callable[[str, int, int, float, float], None]
 
@@ -63,10 +62,6 @@ class Found:
         return max(0.0, 1.0 - self.bound_s / self.best.step_s)
 
 
-def _by_bound(pair: tuple[Planner, float]) -> float:
-    return pair[1]
-
-
 class WaferSearch:
     """One model on one wafer."""
 
@@ -81,73 +76,18 @@ class WaferSearch:
         chosen = options or Options()
         # Streaming is a gene: pieces hide transfers, but make products smaller. Both are solved.
         modes = (chosen, replace(chosen, streaming=False)) if chosen.streaming else (chosen,)
-        self.planners = tuple(Planner(wafer, model, batch, sequence, mode) for mode in modes)
+        self.planners = tuple(
+            Planner(wafer, model, batch, sequence, mode, most_codes) for mode in modes
+        )
         self.planner = self.planners[0]
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
-        self._bounds: dict[tuple[int, int, int], tuple[float, ...]] = {}
-        self._free: dict[tuple[int, int, int], float] = {}
-        self._ideal: dict[int, float] = {}
+        self.bounds = StepBound(self.planners, self.microbatches)
 
-    # -- bounds --------------------------------------------------------------------------------
+    # -- candidates ----------------------------------------------------------------------------
 
-    def ideal_layer_s(self, microbatch: int, dies: int) -> float:
-        """A layer's products at peak rate (masked attention tiles are not computed), then its
-        vector passes on all lanes or at full memory bandwidth.
-        """
-        if microbatch not in self._ideal:
-            self._ideal[microbatch] = self._ideal_die_s(microbatch)
-        return self._ideal[microbatch] / dies
-
-    def _ideal_die_s(self, microbatch: int) -> float:
-        block = make_block(self.model, microbatch, self.sequence)
-        flops = sum(
-            item.matmul.flops * item.matmul.fraction
-            for unit in block.units
-            for items in (unit.forward, unit.data_gradient, unit.weight_gradient)
-            for item in items
-        )
-        passes = [p for chain in block.chains for p in (*chain.entry_passes, *chain.stream_passes)]
-        passes += [
-            p
-            for unit in block.units
-            if not unit.on_chip
-            for p in (*unit.forward_passes, *unit.backward_passes)
-        ]
-        price = pricer(self.wafer.chip)
-        chip = self.wafer.chip
-        lanes = chip.vector_cores * chip.vector_width * chip.clock_Hz
-        vectors = sum(
-            max(
-                p.work.elements * operations_per_element(p.work.function, "default") / lanes,
-                p.bytes / price.chip.hbm.bandwidth_Bps,
-            )
-            for p in passes
-        )
-        return float(flops) / self.wafer.core.peak_flops + vectors
-
-    def layer_bounds_s(self, width: int, height: int, microbatch: int) -> tuple[float, ...]:
-        """No layer on this shape takes less: one bound for each planner."""
-        key = width, height, microbatch
-        if key not in self._bounds:
-            self._bounds[key] = tuple(p.fastest_s(*key) for p in self.planners)
-            self._free[key] = min(p.free_bound_s(*key) for p in self.planners)
-        return self._bounds[key]
-
-    def _too_many(self, width: int, height: int, microbatch: int) -> bool:
-        block = make_block(self.model, microbatch, self.sequence)
-        digits = digit_systems(width, height)[0]
-        if 3**digits.count > self.most_codes:
-            return True
-        return any(len(legal_codes(u.sizes, digits)) > self.most_codes for u in block.units)
-
-    def step_bound_s(self, layer_s: float, microbatch: int, stages: int) -> float:
-        layers = make_block(self.model, microbatch, self.sequence).layers
-        rounds = self.planner.rounds(microbatch)
-        return (rounds - 1) * -(-layers // stages) * layer_s + layers * layer_s
-
-    def candidates(self) -> list[Candidate]:
-        """All of them under the ideal bound."""
+    def candidates(self, cap_s: float = INFINITY) -> list[Candidate]:
+        """All that may take less than `cap_s` at peak rates."""
         found = []
         rows, columns = self.wafer.rows, self.wafer.columns
         for microbatch in self.microbatches:
@@ -155,47 +95,46 @@ class WaferSearch:
             for width in range(1, columns + 1):
                 for height in range(1, rows + 1):
                     most = min(layers, (columns // width) * (rows // height))
-                    ideal = self.ideal_layer_s(microbatch, width * height)
                     for stages in range(1, most + 1):
-                        bound = self.step_bound_s(ideal, microbatch, stages)
+                        bound = self.bounds.equal_s(microbatch, width * height, stages, cap_s)
                         found.append(Candidate(bound, microbatch, width, height, stages))
-        return sorted(c for c in found if self.accept is None or self.accept(c))
+        return sorted(
+            c for c in found if c.bound_s < INFINITY and (self.accept is None or self.accept(c))
+        )
 
     # -- the search ----------------------------------------------------------------------------
 
     def ideal_step_s(self) -> float:
-        """Work over dies at peak rates: a bound that needs no solving."""
-        return min(
-            self.planner.rounds(b)
-            * make_block(self.model, b, self.sequence).layers
-            * self.ideal_layer_s(b, self.wafer.dies)
-            for b in self.microbatches
-        )
+        """All work over all dies at peak rates: a bound that needs no solving."""
+        return min(self.planner.rounds(b) * self.bounds.work_s(b) for b in self.microbatches)
 
     def run(self, seeds: Sequence[Evaluation] = ()) -> Found:
         """`seeds` are mappings known already (baselines are points of the same space)."""
         if not any(seed.fits for seed in seeds):
             self._check_memory()
         queue = self.candidates()
+        total = len(queue)
         kept = [seed for seed in (*seeds, self._seed(queue)) if seed is not None and seed.fits]
         best = min(kept, key=lambda e: e.step_s) if kept else None
         solved = 0
-        for number, candidate in enumerate(queue):
+        while queue:
+            candidate = heapq.heappop(queue)
             limit = INFINITY if best is None else best.step_s
             if candidate.bound_s >= limit:
                 break
-            shape = candidate.width, candidate.height
-            if self._too_many(*shape, candidate.microbatch):
+            sharper = self._sharper(candidate, limit)
+            if sharper is not candidate:
+                if sharper.bound_s < limit:
+                    heapq.heappush(queue, sharper)
                 continue
             # Bytes moved bound no time: mappings chosen by them alone are not pruned by bounds.
             loose = self.most_codes <= QUICK_CODES or self.planner.options.volume_only
-            quick = loose and len(kept) > QUICK_SOLVED
+            quick = loose and (len(kept) > QUICK_SOLVED or solved >= QUICK_TRIED)
             if solved >= MOST_SOLVED or quick:
                 break
-            bounds = self.layer_bounds_s(*shape, candidate.microbatch)
-            for planner, bound in sorted(zip(self.planners, bounds, strict=True), key=_by_bound):
+            for planner in sorted(self.planners, key=lambda p: self._fastest_s(p, candidate)):
                 limit = INFINITY if best is None else best.step_s
-                if self.step_bound_s(bound, candidate.microbatch, candidate.stages) >= limit:
+                if self._fastest_s(planner, candidate) >= limit:
                     continue
                 solved += 1
                 found = self._solve(candidate, limit, planner)
@@ -204,8 +143,8 @@ class WaferSearch:
                     if best is None or found.step_s < best.step_s:
                         best = found
             if self.progress and best is not None:
-                self.progress("mappings", len(queue) - number, len(queue), best.samples_per_s,
-                              self.batch / self.bound_s(best.step_s))  # fmt: skip
+                self.progress("mappings", len(queue), total, best.samples_per_s,
+                              self.batch / candidate.bound_s)  # fmt: skip
         mixed = self._mixed(best)
         if mixed is not None:
             kept.append(mixed)
@@ -216,11 +155,51 @@ class WaferSearch:
                 f"{self.batch} and sequence {self.sequence}, even with everything recomputed; use "
                 "more memory a die, a shorter sequence or a smaller model."
             )
+        best, lowest = self._suggested(best, kept)
         kept.sort(key=lambda e: e.step_s)
         return Found(
-            best, self.bound_s(best.step_s), len(queue), solved, len(queue) - solved,
+            best, lowest.bound_s, total, solved, total - solved,
             tuple(e for e in kept if e is not best)[:3],
         )  # fmt: skip
+
+    def _suggested(
+        self, best: Evaluation, kept: list[Evaluation]
+    ) -> tuple[Evaluation, Lowest]:
+        """The bound; the pipeline that attains it is tried if its sizes can be laid on the grid."""
+        for _ in range(MOST_SUGGESTED):
+            lowest = self.bounds.lowest(best.step_s)
+            sizes = [dies for dies, _ in reversed(lowest.stages)]
+            if self.accept is not None or len(set(sizes)) < 2:
+                break
+            rectangles = pack(self.wafer.rows, self.wafer.columns, sizes)
+            found = [
+                self._plan(rectangles, lowest.microbatch, best.step_s, planner)
+                for planner in self.planners
+                if rectangles is not None
+            ]
+            better = [e for e in found if e is not None and e.step_s < best.step_s]
+            if not better:
+                break
+            kept += better
+            best = min(better, key=lambda e: e.step_s)
+        return best, self.bounds.lowest(best.step_s)
+
+    def _sharper(self, candidate: Candidate, limit: float) -> Candidate:
+        """The candidate under what its operators take; itself if that is known already."""
+        dies = candidate.width * candidate.height
+        self.bounds.layers.sharpen(candidate.microbatch, dies, solve=False)
+        bound = self.bounds.equal_s(candidate.microbatch, dies, candidate.stages, limit)
+        if bound <= candidate.bound_s * (1 + 1e-9):
+            return candidate
+        return replace(candidate, bound_s=bound)
+
+    def _fastest_s(self, planner: Planner, candidate: Candidate) -> float:
+        """No step is shorter that this planner finds for the candidate."""
+        layers = make_block(self.model, candidate.microbatch, self.sequence).layers
+        layer = planner.fastest_s(candidate.width, candidate.height, candidate.microbatch)
+        rounds, share = planner.rounds(candidate.microbatch), -(-layers // candidate.stages)
+        fill = 0.0 if planner.options.zero_bubble else (layers - share) * layer
+        return rounds * share * layer + fill
 
     def _mixed(self, best: Evaluation | None) -> Evaluation | None:
         """Stages of different shapes, where equal ones leave dies idle or do not fit at all."""
@@ -265,32 +244,21 @@ class WaferSearch:
         )  # fmt: skip
         if rectangles is None:
             return None
-        chosen = planner or self.planner
-        mapping = chosen.plan(rectangles, candidate.microbatch, stop_s=limit)
-        if mapping is None:
-            return None
-        found = evaluate(self.wafer, mapping)
-        return found if found.fits else None
+        return self._plan(rectangles, candidate.microbatch, limit, planner or self.planner)
 
-    def bound_s(self, best_s: float) -> float:
-        """On every mapping of the encoding, whatever its rectangles."""
-        bounds = []
-        for microbatch in self.microbatches:
-            layers = make_block(self.model, microbatch, self.sequence).layers
-            rounds = self.planner.rounds(microbatch)
-            ideal = rounds * layers * self.ideal_layer_s(microbatch, self.wafer.dies)
-            if ideal >= best_s:
-                bounds.append(ideal)
+    def _plan(
+        self, rectangles: Sequence[Rectangle], microbatch: int, limit: float, planner: Planner
+    ) -> Evaluation | None:
+        """The best that fits, solved for the memory of either schedule and run under both."""
+        several = len(rectangles) > 1 and planner.options.zero_bubble
+        schedules = SCHEDULES if several else (ONE_F_ONE_B,)
+        best: Evaluation | None = None
+        for solved_for in schedules:
+            mapping = planner.plan(rectangles, microbatch, stop_s=limit, schedule=solved_for)
+            if mapping is None:
                 continue
-            per_die = min(
-                width * height * self._known_bound_s(width, height, microbatch)
-                for width in range(1, self.wafer.columns + 1)
-                for height in range(1, self.wafer.rows + 1)
-            )
-            bounds.append(rounds * layers * per_die / self.wafer.dies)
-        return min(bounds)
-
-    def _known_bound_s(self, width: int, height: int, microbatch: int) -> float:
-        """The exact part's bound where it was needed, otherwise products at peak rate."""
-        known = self._free.get((width, height, microbatch), 0.0)
-        return max(known, self.ideal_layer_s(microbatch, width * height))
+            for schedule in schedules:
+                found = evaluate(self.wafer, replace(mapping, schedule=schedule))
+                if found.fits and (best is None or found.step_s < best.step_s):
+                    best = found
+        return best

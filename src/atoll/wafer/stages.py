@@ -10,7 +10,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
+from atoll.placement.zero_bubble import ONE_F_ONE_B, delayed
 from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
@@ -19,10 +22,12 @@ from atoll.wafer.exact import Exact
 from atoll.wafer.genes import Solved
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import boundaries
-from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal_codes
+from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal, legal_codes
 from atoll.wafer.template import Wafer
 
 INFINITY = float("inf")
+MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
+PART_CODES = 81  # codes that such a part may leave to digits that do not cut samples
 TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
 
 
@@ -38,6 +43,8 @@ class Options:
     """Only one tag for all digits of an operator: no mixed splits."""
     volume_only: bool = False
     """Choose mappings by bytes moved instead of time (evaluated by time all the same)."""
+    zero_bubble: bool = True
+    """Weight passes may fill the pipeline (schedule zb-h1)."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,13 @@ class Planner:
     """Solves stages for one wafer, model, batch and sequence; remembers what it solved."""
 
     def __init__(
-        self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None
-    ) -> None:
+        self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
+        most_codes: int = MANY_CODES,
+    ) -> None:  # fmt: skip
+        """Shapes with more codes an operator than `most_codes` are solved over a part of them."""
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         self.options = options or Options()
+        self.most_codes = most_codes
         self._exacts: dict[tuple[int, int, int], list[tuple[Digits, Exact]]] = {}
         self._solved: dict[tuple[int, int, int, int, int, float], _Choice | None] = {}
 
@@ -72,12 +82,37 @@ class Planner:
             block = make_block(self.model, microbatch, self.sequence)
             self._exacts[key] = [
                 (digits, self._exact(Tables(
-                    block, digits, self.setting(microbatch), pricer(self.wafer.chip),
-                    self._restricted(block, digits),
+                    block, digits, self.setting(microbatch), pricer(self.wafer.chip), only,
                 )))
                 for digits in digit_systems(width, height)
+                for only in self._choices(block, digits)
             ]  # fmt: skip
         return self._exacts[key]
+
+    def complete(self, width: int, height: int, microbatch: int) -> bool:
+        """Whether a shape is solved over all of its codes."""
+        block = make_block(self.model, microbatch, self.sequence)
+        return most_codes(block, digit_systems(width, height)[0]) <= self.most_codes
+
+    def _choices(self, block: Block, digits: Digits) -> list[dict[str, tuple[str, ...]] | None]:
+        """Codes to choose from: all of them; or, where they are too many, several parts of them,
+        in each of which all operators cut samples by the same digits.
+        """
+        if self.options.one_axis or most_codes(block, digits) <= self.most_codes:
+            return [self._restricted(block, digits)]
+        found: list[dict[str, tuple[str, ...]] | None] = []
+        for cut in outer_digits(digits):
+            parts = prod(int(digits.radix[d]) for d in cut)
+            rest = digits.count - len(cut)
+            if not cut or block.microbatch % parts or 3**rest > PART_CODES:
+                continue
+            only = {
+                name: tuple(_on_digits(sizes, digits, cut))
+                for name, sizes in _named_sizes(block).items()
+            }
+            if all(only.values()):
+                found.append(only)
+        return found
 
     def _exact(self, tables: Tables) -> Exact:
         return Exact(
@@ -88,20 +123,16 @@ class Planner:
     def _restricted(self, block: Block, digits: Digits) -> dict[str, tuple[str, ...]] | None:
         if not self.options.one_axis:
             return None
-        names = {unit.name: unit.sizes for unit in block.units} | {"stream": block.stream_sizes}
         return {
             name: tuple(c for c in legal_codes(sizes, digits) if len(set(c)) <= 1)
             or legal_codes(sizes, digits)
-            for name, sizes in names.items()
+            for name, sizes in _named_sizes(block).items()
         }
 
     def fastest_s(self, width: int, height: int, microbatch: int) -> float:
-        """Seconds of a layer on this shape with unlimited memory: no mapping is faster."""
-        return min(exact.bound_s for _, exact in self.exacts(width, height, microbatch))
-
-    def free_bound_s(self, width: int, height: int, microbatch: int) -> float:
-        """The same for every home of the weights, outside the wafer included."""
-        return min(exact.free_bound_s for _, exact in self.exacts(width, height, microbatch))
+        """Seconds of a layer on this shape with unlimited memory: nothing found here is faster."""
+        exacts = self.exacts(width, height, microbatch)
+        return min((exact.bound_s for _, exact in exacts), default=INFINITY)
 
     def block(
         self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float
@@ -123,6 +154,7 @@ class Planner:
     def plan(
         self, rectangles: Sequence[Rectangle], microbatch: int,
         dead_links: Sequence[tuple[Die, Die]] = (), stop_s: float = INFINITY,
+        schedule: str = ONE_F_ONE_B,
     ) -> WaferMapping | None:  # fmt: skip
         """The best mapping on these rectangles in this order; None if it does not fit.
 
@@ -140,7 +172,7 @@ class Planner:
             counts[counts.index(max(counts))] -= 1
 
         def load(stage: int, layers: int) -> float:
-            choice = self._stage(rectangles, stage, layers, microbatch)
+            choice = self._stage(rectangles, stage, layers, microbatch, schedule)
             if choice is None:
                 return INFINITY
             ends = self._ends(rectangles, stage, microbatch, choice)[0]
@@ -153,7 +185,7 @@ class Planner:
         # carries at least its share.
         rates = 0.0
         for number in range(count):
-            choice = self._stage(rectangles, number, counts[number], microbatch)
+            choice = self._stage(rectangles, number, counts[number], microbatch, schedule)
             assert choice is not None
             rates += 1.0 / choice.solved.bound_s
         if rounds * max(largest, block.layers / rates) >= stop_s:
@@ -167,13 +199,16 @@ class Planner:
                 return None
             counts[stage] += 1
             heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
-        return self._mapping(rectangles, counts, microbatch)
+        return self._mapping(rectangles, counts, microbatch, schedule)
 
     def _stage(
-        self, rectangles: Sequence[Rectangle], stage: int, layers: int, microbatch: int
-    ) -> _Choice | None:
+        self, rectangles: Sequence[Rectangle], stage: int, layers: int, microbatch: int,
+        schedule: str,
+    ) -> _Choice | None:  # fmt: skip
         r = rectangles[stage]
-        in_flight = min(len(rectangles) - stage, self.rounds(microbatch))
+        rounds = self.rounds(microbatch)
+        # A weight pass that is put off holds about as much as a microbatch in flight.
+        in_flight = min(len(rectangles) - stage, rounds) + delayed(schedule, stage, rounds)
         limit = self.wafer.memory_bytes - self._end_bytes(rectangles, stage, microbatch)
         return self.block((r.width, r.height), microbatch, layers, in_flight, limit)
 
@@ -183,9 +218,10 @@ class Planner:
         if not first and not last:
             return 0.0
         block = make_block(self.model, microbatch, self.sequence)
-        digits, exact = self.exacts(
-            rectangles[stage].width, rectangles[stage].height, microbatch
-        )[0]
+        exacts = self.exacts(rectangles[stage].width, rectangles[stage].height, microbatch)
+        if not exacts:
+            return 0.0
+        digits, exact = exacts[0]
         streams = exact.tables.stream.codes
         return max(
             ends_cost(
@@ -210,11 +246,11 @@ class Planner:
         return min(options, key=lambda option: (option[0].time_s, option[1]))
 
     def _mapping(
-        self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int
+        self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int, schedule: str
     ) -> WaferMapping:
         stages = []
         for number, (rectangle, layers) in enumerate(zip(rectangles, counts, strict=True)):
-            choice = self._stage(rectangles, number, layers, microbatch)
+            choice = self._stage(rectangles, number, layers, microbatch, schedule)
             assert choice is not None
             head = self._ends(rectangles, number, microbatch, choice)[1]
             stages.append(
@@ -222,8 +258,41 @@ class Planner:
             )
         return WaferMapping(
             self.model, self.batch, microbatch, self.sequence, tuple(stages),
-            self.options.streaming, self.options.algorithm,
+            self.options.streaming, self.options.algorithm, schedule,
         )  # fmt: skip
+
+
+def _named_sizes(block: Block) -> dict[str, dict[str, int]]:
+    return {unit.name: unit.sizes for unit in block.units} | {"stream": block.stream_sizes}
+
+
+def most_codes(block: Block, digits: Digits) -> int:
+    """Codes of the operator that has most, at most: every tag on every digit."""
+    tags = max(
+        sum(size > 1 or tag == "r" for tag, size in sizes.items())
+        for sizes in _named_sizes(block).values()
+    )
+    if tags**digits.count <= 1 << 12:
+        return max(len(legal_codes(sizes, digits)) for sizes in _named_sizes(block).values())
+    return int(tags**digits.count)
+
+
+def outer_digits(digits: Digits) -> list[tuple[int, ...]]:
+    """The outermost digits of both axes, so many of each."""
+    across = len(digits.x)
+    return [
+        (*range(x), *range(across, across + y))
+        for x in range(across + 1)
+        for y in range(len(digits.y) + 1)
+    ]
+
+
+def _on_digits(sizes: dict[str, int], digits: Digits, cut: tuple[int, ...]) -> list[str]:
+    """Legal codes that cut samples by exactly these digits."""
+    tags = [tag for tag, size in sizes.items() if (size > 1 or tag == "r") and tag != "b"]
+    choices = [("b",) if d in cut else tags for d in range(digits.count)]
+    codes = ("".join(chosen) for chosen in product(*choices))
+    return [code for code in codes if legal(code, sizes, digits)]
 
 
 def snake(

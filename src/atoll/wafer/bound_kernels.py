@@ -1,0 +1,92 @@
+"""Compiled: the least fill of a pipeline whose largest load is given, over all sizes of stages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.jit import entry, kernel
+
+
+@kernel
+def _fill_s(layers, but_weight_s, ends_s, slow_s, largest_s, weight_passes_fill):
+    """Seconds that a stage which is not the slowest adds to the step, at least.
+
+    1F1B: its load. Zero bubble: its load less twice its weight passes; these are at most what its
+    other passes leave of the largest load.
+    """
+    if weight_passes_fill:
+        return max(0.0, 2.0 * (layers * but_weight_s + ends_s) - largest_s)
+    return layers * slow_s + ends_s
+
+
+@entry
+def least_fill(
+    dies, layers, sizes, layer_s, but_weight_s, head_s, head_but_weight_s, row_of, most, most_first,
+    largest_s, weight_passes_fill, cap_s, parents,
+):
+    """Least sum of fills over all pipelines on `dies` dies whose loads are at most `largest_s`.
+
+    Stages are laid from the last to the first. most (rows, sizes) is how many layers a stage of
+    that size can carry, `row_of` the row of each stage counted from the last, most_first the same
+    for a stage that is the first of the pipeline. One stage, the slowest, adds nothing. `parents`
+    remembers the way (stage, dies, layers, slowest chosen). Returns the sum (`cap_s`: there is no
+    such pipeline below it), and the first stage: its number from the last (-1: none), its size, and
+    the place before it.
+    """
+    count = sizes.shape[0]
+    rate = 0.0
+    for d in range(most.shape[0]):
+        for k in range(count):
+            rate = max(rate, max(most[d, k], most_first[d, k]) / sizes[k])
+    here = np.full((dies + 1, layers + 1, 2), np.inf)
+    here[0, 0, 0] = 0.0
+    best = cap_s
+    found = np.full(5, -1, np.int64)
+    for stage in range(1, min(dies, layers) + 1):
+        depth = row_of[stage]
+        after = np.full((dies + 1, layers + 1, 2), np.inf)
+        alive = False
+        for used in range(stage - 1, dies):
+            for done in range(stage - 1, layers):
+                left = layers - done
+                if left > (dies - used) * rate:
+                    continue
+                for flag in range(2):
+                    sofar = here[used, done, flag]
+                    if sofar >= best:
+                        continue
+                    for k in range(count):
+                        n = sizes[k]
+                        if used + n > dies:
+                            continue
+                        ends = head_but_weight_s[k] if stage == 1 else 0.0
+                        if not weight_passes_fill and stage == 1:
+                            ends = head_s[k]
+                        if left <= most_first[depth, k]:
+                            fill = _fill_s(left, but_weight_s[k], ends, layer_s[k], largest_s,
+                                           weight_passes_fill)
+                            value = sofar + (fill if flag == 1 else 0.0)
+                            if value < best:
+                                best = value
+                                found[0] = stage
+                                found[1] = k
+                                found[2] = used
+                                found[3] = done
+                                found[4] = flag
+                        for some in range(1, min(most[depth, k], left - 1) + 1):
+                            if left - some > (dies - used - n) * rate:
+                                continue
+                            fill = _fill_s(some, but_weight_s[k], ends, layer_s[k], largest_s,
+                                           weight_passes_fill)
+                            for chosen in range(flag, 2):
+                                value = sofar + (0.0 if chosen > flag else fill)
+                                if value < after[used + n, done + some, chosen] and value < best:
+                                    after[used + n, done + some, chosen] = value
+                                    parents[stage, used + n, done + some, chosen] = k * 2 + flag
+                                    parents[stage, used + n, done + some, chosen] += (
+                                        2 * count * some)
+                                    alive = True
+        here = after
+        if not alive:
+            break
+    return best, found
