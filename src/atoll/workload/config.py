@@ -79,6 +79,10 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         path = path / "config.json"
         if not path.is_file():
             raise AtollError(f"{text} is a folder without a config.json in it")
+    if path.suffix == ".onnx":
+        raise AtollError(
+            f"{text}: an ONNX file is captured first: atoll capture {text} --out model.json"
+        )
     if path.is_file():
         given = _parse(_read(path), str(path))
         # A folder is the better name for a file that everyone calls config.json.

@@ -141,6 +141,7 @@ _FIXED_USES: dict[str, tuple[int, ...] | None] = {
     "GreaterOrEqual": None, "Clip": (1, 2), "Range": None, "Pad": (2,), "Trilu": None,
     "Resize": (1, 2), "IsNaN": None, "OneHot": None,
 }  # fmt: skip
+_SMALL = 4096
 _ANGLES = ("Cast", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Concat", "Mul",
            "MatMul", "Einsum")  # fmt: skip
 
@@ -151,6 +152,7 @@ def trained(graph: Graph, masks: set[str]) -> tuple[str, ...]:
     """
     readers = graph.readers()
     frequencies = _frequencies(graph)
+    marked = any(given.kind for given in graph.initializers.values())
     found = []
     for name, given in graph.initializers.items():
         if not given.floating or name not in readers or given.kind == "BUFFER":
@@ -159,9 +161,15 @@ def trained(graph: Graph, masks: set[str]) -> tuple[str, ...]:
             found.append(name)
             continue
         fixed = all(_fixed(node, name) for node in readers[name]) or _rotation(given, readers[name])
+        if marked and given.elements <= _SMALL and _all_equal(given.load()):
+            continue  # the exporter's own ones and zeros: weights would be marked
         if given.elements > 1 and not fixed and name not in frequencies | masks:
             found.append(name)
     return tuple(found)
+
+
+def _all_equal(data: Array | None) -> bool:
+    return data is not None and data.size > 0 and bool((data == data.reshape(-1)[0]).all())
 
 
 def _rotation(given: Initializer, readers: Sequence[Node]) -> bool:

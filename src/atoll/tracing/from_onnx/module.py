@@ -19,7 +19,7 @@ from atoll.tracing.from_onnx.values import Context, UnsupportedError, Value
 from atoll.tracing.torch_api import ValueAskedFor, held
 
 _STANDARD = {**ops_math.OPERATORS, **ops_shape.OPERATORS, **ops_nn.OPERATORS}
-_GROUPS = {**ops_math.OPERATORS, **ops_nn.PATTERNS}
+_GROUPS = {**ops_math.PATTERNS, **ops_nn.PATTERNS}
 
 
 class Scope(nn.Module):

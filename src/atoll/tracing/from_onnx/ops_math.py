@@ -119,6 +119,10 @@ def _elu(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
     return F.elu(context.tensor(args[0]), float(node.attributes.get("alpha", 1.0)))
 
 
+def _celu(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
+    return F.celu(context.tensor(args[0]), float(node.attributes.get("alpha", 1.0)))
+
+
 def _hard_sigmoid(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
     alpha, beta = (float(node.attributes.get(n, d)) for n, d in (("alpha", 0.2), ("beta", 0.5)))
     return torch.clamp(context.tensor(args[0]) * alpha + beta, 0.0, 1.0)
@@ -216,10 +220,10 @@ OPERATORS: dict[str, Operator] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(name) for name in _BINARY},
     "ArgMax": _arg, "ArgMin": _arg, "Cast": _cast, "CastLike": _cast, "Clip": _clip,
-    "Celu": _elu, "CumSum": _cumsum, "Div": _div, "Dropout": _dropout, "Elu": _elu, "Gelu": _gelu,
+    "Celu": _celu, "CumSum": _cumsum, "Div": _div, "Dropout": _dropout, "Elu": _elu, "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid, "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax,
     "LpNormalization": _lp_norm, "Max": _many(torch.maximum), "Mean": _mean,
-    "Min": _many(torch.minimum), "Mod": _mod, "PRelu": _prelu, "Silu": _silu, "Softmax": _softmax,
+    "Min": _many(torch.minimum), "Mod": _mod, "PRelu": _prelu, "Softmax": _softmax,
     "Sum": _many(torch.add), "Swish": _silu, "TopK": _topk, "Where": _where,
     "ReduceL1": _reduction(_norm(1.0)), "ReduceL2": _reduction(_norm(2.0)),
     "ReduceLogSumExp": _reduction(lambda x, axes, keep: torch.logsumexp(x, axes, keep)),
@@ -230,3 +234,5 @@ OPERATORS: dict[str, Operator] = {
     "ReduceSum": _reduction(lambda x, axes, keep: torch.sum(x, axes, keep)),
     "ReduceSumSquare": _reduction(lambda x, axes, keep: torch.sum(x * x, axes, keep)),
 }  # fmt: skip
+
+PATTERNS: dict[str, Operator] = {"Gelu": _gelu, "Silu": _silu}

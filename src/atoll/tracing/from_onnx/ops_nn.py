@@ -130,10 +130,6 @@ def _group_norm(context: Context, node: Node, args: list[Value]) -> torch.Tensor
     return F.group_norm(x, groups, scale, bias, epsilon)
 
 
-def _local_norm(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    return F.local_response_norm(context.tensor(args[0]), int(node.attributes["size"]))
-
-
 # --- attention ------------------------------------------------------------------------------------
 
 
@@ -160,6 +156,7 @@ def _scaled_dot_product(
     causal: bool = False,
     hide: bool = False,
     grouped: bool = False,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Fused attention. A mask that hides exactly the future, or nothing, is none."""
     if mask is not None and not isinstance(mask, torch.Tensor):
@@ -177,8 +174,14 @@ def _scaled_dot_product(
     need(q.ndim == 4, f"attention over {q.ndim} dimensions")
     k, v = (t if grouped else t.expand(*q.shape[:2], *t.shape[2:]) for t in (k, v))
     y = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=added, is_causal=causal and added is None, enable_gqa=grouped
-    )
+        q,
+        k,
+        v,
+        attn_mask=added,
+        is_causal=causal and added is None,
+        scale=scale,
+        enable_gqa=grouped,
+    )  # fmt: skip
     return y.squeeze(0) if flat else y
 
 
@@ -188,9 +191,13 @@ def _pattern(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
     if node.attributes["transposed"]:
         keys = keys.transpose(-1, -2)
     need(keys.shape[-1] == q.shape[-1], "queries and keys that differ in width")
-    mask = args[3] if len(args) > 3 else None
+    scale = 1.0
+    for number, op in zip(args[4:], node.attributes["factors"], strict=True):
+        need(not isinstance(number, torch.Tensor), "a scale that depends on the data")
+        value = float(np.asarray(number).reshape(-1)[0])
+        scale = scale * value if op == "Mul" else scale / value
     hide = node.attributes["mask"] == "hide"
-    return _scaled_dot_product(context, q, keys, v, mask, hide=hide)
+    return _scaled_dot_product(context, q, keys, v, args[3], hide=hide, scale=scale)
 
 
 def _attention(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
@@ -206,7 +213,8 @@ def _attention(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
     mask = args[3] if len(args) > 3 else None
     causal = bool(node.attributes.get("is_causal", 0))
     grouped = q.shape[1] != k.shape[1]
-    y = _scaled_dot_product(context, q, k, v, mask, causal=causal, grouped=grouped)
+    scale = node.attributes.get("scale")
+    y = _scaled_dot_product(context, q, k, v, mask, causal=causal, grouped=grouped, scale=scale)
     return y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1) if flat else y
 
 
@@ -284,7 +292,7 @@ OPERATORS: dict[str, Operator] = {
     "Attention": _attention, "AveragePool": _pool, "BatchNormalization": _batch_norm,
     "Conv": _conv, "ConvTranspose": _conv, "Einsum": _einsum, "Gemm": _gemm,
     "GlobalAveragePool": _global_pool, "GlobalMaxPool": _global_pool,
-    "GroupNormalization": _group_norm, "InstanceNormalization": _group_norm, "LRN": _local_norm,
+    "GroupNormalization": _group_norm, "InstanceNormalization": _group_norm,
     "LayerNormalization": _layer_norm, "MatMul": _matmul, "MaxPool": _pool,
     "NegativeLogLikelihoodLoss": _loss, "RMSNormalization": _layer_norm,
     "RotaryEmbedding": _rotary, "SimplifiedLayerNormalization": _layer_norm,

@@ -30,7 +30,14 @@ def with_paths(graph: Graph) -> Graph:
 
 
 def _dotted(path: str) -> str:
-    return ".".join(part for part in re.split(r"[/.]", path) if part)
+    """Slashes as dots; torch's older exporter writes the items of a Sequential as "body/body.0"."""
+    result: list[str] = []
+    last = ""
+    for part in path.split("/"):
+        inner = part.removeprefix(f"{last}.") if last else part
+        result += [name for name in inner.split(".") if name]
+        last = part
+    return ".".join(result)
 
 
 def _numbered(nodes: Sequence[Node]) -> list[Node]:

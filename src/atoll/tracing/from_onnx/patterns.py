@@ -47,13 +47,19 @@ class _Search:
 
     def scaled(self, name: str) -> str:
         """What is multiplied by a number here; itself if nothing is."""
+        return self.factor(name)[0]
+
+    def factor(self, name: str) -> tuple[str, tuple[str, str] | None]:
+        """The same, with the number's name and whether it multiplies ("Mul") or divides."""
         node = self.makers.get(name)
         if node is None or node.op not in _SCALES or not self.private(name):
-            return name
+            return name, None
         left, right = node.inputs
         if self.number(right):
-            return left
-        return right if node.op == "Mul" and self.number(left) else name
+            return left, (right, node.op)
+        if node.op == "Mul" and self.number(left):
+            return right, (left, node.op)
+        return name, None
 
 
 def with_patterns(graph: Graph) -> Graph:
@@ -82,9 +88,7 @@ def with_patterns(graph: Graph) -> Graph:
 def mask_names(graph: Graph) -> set[str]:
     """Initializers that are added to attention scores, directly."""
     return {
-        node.inputs[3]
-        for node in graph.nodes
-        if node.domain == OWN and node.op == "Attention" and len(node.inputs) > 3
+        node.inputs[3] for node in graph.nodes if node.domain == OWN and node.op == "Attention"
     } & set(graph.initializers)
 
 
@@ -102,15 +106,19 @@ def _attention(search: _Search, softmax: Node) -> tuple[Node, Node] | None:
     if softmax.attributes.get("axis", default) not in (-1, 3):
         return None
     name, mask, kind = softmax.inputs[0], "", ""
+    factors: list[tuple[str, str]] = []
     while True:
         node = search.makers.get(name)
         if node is None or not search.private(name):
             return None
         if node.op == "MatMul":
             break
-        under = search.scaled(name)
-        if under != name or node.op == "Cast":
-            name = under if under != name else node.inputs[0]
+        under, factor = search.factor(name)
+        if factor is not None:
+            name = under
+            factors.append(factor)
+        elif node.op == "Cast":
+            name = node.inputs[0]
         elif node.op == "Add" and not mask:
             sides = [i for i in (0, 1) if _leads_to_product(search, node.inputs[i])]
             if len(sides) != 1:
@@ -124,13 +132,26 @@ def _attention(search: _Search, softmax: Node) -> tuple[Node, Node] | None:
             kind = "keep" if sides[0] == 1 else "hide"
         else:
             return None
-    q, k = (search.scaled(side) for side in node.inputs)
+    sides = []
+    for side in node.inputs:
+        under, factor = search.factor(side)
+        sides.append(under)
+        factors += [factor] if factor is not None else []
     last = _after(search, softmax)
     if last is None:
         return None
+    q, k = sides
     straight = _straight_keys(search, k)
-    inputs = (q, straight or k, last[1], *((mask,) if mask else ()))
-    return last[0], _group(last[0], "Attention", inputs, mask=kind, transposed=straight is None)
+    inputs = (q, straight or k, last[1], mask, *(number for number, _ in factors))
+    group = _group(
+        last[0],
+        "Attention",
+        inputs,
+        mask=kind,
+        transposed=straight is None,
+        factors=tuple(op for _, op in factors),
+    )
+    return last[0], group
 
 
 def _straight_keys(search: _Search, name: str) -> str | None:
