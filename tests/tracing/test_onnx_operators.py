@@ -293,7 +293,7 @@ def test_the_rest(tmp_path: Path) -> None:
     nodes = [N("Size", ["x"], ["n"]), N("CastLike", ["n", "x"], ["m"]), N("Mul", ["x", "m"], ["y"])]
     check(tmp_path, nodes, {"x": X}, {})
     nodes = [N("OneHot", ["i", "d", "v"], ["h"], axis=1), N("Add", ["h", "x"], ["y"])]
-    hot = {"d": ints(3), "v": np.array([0, 1], np.float32)}
+    hot = {"d": np.array(3), "v": np.array([0, 1], np.float32)}
     check(tmp_path, nodes, {"x": rand(2, 3), "i": ints(1, 2)}, hot)
     nodes = [N("LogSoftmax", ["x"], ["z"], axis=1),
              N("NegativeLogLikelihoodLoss", ["z", "l"], ["y"], reduction="sum")]  # fmt: skip

@@ -18,6 +18,7 @@ from atoll.tracing.from_onnx.read import can_evaluate, constant, evaluate, fold
 from atoll.tracing.from_onnx.values import Context, UnsupportedError, Value
 from atoll.tracing.torch_api import ValueAskedFor, held
 
+_DATA_SIZED = ("NonZero", "Compress", "Unique", "NonMaxSuppression")
 _STANDARD = {**ops_math.OPERATORS, **ops_shape.OPERATORS, **ops_nn.OPERATORS}
 _GROUPS = {**ops_math.PATTERNS, **ops_nn.PATTERNS}
 
@@ -172,6 +173,8 @@ class GraphModule(nn.Module):
                 return found
         table = _GROUPS if node.domain == OWN else {} if node.domain else _STANDARD
         if node.op not in table:
+            if node.op in _DATA_SIZED and not node.domain:
+                raise UnsupportedError("the size of its result depends on the data")
             raise UnsupportedError("this operator has no counterpart here")
         result: Any = table[node.op](self.context, node, args)
         return result if isinstance(result, tuple | list) else (result,)

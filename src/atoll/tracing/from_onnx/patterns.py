@@ -132,15 +132,15 @@ def _attention(search: _Search, softmax: Node) -> tuple[Node, Node] | None:
             kind = "keep" if sides[0] == 1 else "hide"
         else:
             return None
-    sides = []
-    for side in node.inputs:
-        under, factor = search.factor(side)
-        sides.append(under)
+    operands: list[str] = []
+    for operand in node.inputs:
+        under, factor = search.factor(operand)
+        operands.append(under)
         factors += [factor] if factor is not None else []
     last = _after(search, softmax)
     if last is None:
         return None
-    q, k = sides
+    q, k = operands
     straight = _straight_keys(search, k)
     inputs = (q, straight or k, last[1], mask, *(number for number, _ in factors))
     group = _group(
