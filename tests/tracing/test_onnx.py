@@ -87,7 +87,7 @@ def test_estimates_agree(name: str, tmp_path: Path) -> None:
         file = model.save(tmp_path / f"{label}.json")
         found = atoll.estimate(str(file), "h100", global_batch=8, microbatch=8)
         times.append(found.tokens_per_s_per_device)
-    assert times[0] == pytest.approx(times[1], rel=0.05)
+    assert times[0] == pytest.approx(times[1], rel=0.01)
 
 
 def with_weights(onnx: Any, file: str, target: Path, tied: bool) -> Path:
