@@ -47,7 +47,9 @@ def capture(
     from atoll.api import describe_model
     from atoll.tracing import capture_target
     from atoll.workload import StoredModel
+    from atoll.workload.stored import check_target
 
+    check_target(out)
     start = time.perf_counter()
     model: StoredModel = capture_target(
         target,

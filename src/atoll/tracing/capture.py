@@ -49,7 +49,7 @@ def capture(
     "eager" as autograd does.
     """
     run_module = torch_module()
-    _check_keep(keep)
+    _check(keep, sequence)
     if not callable(module):
         raise AtollError(
             f"expected a torch.nn.Module or a function that returns one, got a "
@@ -71,9 +71,11 @@ def capture(
     return StoredModel(file.name, file)
 
 
-def _check_keep(keep: str) -> None:
+def _check(keep: str, sequence: int | None) -> None:
     if keep not in KEEP:
         raise AtollError(f"keep: allowed are {', '.join(KEEP)}; got {keep!r}")
+    if sequence is not None and sequence < 1:
+        raise AtollError(f"sequence is {sequence}, but must be at least 1")
 
 
 def torch_module() -> Any:
@@ -178,7 +180,7 @@ def capture_graph(
 ) -> StoredModel:
     """As `capture`, for a module that was made of a file; `samples` counts where the batch is
     fixed, `notes` come before the capture's own."""
-    _check_keep(keep)
+    _check(keep, sequence)
     file = _capture_file(
         run_module, module, args, {}, name=name, sequence=sequence, batch_dim=batch_dim,
         kind=kind, loss=None, keep=keep, samples=samples,
@@ -260,6 +262,7 @@ def capture_target(
             dtype=dtype, keep=keep,
         )  # fmt: skip
     run_module = torch_module()
+    _check(keep, sequence)
     given: Any = _inputs(inputs, run_module)
     if target.endswith(".json") or Path(target).is_dir():
         from atoll.tracing.huggingface import module_from_config
@@ -295,8 +298,10 @@ def _builder(target: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise AtollError(f"{target}: cannot import {module_name} ({error})") from None
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        first = (str(error) or "no message").strip().splitlines()[0]
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        raise AtollError(f"{target}: cannot import {module_name} ({kind}{first})") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise AtollError(f"{target}: {module_name} has no {attribute!r}")
@@ -316,6 +321,8 @@ def _inputs(texts: Sequence[str], run_module: Any) -> tuple[Any, ...] | dict[str
                 f"labels=int64[1,4096], got {text!r}"
             )
         shape = [int(n) for n in match[3].split(",") if n.strip()]
+        if 0 in shape:
+            raise AtollError(f"inputs: every size must be at least 1, got {text!r}")
         tensor = run_module.make_tensor(shape, match[2])
         if match[1]:
             named[match[1]] = tensor
