@@ -109,3 +109,56 @@ def test_an_encoder_decoder_of_a_config_is_captured(tmp_path: Path) -> None:
     assert shown["parameters"] == 60_506_624
     repeats = {layer["name"]: layer["repeat"] for layer in shown["layers"]}
     assert repeats["encoder.block.1"] == repeats["decoder.block.1"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("odd:syntax", "--inputs", "int64[1,8]"), "odd:syntax: cannot import odd (SyntaxError: "),
+        (("late:build", "--inputs", "int64[1]"), "cannot import late (ValueError: at import)"),
+        (("mine:leaves", "--inputs", "float32[1,8]"), "could not be built (SystemExit: 3)"),
+        (("mine:Line", "--inputs", "float32[0,8]"), "every size must be at least 1, got"),
+        (("mine:Line", "--inputs", "float32[1,8]", "--sequence", "-3"), "sequence is -3, but must"),
+        (("mine:Line", "--inputs", "float32[1,8]", "--sequence", "0"), "sequence is 0, but must"),
+        (("mine:Line", "--inputs", "float32[1,9]"), "the module did not run (RuntimeError: "),
+        (("model.json",), "model.json: already an atoll-model file; give it to --model"),
+        (("config.json",), "config.json: field 'model_type' is missing"),
+        (("foo.json",), "transformers knows no model_type 'foo'"),
+        (("gpt.json", "--sequence", "4096"), "sequence is 4096, but its position table ends at 64"),
+    ],
+)
+def test_more_mistakes_are_one_sentence(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("torch")
+    if arguments[0].endswith(".json"):
+        pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    gpt = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    files = {
+        "odd.py": "def syntax(:",
+        "late.py": "raise ValueError('at import')",
+        "mine.py": "from torch import nn\n\ndef leaves():\n    raise SystemExit(3)\n\n"
+        "def Line():\n    return nn.Linear(8, 8)\n",
+        "model.json": json.dumps({"format": "atoll-model", "version": 1}),
+        "config.json": "{}",
+        "foo.json": json.dumps({"model_type": "foo"}),
+        "gpt.json": json.dumps({**gpt, "vocab_size": 96}),
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    for module in ("odd", "late", "mine"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    code, said = capture(*arguments, "--out", "m.json")
+    assert code and message in said and len(said) < 400 and "\n" not in said
+    assert capfd.readouterr().err == ""
+    assert not (tmp_path / "m.json").exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    for out, why in ((tmp_path, "it is a folder"), (tmp_path / "no" / "m.json", "no folder")):
+        code, said = capture("nowhere:build", "--inputs", "int64[1]", "--out", str(out))
+        assert code and f"{out}: cannot be written" in said and why in said
+    assert not list(tmp_path.iterdir())

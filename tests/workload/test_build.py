@@ -132,8 +132,13 @@ def test_work_scales_with_the_microbatch(name: str) -> None:
     config = load_config(name)
     one, two = build_model(config, 1, 128), build_model(config, 2, 128)
     for (a, _), (b, _) in zip(one.layers, two.layers, strict=True):
-        assert a.saved_bytes * 2 == b.saved_bytes
+        # T5's relative positions are the same for every sample.
+        table = a.tensors["relative"].bytes if "relative" in a.saved else 0
+        assert (a.saved_bytes - table) * 2 == b.saved_bytes - table
         for x, y in zip((*a.forward, *a.backward), (*b.forward, *b.backward), strict=True):
+            if all("relative" in name for name in x.writes):
+                assert x == y
+                continue
             assert (x.name, x.flops * 2) == (y.name, y.flops)
             assert [v.elements * 2 for v in x.vectors] == [v.elements for v in y.vectors]
 

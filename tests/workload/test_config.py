@@ -28,7 +28,7 @@ def sentence(given: dict[str, object]) -> str:
 
 
 def test_every_zoo_name_loads_under_its_own_name() -> None:
-    assert len(zoo_names()) == 43
+    assert len(zoo_names()) == 49
     for name in zoo_names():
         assert load_config(name).name == name
 
@@ -45,6 +45,8 @@ def test_every_zoo_name_loads_under_its_own_name() -> None:
         ("opt-350m", 2048),
         ("llama2-7b", 4096),
         ("mixtral-8x7b", 4096),
+        ("t5-11b", 512),
+        ("mt5-xl", 1024),
         ("llama3-405b", 8192),
     ],
 )

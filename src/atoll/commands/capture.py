@@ -16,7 +16,8 @@ def capture(
     target: Annotated[
         str,
         typer.Argument(
-            help="package.module:builder, or a config.json (then with the transformers library)."
+            help="package.module:builder, a config.json (with the transformers library), or an "
+            "ONNX file (with the onnx package)."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Write the atoll-model file here.")],
@@ -25,7 +26,9 @@ def capture(
         typer.Option(help='Type and shape, "int64[1,4096]" or "labels=int64[1,4096]"; repeatable.'),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the model in the file.")] = None,
-    sequence: Annotated[int | None, typer.Option(help="Tokens in a sample.")] = None,
+    sequence: Annotated[
+        int | None, typer.Option(help="Tokens in a sample; the open dimension of an ONNX file.")
+    ] = None,
     batch_dim: Annotated[
         int, typer.Option(help="Dimension of the inputs that counts samples; -1 for none.")
     ] = 0,
@@ -37,14 +40,16 @@ def capture(
     ] = "fused",
     as_json: JsonFlag = False,
 ) -> None:
-    """Capture a PyTorch module, forward and backward, without its weights.
+    """Capture a PyTorch module or an ONNX graph, forward and backward, without its weights.
 
     The file can be given wherever a command takes --model.
     """
     from atoll.api import describe_model
     from atoll.tracing import capture_target
     from atoll.workload import StoredModel
+    from atoll.workload.stored import check_target
 
+    check_target(out)
     start = time.perf_counter()
     model: StoredModel = capture_target(
         target,

@@ -48,9 +48,8 @@ def capture(
     from all outputs. `keep` says what the backward pass keeps: "fused" as a fusing compiler,
     "eager" as autograd does.
     """
-    run_module = _torch()
-    if keep not in KEEP:
-        raise AtollError(f"keep: allowed are {', '.join(KEEP)}; got {keep!r}")
+    run_module = torch_module()
+    _check(keep, sequence)
     if not callable(module):
         raise AtollError(
             f"expected a torch.nn.Module or a function that returns one, got a "
@@ -72,7 +71,15 @@ def capture(
     return StoredModel(file.name, file)
 
 
-def _torch() -> Any:
+def _check(keep: str, sequence: int | None) -> None:
+    if keep not in KEEP:
+        raise AtollError(f"keep: allowed are {', '.join(KEEP)}; got {keep!r}")
+    if sequence is not None and sequence < 1:
+        raise AtollError(f"sequence is {sequence}, but must be at least 1")
+
+
+def torch_module() -> Any:
+    """The module that runs others; a sentence where torch is missing."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -101,6 +108,7 @@ def _capture_file(
     kind: Any,
     loss: Callable[[Any], Any] | None,
     keep: str,
+    samples: int = 1,
 ) -> ModelFile:
     """Run the module twice on fake tensors, at two batch sizes, and write down what ran."""
     shapes = run_module.input_shapes([list(args), dict(kwargs)])
@@ -124,8 +132,9 @@ def _capture_file(
     if batch_dim is None:
         trace = run(None)
         layers, chain = _layers(trace, keep)
-        fixed = 1
-        notes.append("microbatch fixed: no dimension of the inputs counts samples")
+        fixed = samples
+        if samples == 1:
+            notes.append("microbatch fixed: no dimension of the inputs counts samples")
     else:
         trace = run(_BATCHES[0])
         small, chain = _layers(trace, keep)
@@ -156,6 +165,29 @@ def _capture_file(
     )
 
 
+def capture_graph(
+    run_module: Any,
+    module: Any,
+    args: Sequence[Any],
+    *,
+    name: str,
+    sequence: int | None,
+    batch_dim: int | None,
+    kind: Any,
+    keep: str,
+    samples: int,
+    notes: Sequence[str],
+) -> StoredModel:
+    """As `capture`, for a module that was made of a file; `samples` counts where the batch is
+    fixed, `notes` come before the capture's own."""
+    _check(keep, sequence)
+    file = _capture_file(
+        run_module, module, args, {}, name=name, sequence=sequence, batch_dim=batch_dim,
+        kind=kind, loss=None, keep=keep, samples=samples,
+    )  # fmt: skip
+    return StoredModel(name, file.model_copy(update={"notes": (*notes, *file.notes)}))
+
+
 def _sequence(shapes: Sequence[tuple[int, ...]], batch_dim: int | None) -> int:
     """Tokens of a sample: the second dimension of a (batch, tokens) input, else 1."""
     first = shapes[0]
@@ -181,7 +213,7 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
     return result, chain
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(names[:4]) + more
 
@@ -192,7 +224,7 @@ def _notes(trace: Trace) -> list[str]:
     if unknown:
         notes.append(f"counted as one operation an element: {', '.join(unknown)}")
     if trace.unused:
-        notes.append(f"parameters that no gradient reaches: {_few(trace.unused)}")
+        notes.append(f"parameters that no gradient reaches: {few(trace.unused)}")
     frozen = [
         v.name
         for v in trace.values
@@ -201,7 +233,7 @@ def _notes(trace: Trace) -> list[str]:
         and v.name not in trace.unused
     ]
     if frozen:
-        notes.append(f"parameters that are not trained: {_few(frozen)}")
+        notes.append(f"parameters that are not trained: {few(frozen)}")
     return notes
 
 
@@ -220,8 +252,17 @@ def capture_target(
     dtype: str | None = "bfloat16",
     keep: str = "fused",
 ) -> StoredModel:
-    """As `capture`, for a "package.module:builder" or a config.json, and inputs in words."""
-    run_module = _torch()
+    """As `capture`, for a "package.module:builder", a config.json or an ONNX file, and inputs in
+    words."""
+    if target.endswith(".onnx"):
+        from atoll.tracing.from_onnx import capture_onnx
+
+        return capture_onnx(
+            target, name=name, inputs=inputs, sequence=sequence, batch_dim=batch_dim,
+            dtype=dtype, keep=keep,
+        )  # fmt: skip
+    run_module = torch_module()
+    _check(keep, sequence)
     given: Any = _inputs(inputs, run_module)
     if target.endswith(".json") or Path(target).is_dir():
         from atoll.tracing.huggingface import module_from_config
@@ -257,8 +298,10 @@ def _builder(target: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise AtollError(f"{target}: cannot import {module_name} ({error})") from None
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        first = (str(error) or "no message").strip().splitlines()[0]
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        raise AtollError(f"{target}: cannot import {module_name} ({kind}{first})") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise AtollError(f"{target}: {module_name} has no {attribute!r}")
@@ -278,6 +321,8 @@ def _inputs(texts: Sequence[str], run_module: Any) -> tuple[Any, ...] | dict[str
                 f"labels=int64[1,4096], got {text!r}"
             )
         shape = [int(n) for n in match[3].split(",") if n.strip()]
+        if 0 in shape:
+            raise AtollError(f"inputs: every size must be at least 1, got {text!r}")
         tensor = run_module.make_tensor(shape, match[2])
         if match[1]:
             named[match[1]] = tensor

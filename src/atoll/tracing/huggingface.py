@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.workload.config import config_from_hf
+from atoll.workload.stored import is_stored
 
 _CAUSAL, _FULL = "atoll_causal", "atoll_full"
 _MASKED_LM = ("bert", "megatron-bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")
@@ -36,6 +38,8 @@ def module_from_config(
             'pip install "atoll[torch,transformers]"'
         ) from None
     given = dict(config) if isinstance(config, dict) else _read(Path(config))
+    if not isinstance(config, dict):
+        _check(given, str(config), sequence)
     model_type = str(given.pop("model_type", ""))
     causal = model_type not in (*_MASKED_LM, *_IMAGE)
     _register(transformers)
@@ -51,9 +55,13 @@ def module_from_config(
         given.setdefault("pad_token_id", 0)
     try:
         settings = transformers.AutoConfig.for_model(model_type, **given)
-    except (ValueError, KeyError) as error:
-        first = str(error).splitlines()[0]
-        raise AtollError(f"transformers knows no model_type {model_type!r} ({first})") from None
+    except KeyError:
+        raise AtollError(f"transformers knows no model_type {model_type!r}") from None
+    except ValueError as error:
+        if model_type not in transformers.CONFIG_MAPPING:
+            raise AtollError(f"transformers knows no model_type {model_type!r}") from None
+        first = str(error).splitlines()[0][:200]
+        raise AtollError(f"transformers cannot read this configuration ({first})") from None
     if any("expert" in name for name in given):
         settings._experts_implementation = "grouped_mm"  # one product, not a loop over the data
     if model_type in _IMAGE:
@@ -102,6 +110,22 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise AtollError(f"{file}: expected a JSON object, found a {type(given).__name__}")
     return given
+
+
+def _check(given: dict[str, Any], where: str, sequence: int) -> None:
+    """Mistakes that fake tensors do not notice, or whose message would not help."""
+    if is_stored(given):
+        raise AtollError(f"{where}: already an atoll-model file; give it to --model")
+    if not given.get("model_type"):
+        raise AtollError(f"{where}: field 'model_type' is missing")
+    try:
+        config = config_from_hf(given, where)
+    except AtollError:  # no family of ours: the library decides
+        return
+    if config.positions == "learned" and not config.patch_inputs and sequence > config.max_sequence:
+        raise AtollError(
+            f"{where}: sequence is {sequence}, but its position table ends at {config.max_sequence}"
+        )
 
 
 def _register(transformers: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,18 @@ def _no_initial_values() -> Iterator[None]:
     finally:
         for name, function in before.items():
             setattr(torch.nn.init, name, function)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Fake tensors log what goes wrong before they raise it; the error says it all."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.disabled
+    log.disabled = True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:
@@ -124,7 +137,7 @@ def _built(factory: Callable[[], Any], dtype: torch.dtype | None) -> torch.nn.Mo
             f"{_place(error)}the value of a tensor is asked for while the module is built, but "
             "fake tensors have none; build the module first and pass it itself"
         ) from error
-    except Exception as error:  # whatever the user's function raises
+    except (Exception, SystemExit) as error:  # whatever the user's function raises
         raise _failed("the module could not be built", error) from error
     if not isinstance(module, torch.nn.Module):
         raise AtollError(
@@ -142,7 +155,7 @@ def _place(error: BaseException) -> str:
     return ""
 
 
-def _failed(what: str, error: Exception) -> AtollError:
+def _failed(what: str, error: BaseException) -> AtollError:
     first = (str(error) or "no message").strip().splitlines()[0]
     return AtollError(f"{_place(error)}{what} ({type(error).__name__}: {first})")
 
@@ -194,6 +207,7 @@ def _record(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.enter_context(_quiet())
         with recorder:
             try:
                 output = torch.func.functional_call(

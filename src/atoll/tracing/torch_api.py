@@ -10,7 +10,7 @@ forward one (torch._C._autograd).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from atoll.errors import AtollError
 from atoll.tracing.trace import Argument, Call, Source, Trace, Value, View
 
-__all__ = ["TORCH", "FakeTensorMode", "Recorder", "ValueAskedFor"]
+__all__ = ["TORCH", "FakeTensorMode", "Recorder", "ValueAskedFor", "held"]
 
 _QUESTIONS = ("prim::device", "aten::is_pinned", "aten::sym_size", "aten::sym_stride")
 TORCH = Path(torch.__file__).parent
@@ -178,6 +178,12 @@ class Recorder(TorchDispatchMode):
 
     def known(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._values
+
+
+def held(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that a module holds without having registered it; its making is not noted."""
+    with _pop_mode_temporarily():
+        return torch.empty(tuple(shape), dtype=dtype)
 
 
 def _line() -> str:

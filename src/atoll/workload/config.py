@@ -65,6 +65,8 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     Hugging Face cache.
     """
     text = str(name_or_path)
+    if not text:
+        raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")
     if text in zoo_names():
         entry = _zoo() / f"{text}.json"
         given = _parse(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
@@ -79,6 +81,10 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         path = path / "config.json"
         if not path.is_file():
             raise AtollError(f"{text} is a folder without a config.json in it")
+    if path.suffix == ".onnx":
+        raise AtollError(
+            f"{text}: an ONNX file is captured first: atoll capture {text} --out model.json"
+        )
     if path.is_file():
         given = _parse(_read(path), str(path))
         # A folder is the better name for a file that everyone calls config.json.
@@ -91,7 +97,8 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         config = config_from_hf(_parse(_read(cached), text), text)
         return replace(config, name=text.rpartition("/")[2])
     if path.suffix == ".json" or len(path.parts) > 1:
-        nor = ", nor is it in the local Hugging Face cache" if is_model_id(text) else ""
+        cachable = is_model_id(text) and path.suffix != ".json"
+        nor = ", nor is it in the local Hugging Face cache" if cachable else ""
         raise AtollError(f"{text}: no such file or folder{nor}")
     close = difflib.get_close_matches(text.lower(), zoo_names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(zoo_names())}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -90,7 +92,20 @@ def write_stored(file: ModelFile, path: str | Path) -> None:
         beside.write_text(text + "\n", encoding="utf-8")
         beside.replace(target)
     except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise AtollError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def check_target(path: str | Path) -> None:
+    """Refuse a place where no file can be written, before the work of making one."""
+    target = Path(path)
+    if target.is_dir():
+        raise AtollError(f"{path}: cannot be written (it is a folder)")
+    if not target.parent.is_dir():
+        raise AtollError(f"{path}: cannot be written (there is no folder {target.parent})")
+    if not os.access(target.parent, os.W_OK):
+        raise AtollError(f"{path}: cannot be written (no permission in {target.parent})")
 
 
 def stored_widths(stored: StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:

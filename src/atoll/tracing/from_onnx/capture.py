@@ -1,0 +1,194 @@
+"""From an ONNX file to a model that Atoll can search for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.tracing.capture import capture_graph, few, torch_module
+from atoll.tracing.from_onnx.graph import Graph, Input, trained
+from atoll.tracing.from_onnx.paths import with_paths
+from atoll.tracing.from_onnx.patterns import mask_names, with_patterns
+from atoll.tracing.from_onnx.read import fold, package, read_graph, tie
+from atoll.workload.stored import StoredModel
+
+_SHAPE = re.compile(r"(?:([^=\[]+)=)?(\w+)\[([0-9, ]*)\]")
+_CACHES = re.compile(r"(present|past_key|past\.|cache)")
+_ALL_ONES = "attention_mask"
+
+
+def capture_onnx(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    inputs: Sequence[str] = (),
+    sequence: int | None = None,
+    batch_dim: int | None = 0,
+    dtype: str | None = "bfloat16",
+    keep: str = "fused",
+) -> StoredModel:
+    """A model from the forward graph in an ONNX file; the backward pass is derived.
+
+    `inputs` are shapes such as "input_ids=int64[1,512]"; without, those in the file count, and
+    `sequence` stands for the one dimension, beside the batch, that it leaves open.
+    """
+    package()
+    run_module = torch_module()
+    from atoll.tracing.from_onnx.module import GraphModule
+
+    where = str(path)
+    graph, notes = prepared(path)
+    shapes = _shapes(where, graph, _given(inputs), sequence, batch_dim)
+    open_dim = batch_dim
+    first = graph.inputs[0]
+    if batch_dim is not None and (batch_dim >= len(first.dims) or first.dims[batch_dim] == ""):
+        raise AtollError(
+            f"{where}: input {first.name} has no dimension {batch_dim} with a name or a size; give "
+            "--batch-dim, or -1 where no dimension counts samples"
+        )
+    samples = 1
+    if batch_dim is not None and isinstance(first.dims[batch_dim], int):
+        open_dim, samples = None, int(first.dims[batch_dim])
+        notes.append(
+            f"microbatch fixed at {samples}: the file fixes dimension {batch_dim} of {first.name}; "
+            "export with a dynamic batch for others"
+        )
+    growing = [
+        i for i in graph.inputs
+        if open_dim is None or _has(i, open_dim, first.dims[open_dim])
+    ]  # fmt: skip
+    kind = run_module.dtype_named(dtype)
+    module = GraphModule(
+        where, graph, growing,
+        {i.name: shapes[i.name] for i in graph.inputs if i not in growing},
+        [i.name for i in graph.inputs if i.name == _ALL_ONES], kind,
+    ).eval()  # fmt: skip
+    examples = [run_module.make_tensor(shapes[i.name], i.dtype) for i in growing]
+    tokens = sequence
+    if tokens is None and batch_dim == 0:
+        shape = shapes[first.name]
+        tokens = shape[1] if len(shape) == 2 else 1
+    return capture_graph(
+        run_module, module, examples, name=name or Path(path).stem, sequence=tokens,
+        batch_dim=open_dim, kind=kind, keep=keep, samples=samples, notes=notes,
+    )  # fmt: skip
+
+
+def prepared(path: str | Path) -> tuple[Graph, list[str]]:
+    """The graph with its groups, weights and paths, and what a reader of the model should know."""
+    graph = read_graph(path)
+    if not graph.inputs:
+        raise AtollError(f"{path}: the graph has no inputs")
+    kept = tuple(output for output in graph.outputs if not _CACHES.match(output))
+    notes = []
+    if kept and kept != graph.outputs:
+        notes.append("outputs that hold keys and values for later calls are left out")
+        graph = replace(graph, outputs=kept)
+    graph = with_patterns(graph)
+    weights = trained(graph, mask_names(graph))
+    if not weights:
+        raise AtollError(f"{path}: the graph reads no floating-point initializer: nothing to train")
+    constants = {name for name in graph.initializers if name not in weights}
+    taken = [
+        name for name in constants
+        if graph.initializers[name].floating and graph.initializers[name].elements > 1
+    ]  # fmt: skip
+    if taken:
+        notes.append(f"taken as constants, not as weights: {few(sorted(taken))}")
+    graph = with_paths(fold(replace(graph, weights=weights), constants))
+    graph, tied = tie(graph)
+    notes += tied
+    read = {name for node in graph.nodes for name in node.inputs}
+    graph = replace(graph, inputs=tuple(i for i in graph.inputs if i.name in read))
+    if not graph.inputs:
+        raise AtollError(f"{path}: no output of the graph depends on its inputs")
+    if any(i.name == _ALL_ONES for i in graph.inputs):
+        notes.append(f"{_ALL_ONES} is taken as all ones: sequences are full")
+    return graph, notes
+
+
+def _has(given: Input, dim: int, name: int | str) -> bool:
+    return dim < len(given.dims) and given.dims[dim] == name
+
+
+def _given(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | list[tuple[int, ...]]:
+    """Shapes by input name, or in order."""
+    named: dict[str, tuple[int, ...]] = {}
+    in_order: list[tuple[int, ...]] = []
+    for text in texts:
+        match = _SHAPE.fullmatch(text.strip())
+        if match is None:
+            raise AtollError(
+                f"inputs: expected a type and a shape such as input_ids=int64[1,512], got {text!r}"
+            )
+        shape = tuple(int(n) for n in match[3].split(",") if n.strip())
+        if match[1]:
+            named[match[1]] = shape
+        else:
+            in_order.append(shape)
+    if named and in_order:
+        raise AtollError("inputs: either all by name or none, not both")
+    return named or in_order
+
+
+def _shapes(
+    where: str,
+    graph: Graph,
+    given: dict[str, tuple[int, ...]] | list[tuple[int, ...]],
+    sequence: int | None,
+    batch_dim: int | None,
+) -> dict[str, tuple[int, ...]]:
+    """A shape for every input; names of dimensions mean the same size everywhere."""
+    if isinstance(given, list):
+        given = dict(zip((i.name for i in graph.inputs), given, strict=False))
+    for name in given:
+        if name not in {i.name for i in graph.inputs}:
+            known = ", ".join(i.name for i in graph.inputs)
+            raise AtollError(f"{where}: no input is called {name!r}; those that are used: {known}")
+    sizes: dict[str, int] = {}
+    first = graph.inputs[0].dims
+    if batch_dim is not None and batch_dim < len(first):
+        sizes[str(first[batch_dim])] = 1
+    for declared in graph.inputs:
+        shape = given.get(declared.name)
+        if shape is None:
+            continue
+        if len(shape) != len(declared.dims) or any(
+            isinstance(d, int) and d != n for d, n in zip(declared.dims, shape, strict=True)
+        ):
+            raise AtollError(
+                f"{where}: input {declared.name} is {_words(declared)} in the file, but "
+                f"{list(shape)} was given"
+            )
+        for dim, size in zip(declared.dims, shape, strict=True):
+            if isinstance(dim, str) and dim:
+                sizes.setdefault(dim, size)
+    free = {d for i in graph.inputs if i.name not in given for d in i.dims if isinstance(d, str)}
+    free -= sizes.keys()
+    if sequence is not None and len(free) == 1 and "" not in free:
+        sizes[free.pop()] = sequence
+    result = {}
+    for declared in graph.inputs:
+        if declared.name in given:
+            result[declared.name] = given[declared.name]
+            continue
+        open_ = [d for d in declared.dims if isinstance(d, str) and d not in sizes]
+        if open_:
+            example = ",".join(str(sizes.get(str(d), d if isinstance(d, int) else 512))
+                               for d in declared.dims)  # fmt: skip
+            raise AtollError(
+                f"{where}: input {declared.name} is {_words(declared)}, with sizes left open; give "
+                f'--sequence N, or its shape: --inputs "{declared.name}={declared.dtype}'
+                f'[{example}]"'
+            )
+        result[declared.name] = tuple(d if isinstance(d, int) else sizes[d] for d in declared.dims)
+    return result
+
+
+def _words(declared: Input) -> str:
+    dims: list[Any] = [d if d != "" else "?" for d in declared.dims]
+    return f"{declared.dtype}[{', '.join(str(d) for d in dims)}]"

@@ -1,0 +1,216 @@
+"""An ONNX graph in plain data: nodes, inputs, weights, and the values that are known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+LARGEST_KNOWN = 1 << 24
+"""Elements of a constant that is computed; a larger one is a tensor like any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator; `path` is the module that it belongs to ("layers.0.mlp")."""
+
+    op: str
+    domain: str
+    name: str
+    inputs: tuple[str, ...]
+    """Names of values; "" for one that is left out."""
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    path: str = ""
+    proto: Any = None
+    """The node as the onnx package has it, for its evaluation."""
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        label = self.name or (self.outputs[0] if self.outputs else "")
+        return f"node {label} ({self.domain + '.' if self.domain else ''}{self.op})"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A graph input; a dimension is a number, a name, or "" where the file is silent."""
+
+    name: str
+    dims: tuple[int | str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Initializer:
+    """A tensor of the file. Its data are read only if asked for, and may not be there (None)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str = ""
+    """"PARAMETER" or "BUFFER" where the exporter says which."""
+    load: Callable[[], Array | None] = lambda: None
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype in FLOATS
+
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph whose nodes are in an order in which they can run."""
+
+    name: str
+    opset: int
+    nodes: tuple[Node, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+    initializers: Mapping[str, Initializer]
+    known: Mapping[str, Array] = field(default_factory=dict)
+    """Values that do not depend on the inputs: shapes, indices, masks, scalars."""
+    weights: tuple[str, ...] = ()
+    """Initializers that training changes."""
+    float_type: str = "float32"
+    """The type of most weights: the one that `dtype` replaces."""
+
+    def readers(self) -> dict[str, list[Node]]:
+        result: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                result.setdefault(name, []).append(node)
+        return result
+
+    def makers(self) -> dict[str, Node]:
+        return {name: node for node in self.nodes for name in node.outputs}
+
+
+def without_aliases(graph: Graph) -> Graph:
+    """Identity nodes are other names for what they read."""
+    same: dict[str, str] = {}
+    kept = []
+    for node in graph.nodes:
+        inputs = tuple(same.get(name, name) for name in node.inputs)
+        if node.op == "Identity" and not node.domain:
+            same[node.outputs[0]] = inputs[0]
+        else:
+            kept.append(replace(node, inputs=inputs))
+    outputs = tuple(same.get(name, name) for name in graph.outputs)
+    return replace(graph, nodes=tuple(kept), outputs=outputs)
+
+
+def without_dead_nodes(graph: Graph) -> Graph:
+    wanted = set(graph.outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if any(name in wanted for name in node.outputs):
+            wanted.update(node.inputs)
+            wanted.update(outer_names(node))
+            kept.append(node)
+    return replace(graph, nodes=tuple(kept[::-1]))
+
+
+def outer_names(node: Node) -> set[str]:
+    """Values that the branches of an If read from around it."""
+    found: set[str] = set()
+    for value in node.attributes.values():
+        if isinstance(value, Graph):
+            found.update(name for inner in value.nodes for name in inner.inputs)
+            found.update(value.outputs)
+            found.update(name for inner in value.nodes for name in outer_names(inner))
+    return found
+
+
+# --- which initializers are weights ---------------------------------------------------------------
+
+# Uses that train nothing: positions of these inputs, or all inputs (None).
+_FIXED_USES: dict[str, tuple[int, ...] | None] = {
+    "BatchNormalization": (3, 4),
+    "Where": None, "Equal": None, "Less": None, "LessOrEqual": None, "Greater": None,
+    "GreaterOrEqual": None, "Clip": (1, 2), "Range": None, "Pad": (2,), "Trilu": None,
+    "Resize": (1, 2), "IsNaN": None, "OneHot": None,
+}  # fmt: skip
+_SMALL = 4096
+_ANGLES = ("Cast", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Concat", "Mul",
+           "MatMul", "Einsum")  # fmt: skip
+
+
+def trained(graph: Graph, masks: set[str]) -> tuple[str, ...]:
+    """Floating initializers of more than one element, unless the file says "buffer" or their use
+    does: statistics of batch norms, conditions, masks, rotary positions.
+    """
+    readers = graph.readers()
+    frequencies = _frequencies(graph)
+    marked = any(given.kind for given in graph.initializers.values())
+    found = []
+    for name, given in graph.initializers.items():
+        if not given.floating or name not in readers or given.kind == "BUFFER":
+            continue
+        if given.kind == "PARAMETER":
+            found.append(name)
+            continue
+        fixed = all(_fixed(node, name) for node in readers[name]) or _rotation(given, readers[name])
+        if marked and given.elements <= _SMALL and _all_equal(given.load()):
+            continue  # the exporter's own ones and zeros: weights would be marked
+        if given.elements > 1 and not fixed and name not in frequencies | masks:
+            found.append(name)
+    return tuple(found)
+
+
+def _all_equal(data: Array | None) -> bool:
+    return data is not None and data.size > 0 and bool((data == data.reshape(-1)[0]).all())
+
+
+def _rotation(given: Initializer, readers: Sequence[Node]) -> bool:
+    """A table of sines for rotary positions: multiplied with activations, position by position."""
+    wide = sum(n > 1 for n in given.shape) > 1
+    return wide and all(node.op == "Mul" for node in readers)
+
+
+def _fixed(node: Node, name: str) -> bool:
+    if node.op not in _FIXED_USES:
+        return False
+    positions = _FIXED_USES[node.op]
+    return positions is None or all(
+        i in positions for i, given in enumerate(node.inputs) if given == name
+    )
+
+
+def _frequencies(graph: Graph) -> set[str]:
+    """Vectors that lead to a sine or cosine through products and views (rotary positions)."""
+    makers = graph.makers()
+    pending = [name for node in graph.nodes if node.op in ("Sin", "Cos") for name in node.inputs]
+    found: set[str] = set()
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        given = graph.initializers.get(name)
+        if given is not None and max(given.shape, default=1) == given.elements:
+            found.add(name)
+        node = makers.get(name)
+        if node is not None and node.op in _ANGLES:
+            pending.extend(node.inputs)
+    return found
+
+
+def most_common_float(initializers: Mapping[str, Initializer]) -> str:
+    """By elements, among floating ones."""
+    total: dict[str, int] = {}
+    for given in initializers.values():
+        if given.floating:
+            total[given.dtype] = total.get(given.dtype, 0) + given.elements
+    return max(total, key=lambda name: total[name], default="float32")

@@ -1,0 +1,289 @@
+"""Groups of nodes that are one operator: attention, linears, GELU and SiLU in small steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isclose, pi, sqrt
+
+from atoll.tracing.from_onnx.graph import Graph, Node, without_dead_nodes
+
+OWN = "atoll"
+"""Domain of the operators that stand for groups."""
+_SCALES = ("Mul", "Div")
+_OF_SHAPES = ("Shape", "Size", "Gather", "Slice", "Cast", "Sqrt", "Div", "Reciprocal", "Mul",
+              "Squeeze", "Unsqueeze")  # fmt: skip
+
+
+@dataclass
+class _Search:
+    """The graph while groups are looked for."""
+
+    graph: Graph
+    makers: dict[str, Node]
+    readers: dict[str, list[Node]]
+
+    def only_reader(self, name: str) -> Node | None:
+        found = self.readers.get(name, [])
+        return found[0] if len(found) == 1 and name not in self.graph.outputs else None
+
+    def private(self, name: str) -> bool:
+        return self.only_reader(name) is not None
+
+    def scalar(self, name: str) -> float | None:
+        value = self.graph.known.get(name)
+        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+
+    def number(self, name: str) -> bool:
+        """Whether this is one number: a constant, or computed from a shape."""
+        node = self.makers.get(name)
+        if node is None:
+            return self.scalar(name) is not None
+        if node.op in ("Shape", "Size"):
+            return True
+        return node.op in _OF_SHAPES and all(
+            side in self.graph.known or self.number(side) for side in node.inputs
+        )
+
+    def scaled(self, name: str) -> str:
+        """What is multiplied by a number here; itself if nothing is."""
+        return self.factor(name)[0]
+
+    def factor(self, name: str) -> tuple[str, tuple[str, str] | None]:
+        """The same, with the number's name and whether it multiplies ("Mul") or divides."""
+        node = self.makers.get(name)
+        if node is None or node.op not in _SCALES or not self.private(name):
+            return name, None
+        left, right = node.inputs
+        if self.number(right):
+            return left, (right, node.op)
+        if node.op == "Mul" and self.number(left):
+            return right, (left, node.op)
+        return name, None
+
+
+def with_patterns(graph: Graph) -> Graph:
+    """The graph with every group that is recognised as one node, where its last node was."""
+    search = _Search(graph, graph.makers(), graph.readers())
+    instead: dict[int, Node] = {}
+    for node in graph.nodes:
+        found = None
+        if node.op == "Softmax":
+            found = _attention(search, node)
+        elif node.op == "Erf":
+            found = _erf_gelu(search, node)
+        elif node.op == "Tanh":
+            found = _tanh_gelu(search, node)
+        elif node.op == "Sigmoid":
+            found = _silu(search, node)
+        elif node.op == "MatMul":
+            found = _linear(search, node)
+        if found is not None:
+            last, group = found
+            instead[id(last)] = group
+    nodes = tuple(instead.get(id(node), node) for node in graph.nodes)
+    return without_dead_nodes(replace(graph, nodes=nodes))
+
+
+def mask_names(graph: Graph) -> set[str]:
+    """Initializers that are added to attention scores, directly."""
+    return {
+        node.inputs[3] for node in graph.nodes if node.domain == OWN and node.op == "Attention"
+    } & set(graph.initializers)
+
+
+def _group(last: Node, op: str, inputs: tuple[str, ...], **attributes: object) -> Node:
+    settings: Mapping[str, object] = attributes
+    return replace(last, op=op, domain=OWN, inputs=inputs, attributes=settings)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def _attention(search: _Search, softmax: Node) -> tuple[Node, Node] | None:
+    """softmax(scale * q k^T + mask) v; scales lie in front of the product or behind it."""
+    default = -1 if search.graph.opset >= 13 else 1
+    if softmax.attributes.get("axis", default) not in (-1, 3):
+        return None
+    name, mask, kind = softmax.inputs[0], "", ""
+    factors: list[tuple[str, str]] = []
+    while True:
+        node = search.makers.get(name)
+        if node is None or not search.private(name):
+            return None
+        if node.op == "MatMul":
+            break
+        under, factor = search.factor(name)
+        if factor is not None:
+            name = under
+            factors.append(factor)
+        elif node.op == "Cast":
+            name = node.inputs[0]
+        elif node.op == "Add" and not mask:
+            sides = [i for i in (0, 1) if _leads_to_product(search, node.inputs[i])]
+            if len(sides) != 1:
+                return None
+            name, mask, kind = node.inputs[sides[0]], node.inputs[1 - sides[0]], "add"
+        elif node.op == "Where" and not mask:
+            sides = [i for i in (1, 2) if _leads_to_product(search, node.inputs[i])]
+            if len(sides) != 1:
+                return None
+            name, mask = node.inputs[sides[0]], node.inputs[0]
+            kind = "keep" if sides[0] == 1 else "hide"
+        else:
+            return None
+    operands: list[str] = []
+    for operand in node.inputs:
+        under, factor = search.factor(operand)
+        operands.append(under)
+        factors += [factor] if factor is not None else []
+    last = _after(search, softmax)
+    if last is None:
+        return None
+    q, k = operands
+    straight = _straight_keys(search, k)
+    inputs = (q, straight or k, last[1], mask, *(number for number, _ in factors))
+    group = _group(
+        last[0],
+        "Attention",
+        inputs,
+        mask=kind,
+        transposed=straight is None,
+        factors=tuple(op for _, op in factors),
+    )
+    return last[0], group
+
+
+def _straight_keys(search: _Search, name: str) -> str | None:
+    """The keys before they were flattened to three dimensions, transposed and unfolded again, as
+    torch's exporter does it."""
+    for op, perm in (("Reshape", None), ("Transpose", [0, 2, 1]), ("Reshape", None)):
+        node = search.makers.get(name)
+        if node is None or node.op != op or not search.private(name):
+            return None
+        if perm is not None and list(node.attributes.get("perm", ())) != perm:
+            return None
+        name = node.inputs[0]
+    return name
+
+
+def _leads_to_product(search: _Search, name: str) -> bool:
+    node = search.makers.get(name)
+    while node is not None and search.private(name):
+        if node.op == "MatMul":
+            return True
+        under = search.scaled(name)
+        if under == name and node.op not in ("Cast", "Add", "Where"):
+            return False
+        if node.op in ("Add", "Where"):
+            return any(
+                _leads_to_product(search, side) for side in node.inputs if side not in ("", name)
+            )
+        name = under if under != name else node.inputs[0]
+        node = search.makers.get(name)
+    return False
+
+
+def _after(search: _Search, softmax: Node) -> tuple[Node, str] | None:
+    """The product with the values, behind a cast, a dropout or a guard against empty rows."""
+    name = softmax.outputs[0]
+    if name in search.graph.outputs:
+        return None
+    while True:
+        readers = search.readers.get(name, [])
+        guard = sorted(node.op for node in readers) == ["IsNaN", "Where"]
+        if len(readers) != 1 and not guard:
+            return None
+        node = next(n for n in readers if n.op != "IsNaN")
+        if node.op == "MatMul":
+            return (node, node.inputs[1]) if node.inputs[0] == name else None
+        if node.op not in ("Cast", "Dropout") and not guard:
+            return None
+        name = node.outputs[0]
+        if name in search.graph.outputs:
+            return None
+
+
+def _linear(search: _Search, product: Node) -> tuple[Node, Node] | None:
+    """A product with a weight, and a bias behind it."""
+    weight = search.graph.initializers.get(product.inputs[1])
+    plus = search.only_reader(product.outputs[0])
+    if weight is None or len(weight.shape) != 2 or plus is None or plus.op != "Add":
+        return None
+    other = plus.inputs[1] if plus.inputs[0] == product.outputs[0] else plus.inputs[0]
+    bias = search.graph.initializers.get(other)
+    if bias is None or bias.shape != weight.shape[1:]:
+        return None
+    return plus, _group(plus, "Linear", (*product.inputs, other))
+
+
+# --- activations ----------------------------------------------------------------------------------
+
+
+def _erf_gelu(search: _Search, erf: Node) -> tuple[Node, Node] | None:
+    """x / 2 * (1 + erf(x / sqrt 2)), in any order of its factors."""
+    x = search.scaled(erf.inputs[0])
+    plus = search.only_reader(erf.outputs[0])
+    if x == erf.inputs[0] or plus is None or plus.op != "Add":
+        return None
+    if not _adds_one(search, plus, erf.outputs[0]):
+        return None
+    return _half_times(search, x, plus.outputs[0], "none")
+
+
+def _tanh_gelu(search: _Search, tanh: Node) -> tuple[Node, Node] | None:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    inner = search.scaled(tanh.inputs[0])
+    scale = search.makers.get(tanh.inputs[0])
+    total = search.makers.get(inner)
+    plus = search.only_reader(tanh.outputs[0])
+    if inner == tanh.inputs[0] or scale is None or total is None or total.op != "Add":
+        return None
+    factors = [search.scalar(name) for name in scale.inputs]
+    if not any(f is not None and isclose(f, sqrt(2 / pi), rel_tol=1e-2) for f in factors):
+        return None
+    for x, cubed in (total.inputs, total.inputs[::-1]):
+        power = search.makers.get(search.scaled(cubed))
+        if power is None or x not in power.inputs:
+            continue
+        if plus is None or plus.op != "Add" or not _adds_one(search, plus, tanh.outputs[0]):
+            return None
+        return _half_times(search, x, plus.outputs[0], "tanh")
+    return None
+
+
+def _adds_one(search: _Search, plus: Node, name: str) -> bool:
+    other = plus.inputs[1] if plus.inputs[0] == name else plus.inputs[0]
+    return search.scalar(other) == 1.0
+
+
+def _half_times(search: _Search, x: str, gate: str, approximate: str) -> tuple[Node, Node] | None:
+    """(x / 2) * gate, (x * gate) / 2 or x * (gate / 2)."""
+    halved = False
+    name, multiplied = gate, False
+    while not (halved and multiplied):
+        node = search.only_reader(name)
+        if node is None or node.op not in _SCALES:
+            return None
+        other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
+        number = search.scalar(other)
+        if number in ((0.5,) if node.op == "Mul" else (2.0,)) and not halved:
+            halved = True
+        elif node.op == "Mul" and not multiplied and other == x:
+            multiplied = True
+        elif node.op == "Mul" and not multiplied and not halved and search.scaled(other) == x:
+            halved = multiplied = True
+        else:
+            return None
+        name = node.outputs[0]
+        last = node
+    return last, _group(last, "Gelu", (x,), approximate=approximate)
+
+
+def _silu(search: _Search, sigmoid: Node) -> tuple[Node, Node] | None:
+    """x * sigmoid(x)."""
+    x = sigmoid.inputs[0]
+    times = search.only_reader(sigmoid.outputs[0])
+    if times is None or times.op != "Mul" or x not in times.inputs:
+        return None
+    return times, _group(times, "Silu", (x,))

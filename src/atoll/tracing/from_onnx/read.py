@@ -1,0 +1,289 @@
+"""Reading an ONNX file with the onnx package, and evaluating nodes whose inputs are known."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import AtollError
+from atoll.tracing.from_onnx.graph import (
+    LARGEST_KNOWN,
+    Array,
+    Graph,
+    Initializer,
+    Input,
+    Node,
+    most_common_float,
+    without_aliases,
+    without_dead_nodes,
+)
+
+INSTALL = 'reading an ONNX file needs the onnx package and PyTorch: pip install "atoll[onnx]"'
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_LARGEST_COMPARED = 1 << 28
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
+           "Multinomial")  # fmt: skip
+
+
+def package() -> Any:
+    try:
+        import onnx
+        import onnx.inliner
+        import onnx.reference
+    except ImportError:
+        raise AtollError(INSTALL) from None
+    return onnx
+
+
+def read_graph(path: str | Path) -> Graph:
+    """The file's graph, with everything folded that does not depend on its inputs."""
+    onnx = package()
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
+    except Exception:  # protobuf's own, which has no stable name
+        raise AtollError(f"{path}: not an ONNX file") from None
+    if not model.graph.node:
+        raise AtollError(f"{path}: not an ONNX file, or one without any node")
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    graph = _graph(onnx, model.graph, opsets.get("", 1), Path(path).parent)
+    return fold(without_dead_nodes(without_aliases(graph)))
+
+
+def _graph(onnx: Any, proto: Any, opset: int, folder: Path) -> Graph:
+    kinds = {
+        info.name: entry.value
+        for info in (*proto.value_info, *proto.input)
+        for entry in info.metadata_props
+        if entry.key == _KIND
+    }
+    tensors = [_initializer(onnx, tensor, kinds, folder) for tensor in proto.initializer]
+    initializers = {tensor.name: tensor for tensor in tensors}
+    return Graph(
+        name=proto.name,
+        opset=opset,
+        nodes=tuple(_node(onnx, node, opset, folder) for node in proto.node),
+        inputs=tuple(_input(i) for i in proto.input if i.name not in initializers),
+        outputs=tuple(output.name for output in proto.output),
+        initializers=initializers,
+        float_type=most_common_float(initializers),
+    )
+
+
+def type_name(number: int) -> str:
+    """A type of ONNX by the name that torch and numpy give it."""
+    name = str(package().TensorProto.DataType.Name(number)).lower()
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def _input(info: Any) -> Input:
+    kind = info.type.tensor_type
+    if not info.type.HasField("tensor_type"):
+        raise AtollError(f"input {info.name}: only tensors can be inputs")
+    dims = tuple(
+        d.dim_value if d.HasField("dim_value") else d.dim_param or "" for d in kind.shape.dim
+    )
+    return Input(info.name, dims, type_name(kind.elem_type))
+
+
+def _initializer(onnx: Any, tensor: Any, kinds: dict[str, str], folder: Path) -> Initializer:
+    dtype = type_name(tensor.data_type)
+    shape = tuple(tensor.dims)
+    kind = kinds.get(tensor.name, "")
+
+    def load() -> Array | None:
+        try:
+            return np.asarray(onnx.numpy_helper.to_array(tensor, str(folder)))
+        except Exception:  # external data that are not there
+            return None
+
+    return Initializer(tensor.name, shape, dtype, kind, load)
+
+
+def tie(graph: Graph) -> tuple[Graph, list[str]]:
+    """Exporters fold the transposition of a tied head into a second copy of the word table. The
+    copy goes where the data in the file show that it is one; where they are missing, a note."""
+    notes = []
+    readers = graph.readers()
+    tables = [
+        name for name in graph.weights
+        if any(n.op == "Gather" and n.inputs[0] == name for n in readers.get(name, ()))
+    ]  # fmt: skip
+    for table in tables:
+        shape = graph.initializers[table].shape
+        for name in graph.weights:
+            found = readers.get(name, [])
+            product = len(found) == 1 and found[0].op in ("MatMul", "Linear")
+            if not product or graph.initializers[name].shape != shape[::-1] or len(shape) != 2:
+                continue
+            large = graph.initializers[table].elements > _LARGEST_COMPARED
+            data, other = (None if large else graph.initializers[n].load() for n in (table, name))
+            if data is None or other is None:
+                notes.append(
+                    f"{table} and {name} have one shape: if they are tied, count them once"
+                )
+            elif np.array_equal(data, other.T):
+                graph = _transposed(graph, table, name, found[0])
+    return graph, notes
+
+
+def _transposed(graph: Graph, table: str, copy: str, reader: Node) -> Graph:
+    """The copy becomes a view of the table, made where it is read."""
+    view = Node("Transpose", "", f"{copy}.tied", (table,), (copy,), {"perm": [1, 0]}, reader.path)
+    nodes = [step for n in graph.nodes for step in ((view, n) if n is reader else (n,))]
+    return replace(
+        graph,
+        nodes=tuple(nodes),
+        weights=tuple(name for name in graph.weights if name != copy),
+        initializers={k: v for k, v in graph.initializers.items() if k != copy},
+    )
+
+
+def _node(onnx: Any, proto: Any, opset: int, folder: Path) -> Node:
+    attributes: dict[str, Any] = {}
+    for attribute in proto.attribute:
+        value = onnx.helper.get_attribute_value(attribute)
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        elif isinstance(value, onnx.TensorProto):
+            value = onnx.numpy_helper.to_array(value, str(folder))
+        elif isinstance(value, onnx.GraphProto):
+            value = _graph(onnx, value, opset, folder)
+        attributes[attribute.name] = value
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    return Node(
+        op=proto.op_type,
+        domain=domain,
+        name=proto.name,
+        inputs=tuple(proto.input),
+        outputs=tuple(proto.output),
+        attributes=attributes,
+        path=_scope(proto),
+        proto=proto,
+    )
+
+
+def _scope(proto: Any) -> str:
+    """The module's path as the exporter wrote it down; else the node's name without its end."""
+    for entry in proto.metadata_props:
+        if entry.key == _SCOPES:
+            try:
+                scopes = ast.literal_eval(entry.value)
+            except (ValueError, SyntaxError):
+                continue
+            if isinstance(scopes, list) and len(scopes) > 1:
+                return str(scopes[-2]).replace(".", "/")
+    return str(proto.name).rpartition("/")[0].strip("/")
+
+
+# --- known values ---------------------------------------------------------------------------------
+
+
+def fold(graph: Graph, more: Collection[str] = ()) -> Graph:
+    """Evaluate what depends on no input and on no weight: on integers, on single numbers, and on
+    the initializers in `more`. The data of others are never looked at.
+    """
+    known = dict(graph.known)
+    for name, given in graph.initializers.items():
+        small = given.elements <= 1 or not given.floating or name in more
+        if name in known or not small or given.elements > LARGEST_KNOWN:
+            continue
+        if given.kind == "PARAMETER":
+            continue
+        data = given.load()
+        if data is not None:
+            known[name] = data
+    kept = []
+    for node in graph.nodes:
+        if node.op == "Constant" and not node.domain:
+            value = constant(node)
+            if value is not None:
+                known[node.outputs[0]] = value
+                continue
+        read = [name for name in node.inputs if name]
+        if read and all(name in known for name in read) and can_evaluate(node):
+            results = evaluate(node, [known.get(name) for name in node.inputs], graph.opset)
+            if results is not None:
+                known.update(zip(node.outputs, results, strict=False))
+                continue
+        kept.append(node)
+    return without_dead_nodes(replace(graph, nodes=tuple(kept), known=known))
+
+
+def constant(node: Node) -> Array | None:
+    for name, value in node.attributes.items():
+        if name == "value":
+            return np.asarray(value)
+        if name in ("value_int", "value_ints"):
+            return np.asarray(value, np.int64)
+        if name in ("value_float", "value_floats"):
+            return np.asarray(value, np.float32)
+    return None
+
+
+def can_evaluate(node: Node) -> bool:
+    return not node.domain and node.op not in _RANDOM and node.op not in ("Loop", "Scan", "If")
+
+
+_RESULTS: dict[object, tuple[Array, ...]] = {}
+
+
+def evaluate(node: Node, inputs: Sequence[Array | None], opset: int) -> tuple[Array, ...] | None:
+    """The outputs by the onnx package's reference; None where it fails or they are too large."""
+    if _grows(node, inputs):
+        return None
+    small = sum(value.size for value in inputs if value is not None) <= 4096
+    key = None
+    if small:
+        given = tuple(None if v is None else (v.dtype.str, v.shape, v.tobytes()) for v in inputs)
+        attributes = tuple(a.SerializeToString() for a in node.proto.attribute)
+        key = (node.op, opset, len(node.outputs), attributes, given)
+        if key in _RESULTS:
+            return _RESULTS[key]
+    onnx = package()
+    names = [name for name in dict.fromkeys(node.inputs) if name]
+    outputs = [name for name in node.outputs if name]
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node.proto)
+    proto.domain = ""
+    del proto.input[:]
+    proto.input.extend(node.inputs)
+    function = onnx.helper.make_function(
+        "atoll", "one_node", names, outputs, [proto], [onnx.helper.make_opsetid("", opset)]
+    )
+    feeds = dict(zip(node.inputs, inputs, strict=True))
+    try:
+        with np.errstate(all="ignore"):
+            found = onnx.reference.ReferenceEvaluator(function).run(
+                None, {name: feeds[name] for name in names}, attributes={}
+            )
+    except Exception:  # not every operator of the reference takes every input: then it is run
+        return None
+    by_name = dict(zip(outputs, (np.asarray(value) for value in found), strict=True))
+    results = tuple(by_name.get(name, np.zeros(0)) for name in node.outputs)
+    if key is not None and sum(value.size for value in results) <= 1 << 16:
+        _RESULTS[key] = results
+    return results
+
+
+def _grows(node: Node, inputs: Sequence[Array | None]) -> bool:
+    """Whether a result would be larger than what is worth computing."""
+    sizes = [value.size for value in inputs if value is not None]
+    if max(sizes, default=0) > LARGEST_KNOWN:
+        return True
+    shape = {"Expand": 1, "ConstantOfShape": 0, "Tile": 1, "Reshape": 1}.get(node.op)
+    if shape is None or len(inputs) <= shape or inputs[shape] is None:
+        return False
+    factor = float(np.prod(np.abs(np.asarray(inputs[shape], np.float64))))
+    if node.op == "Tile":
+        factor *= max(sizes)
+    return factor > LARGEST_KNOWN
