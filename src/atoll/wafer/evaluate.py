@@ -18,11 +18,12 @@ from math import prod
 import numpy as np
 
 from atoll.wafer import block_kernels as kernels
+from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.block import Block
 from atoll.wafer.digits import Digits
+from atoll.wafer.edge_kernels import AWAY_S, COMPUTE_S, HOMES_S, LINKS_S, RERUN_S
 from atoll.wafer.encoding import Die, StageMapping, WaferMapping
-from atoll.wafer.exact import Exact
-from atoll.wafer.genes import BlockCost, BlockMapping
+from atoll.wafer.genes import Away, BlockCost, BlockMapping
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import Boundary, boundaries
 from atoll.wafer.tables import HOMES, STATE_BYTES, Setting, Tables, legal, parts_of
@@ -128,31 +129,38 @@ def _stage(
 
 @lru_cache(maxsize=4096)
 def block_cost(
-    block_key: Block, digits: Digits, setting: Setting, genes: BlockMapping
+    block_key: Block, digits: Digits, setting: Setting, genes: BlockMapping,
+    away: Away | None = None,
 ) -> tuple[BlockCost, Mapping[str, float], float, float]:
     """Cost of one layer, its seconds by cause, its forward seconds, and its buffers."""
-    only = {"stream": (genes.stream,)} | {
-        unit.name: (code,) for unit, code in zip(block_key.units, genes.codes, strict=True)
-    }
-    tables = Tables(block_key, digits, setting, pricer(setting.wafer.chip), only)
-    exact = Exact(tables, HOMES)
-    cost = exact.price(genes)
-    compute = sum(float(n.compute_s[0]) for chain in tables.nodes for n in chain)
+    tables = tables_of(block_key, digits, setting, genes)
+    batch = Batch(tables, away)
+    (row,) = batch.evaluate(batch.encode([genes]))
+    cost = BlockCost(*(float(row[i]) for i in (TIME, STATE, KEPT, REBUILT, AWAY)))
     vectors = tables.stream_s(genes.stream)
-    homes = sum(
-        float(n.home_s[HOMES.index(home), 0])
-        for n, home in zip((n for chain in tables.nodes for n in chain), genes.homes, strict=True)
+    units = [nodes for chain in tables.nodes for nodes in chain]
+    ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(units)
+    forward = vectors / 3.0 + sum(
+        float(nodes.forward_s[nodes.find(code, streams)])
+        for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
     )
-    edges = [tables.chain_edges(i) for i in range(len(block_key.chains))]
-    links = sum(float(edge.time_s[0, 0]) for chain in edges for edge in chain)
-    forward = sum(float(n.forward_s[0]) for chain in tables.nodes for n in chain) + vectors / 3.0
     parts = {
-        "compute": compute + vectors,
-        "resharding": links,
-        "weights and optimizer": homes,
-        "recomputation": cost.time_s - compute - vectors - homes - links,
+        "compute": float(row[COMPUTE_S]),
+        "resharding": float(row[LINKS_S]),
+        "weights and optimizer": float(row[HOMES_S]),
+        "recomputation": float(row[RERUN_S]),
+        "offload": float(row[AWAY_S]),
     }
     return cost, parts, forward, tables.buffer_bytes(genes.stream)
+
+
+def tables_of(block: Block, digits: Digits, setting: Setting, genes: BlockMapping) -> Tables:
+    """Tables of the codes of one mapping alone."""
+    only = {"stream": (genes.stream,)} | {
+        unit.name: codes for unit, codes in zip(block.units, genes.used, strict=True)
+    }
+    modes = tuple(sorted({streams for streams, _ in genes.collectives})) or None
+    return Tables(block, digits, setting, pricer(setting.wafer.chip), only, modes=modes)
 
 
 @lru_cache(maxsize=4096)

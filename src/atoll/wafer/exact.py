@@ -12,6 +12,7 @@ over all mappings of a block of these tables; `tests/wafer` holds it against bru
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,15 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer import block_kernels as kernels
-from atoll.wafer.genes import AGAIN, KEEP, BlockCost, BlockMapping, Solved
+from atoll.wafer.genes import AGAIN, KEEP, Away, BlockCost, BlockMapping, Solved
 from atoll.wafer.labels import Limits, Start, solve_labels
 from atoll.wafer.steps import Price, Step, Way, taken
-from atoll.wafer.tables import HOMES, SEARCHED_HOMES, EdgeTable, Nodes, Tables
+from atoll.wafer.tables import HOMES, SEARCHED_HOMES, EdgeTable, Nodes, Tables, exposed
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
+_RATIOS = 5  # halvings of the price of bytes elsewhere over that of bytes here
 _HOPELESS = 1e6  # times the fastest: where the price of memory ends the search for one that fits
 _FREE = Price(0.0, 0.0, 0.0, 0.0)
 
@@ -51,9 +53,10 @@ class Exact:
         self.recompute = recompute
         self.volume_only = volume_only
         rows = [HOMES.index(home) for home in homes]
+        self._edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
         self._chains = [
-            self._steps(tables.chain_nodes(i), tables.chain_edges(i), i, rows)
-            for i in range(len(tables.block.chains))
+            self._steps(tables.chain_nodes(i), edges, i, rows)
+            for i, edges in enumerate(self._edges)
         ]
         codes = tables.stream.codes
         self._stream_s = np.array([tables.stream_s(code) for code in codes])
@@ -84,6 +87,20 @@ class Exact:
                 )
             )  # fmt: skip
         return steps
+
+    def with_away(self, away: Away) -> Exact:
+        """The same, for a stage that may leave tensors in the memory of another."""
+        other = copy(self)
+        other._chains = []
+        for i, (steps, edges) in enumerate(zip(self._chains, self._edges, strict=True)):
+            nodes = self.tables.chain_nodes(i)[1:]
+            other._chains.append(
+                [
+                    replace(step, away_s=away_s(edge, node, away))
+                    for step, edge, node in zip(steps, edges, nodes, strict=True)
+                ]
+            )
+        return other
 
     # -- without a limit -----------------------------------------------------------------------
 
@@ -205,12 +222,17 @@ class Exact:
 
     # -- with a limit --------------------------------------------------------------------------
 
-    def solve(self, layers: int, in_flight: int, limit_bytes: float) -> Solved | None:
-        """The fastest mapping whose stage of `layers` layers fits; None if none does."""
+    def solve(
+        self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0
+    ) -> Solved | None:
+        """The fastest mapping whose stage of `layers` layers fits; None if none does.
+
+        `away_bytes`: what a die may leave elsewhere, where the stage has somewhere to leave it.
+        """
         fastest, found, cost = self._unlimited
         if self._stage_bytes(fastest, cost, layers, in_flight) <= limit_bytes:
             return Solved(self._named(fastest, found), cost, cost.time_s)
-        return self._constrained(layers, in_flight, Limits(limit_bytes))
+        return self._constrained(layers, in_flight, Limits(limit_bytes, away_bytes))
 
     @cached_property
     def _unlimited(self) -> tuple[int, Way, BlockCost]:
@@ -265,11 +287,32 @@ class _Hunt:
         self.prices = [Price(0.0, 0.0, *self.scale) for _ in fixed]
 
     def by_price(self) -> None:
+        """Search the prices of bytes here and elsewhere.
+
+        A byte elsewhere is worth between nothing and what a byte here is: at that price leaving a
+        tensor elsewhere saves nothing.
+        """
+        if not self.bisect(0.0):
+            return
+        self.bisect(1.0)
+        low, high = 0.0, 1.0
+        for _ in range(_RATIOS):
+            ratio = 0.5 * (low + high)
+            if self.bisect(ratio):
+                low = ratio
+            else:
+                high = ratio
+
+    def bisect(self, ratio: float) -> bool:
+        """Search the price of bytes here; whether too many went elsewhere on the way."""
         low, high = 0.0, None
         limit = self.limits.own
         price = 1e-3 / limit
+        overflow = False
         for _ in range(_ROUNDS):
-            if self.fits_at(Price(price, 0.0, *self.scale)):
+            own_fits, away_fits = self.fits_at(Price(price, ratio * price, *self.scale))
+            overflow |= own_fits and not away_fits
+            if own_fits:
                 high = price
                 price = 0.5 * (low + price)
             else:
@@ -279,9 +322,12 @@ class _Hunt:
                 break
             if high is None and price * limit > _HOPELESS * self.exact.bound_s:
                 break
+        return overflow
 
-    def fits_at(self, price: Price) -> bool:
-        """Whether one of the best mappings at this price fits; raises the bounds."""
+    def fits_at(self, price: Price) -> tuple[bool, bool]:
+        """Whether one of the best mappings at this price fits here, and whether all of those fit
+        elsewhere; raises the bounds.
+        """
         exact, streams, limits = self.exact, self.streams, self.limits
         solved = [exact._scalar_chain(c, price) for c in exact._chains]
         ways = [choices for _, choices in solved]
@@ -291,13 +337,28 @@ class _Hunt:
             if dual[stream] > self.bounds[stream]:
                 self.bounds[stream] = dual[stream]
                 self.prices[int(stream)] = price
-        fits = False
+        own_fits, away_fits = False, True
         for stream in streams[np.argsort(values[streams], kind="stable")][:4]:
             way = exact._recover(int(stream), price, ways)
             cost = exact._cost(int(stream), way)
             own = exact._stage_bytes(int(stream), cost, self.layers, self.in_flight)
-            if own <= limits.own:
-                fits = True
-                if self.best is None or cost.time_s < self.best[0]:
-                    self.best = (cost.time_s, int(stream), way, cost)
-        return fits
+            if own > limits.own:
+                continue
+            own_fits = True
+            if self.scale[0] * cost.away_bytes > limits.away:
+                away_fits = False
+            elif self.best is None or cost.time_s < self.best[0]:
+                self.best = (cost.time_s, int(stream), way, cost)
+        return own_fits, away_fits
+
+
+def away_s(edge: EdgeTable, node: Nodes, away: Away) -> FloatArray:
+    """What leaving a tensor elsewhere adds: out beside the consumer's forward pass with its gather,
+    back beside its data pass with its reduction.
+    """
+    journey = edge.kept_bytes / away.bandwidth_Bps + away.latency_s
+    total = np.zeros_like(journey)
+    for links, compute in ((edge.gather_s, node.forward_s), (edge.scatter_s, node.data_s)):
+        behind = (compute[None, :], node.streams[None, :])
+        total += exposed(links + journey, *behind) - exposed(links, *behind)
+    return total

@@ -19,6 +19,29 @@ class BlockMapping:
     homes: tuple[str, ...]
     keep: tuple[int, ...]
     """One fate a saved tensor, in the order of the edges."""
+    gradients: tuple[tuple[str, str], ...] = ()
+    """Codes of every operator's data-gradient and weight-gradient pass; none: as the forward's."""
+    collectives: tuple[tuple[bool, str], ...] = ()
+    """Of every operator: streamed or not, and the algorithm; none: those of the whole mapping."""
+
+    @property
+    def passes(self) -> tuple[tuple[str, str, str], ...]:
+        """Codes of forward, data gradient and weight gradient, by operator."""
+        own = self.gradients or tuple((code, code) for code in self.codes)
+        return tuple((f, d, w) for f, (d, w) in zip(self.codes, own, strict=True))
+
+    @property
+    def used(self) -> tuple[tuple[str, ...], ...]:
+        """The distinct codes of every operator."""
+        return tuple(tuple(dict.fromkeys(codes)) for codes in self.passes)
+
+
+@dataclass(frozen=True)
+class Away:
+    """How a stage reaches the memory of its helper: what a die's tensors travel at, one way."""
+
+    bandwidth_Bps: float
+    latency_s: float
 
 
 @dataclass(frozen=True)
