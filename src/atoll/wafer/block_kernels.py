@@ -141,7 +141,7 @@ def transition(
             else:
                 scatter |= bit
                 scattered *= radix[d]
-        elif have == WHOLE or have == SUMMED:
+        elif have in (WHOLE, SUMMED):
             # A slice of what is already whole costs nothing.
             if want != WHOLE:
                 held /= radix[d]

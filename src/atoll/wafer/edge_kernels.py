@@ -143,7 +143,7 @@ def home_cost(
     step = forward[STEP] if home == REPLICATED else forward[STEP] / forward[COPIES]
     w = forward[HELD]
     g = weight[HELD]
-    if home == REPLICATED or home == OPTIMIZER:
+    if home in (REPLICATED, OPTIMIZER):
         out[0] = (one_forward + one_weight) / rounds + step + again + once
         optimizer = 12.0 * w if home == REPLICATED else 12.0 * w / forward[COPIES]
         out[1] = 2.0 * w + 2.0 * g + optimizer

@@ -3,6 +3,7 @@
     load of a stage = layers x block + ends (embedding, head) + transfers in
     step            = (microbatches - 1) x largest load + sum of the loads          (1F1B)
     memory of a die = layers x (state + kept x microbatches in flight) + rebuilt + ends + buffers
+                      + guests (what other stages left there)
 
 where a stage that is w-th from the end holds min(w, microbatches) microbatches. Work done once a
 step (gradient sums, the optimizer) is spread over the microbatches.
@@ -11,7 +12,7 @@ step (gradient sums, the optimizer) is spread over the microbatches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -22,10 +23,10 @@ from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.block import Block
 from atoll.wafer.digits import Digits
 from atoll.wafer.edge_kernels import AWAY_S, COMPUTE_S, HOMES_S, LINKS_S, RERUN_S
-from atoll.wafer.encoding import Die, StageMapping, WaferMapping
+from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
 from atoll.wafer.genes import Away, BlockCost, BlockMapping
 from atoll.wafer.pricing import pricer
-from atoll.wafer.routing import Boundary, boundaries
+from atoll.wafer.routing import Boundary, Journey, boundaries, journeys
 from atoll.wafer.tables import HOMES, STATE_BYTES, Setting, Tables, legal, parts_of
 from atoll.wafer.template import Wafer
 
@@ -80,12 +81,14 @@ def evaluate(
         wafer, mapping.microbatches, mapping.streaming, mapping.algorithm,
         1.0 / len(mapping.stages),
     )  # fmt: skip
-    crossing = boundaries(wafer, [s.rectangle for s in mapping.stages], block.stream_bytes,
-                          dead_links)  # fmt: skip
+    rectangles = [s.rectangle for s in mapping.stages]
+    crossing = boundaries(wafer, rectangles, block.stream_bytes, dead_links)
+    ways = journeys(wafer, rectangles, [s.helper for s in mapping.stages], dead_links)
     stages = tuple(
-        _stage(stage, number, mapping, block, setting, crossing)
+        _stage(stage, number, mapping, block, setting, crossing, _away(wafer, ways[number]))
         for number, stage in enumerate(mapping.stages)
     )
+    stages = _with_guests(mapping, stages)
     loads = np.array([stage.load_s for stage in stages])
     step = float((mapping.microbatches - 1) * loads.max() + loads.sum())
     return Evaluation(
@@ -94,17 +97,65 @@ def evaluate(
         step_s=step,
         samples_per_s=mapping.batch / step,
         fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
-        links=crossing.loads,
+        links=_link_loads(mapping, stages, crossing, ways),
     )
+
+
+def away_paths(
+    wafer: Wafer, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
+    dead_links: Sequence[tuple[Die, Die]] = (),
+) -> tuple[Away | None, ...]:  # fmt: skip
+    """How each stage reaches its helper, all of them at once."""
+    return tuple(_away(wafer, way) for way in journeys(wafer, rectangles, helpers, dead_links))
+
+
+def _away(wafer: Wafer, way: Journey | None) -> Away | None:
+    if way is None:
+        return None
+    return Away(wafer.link_Bps / way.sharing, way.hops * wafer.link_latency_s)
+
+
+def _with_guests(
+    mapping: WaferMapping, stages: tuple[StageCost, ...]
+) -> tuple[StageCost, ...]:
+    """Memory of helpers with what others left there."""
+    guests = [0.0] * len(stages)
+    for number, (stage, cost) in enumerate(zip(mapping.stages, stages, strict=True)):
+        if stage.helper is not None:
+            left = stage.layers * in_flight(mapping, number) * cost.block.away_bytes
+            helper = mapping.stages[stage.helper].rectangle
+            guests[stage.helper] += left * stage.rectangle.size / helper.size
+    return tuple(
+        replace(cost, memory_bytes={**cost.memory_bytes, "guests": held}) if held else cost
+        for cost, held in zip(stages, guests, strict=True)
+    )
+
+
+def _link_loads(
+    mapping: WaferMapping, stages: Sequence[StageCost], crossing: Boundary,
+    ways: Sequence[Journey | None],
+) -> dict[tuple[Die, Die], float]:  # fmt: skip
+    loads = dict(crossing.loads)
+    for stage, cost, way in zip(mapping.stages, stages, ways, strict=True):
+        if way is not None and cost.block.away_bytes:
+            for link, share in way.loads.items():
+                moved = share * stage.layers * cost.block.away_bytes
+                loads[link] = loads.get(link, 0.0) + moved
+    return loads
+
+
+def in_flight(mapping: WaferMapping, stage: int) -> int:
+    """Microbatches whose activations a stage holds at most."""
+    return min(len(mapping.stages) - stage, mapping.microbatches)
 
 
 def _stage(
     stage: StageMapping, number: int, mapping: WaferMapping, block: Block, setting: Setting,
-    crossing: Boundary,
+    crossing: Boundary, away: Away | None,
 ) -> StageCost:  # fmt: skip
     count = len(mapping.stages)
-    in_flight = min(count - number, mapping.microbatches)
-    cost, parts, forward, buffers = block_cost(block, stage.digits, setting, stage.block)
+    held = in_flight(mapping, number)
+    cost, parts, forward, buffers = block_cost(block, stage.digits, setting, stage.block, away)
     first, last = number == 0, number == count - 1
     external = "external" in stage.block.homes
     ends = ends_cost(
@@ -116,7 +167,7 @@ def _stage(
         "states": stage.layers * cost.state_bytes + (
             8.0 * block.parameters / block.layers / stage.rectangle.size if external else 0.0
         ),
-        "activations": stage.layers * in_flight * cost.kept_bytes,
+        "activations": stage.layers * held * cost.kept_bytes,
         "rebuilt": cost.rebuilt_bytes,
         "ends": ends.bytes,
         "buffers": buffers,

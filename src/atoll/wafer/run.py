@@ -61,12 +61,12 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
     if faults:
         timed("faults")
     annealed = None
+    broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
     if not job.ablations:
-        broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
         annealed = anneal(wafer, best, job.seed, dead_links=broken)
         best = annealed.best
         timed("annealing")
-    detailed = replay_mapping(wafer, best)
+    detailed = replay_mapping(wafer, best, broken)
     timed("replay")
     rows = [design_row(w, f.best) for w, f in explored.solved]
     return WaferResult(

@@ -16,7 +16,8 @@ from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
 from atoll.wafer.exact import Exact
-from atoll.wafer.genes import Solved
+from atoll.wafer.genes import OFFLOAD, Away, Solved
+from atoll.wafer.offload import Helpers, plan_with_helpers
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import boundaries
 from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal_codes
@@ -24,6 +25,7 @@ from atoll.wafer.template import Wafer
 
 INFINITY = float("inf")
 TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
+PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Options:
     streaming: bool = True
     algorithm: str = "auto"
     recompute: bool = True
+    offload: bool = True
+    """Saved tensors may wait in another stage's memory."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     one_axis: bool = False
     """Only one tag for all digits of an operator: no mixed splits."""
@@ -55,7 +59,8 @@ class Planner:
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         self.options = options or Options()
         self._exacts: dict[tuple[int, int, int], list[tuple[Digits, Exact]]] = {}
-        self._solved: dict[tuple[int, int, int, int, int, float], _Choice | None] = {}
+        self._with_away: dict[tuple[int, Away], Exact] = {}
+        self._solved: dict[tuple[object, ...], _Choice | None] = {}
 
     def rounds(self, microbatch: int) -> int:
         return -(-self.batch // microbatch)
@@ -104,19 +109,28 @@ class Planner:
         return min(exact.free_bound_s for _, exact in self.exacts(width, height, microbatch))
 
     def block(
-        self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float
-    ) -> _Choice | None:
-        key = (*shape, microbatch, layers, in_flight, limit)
+        self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float,
+        away: Away | None = None, room: float = 0.0,
+    ) -> _Choice | None:  # fmt: skip
+        """The best block of a stage with so much memory, and `room` with a helper."""
+        key = (*shape, microbatch, layers, in_flight, limit, away, room)
         if key not in self._solved:
             best: _Choice | None = None
             for digits, exact in self.exacts(*shape, microbatch):
                 if best is not None and exact.bound_s >= best.solved.cost.time_s:
                     continue
-                found = exact.solve(layers, in_flight, limit)
+                solver = exact if away is None else self._reaching(exact, away)
+                found = solver.solve(layers, in_flight, limit, room)
                 if found and (not best or found.cost.time_s < best.solved.cost.time_s):
                     best = _Choice(digits, found)
             self._solved[key] = best
         return self._solved[key]
+
+    def _reaching(self, exact: Exact, away: Away) -> Exact:
+        key = id(exact), away
+        if key not in self._with_away:
+            self._with_away[key] = exact.with_away(away)
+        return self._with_away[key]
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -126,8 +140,37 @@ class Planner:
     ) -> WaferMapping | None:  # fmt: skip
         """The best mapping on these rectangles in this order; None if it does not fit.
 
-        Gives up once the step is sure to take `stop_s` or longer.
+        Gives up once the step is sure to take `stop_s` or longer. Stages help each other with
+        memory where that makes the step shorter.
         """
+        base = self.plan_once(rectangles, microbatch, dead_links, stop_s)
+        if not self.options.offload or not self._pressed(rectangles, microbatch, stop_s):
+            return base
+        return plan_with_helpers(self, rectangles, microbatch, dead_links, stop_s, base)
+
+    def _pressed(
+        self, rectangles: Sequence[Rectangle], microbatch: int, stop_s: float
+    ) -> bool:
+        """Whether memory slows a stage down, and the step could be short enough if it did not."""
+        layers = make_block(self.model, microbatch, self.sequence).layers
+        if not 1 < len(rectangles) <= layers:
+            return False
+        free = [self.fastest_s(r.width, r.height, microbatch) for r in rectangles]
+        if self.rounds(microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
+            return False
+        sizes = [r.size for r in rectangles]
+        for stage, fastest in enumerate(free):
+            share = max(1, int(layers * sizes[stage] / sum(sizes)))
+            choice = self._stage(rectangles, stage, share, microbatch)
+            if choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED):
+                return True
+        return False
+
+    def plan_once(
+        self, rectangles: Sequence[Rectangle], microbatch: int,
+        dead_links: Sequence[tuple[Die, Die]], stop_s: float, helpers: Helpers | None = None,
+    ) -> WaferMapping | None:  # fmt: skip
+        """`plan` with these helpers, or none."""
         block = make_block(self.model, microbatch, self.sequence)
         count = len(rectangles)
         if count > block.layers:
@@ -140,7 +183,7 @@ class Planner:
             counts[counts.index(max(counts))] -= 1
 
         def load(stage: int, layers: int) -> float:
-            choice = self._stage(rectangles, stage, layers, microbatch)
+            choice = self._stage(rectangles, stage, layers, microbatch, helpers)
             if choice is None:
                 return INFINITY
             ends = self._ends(rectangles, stage, microbatch, choice)[0]
@@ -153,7 +196,7 @@ class Planner:
         # carries at least its share.
         rates = 0.0
         for number in range(count):
-            choice = self._stage(rectangles, number, counts[number], microbatch)
+            choice = self._stage(rectangles, number, counts[number], microbatch, helpers)
             assert choice is not None
             rates += 1.0 / choice.solved.bound_s
         if rounds * max(largest, block.layers / rates) >= stop_s:
@@ -167,15 +210,23 @@ class Planner:
                 return None
             counts[stage] += 1
             heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
-        return self._mapping(rectangles, counts, microbatch)
+        return self._mapping(rectangles, counts, microbatch, helpers)
 
     def _stage(
-        self, rectangles: Sequence[Rectangle], stage: int, layers: int, microbatch: int
-    ) -> _Choice | None:
+        self, rectangles: Sequence[Rectangle], stage: int, layers: int, microbatch: int,
+        helpers: Helpers | None = None,
+    ) -> _Choice | None:  # fmt: skip
         r = rectangles[stage]
         in_flight = min(len(rectangles) - stage, self.rounds(microbatch))
         limit = self.wafer.memory_bytes - self._end_bytes(rectangles, stage, microbatch)
-        return self.block((r.width, r.height), microbatch, layers, in_flight, limit)
+        shape = (r.width, r.height)
+        if helpers is None:
+            return self.block(shape, microbatch, layers, in_flight, limit)
+        limit -= helpers.reserved[stage]
+        room = helpers.room_bytes(stage, rectangles)
+        return self.block(
+            shape, microbatch, layers, in_flight, limit, helpers.away[stage], room
+        )
 
     def _end_bytes(self, rectangles: Sequence[Rectangle], stage: int, microbatch: int) -> float:
         """What embedding or head will take, before the stream's layout is known: the most."""
@@ -210,16 +261,17 @@ class Planner:
         return min(options, key=lambda option: (option[0].time_s, option[1]))
 
     def _mapping(
-        self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int
-    ) -> WaferMapping:
+        self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int,
+        helpers: Helpers | None,
+    ) -> WaferMapping:  # fmt: skip
         stages = []
         for number, (rectangle, layers) in enumerate(zip(rectangles, counts, strict=True)):
-            choice = self._stage(rectangles, number, layers, microbatch)
+            choice = self._stage(rectangles, number, layers, microbatch, helpers)
             assert choice is not None
             head = self._ends(rectangles, number, microbatch, choice)[1]
-            stages.append(
-                StageMapping(rectangle, choice.digits, layers, choice.solved.mapping, head)
-            )
+            genes = choice.solved.mapping
+            helper = helpers.of[number] if helpers and OFFLOAD in genes.keep else None
+            stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
             self.model, self.batch, microbatch, self.sequence, tuple(stages),
             self.options.streaming, self.options.algorithm,
