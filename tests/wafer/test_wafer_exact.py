@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -146,6 +148,34 @@ def test_offload_with_every_keep(shape, chains, count):
     # More room elsewhere helps, and somewhere it does.
     assert expected[4] > expected[7]
     assert any(OFFLOAD in solved.mapping.keep for solved in found if solved)
+
+
+@pytest.mark.parametrize(("shape", "chain"), [((2, 2), 0), ((3, 2), 1)])
+def test_every_operator_streams_or_not_as_is_best(shape, chain):
+    random = np.random.default_rng(5)
+    only = some_codes(shape, 5, random, chains=(chain,))
+    tables = make(shape, 8e9, chains=(chain,), only=only, modes=(True, False))
+    batch = Batch(tables)
+    homes = ("optimizer", "weights")
+    low, high = span(batch, homes, 2, 3, random)
+    limits = [Limits(low + share * (high - low)) for share in (1.0, 0.2, 0.1)]
+    expected = brute.fastest(batch, homes, 2, 3, limits)
+    exact = Exact(tables, homes)
+    agree(expected, [exact.solve(2, 3, limit.own) for limit in limits])
+    for streaming in (True, False):
+        one_way = Exact(make(shape, 8e9, chains=(chain,), only=only, streaming=streaming), homes)
+        assert exact.bound_s <= one_way.bound_s
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000), streaming=st.booleans())
+def test_the_best_algorithm_for_each_collective_is_the_best_for_the_block(seed, streaming):
+    """Why the exact part does not branch over algorithms: "auto" is never slower."""
+    batch = Batch(make((4, 2), 5e9, streaming=streaming, microbatch=2), Away(3e9, 1e-7))
+    random = np.random.default_rng(seed)
+    genes = batch.sample(100, random, HOMES, fates=FATES, passes=True, algorithms=range(4))
+    auto = replace(genes, algorithms=np.zeros_like(genes.algorithms))
+    assert (batch.evaluate(auto)[:, TIME] <= batch.evaluate(genes)[:, TIME] * (1 + 1e-12)).all()
 
 
 def test_the_batched_evaluator_and_the_exact_parts_tables_agree():

@@ -111,8 +111,8 @@ def test_packets_on_queues_travel_at_the_rate_of_the_fast_model(tight):
     found = evaluate(wafer, helped)
     of = [stage.helper for stage in helped.stages]
     rectangles = [stage.rectangle for stage in helped.stages]
-    rates = journey_rates_Bps(wafer, found)
-    for rate, away, cost in zip(rates, away_paths(wafer, rectangles, of), found.stages, strict=True):
+    rates, paths = journey_rates_Bps(wafer, found), away_paths(wafer, rectangles, of)
+    for rate, away, cost in zip(rates, paths, found.stages, strict=True):
         if away is not None:
             left = cost.block.away_bytes
             # Senders of unequal bytes: the fast model's even division is on the safe side.

@@ -42,7 +42,9 @@ class Hunt:
         self.layers, self.in_flight = layers, in_flight
         self.scale = (float(layers * in_flight), float(layers))
         self.fixed = self.scale[0] * paths.stream_kept + paths.buffers
-        self.streams = np.flatnonzero(self.fixed <= limits.own)
+        fewest = self.fixed + paths.fewest_bytes(self.scale[1])
+        # Rounding must not cut off a mapping that just fits.
+        self.streams = np.flatnonzero(fewest <= limits.own * (1 + 1e-12))
         self.fastest_s = float(fastest_s.min())
         self.best: Found | None = None
         self.bounds = np.full(len(self.fixed), np.inf)

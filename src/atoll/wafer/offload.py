@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll.wafer.encoding import WaferMapping
     from atoll.wafer.stages import Planner
 
-RESERVED = (0.0625, 0.125, 0.25, 0.375, 0.5)  # shares of a helper's memory set aside for guests
+RESERVED = (0.08, 0.16, 0.32)  # shares of a helper's memory set aside for guests
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,16 @@ def plan_with_helpers(
 ) -> WaferMapping | None:  # fmt: skip
     """The fastest of `base` and the mappings with each pairing and share of memory set aside."""
     best = base
+    spare = planner.spare_shares(rectangles, microbatch)
     if base is not None:
         stop_s = min(stop_s, evaluate(planner.wafer, base, dead_links).step_s)
     for of in pairings(len(rectangles)):
         away = away_paths(planner.wafer, rectangles, of, dead_links)
+        most = max(spare[helper] for helper in of if helper is not None)
         for share in RESERVED:
+            # A helper that must make room slows down itself: not far beyond what it has to spare.
+            if share > 1.5 * most:
+                break
             reserved = tuple(
                 share * planner.wafer.memory_bytes if stage in of else 0.0
                 for stage in range(len(rectangles))

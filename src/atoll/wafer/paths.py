@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,20 @@ class Paths:
         solved = [scalar_chain(steps, price) for steps in self.chains]
         total = self.stream_s + sum((v for v, _ in solved), np.zeros(len(self.stream_s)))
         return total, [choices for _, choices in solved]
+
+    def fewest_bytes(self, per_state: float) -> FloatArray:
+        """The fewest bytes of a stage's layers here that any way takes, by stream layout, without
+        the stream's own.
+        """
+        total = np.zeros(len(self.stream_s))
+        for steps in self.chains:
+            bytes_ = [
+                replace(s, time_s=s.least_bytes(per_state), droppable=False,
+                        option_s=np.zeros((1, 1, 1)), state=np.zeros((1, 1, 1)))
+                for s in steps
+            ]  # fmt: skip
+            total += scalar_chain(bytes_, Price(0.0, 0.0, 0.0, 0.0))[0]
+        return total
 
     def recover(self, stream: int, price: Price, ways: list[list[IntArray]]) -> Way:
         """The way of the scalar optimum by the choices of `least`."""

@@ -14,7 +14,7 @@ whatever their tiling of the wafer, is work over dies:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from atoll.cost.vector import operations_per_element
 from atoll.errors import InfeasibleError
@@ -79,9 +79,7 @@ class WaferSearch:
         self.most_codes = most_codes
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         chosen = options or Options()
-        # Streaming is a gene: pieces hide transfers, but make products smaller. Both are solved.
-        modes = (chosen, replace(chosen, streaming=False)) if chosen.streaming else (chosen,)
-        self.planners = tuple(Planner(wafer, model, batch, sequence, mode) for mode in modes)
+        self.planners = (Planner(wafer, model, batch, sequence, chosen),)
         self.planner = self.planners[0]
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress

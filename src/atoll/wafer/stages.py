@@ -33,6 +33,7 @@ class Options:
     """What the search may use; ablations switch parts off."""
 
     streaming: bool = True
+    """Collectives may run beside their operators, each operator as is best for it."""
     algorithm: str = "auto"
     recompute: bool = True
     offload: bool = True
@@ -75,10 +76,12 @@ class Planner:
         key = width, height, microbatch
         if key not in self._exacts:
             block = make_block(self.model, microbatch, self.sequence)
+            # Pieces hide transfers, but make products smaller: each operator may do either.
+            modes = (True, False) if self.options.streaming else None
             self._exacts[key] = [
                 (digits, self._exact(Tables(
                     block, digits, self.setting(microbatch), pricer(self.wafer.chip),
-                    self._restricted(block, digits),
+                    self._restricted(block, digits), modes=modes,
                 )))
                 for digits in digit_systems(width, height)
             ]  # fmt: skip
@@ -158,13 +161,35 @@ class Planner:
         free = [self.fastest_s(r.width, r.height, microbatch) for r in rectangles]
         if self.rounds(microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
             return False
-        sizes = [r.size for r in rectangles]
-        for stage, fastest in enumerate(free):
-            share = max(1, int(layers * sizes[stage] / sum(sizes)))
-            choice = self._stage(rectangles, stage, share, microbatch)
-            if choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED):
-                return True
-        return False
+        choices = self._even(rectangles, microbatch)
+        return any(
+            choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED)
+            for (_, choice), fastest in zip(choices, free, strict=True)
+        )
+
+    def _even(
+        self, rectangles: Sequence[Rectangle], microbatch: int
+    ) -> list[tuple[int, _Choice | None]]:
+        """Layers by size of the rectangles, and the best block of every stage then."""
+        layers = make_block(self.model, microbatch, self.sequence).layers
+        total = sum(r.size for r in rectangles)
+        counts = [max(1, layers * r.size // total) for r in rectangles]
+        return [
+            (n, self._stage(rectangles, i, n, microbatch)) for i, n in enumerate(counts)
+        ]
+
+    def spare_shares(self, rectangles: Sequence[Rectangle], microbatch: int) -> list[float]:
+        """The part of its memory that each stage could lend; none if it does not fit itself."""
+        found = []
+        for stage, (layers, choice) in enumerate(self._even(rectangles, microbatch)):
+            if choice is None:
+                found.append(0.0)
+                continue
+            in_flight = min(len(rectangles) - stage, self.rounds(microbatch))
+            used = choice.solved.cost.memory_bytes(layers, in_flight)
+            used += self._end_bytes(rectangles, stage, microbatch)
+            found.append(1.0 - used / self.wafer.memory_bytes)
+        return found
 
     def plan_once(
         self, rectangles: Sequence[Rectangle], microbatch: int,

@@ -87,20 +87,24 @@ class Step:
         """The option and the fate that `scalar` takes at a pair of states."""
         at = 0 if self.option_s.shape[1] == 1 else before
         cost = self.option_s[:, at, here] + price.own * price.per_state * self.state[:, at, here]
-        costs = []
-        for fate in self.fates():
-            s, own, away = (_at(v, before, here) for v in self.fate(fate, price.per_kept))
-            costs.append(s + price.own * own + price.away * away)
-        return int(cost.argmin()), self.fates()[int(np.argmin(costs))]
+        option = int(cost.argmin())
+        if not self.droppable:
+            return option, KEEP
+        kept = float(self.kept[before, here])
+        fate, least = KEEP, price.own * price.per_kept * kept
+        again = float(self.again_s[before, here]) + price.own * kept
+        if again < least:
+            fate, least = AGAIN, again
+        if self.away_s is not None:
+            bytes_s = (price.own + price.away * price.per_kept) * kept
+            if float(self.away_s[before, here]) + bytes_s < least:
+                fate = OFFLOAD
+        return option, fate
 
     def least_bytes(self, per_state: float) -> FloatArray:
         """The fewest bytes here that the step can take."""
         node = per_state * self.state.min(axis=0)
         return np.asarray((self.kept if self.droppable else 0.0) + node + np.zeros_like(self.kept))
-
-
-def _at(value: FloatArray | float, before: int, here: int) -> float:
-    return float(value[before, here]) if isinstance(value, np.ndarray) else float(value)
 
 
 class Way(NamedTuple):
