@@ -34,7 +34,7 @@ def tight():
     """A wafer whose first stage must recompute, and the mappings with and without help."""
     roomy = small_wafer(2, 4, link_Bps=4e11)
     needed = evaluate(roomy, four_stages(roomy)).memory_bytes
-    wafer = small_wafer(2, 4, link_Bps=4e11, memory_bytes=int(0.75 * needed))
+    wafer = small_wafer(2, 4, link_Bps=4e11, memory_bytes=int(0.65 * needed))
     return wafer, four_stages(wafer), four_stages(wafer, offload=False)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll.wafer.encoding import WaferMapping
     from atoll.wafer.stages import Planner
 
-RESERVED = (0.08, 0.16, 0.32)  # shares of a helper's memory set aside for guests
+RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory set aside for guests
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits, digit_systems
@@ -273,33 +273,39 @@ class Planner:
 
     def _ends(
         self, rectangles: Sequence[Rectangle], stage: int, microbatch: int, choice: _Choice
-    ) -> tuple[Ends, str]:
+    ) -> tuple[Ends, str, bool]:
+        """Embedding or head: what they cost, the head's code, and whether its collectives run
+        beside it.
+        """
         block = make_block(self.model, microbatch, self.sequence)
         first, last = stage == 0, stage == len(rectangles) - 1
         stream = choice.solved.mapping.stream
         external = "external" in choice.solved.mapping.homes
         setting = self.setting(microbatch)
         options = [
-            (ends_cost(block, choice.digits, setting, stream, c, first, last, external), c)
-            for c in head_codes(block, choice.digits, stream)
-        ]
-        return min(options, key=lambda option: (option[0].time_s, option[1]))
+            (ends_cost(block, choice.digits, replace(setting, streaming=streams), stream, code,
+                       first, last, external), code, streams)
+            for code in head_codes(block, choice.digits, stream)
+            for streams in ((True, False) if self.options.streaming else (False,))
+        ]  # fmt: skip
+        return min(options, key=lambda option: (option[0].time_s, option[1], not option[2]))
 
     def _mapping(
         self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int,
         helpers: Helpers | None,
     ) -> WaferMapping:  # fmt: skip
         stages = []
+        streaming = self.options.streaming
         for number, (rectangle, layers) in enumerate(zip(rectangles, counts, strict=True)):
             choice = self._stage(rectangles, number, layers, microbatch, helpers)
             assert choice is not None
-            head = self._ends(rectangles, number, microbatch, choice)[1]
+            _, head, streaming = self._ends(rectangles, number, microbatch, choice)
             genes = choice.solved.mapping
             helper = helpers.of[number] if helpers and OFFLOAD in genes.keep else None
             stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
             self.model, self.batch, microbatch, self.sequence, tuple(stages),
-            self.options.streaming, self.options.algorithm,
+            streaming, self.options.algorithm,
         )  # fmt: skip
 
 
