@@ -178,6 +178,48 @@ def test_the_best_algorithm_for_each_collective_is_the_best_for_the_block(seed, 
     assert (batch.evaluate(auto)[:, TIME] <= batch.evaluate(genes)[:, TIME] * (1 + 1e-12)).all()
 
 
+@pytest.mark.parametrize(
+    ("shape", "chain", "link", "count", "modes"),
+    [
+        ((2, 2), 0, 2e9, 3, None),
+        ((3, 2), 1, 2e10, 3, None),
+        ((2, 2), 1, 4e9, 2, (True, False)),
+    ],
+)
+def test_gradient_passes_with_codes_of_their_own(shape, chain, link, count, modes):
+    random = np.random.default_rng(7)
+    fates = FATES if chain else FATES[:2]
+    only = some_codes(shape, count, random, chains=(chain,))
+    tables = make(shape, link, chains=(chain,), only=only, modes=modes)
+    away = Away(4e10, 1e-9)
+    batch = Batch(tables, away)
+    homes = ("optimizer", "weights") if count < 3 else ("optimizer",)
+    low, high = span(batch, homes, 2, 3, random, passes=True)
+    limits = [
+        Limits(low + share * (high - low), elsewhere)
+        for share in (1.0, 0.2, 0.08, -0.3) for elsewhere in (0.0, 0.1 * high)
+    ]  # fmt: skip
+    expected = brute.fastest(batch, homes, 2, 3, limits, fates, passes=True)
+    exact = Exact(tables, homes, passes=True)
+    exact = exact.with_away(away) if OFFLOAD in fates else exact
+    found = [exact.solve(2, 3, limit.own, limit.away) for limit in limits]
+    agree(expected, found)
+    shared = Exact(tables, homes)
+    assert exact.bound_s <= shared.bound_s
+    # What the exact part says of its answer is what the evaluator says of it.
+    for solved in found:
+        if solved:
+            (row,) = batch.evaluate(batch.encode([solved.mapping]))
+            assert row[TIME] == pytest.approx(solved.cost.time_s, rel=1e-12)
+
+
+def test_equal_codes_of_all_passes_cost_what_a_shared_code_costs():
+    batch = Batch(make((4, 2), microbatch=2), Away(5e9, 1e-7))
+    genes = batch.sample(300, np.random.default_rng(2), HOMES, fates=FATES)
+    spelled = replace(genes, data=genes.codes.copy(), weight=genes.codes.copy())
+    assert (batch.evaluate(genes) == batch.evaluate(spelled)).all()
+
+
 def test_the_batched_evaluator_and_the_exact_parts_tables_agree():
     tables = make((4, 2), microbatch=2)
     away = Away(5e9, 1e-7)

@@ -319,3 +319,37 @@ def evaluate_range(
         result[row, HOMES_S] = home_time
         result[row, RERUN_S] = rerun
         result[row, AWAY_S] = travel
+
+
+@entry
+def moved_matrix(totals, source, target, radix, axis, stride, bandwidth, latency, algorithm,
+                 exchange, gather):
+    """Seconds to re-shard tensors without partial sums between every pair of layouts."""
+    pair = np.zeros(2)
+    scratch = np.zeros(4)
+    runs_of = np.zeros((3, 8), np.int64)
+    for i in range(source.shape[0]):
+        for j in range(target.shape[0]):
+            moved(totals, source[i], target[j], radix, axis, stride, bandwidth, latency, algorithm,
+                  pair, scratch, runs_of)
+            exchange[i, j] = pair[0]
+            gather[i, j] = pair[1]
+
+
+@entry
+def stored_cube(totals, source, target, wanted, radix, axis, stride, bandwidth, latency, algorithm,
+                exchange, gather):
+    """Seconds to fetch tensors, stored on their way from every source to every target, in every
+    layout wanted.
+    """
+    pair = np.zeros(2)
+    scratch = np.zeros(4)
+    runs_of = np.zeros((3, 8), np.int64)
+    stored = np.zeros((totals.shape[0], radix.shape[0]), np.int64)
+    for i in range(source.shape[0]):
+        for j in range(target.shape[0]):
+            for w in range(wanted.shape[0]):
+                stored_moved(totals, source[i], target[j], wanted[w], radix, axis, stride,
+                             bandwidth, latency, algorithm, pair, scratch, runs_of, stored)
+                exchange[i, j, w] = pair[0]
+                gather[i, j, w] = pair[1]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from atoll.wafer.genes import Away, BlockCost, BlockMapping, Solved
 from atoll.wafer.hunt import Found, Hunt
 from atoll.wafer.labels import Limits
+from atoll.wafer.passes import PassStates
 from atoll.wafer.paths import Paths
 from atoll.wafer.shared import Rules, SharedStates
 from atoll.wafer.steps import Price
@@ -44,11 +45,16 @@ class Exact:
         recompute: bool = True,
         volume_only: bool = False,
         tolerance: float = 0.0,
+        passes: bool = False,
     ) -> None:
-        """`tolerance`: stop where no mapping can be faster by more than this share."""
+        """`tolerance`: stop where no mapping can be faster by more than this share.
+
+        `passes`: the gradient passes have codes of their own (small sets of codes only).
+        """
         self.tables = tables
         self.tolerance = tolerance
-        self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
+        rules = Rules(tuple(homes), recompute, volume_only)
+        self.states = PassStates(tables, rules) if passes else SharedStates(tables, rules)
         codes = tables.stream.codes
         share = np.array([tables.stream_share(code) for code in codes])
         self.paths = Paths(
@@ -85,7 +91,8 @@ class Exact:
         return float(replace(self.paths, chains=chains).least(_FREE)[0].min())
 
     def price(self, genes: BlockMapping) -> BlockCost:
-        """What one mapping of these tables costs."""
+        """What one mapping of these tables costs, all passes of an operator under one code."""
+        assert isinstance(self.states, SharedStates)
         stream = self.tables.stream.index[genes.stream]
         return self.paths.cost(stream, self.states.way(genes))
 

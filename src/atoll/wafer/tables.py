@@ -82,6 +82,8 @@ class Nodes:
     copies: FloatArray
     port_s: FloatArray
     """To bring the weight in from outside the wafer."""
+    sum_s: FloatArray
+    """Half an all-reduce of the gradient over the copies of the weight."""
 
     @property
     def compute_s(self) -> FloatArray:
@@ -183,7 +185,7 @@ class Tables:
             None, codes, np.zeros(len(codes), np.bool_), layouts(codes, kind.reads),
             layouts(codes, [kind.writes]), layouts(codes, [kind.gradient_reads]),
             layouts(codes, kind.gradient_writes), zero, zero, zero, zero, nothing, nothing,
-            np.zeros((len(codes), 1, self.digits.count), np.int64), zero, zero + 1.0, zero,
+            np.zeros((len(codes), 1, self.digits.count), np.int64), zero, zero + 1.0, zero, zero,
         )  # fmt: skip
 
     def unit_nodes(self, unit: Unit) -> Nodes:
@@ -199,8 +201,9 @@ class Tables:
         step = MOVED_BYTES * parameters / self.price.chip.hbm.bandwidth_Bps
         step /= self.setting.microbatches
         port = self._port_s(unit, parameters)
-        figures = (forward, data, weight, parameters, copies.astype(np.float64), step, port)
-        home_s, state = self._homes(unit, member, streams, *figures)
+        sums = np.array([self.sum_s(m, float(p)) for m, p in zip(member, parameters, strict=True)])
+        figures = (forward, data, weight, parameters, copies.astype(np.float64), step, port, sums)
+        home_s, state = self._homes(unit, streams, *figures)
         tensors = 2 if unit.kind == "attention" else 1
         writes = 2 if unit.name == "qkv" else 1
         weights = {tag: _WEIGHT.get(tag, kernels.WHOLE) for tag in "bsknhtecr"}
@@ -209,7 +212,7 @@ class Tables:
             layouts(codes, [kind.writes] * writes),
             layouts(codes, [kind.gradient_reads] * writes),
             layouts(codes, kind.gradient_writes[:tensors]), forward, data, weight, parameters,
-            home_s, state, layouts(codes, [weights]), step, figures[4], port,
+            home_s, state, layouts(codes, [weights]), step, figures[4], port, sums,
         )  # fmt: skip
 
     def _port_s(self, unit: Unit, parameters: FloatArray) -> FloatArray:
@@ -248,9 +251,9 @@ class Tables:
         return forward, data, weight, unit.parameters / held
 
     def _homes(
-        self, unit: Unit, member: BoolArray, streams: BoolArray, forward: FloatArray,
-        data: FloatArray, weight: FloatArray, parameters: FloatArray, copies: FloatArray,
-        step: FloatArray, port: FloatArray,
+        self, unit: Unit, streams: BoolArray, forward: FloatArray, data: FloatArray,
+        weight: FloatArray, parameters: FloatArray, copies: FloatArray, step: FloatArray,
+        port: FloatArray, sums: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
         """Seconds a microbatch and bytes of state a die, by home and code."""
         time = np.zeros((len(HOMES), len(forward)))
@@ -260,7 +263,7 @@ class Tables:
         rounds = self.setting.microbatches
         for i in range(len(forward)):
             w, c = float(parameters[i]), float(copies[i])
-            one = self.sum_s(member[i], w)
+            one = float(sums[i])
             f, d, g = (
                 float(kernels.exposed_one(one, s, bool(streams[i])))
                 for s in (forward[i], data[i], weight[i])
@@ -285,6 +288,11 @@ class Tables:
         """Half an all-reduce of a gradient over the copies of its weight."""
         chosen = self._algorithm if algorithm is None else algorithm
         return float(kernels.pass_one(member, 2.0 * parameters, *self._mesh, chosen))
+
+    @property
+    def mesh(self) -> tuple[IntArray, IntArray, IntArray, float, float, int]:
+        """What kernels want to know of the mesh and its collectives."""
+        return (*self._mesh, self._algorithm)
 
     # -- edges ---------------------------------------------------------------------------------
 
