@@ -17,16 +17,14 @@ from atoll.wafer.encoding import (
     Rectangle,
     StageMapping,
     WaferMapping,
-    count,
-    crossover,
+    from_dict,
     from_json,
-    mutate,
     problems,
-    repair,
     validate,
 )
-from atoll.wafer.genes import BlockMapping
-from atoll.wafer.tables import HOMES, legal_codes, parts_of
+from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, BlockMapping
+from atoll.wafer.moves import count, crossover, mutate, repair
+from atoll.wafer.tables import ALGORITHMS, HOMES, legal_codes, parts_of
 
 from .wafer_cases import small_block, small_model
 
@@ -45,16 +43,23 @@ def random_mapping(seed: int, width: int = 2, height: int = 2, stages: int = 2) 
     for number in range(stages):
         systems = digit_systems(width, height)
         digits = systems[int(random.integers(len(systems)))]
+        own = [(draw(u.sizes, digits), draw(u.sizes, digits)) for u in block.units]
+        own = [(d, w if u.parameters else d) for (d, w), u in zip(own, block.units, strict=True)]
+        ways = [(bool(random.integers(2)), ALGORITHMS[random.integers(4)]) for _ in block.units]
+        helper = int(random.integers(-1, stages))
+        helper = None if helper in (-1, number) else helper
         genes = BlockMapping(
             draw(block.stream_sizes, digits),
             tuple(draw(unit.sizes, digits) for unit in block.units),
             tuple(HOMES[int(random.integers(4))] for _ in block.units),
-            tuple(bool(random.integers(2)) for _ in range(7)),
+            tuple(int(random.integers(2 if helper is None else 3)) for _ in range(7)),
+            tuple(own) if random.integers(2) else (),
+            tuple(ways) if random.integers(2) else (),
         )
         layers = block.layers // stages
         place = Rectangle(number * width, 0, width, height)
         found.append(
-            StageMapping(place, digits, layers, genes, draw(block.head.sizes, digits))
+            StageMapping(place, digits, layers, genes, draw(block.head.sizes, digits), helper)
         )
     return WaferMapping(small_model(), 8, 2, 24, tuple(found))
 
@@ -79,16 +84,15 @@ def test_mutations_reach_every_kind_of_gene():
     random = np.random.default_rng(0)
     start = random_mapping(1)
     changed = set()
-    for _ in range(300):
+    block_genes = {"stream", "codes", "homes", "keep", "gradients", "collectives"}
+    for _ in range(400):
         other = mutate(start, random)
         changed |= {"streaming"} if other.streaming != start.streaming else set()
         changed |= {"schedule"} if other.schedule != start.schedule else set()
         for a, b in zip(start.stages, other.stages, strict=True):
-            changed |= {"layers"} if a.layers != b.layers else set()
-            for gene in ("stream", "codes", "homes", "keep"):
-                if getattr(a.block, gene) != getattr(b.block, gene):
-                    changed.add(gene)
-    assert changed == {"streaming", "schedule", "layers", "stream", "codes", "homes", "keep"}
+            changed |= {g for g in ("layers", "helper") if getattr(a, g) != getattr(b, g)}
+            changed |= {g for g in block_genes if getattr(a.block, g) != getattr(b.block, g)}
+    assert changed == {"streaming", "schedule", "layers", "helper", *block_genes}
 
 
 @given(left=st.integers(0, 1000), right=st.integers(0, 1000), seed=st.integers(0, 1000))
@@ -97,7 +101,9 @@ def test_children_take_every_block_from_a_parent(left, right, seed):
     child = crossover(a, b, np.random.default_rng(seed))
     assert problems(child, 2, 4) == []
     for stage, of_a, of_b in zip(child.stages, a.stages, b.stages, strict=True):
-        assert stage.block in (of_a.block, of_b.block)
+        assert (stage.block, stage.helper) in (
+            (of_a.block, of_a.helper), (of_b.block, of_b.helper)
+        )  # fmt: skip
 
 
 @given(seed=st.integers(0, 1000), tags=st.text("bsknhtcrx", min_size=0, max_size=4))
@@ -108,7 +114,14 @@ def test_repair_makes_any_code_legal_and_leaves_legal_mappings_alone(seed, tags)
     broken = replace(
         stage,
         layers=9,
-        block=replace(stage.block, stream=tags, codes=(tags, *stage.block.codes[1:])),
+        helper=7,
+        block=replace(
+            stage.block,
+            stream=tags,
+            codes=(tags, *stage.block.codes[1:]),
+            gradients=((tags, tags),) * 6,
+            collectives=((True, "magic"),) * 6,
+        ),
     )
     fixed = repair(replace(mapping, stages=(broken, *mapping.stages[1:]), algorithm="none such"))
     assert problems(fixed, 2, 4) == []
@@ -117,12 +130,23 @@ def test_repair_makes_any_code_legal_and_leaves_legal_mappings_alone(seed, tags)
 def test_count_is_what_listing_gives():
     block = small_block(1)
     digits = digit_systems(2, 1)[0]
-    expected = len(legal_codes(block.stream_sizes, digits)) * 2**7
+    expected = len(legal_codes(block.stream_sizes, digits))
     for unit in block.units:
-        expected *= len(legal_codes(unit.sizes, digits)) * (3 if unit.parameters else 1)
-    assert count(block, 2, 1, 1) == 4 * expected  # streaming or not, two schedules
-    # Two stages divide four layers in three ways.
-    assert count(block, 2, 1, 2) == 4 * expected**2 * 3
+        codes = legal_codes(unit.sizes, digits)
+        passes = {(f, d, w if unit.parameters else d) for f in codes for d in codes for w in codes}
+        # Three homes of a weight, four algorithms, streamed or not.
+        expected *= len(passes) * (3 if unit.parameters else 1) * 8
+    assert count(block, 2, 1, 1) == 2 * expected * 2**7  # two schedules
+    # Two stages divide four layers in three ways; each may leave tensors with the other.
+    assert count(block, 2, 1, 2) == 2 * (expected * (2**7 + 3**7)) ** 2 * 3
+
+
+def with_stage(mapping: WaferMapping, **changes) -> WaferMapping:
+    """The first stage with other genes, of its own or of its block."""
+    stage = mapping.stages[0]
+    own = {name: changes.pop(name) for name in ("helper",) if name in changes}
+    first = replace(stage, block=replace(stage.block, **changes), **own)
+    return replace(mapping, stages=(first, *mapping.stages[1:]))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +154,13 @@ def test_count_is_what_listing_gives():
     [
         (lambda m: replace(m, stages=m.stages[:1]), "2 layers, but the model has 4"),
         (lambda m: replace(m, algorithm="magic"), "algorithm 'magic'"),
+        (lambda m: with_stage(m, helper=0), "helper 0 is not another stage"),
+        (lambda m: with_stage(m, helper=None, keep=(OFFLOAD,) * 7), "but has no helper"),
+        (lambda m: with_stage(m, gradients=(("sx", "ss"),) * 6), "code 'sx' is not legal"),
+        (lambda m: with_stage(m, gradients=(("ss", "ss"),)), "gradients has 1 entries"),
+        (lambda m: with_stage(m, gradients=(("ss", "sb"),) * 6), "attention: has no weight"),
+        (lambda m: with_stage(m, collectives=((True, "tree"),) * 6), "algorithm 'tree'"),
+        (lambda m: with_stage(m, keep=(5,) * 7), "fate 5 is unknown"),
         (
             lambda m: replace(
                 m, stages=(m.stages[0], replace(m.stages[1], rectangle=Rectangle(1, 0, 2, 2)))
@@ -148,6 +179,23 @@ def test_what_is_wrong_is_named(change, words):
     with pytest.raises(AtollError, match="mapping: ") as caught:
         validate(change(random_mapping(0)), 2, 4)
     assert words in str(caught.value)
+
+
+def test_files_from_before_helpers_and_gradient_codes_still_load():
+    mapping = random_mapping(3)
+    old = mapping.to_dict()
+    for stage in old["stages"]:
+        stage.pop("helper", None)
+        stage["keep"] = {name: value != "offload" for name, value in stage["keep"].items()}
+        for operator in stage["operators"].values():
+            for gene in set(operator) - {"code", "home"}:
+                operator.pop(gene)
+    loaded = from_dict(old)
+    assert problems(loaded, 2, 4) == []
+    for stage in loaded.stages:
+        assert stage.helper is None
+        assert stage.block.gradients == () and stage.block.collectives == ()
+        assert set(stage.block.keep) <= {AGAIN, KEEP}
 
 
 def test_a_dead_die_must_not_be_used():

@@ -2,43 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.wafer.batch import KEPT, REBUILT, STATE, TIME, Batch
+from atoll.wafer import brute
+from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.digits import digit_systems
 from atoll.wafer.exact import Exact
+from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, Away
+from atoll.wafer.labels import Limits
 from atoll.wafer.pricing import Pricer
-from atoll.wafer.tables import HOMES, Setting, Tables, legal_codes
+from atoll.wafer.tables import HOMES, SEARCHED_HOMES, Setting, Tables, legal_codes
 
 from .wafer_cases import small_block, small_wafer, sub_block
 
-HOMES_TRIED = ("optimizer", "weights")
+FATES = (AGAIN, KEEP, OFFLOAD)
 
 
-def brute_force(batch: Batch, homes, layers, in_flight, limit):
-    """The least time over everything that fits, or infinity."""
-    buffers = np.array([batch.tables.buffer_bytes(c) for c in batch.tables.stream.codes])
-    best = np.inf
-    for genes in batch.everything(homes):
-        cost = batch.evaluate(genes)
-        memory = layers * (cost[:, STATE] + in_flight * cost[:, KEPT]) + cost[:, REBUILT]
-        fits = memory + buffers[genes.stream] <= limit
-        if fits.any():
-            best = min(best, float(cost[fits, TIME].min()))
-    return best
+def make(shape, link=2e10, *, streaming=True, microbatch=1, chains=(0, 1), only=None, **more):
+    wafer = small_wafer(shape[1], shape[0], link_Bps=link)
+    block = sub_block(small_block(microbatch), chains)
+    setting = Setting(wafer, 8, streaming=streaming)
+    return Tables(block, digit_systems(*shape)[0], setting, Pricer(wafer.chip), only, **more)
 
 
-def limits(batch: Batch, homes, layers, in_flight, random):
-    """A memory limit between the smallest mapping seen and a roomy one."""
-    cost = batch.evaluate(batch.sample(2000, random, homes))
+def some_codes(shape, count, random, microbatch=1, chains=(0, 1)):
+    """A few random codes of every operator and of the stream."""
+    block, digits = sub_block(small_block(microbatch), chains), digit_systems(*shape)[0]
+    names = {u.name: u.sizes for u in block.units} | {"stream": block.stream_sizes}
+    return {
+        name: tuple(random.choice(legal_codes(sizes, digits), count, replace=False))
+        for name, sizes in names.items()
+    }
+
+
+def span(batch: Batch, homes, layers, in_flight, random, **more):
+    """Bytes of the smallest and the largest mapping among some thousand."""
+    cost = batch.evaluate(batch.sample(4000, random, homes, **more))
     memory = layers * (cost[:, STATE] + in_flight * cost[:, KEPT]) + cost[:, REBUILT]
     return float(memory.min()), float(memory.max())
 
 
-@settings(max_examples=5, deadline=None)
+def agree(expected, found):
+    for best, solved in zip(expected, found, strict=True):
+        if best == np.inf:
+            assert solved is None
+        else:
+            assert solved is not None
+            assert solved.cost.time_s == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "link", "homes"),
+    [((2, 2), 2e9, ("optimizer", "weights")), ((3, 2), 2e10, SEARCHED_HOMES)],
+)
+def test_six_operators_with_every_code_home_and_keep(shape, link, homes):
+    tables = make(shape, link)
+    batch = Batch(tables)
+    low, high = span(batch, homes, 2, 3, np.random.default_rng(0))
+    # Roomy, tight, hardly feasible, and too small.
+    shares = (1.0, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04, 0.02, -0.2)
+    limits = [Limits(low + share * (high - low)) for share in shares]
+    expected = brute.fastest(batch, homes, 2, 3, limits)
+    assert expected[-1] == np.inf and expected == sorted(expected)
+    assert len(set(expected)) >= 5
+    exact = Exact(tables, homes)
+    agree(expected, [exact.solve(2, 3, limit.own) for limit in limits])
+
+
+@settings(max_examples=4, deadline=None)
 @given(
     chain=st.sampled_from([0, 1]),
     shape=st.sampled_from([(2, 2), (3, 2), (2, 3), (4, 1)]),
@@ -49,84 +85,157 @@ def limits(batch: Batch, homes, layers, in_flight, random):
     streaming=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_three_operators_with_every_code_home_and_keep(
+def test_three_operators_with_all_or_some_codes(
     chain, shape, microbatch, link, tight, in_flight, streaming, seed
 ):
-    wafer = small_wafer(shape[1], shape[0], link_Bps=link)
-    block = sub_block(small_block(microbatch), (chain,))
-    digits = digit_systems(*shape)[0]
-    only = None
-    if microbatch > 1:
-        # With samples to cut there are more codes than brute force can try: some of each.
-        random = np.random.default_rng(seed)
-        names = {u.name: u.sizes for u in block.units} | {"stream": block.stream_sizes}
-        only = {
-            name: tuple(random.choice(legal_codes(sizes, digits), 8, replace=False))
-            for name, sizes in names.items()
-        }
-    tables = Tables(
-        block, digits, Setting(wafer, 8, streaming=streaming), Pricer(wafer.chip), only
+    random = np.random.default_rng(seed)
+    # With samples to cut there are more codes than brute force can try quickly: some of each.
+    only = some_codes(shape, 8, random, microbatch, (chain,)) if microbatch > 1 else None
+    tables = make(
+        shape, link, streaming=streaming, microbatch=microbatch, chains=(chain,), only=only
     )
     batch = Batch(tables)
-    low, high = limits(batch, HOMES_TRIED, 2, in_flight, np.random.default_rng(seed))
-    limit = low + tight * (high - low)
-    expected = brute_force(batch, HOMES_TRIED, 2, in_flight, limit)
-    found = Exact(tables, HOMES_TRIED).solve(2, in_flight, limit)
-    if expected == np.inf:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.cost.time_s == pytest.approx(expected, rel=1e-12)
+    homes = ("optimizer", "weights")
+    low, high = span(batch, homes, 2, in_flight, random)
+    limits = [Limits(low + tight * (high - low))]
+    expected = brute.fastest(batch, homes, 2, in_flight, limits)
+    exact = Exact(tables, homes)
+    agree(expected, [exact.solve(2, in_flight, limits[0].own)])
 
 
-@settings(max_examples=3, deadline=None)
-@given(
-    shape=st.sampled_from([(2, 2), (3, 2)]),
-    link=st.sampled_from([2e9, 2e10]),
-    tight=st.floats(0.0, 0.6),
-    seed=st.integers(0, 1000),
-)
-def test_six_operators_with_every_keep(shape, link, tight, seed):
-    wafer = small_wafer(shape[1], shape[0], link_Bps=link)
-    block = small_block()
-    digits = digit_systems(*shape)[0]
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), passes=st.booleans(), streaming=st.booleans())
+def test_costs_of_chains_add_up(seed, passes, streaming):
+    """What brute force relies on."""
+    batch = Batch(make((2, 2), streaming=streaming, microbatch=2), Away(3e9, 1e-7))
     random = np.random.default_rng(seed)
-    names = {u.name: u.sizes for u in block.units} | {"stream": block.stream_sizes}
-    only = {
-        name: tuple(random.choice(legal_codes(sizes, digits), 2 + (i % 2), replace=False))
-        for i, (name, sizes) in enumerate(names.items())
-    }
-    tables = Tables(block, digits, Setting(wafer, 8), Pricer(wafer.chip), only)
+    genes = batch.sample(50, random, HOMES, fates=FATES, passes=passes)
+    first, second, neither = (
+        batch.sample(50, random, HOMES, fates=FATES, passes=passes) for _ in range(3)
+    )
+    operators, saved = 3, 4
+    for other, left, right in (
+        (first, genes, neither), (second, neither, genes), (neither, neither, neither)
+    ):  # fmt: skip
+        other.stream[:] = genes.stream
+        for name in ("codes", "data", "weight", "homes", "algorithms", "keep"):
+            cut = saved if name == "keep" else operators
+            getattr(other, name)[:, :cut] = getattr(left, name)[:, :cut]
+            getattr(other, name)[:, cut:] = getattr(right, name)[:, cut:]
+    total = batch.evaluate(first) + batch.evaluate(second) - batch.evaluate(neither)
+    assert total == pytest.approx(batch.evaluate(genes), rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize(("shape", "chains", "count"), [((2, 2), (0, 1), 4), ((3, 2), (1,), 9)])
+def test_offload_with_every_keep(shape, chains, count):
+    random = np.random.default_rng(3)
+    tables = make(shape, 2e9, chains=chains, only=some_codes(shape, count, random, chains=chains))
+    away = Away(4e10, 1e-9)
+    batch = Batch(tables, away)
+    homes = ("optimizer",)
+    low, high = span(batch, homes, 2, 4, random)
+    cost = batch.evaluate(batch.sample(2000, random, homes, fates=FATES))
+    most = float(8 * cost[:, AWAY].max())
+    limits = [
+        Limits(low + share * (high - low), elsewhere * most)
+        for share in (0.4, 0.1, -0.05)
+        for elsewhere in (0.0, 0.2, 0.6, 2.0)
+    ]
+    expected = brute.fastest(batch, homes, 2, 4, limits, FATES)
+    exact = Exact(tables, homes).with_away(away)
+    found = [exact.solve(2, 4, limit.own, limit.away) for limit in limits]
+    agree(expected, found)
+    # More room elsewhere helps, and somewhere it does.
+    assert expected[4] > expected[7]
+    assert any(OFFLOAD in solved.mapping.keep for solved in found if solved)
+
+
+@pytest.mark.parametrize(("shape", "chain"), [((2, 2), 0), ((3, 2), 1)])
+def test_every_operator_streams_or_not_as_is_best(shape, chain):
+    random = np.random.default_rng(5)
+    only = some_codes(shape, 5, random, chains=(chain,))
+    tables = make(shape, 8e9, chains=(chain,), only=only, modes=(True, False))
     batch = Batch(tables)
-    low, high = limits(batch, HOMES_TRIED[:1], 2, 3, random)
-    limit = low + tight * (high - low)
-    expected = brute_force(batch, HOMES_TRIED[:1], 2, 3, limit)
-    found = Exact(tables, HOMES_TRIED[:1]).solve(2, 3, limit)
-    if expected == np.inf:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.cost.time_s == pytest.approx(expected, rel=1e-12)
+    homes = ("optimizer", "weights")
+    low, high = span(batch, homes, 2, 3, random)
+    limits = [Limits(low + share * (high - low)) for share in (1.0, 0.2, 0.1)]
+    expected = brute.fastest(batch, homes, 2, 3, limits)
+    exact = Exact(tables, homes)
+    agree(expected, [exact.solve(2, 3, limit.own) for limit in limits])
+    for streaming in (True, False):
+        one_way = Exact(make(shape, 8e9, chains=(chain,), only=only, streaming=streaming), homes)
+        assert exact.bound_s <= one_way.bound_s
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000), streaming=st.booleans())
+def test_the_best_algorithm_for_each_collective_is_the_best_for_the_block(seed, streaming):
+    """Why the exact part does not branch over algorithms: "auto" is never slower."""
+    batch = Batch(make((4, 2), 5e9, streaming=streaming, microbatch=2), Away(3e9, 1e-7))
+    random = np.random.default_rng(seed)
+    genes = batch.sample(100, random, HOMES, fates=FATES, passes=True, algorithms=range(4))
+    auto = replace(genes, algorithms=np.zeros_like(genes.algorithms))
+    assert (batch.evaluate(auto)[:, TIME] <= batch.evaluate(genes)[:, TIME] * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "chain", "link", "count", "modes"),
+    [
+        ((2, 2), 0, 2e9, 3, None),
+        ((3, 2), 1, 2e10, 3, None),
+        ((2, 2), 1, 4e9, 2, (True, False)),
+    ],
+)
+def test_gradient_passes_with_codes_of_their_own(shape, chain, link, count, modes):
+    random = np.random.default_rng(7)
+    fates = FATES if chain else FATES[:2]
+    only = some_codes(shape, count, random, chains=(chain,))
+    tables = make(shape, link, chains=(chain,), only=only, modes=modes)
+    away = Away(4e10, 1e-9)
+    batch = Batch(tables, away)
+    homes = ("optimizer", "weights") if count < 3 else ("optimizer",)
+    low, high = span(batch, homes, 2, 3, random, passes=True)
+    limits = [
+        Limits(low + share * (high - low), elsewhere)
+        for share in (1.0, 0.2, 0.08, -0.3) for elsewhere in (0.0, 0.1 * high)
+    ]  # fmt: skip
+    expected = brute.fastest(batch, homes, 2, 3, limits, fates, passes=True)
+    exact = Exact(tables, homes, passes=True)
+    exact = exact.with_away(away) if OFFLOAD in fates else exact
+    found = [exact.solve(2, 3, limit.own, limit.away) for limit in limits]
+    agree(expected, found)
+    shared = Exact(tables, homes)
+    assert exact.bound_s <= shared.bound_s
+    # What the exact part says of its answer is what the evaluator says of it.
+    for solved in found:
+        if solved:
+            (row,) = batch.evaluate(batch.encode([solved.mapping]))
+            assert row[TIME] == pytest.approx(solved.cost.time_s, rel=1e-12)
+
+
+def test_equal_codes_of_all_passes_cost_what_a_shared_code_costs():
+    batch = Batch(make((4, 2), microbatch=2), Away(5e9, 1e-7))
+    genes = batch.sample(300, np.random.default_rng(2), HOMES, fates=FATES)
+    spelled = replace(genes, data=genes.codes.copy(), weight=genes.codes.copy())
+    assert (batch.evaluate(genes) == batch.evaluate(spelled)).all()
 
 
 def test_the_batched_evaluator_and_the_exact_parts_tables_agree():
-    wafer = small_wafer(2, 4)
-    digits = digit_systems(4, 2)[0]
-    tables = Tables(small_block(2), digits, Setting(wafer, 8), Pricer(wafer.chip))
-    batch, exact = Batch(tables), Exact(tables, HOMES)
-    genes = batch.sample(200, np.random.default_rng(1), HOMES)
+    tables = make((4, 2), microbatch=2)
+    away = Away(5e9, 1e-7)
+    batch, exact = Batch(tables, away), Exact(tables, HOMES).with_away(away)
+    genes = batch.sample(200, np.random.default_rng(1), HOMES, fates=FATES)
     cost = batch.evaluate(genes)
     for row in range(len(genes)):
         one = exact.price(batch.decode(genes, row))
-        assert cost[row] == pytest.approx(
-            [one.time_s, one.state_bytes, one.kept_bytes, one.rebuilt_bytes], rel=1e-12
+        assert cost[row, [TIME, STATE, KEPT, REBUILT, AWAY]] == pytest.approx(
+            [one.time_s, one.state_bytes, one.kept_bytes, one.rebuilt_bytes, one.away_bytes],
+            rel=1e-12,
         )
 
 
 def test_less_memory_never_makes_a_block_faster():
-    wafer = small_wafer(2, 2)
-    digits = digit_systems(2, 2)[0]
-    exact = Exact(Tables(small_block(), digits, Setting(wafer, 8), Pricer(wafer.chip)))
+    exact = Exact(make((2, 2), 50e9))
     roomy = exact.solve(4, 4, 1e12)
     assert roomy is not None
     needed = roomy.cost.memory_bytes(4, 4)

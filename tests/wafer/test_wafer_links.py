@@ -135,6 +135,7 @@ def test_time_never_rises_with_link_bandwidth(faster, shape, data):
     assert quick[3] == slow[3]
 
 
+@settings(deadline=None)
 @given(gather=st.floats(0, 4), compute=st.floats(0.01, 4), scatter=st.floats(0, 4))
 def test_streaming_hides_no_more_than_the_fast_model_says_for_one_side(gather, compute, scatter):
     """The fast model's exposed time is never below what pieces on one link and one core need."""

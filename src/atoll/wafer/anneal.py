@@ -1,8 +1,8 @@
 """Annealing for what the exact part leaves: the order of stages on the wafer, and mixed genes.
 
 Starts from a found mapping. Moves: swap the places of two stages, shift a layer over a boundary,
-change one gene (code, home, keep, stream, streaming) of one stage. The evaluator prices every move;
-what does not fit never becomes the answer. Deterministic for a seed.
+change one gene (code, home, fate, helper, stream, collective) of one stage. The evaluator prices
+every move; what does not fit never becomes the answer. Deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from math import exp
 
 import numpy as np
 
-from atoll.wafer.encoding import Die, WaferMapping, mutate
+from atoll.wafer.encoding import Die, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.moves import mutate
 from atoll.wafer.tables import SEARCHED_HOMES
 from atoll.wafer.template import Wafer
 

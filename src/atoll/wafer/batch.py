@@ -7,32 +7,41 @@ that the two check each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.jit import over_ranges
-from atoll.wafer import block_kernels as kernels
-from atoll.wafer.genes import BlockMapping
+from atoll.wafer import edge_kernels as kernels
+from atoll.wafer.block import KINDS
+from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
+from atoll.wafer.genes import KEEP, Away, BlockMapping
 from atoll.wafer.tables import ALGORITHMS, HOMES, Nodes, Tables
+
+__all__ = ["AWAY", "KEPT", "REBUILT", "STATE", "TIME", "Batch", "Genes"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-TIME, STATE, KEPT, REBUILT = range(4)
+COLUMNS = 10  # of a priced mapping
 
 
 @dataclass(frozen=True, eq=False)
 class Genes:
-    """Mappings as indices: stream (n,), codes and homes (n, operators), keep (n, saved)."""
+    """Mappings as indices: stream (n,), fates (n, saved), the others (n, operators).
+
+    `codes`, `data` and `weight` are entries of the operator's nodes for its three passes.
+    """
 
     stream: IntArray
     codes: IntArray
+    data: IntArray
+    weight: IntArray
+    algorithms: IntArray
     homes: IntArray
-    keep: NDArray[np.bool_]
+    keep: IntArray
 
     def __len__(self) -> int:
         return len(self.stream)
@@ -41,35 +50,30 @@ class Genes:
 class Batch:
     """The arrays that the compiled evaluator reads."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, away: Away | None = None) -> None:
         self.tables = tables
         self.nodes: list[Nodes] = [tables.stream, *(n for chain in tables.nodes for n in chain)]
         block, digits, setting = tables.block, tables.digits, tables.setting
         most = max(len(n.codes) for n in self.nodes)
-        d = digits.count
-
-        def layouts(name: str) -> IntArray:
-            table = np.zeros((len(self.nodes), most, 2, d), np.int64)
-            for i, node in enumerate(self.nodes):
-                given = getattr(node, name)
-                table[i, : given.shape[0], : given.shape[1]] = given
-            return table
-
-        def column(name: str) -> FloatArray:
-            table = np.zeros((len(self.nodes), most))
-            for i, node in enumerate(self.nodes):
-                table[i, : len(node.codes)] = getattr(node, name)
-            return table
-
-        def by_home(name: str) -> FloatArray:
-            table = np.zeros((len(self.nodes), len(HOMES), most))
-            for i, node in enumerate(self.nodes):
-                table[i, :, : len(node.codes)] = getattr(node, name)
-            return table
-
+        count = len(self.nodes)
+        layouts = np.zeros((count, most, 5, 2, digits.count), np.int64)
+        figures = np.zeros((count, most, 7))
+        figures[:, :, kernels.COPIES] = 1.0
+        streams = np.zeros((count, most), np.bool_)
+        sums = np.zeros((count, len(ALGORITHMS), most))
+        for i, node in enumerate(self.nodes):
+            given = (node.reads, node.writes, node.gradient_reads, node.gradient_writes,
+                     node.weights)  # fmt: skip
+            for kind, table in enumerate(given):
+                layouts[i, : table.shape[0], kind, : table.shape[1]] = table
+            columns = (node.forward_s, node.data_s, node.weight_s, node.step_s, node.copies,
+                       node.parameters, node.port_s)  # fmt: skip
+            figures[i, : len(node.codes)] = np.stack(columns, axis=1)
+            streams[i, : len(node.codes)] = node.streams
+            sums[i, :, : len(node.codes)] = self._sums(node)
         ends, totals, droppable, entry = [], [], [], []
         unit = 1
-        streams = tables.stream.codes
+        codes = tables.stream.codes
         for index, chain in enumerate(block.chains):
             path = [0, *range(unit, unit + len(chain.units)), 0]
             unit += len(chain.units)
@@ -77,92 +81,152 @@ class Batch:
                 ends.append((path[i], path[i + 1]))
                 totals.append((*edge.totals, 0.0)[:2])
                 droppable.append(bool(edge.kept_name))
-                entry.append([tables.entry_s(index, c) if i == 0 else 0.0 for c in streams])
-        share = np.array([tables.stream_share(code) for code in streams])
+                entry.append([tables.entry_s(index, c) if i == 0 else 0.0 for c in codes])
+        share = np.array([tables.stream_share(code) for code in codes])
+        units = [node.unit for node in self.nodes]
+        weighted = [u is not None and u.parameters > 0 for u in units]
         self._arguments = (
             np.array(ends, np.int64), np.array(droppable, np.bool_), np.array(totals),
-            layouts("reads"), layouts("writes"), layouts("gradient_reads"),
-            layouts("gradient_writes"), column("forward_s"), column("data_s"), column("weight_s"),
-            by_home("home_s"), by_home("state_bytes"), np.array(entry),
-            np.array([tables.stream_s(code) for code in streams]),
-            share * (block.stream_bytes + block.mask_bytes), setting.streaming, digits.radix,
-            digits.axis, digits.stride, setting.wafer.link_Bps, setting.wafer.link_latency_s,
+            np.array(weighted),
+            np.array([u is not None and (u.parameters > 0 or u.on_chip) for u in units]),
+            layouts, streams, figures, sums,
+            np.array([0.0 if u is None else float(u.parameters) for u in units]),
+            float(setting.microbatches), np.array(entry),
+            np.array([tables.stream_s(code) for code in codes]),
+            share * (block.stream_bytes + block.mask_bytes), digits.radix, digits.axis,
+            digits.stride, setting.wafer.link_Bps, setting.wafer.link_latency_s,
+            away.bandwidth_Bps if away else np.inf, away.latency_s if away else 0.0,
             ALGORITHMS.index(setting.algorithm),
         )  # fmt: skip
+        self.weighted = weighted[1:]
         self.saved = int(sum(droppable))
 
+    def _sums(self, node: Nodes) -> FloatArray:
+        """(algorithms, entries): seconds to sum a gradient over the copies of its weight."""
+        if node.unit is None or not node.unit.parameters:
+            return np.zeros((len(ALGORITHMS), len(node.codes)))
+        split = KINDS[node.unit.kind].weight
+        member = [np.array([tag not in split for tag in code], np.bool_) for code in node.codes]
+        return np.array(
+            [
+                [self.tables.sum_s(m, float(p), a) for m, p in
+                 zip(member, node.parameters, strict=True)]
+                for a in range(len(ALGORITHMS))
+            ]
+        )  # fmt: skip
+
     def evaluate(self, genes: Genes) -> FloatArray:
-        """(mappings, 4): seconds, state, kept and rebuilt bytes, per layer and die."""
-        result = np.zeros((len(genes), 4))
+        """(mappings, 10): seconds; state, kept, rebuilt and away bytes, per layer and die; then the
+        seconds of compute, links, homes, reruns and journeys.
+        """
+        result = np.zeros((len(genes), COLUMNS))
         over_ranges(
             lambda start, stop: kernels.evaluate_range(
-                start, stop, genes.stream, genes.codes, genes.homes, genes.keep, *self._arguments,
-                result,
+                start, stop, genes.stream, genes.codes, genes.data, genes.weight, genes.algorithms,
+                genes.homes, genes.keep, *self._arguments, result,
             ),
             len(genes),
         )  # fmt: skip
         return result
 
     def encode(self, mappings: Sequence[BlockMapping]) -> Genes:
-        nodes = self.nodes[1:]
+        setting = self.tables.setting
+        rows: list[list[list[int]]] = [[], [], [], []]
+        for m in mappings:
+            for row in rows:
+                row.append([])
+            ways = m.collectives or ((setting.streaming, setting.algorithm),) * len(m.codes)
+            for node, codes, (streams, algorithm) in zip(
+                self.nodes[1:], m.passes, ways, strict=True
+            ):
+                for row, code in zip(rows, codes, strict=False):
+                    row[-1].append(node.find(code, streams))
+                rows[3][-1].append(ALGORITHMS.index(algorithm))
+        forward, data, weight, algorithms = (np.array(row, np.int64) for row in rows)
         return Genes(
             np.array([self.nodes[0].index[m.stream] for m in mappings], np.int64),
-            np.array(
-                [[n.index[c] for n, c in zip(nodes, m.codes, strict=True)] for m in mappings],
-                np.int64,
-            ),
+            forward, data, weight, algorithms,
             np.array([[HOMES.index(h) for h in m.homes] for m in mappings], np.int64),
-            np.array([m.keep for m in mappings], np.bool_),
-        )
+            np.array([m.keep for m in mappings], np.int64),
+        )  # fmt: skip
 
     def decode(self, genes: Genes, row: int) -> BlockMapping:
         nodes = self.nodes[1:]
+
+        def codes(entries: IntArray) -> tuple[str, ...]:
+            return tuple(n.codes[c] for n, c in zip(nodes, entries[row], strict=True))
+
         return BlockMapping(
             self.nodes[0].codes[genes.stream[row]],
-            tuple(n.codes[c] for n, c in zip(nodes, genes.codes[row], strict=True)),
+            codes(genes.codes),
             tuple(HOMES[h] for h in genes.homes[row]),
-            tuple(bool(k) for k in genes.keep[row]),
+            tuple(int(k) for k in genes.keep[row]),
+            tuple(zip(codes(genes.data), codes(genes.weight), strict=True)),
+            tuple(
+                (bool(n.streams[c]), ALGORITHMS[a])
+                for n, c, a in zip(nodes, genes.codes[row], genes.algorithms[row], strict=True)
+            ),
         )
 
-    def sample(self, count: int, random: np.random.Generator, homes: Sequence[str]) -> Genes:
-        """Mappings drawn evenly from the legal codes."""
+    def sample(
+        self, count: int, random: np.random.Generator, homes: Sequence[str], *,
+        fates: Sequence[int] = (0, 1), passes: bool = False, algorithms: Sequence[int] = (),
+    ) -> Genes:  # fmt: skip
+        """Mappings drawn evenly from the legal codes; `passes`: each pass has a code of its own."""
         nodes = self.nodes[1:]
         allowed = np.array([HOMES.index(home) for home in homes])
+        codes = np.stack([random.integers(len(n.codes), size=count) for n in nodes], axis=1)
+        data, weight = codes, codes
+        if passes:
+            data, weight = (
+                np.stack(
+                    [c // len(n.index) * len(n.index) + random.integers(len(n.index), size=count)
+                     for n, c in zip(nodes, codes.T, strict=True)], axis=1)
+                for _ in range(2)
+            )  # fmt: skip
+            weight = np.where(self.weighted, weight, data)
+        ways = np.array(algorithms or [ALGORITHMS.index(self.tables.setting.algorithm)])
         return Genes(
             random.integers(len(self.nodes[0].codes), size=count),
-            np.stack([random.integers(len(n.codes), size=count) for n in nodes], axis=1),
-            allowed[random.integers(len(allowed), size=(count, len(nodes)))],
-            random.integers(2, size=(count, self.saved)).astype(np.bool_),
-        )
+            codes, data, weight, ways[random.integers(len(ways), size=codes.shape)],
+            allowed[random.integers(len(allowed), size=codes.shape)],
+            np.array(fates)[random.integers(len(fates), size=(count, self.saved))],
+        )  # fmt: skip
 
-    def everything(self, homes: Sequence[str], piece: int = 1 << 16) -> Iterator[Genes]:
-        """The whole encoding of the block, in pieces: for brute force on small cases."""
-        nodes = self.nodes[1:]
-        allowed = [HOMES.index(home) for home in homes]
-        ranges = [range(len(self.nodes[0].codes)), *(range(len(n.codes)) for n in nodes)]
-        home_ranges = [
-            allowed if n.unit is not None and n.unit.parameters else allowed[:1] for n in nodes
-        ]
-        tail = np.array(
-            list(product(*home_ranges, *([(False, True)] * self.saved))), np.int64
-        ).reshape(-1, len(nodes) + self.saved)
-        per_piece = max(1, piece // len(tail))
-        rows: list[tuple[int, ...]] = []
-        for codes in product(*ranges):
-            rows.append(codes)
-            if len(rows) == per_piece:
-                yield self._piece(rows, tail, len(nodes))
-                rows = []
-        if rows:
-            yield self._piece(rows, tail, len(nodes))
+    # -- for brute force -----------------------------------------------------------------------
+
+    def reference(self, stream: int, count: int = 1) -> Genes:
+        """The first code of every operator and everything kept, `count` times."""
+        units = len(self.nodes) - 1
+        first = np.zeros((count, units), np.int64)
+        way = np.full((count, units), ALGORITHMS.index(self.tables.setting.algorithm))
+        return Genes(
+            np.full(count, stream), first, first.copy(), first.copy(), way,
+            np.full((count, units), HOMES.index("optimizer")), np.full((count, self.saved), KEEP),
+        )  # fmt: skip
+
+    def choices(self, unit: int, homes: Sequence[str], passes: bool = False) -> IntArray:
+        """Everything an operator may do: (choices, 4) entries of its passes, and home."""
+        node = self.nodes[1 + unit]
+        each, entries = len(node.index), np.arange(len(node.codes))
+        allowed = [HOMES.index(h) for h in homes] if self.weighted[unit] else [0]
+        if not passes:
+            rows = np.stack([entries] * 3, axis=1)
+        else:
+            f, d, w = (
+                axis.reshape(-1)
+                for axis in np.meshgrid(entries, np.arange(each), np.arange(each), indexing="ij")
+            )
+            rows = np.stack([f, f // each * each + d, f // each * each + w], axis=1)
+            if not self.weighted[unit]:
+                rows = rows[d == w]
+        return np.concatenate(
+            [np.repeat(rows, len(allowed), axis=0), np.tile(allowed, len(rows))[:, None]], axis=1
+        )
 
     @staticmethod
-    def _piece(rows: list[tuple[int, ...]], tail: IntArray, units: int) -> Genes:
-        head = np.repeat(np.array(rows, np.int64), len(tail), axis=0)
-        options = np.tile(tail, (len(rows), 1))
-        return Genes(
-            np.ascontiguousarray(head[:, 0]),
-            np.ascontiguousarray(head[:, 1:]),
-            np.ascontiguousarray(options[:, :units]),
-            np.ascontiguousarray(options[:, units:].astype(np.bool_)),
-        )
+    def assign(genes: Genes, unit: int, chosen: IntArray) -> None:
+        for table, column in zip(
+            (genes.codes, genes.data, genes.weight, genes.homes), chosen.T, strict=True
+        ):
+            table[:, unit] = column

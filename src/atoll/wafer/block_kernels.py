@@ -1,4 +1,4 @@
-"""Compiled: transitions between layouts on a mesh, and whole blocks in batches.
+"""Compiled: collectives, and transitions between layouts on a mesh.
 
 A layout gives every digit a role for one tensor: WHOLE (replicated), one of its dimensions (BATCH,
 SEQUENCE, COLUMNS, EXPERTS), or PARTIAL (sums that are not complete). Moving a tensor from one
@@ -8,7 +8,9 @@ layout to another is decided digit by digit:
     PARTIAL -> WHOLE          both (all-reduce)     dimension -> other   all-to-all
     WHOLE   -> dimension      nothing: keep a slice
 
-in the order reduce-scatter, all-to-all, all-gather. `docs/wafer.md` has the formulas.
+in the order reduce-scatter, all-to-all, all-gather. A tensor is stored between the reduction and
+the gather; digits of an all-reduce are then SUMMED: whole, and gathered once more if they are
+wanted whole again. `docs/wafer.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 
 from atoll.jit import entry, kernel
 
-WHOLE, BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL = range(6)
+WHOLE, BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL, SUMMED = range(7)
 
 AUTO, LINE, RING, TWO_D = range(4)
 
@@ -112,15 +114,20 @@ def exchange_s(member, volume, radix, axis, stride, bandwidth, latency):
 
 @kernel
 def transition(
-    total, source, target, radix, axis, stride, bandwidth, latency, algorithm, out, runs_of
+    total, source, target, radix, axis, stride, bandwidth, latency, scatter_algorithm,
+    gather_algorithm, out, runs_of,
 ):
     """Fill `out` with seconds of scatter, exchange and gather, and the share of `total` bytes that
     a die holds in between, after the reduction and before the gather: what is worth keeping.
+
+    The operator that wrote the tensor reduces it, the one that reads it gathers it, each by its own
+    algorithm.
     """
     scatter = np.int64(0)
     exchange = np.int64(0)
     gather = np.int64(0)
     total_sum = np.int64(0)
+    summed = np.int64(0)
     held = total
     scattered = 1.0
     gathered = 1.0
@@ -134,10 +141,12 @@ def transition(
             else:
                 scatter |= bit
                 scattered *= radix[d]
-        elif have == WHOLE:
+        elif have in (WHOLE, SUMMED):
             # A slice of what is already whole costs nothing.
             if want != WHOLE:
                 held /= radix[d]
+            elif have == SUMMED:
+                summed |= bit
         else:
             held /= radix[d]
             if want == WHOLE:
@@ -150,18 +159,40 @@ def transition(
     out[GATHER] = 0.0
     if scatter:
         out[SCATTER] = pass_s(
-            scatter, held, radix, axis, stride, bandwidth, latency, algorithm, runs_of)
+            scatter, held, radix, axis, stride, bandwidth, latency, scatter_algorithm, runs_of)
         held /= scattered
     if exchange:
         out[EXCHANGE] = exchange_s(exchange, held, radix, axis, stride, bandwidth, latency)
     if total_sum:
-        one = pass_s(total_sum, held, radix, axis, stride, bandwidth, latency, algorithm, runs_of)
+        one = pass_s(
+            total_sum, held, radix, axis, stride, bandwidth, latency, scatter_algorithm, runs_of)
         out[SCATTER] += one
+        if gather_algorithm != scatter_algorithm:
+            one = pass_s(
+                total_sum, held, radix, axis, stride, bandwidth, latency, gather_algorithm, runs_of)
         out[GATHER] += one
+    if summed:
+        out[GATHER] += pass_s(
+            summed, held, radix, axis, stride, bandwidth, latency, gather_algorithm, runs_of)
     out[STORED] = held
     if gather:
         out[GATHER] += pass_s(
-            gather, held * gathered, radix, axis, stride, bandwidth, latency, algorithm, runs_of)
+            gather, held * gathered, radix, axis, stride, bandwidth, latency, gather_algorithm,
+            runs_of)
+
+
+@kernel
+def stored_layout(source, target, stored):
+    """The layout in which a tensor waits between its reduction and its gather."""
+    for d in range(source.shape[0]):
+        have = source[d]
+        want = target[d]
+        if have == PARTIAL and want == WHOLE:
+            stored[d] = SUMMED
+        elif want == WHOLE and have != WHOLE:
+            stored[d] = have
+        else:
+            stored[d] = want
 
 
 @kernel
@@ -188,7 +219,8 @@ def transition_one(total, source, target, radix, axis, stride, bandwidth, latenc
     out = np.zeros(4)
     runs_of = np.zeros((3, 8), np.int64)
     transition(
-        total, source, target, radix, axis, stride, bandwidth, latency, algorithm, out, runs_of)
+        total, source, target, radix, axis, stride, bandwidth, latency, algorithm, algorithm, out,
+        runs_of)
     return out
 
 
@@ -204,73 +236,6 @@ def pass_one(member, volume, radix, axis, stride, bandwidth, latency, algorithm)
 def exchange_one(member, volume, radix, axis, stride, bandwidth, latency):
     """`exchange_s` for callers in Python, with one flag a digit."""
     return exchange_s(_bits(member), volume, radix, axis, stride, bandwidth, latency)
-
-
-@kernel
-def edge_cost(
-    totals, source, target, grad_source, grad_target, produce_s, consume_s, produce_back_s,
-    consume_back_s, regather_s, streams, radix, axis, stride, bandwidth, latency, algorithm, out,
-    scratch, runs_of,
-):
-    """One tensor (or several that travel together) between two operators, there and back.
-
-    Fills out[0] seconds a microbatch, out[1] bytes a die to keep, out[2] seconds that running the
-    producer again adds for its reduction. `totals` (tensors,) are bytes of the whole tensors;
-    layouts are (tensors, digits).
-    """
-    out[0] = 0.0
-    out[1] = 0.0
-    out[2] = 0.0
-    scatter = 0.0
-    gather = 0.0
-    back_scatter = 0.0
-    back_gather = 0.0
-    for t in range(totals.shape[0]):
-        if totals[t] <= 0.0:
-            continue
-        transition(totals[t], source[t], target[t], radix, axis, stride, bandwidth, latency,
-                   algorithm, scratch, runs_of)
-        scatter += scratch[SCATTER]
-        gather += scratch[GATHER]
-        out[0] += scratch[EXCHANGE]
-        out[1] += scratch[STORED]
-        out[2] += scratch[EXCHANGE]
-        transition(totals[t], grad_source[t], grad_target[t], radix, axis, stride, bandwidth,
-                   latency, algorithm, scratch, runs_of)
-        back_scatter += scratch[SCATTER]
-        back_gather += scratch[GATHER]
-        out[0] += scratch[EXCHANGE]
-    again = exposed_s(scatter, produce_s, streams)
-    out[0] += again + exposed_s(gather, consume_s, streams)
-    out[2] += again
-    out[0] += exposed_s(back_scatter, consume_back_s, streams)
-    out[0] += exposed_s(back_gather, produce_back_s, streams)
-    # The weight gradient needs the gathered input once more.
-    out[0] += exposed_s(gather, regather_s, streams)
-
-
-@entry
-def edge_matrix(
-    totals, source, target, grad_source, grad_target, produce_s, consume_s, produce_back_s,
-    consume_back_s, regather_s, streams, radix, axis, stride, bandwidth, latency, algorithm,
-    time, kept, again,
-):
-    """`edge_cost` for every pair of a producer's code (row) and a consumer's code (column).
-
-    Layouts are (codes, tensors, digits), times (codes,).
-    """
-    scratch = np.zeros(4)
-    out = np.zeros(3)
-    runs_of = np.zeros((3, 8), np.int64)
-    for i in range(source.shape[0]):
-        for j in range(target.shape[0]):
-            edge_cost(
-                totals, source[i], target[j], grad_source[j], grad_target[i], produce_s[i],
-                consume_s[j], produce_back_s[i], consume_back_s[j], regather_s[j], streams, radix,
-                axis, stride, bandwidth, latency, algorithm, out, scratch, runs_of)
-            time[i, j] = out[0]
-            kept[i, j] = out[1]
-            again[i, j] = out[2]
 
 
 @entry
@@ -295,55 +260,3 @@ def min_plus(left, right, product, choice):
 def exposed_one(link_s, compute_s, streams):
     """`exposed_s` for callers in Python."""
     return exposed_s(link_s, compute_s, streams)
-
-
-@entry
-def evaluate_range(
-    start, stop, stream, codes, homes, keep, ends, droppable, totals, reads, writes,
-    gradient_reads, gradient_writes, forward_s, data_s, weight_s, home_s, state, entry_s, stream_s,
-    stream_kept, streams, radix, axis, stride, bandwidth, latency, algorithm, result,
-):
-    """Price mappings start..stop-1 of a block: seconds, state, kept and rebuilt bytes.
-
-    Node 0 is the stream, the others are the operators; `ends` (edges, 2) says which nodes an edge
-    joins. Nothing is looked up between two operators: every transition is worked out.
-    """
-    out = np.zeros(3)
-    scratch = np.zeros(4)
-    runs_of = np.zeros((3, 8), np.int64)
-    edges = ends.shape[0]
-    units = codes.shape[1]
-    for row in range(start, stop):
-        s = stream[row]
-        time = stream_s[s]
-        kept = stream_kept[s]
-        held = 0.0
-        rebuilt = 0.0
-        for u in range(units):
-            c = codes[row, u]
-            h = homes[row, u]
-            time += forward_s[u + 1, c] + data_s[u + 1, c] + weight_s[u + 1, c]
-            time += home_s[u + 1, h, c]
-            held += state[u + 1, h, c]
-        saved = 0
-        for e in range(edges):
-            a = ends[e, 0]
-            b = ends[e, 1]
-            i = s if a == 0 else codes[row, a - 1]
-            j = s if b == 0 else codes[row, b - 1]
-            edge_cost(
-                totals[e], writes[a, i], reads[b, j], gradient_writes[b, j], gradient_reads[a, i],
-                forward_s[a, i], forward_s[b, j], data_s[a, i], data_s[b, j], weight_s[b, j],
-                streams, radix, axis, stride, bandwidth, latency, algorithm, out, scratch, runs_of)
-            time += out[0]
-            if droppable[e]:
-                if keep[row, saved]:
-                    kept += out[1]
-                else:
-                    rebuilt += out[1]
-                    time += out[2] + (entry_s[e, s] if a == 0 else forward_s[a, i])
-                saved += 1
-        result[row, 0] = time
-        result[row, 1] = held
-        result[row, 2] = kept
-        result[row, 3] = rebuilt

@@ -7,6 +7,7 @@ from typing import Any
 
 from atoll.wafer.encoding import Die
 from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.genes import OFFLOAD
 from atoll.wafer.template import Wafer
 
 _LABELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -58,6 +59,8 @@ def wafer_object(
                 "layers": stage.layers,
                 "stream": stage.block.stream,
                 "load_s": cost.load_s,
+                "helper": stage.helper,
+                "offloaded": offloaded(found, number),
             }
             for number, (stage, cost) in enumerate(
                 zip(found.mapping.stages, found.stages, strict=True)
@@ -70,6 +73,14 @@ def wafer_object(
         "dead_dies": [list(die) for die in sorted(dead)],
         "dead_links": [[list(a), list(b)] for a, b in sorted(dead_links)],
     }  # fmt: skip
+
+
+def offloaded(found: Evaluation, stage: int) -> list[str]:
+    """Names of the tensors that a stage leaves with its helper."""
+    block = found.mapping.blocks()
+    names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
+    keep = found.mapping.stages[stage].block.keep
+    return [name for name, fate in zip(names, keep, strict=True) if fate == OFFLOAD]
 
 
 def text_map(picture: dict[str, Any]) -> str:
@@ -89,4 +100,8 @@ def text_map(picture: dict[str, Any]) -> str:
                 label = _LABELS[die["stage"] % len(_LABELS)]
                 cells.append(f"{label}{die['memory_total_bytes'] / capacity:4.0%}")
         rows.append(" ".join(cells))
+    for stage in picture["stages"]:
+        if stage["offloaded"]:
+            label, helper = (_LABELS[n % len(_LABELS)] for n in (stage["stage"], stage["helper"]))
+            rows.append(f"stage {label} leaves {', '.join(stage['offloaded'])} with {helper}")
     return "\n".join(rows)

@@ -1,32 +1,28 @@
 """The operator-centric encoding: a whole mapping of a training step on a wafer, as genes.
 
-Global genes: microbatch, streaming (whether collectives run beside their operators), collective
-algorithm, pipeline schedule. Per pipeline stage: the rectangle of dies, the digit system on it, the
-number of layers, and the block's genes: the stream's layout, a code for every operator (split of
-every loop dimension, order on the mesh axes; forward, data gradient and weight gradient share it,
-because a weight has one place), a home for every weight, keep or run again for every saved tensor,
-and a code for the head.
+Global genes: microbatch, pipeline schedule, and the way of collectives (streamed or not, algorithm)
+for operators that do not name their own. Per pipeline stage: the rectangle of dies, the digit
+system on it, the number of layers, the helper whose memory it may use, a code for the head, and the
+block's genes: the stream's layout; for every operator a code (split of every loop dimension, order
+on the mesh axes) for each of its passes and the way of its collectives; a home for every weight;
+and a fate for every saved tensor: keep, run its producer again, or leave it with the helper.
 
-`validate` names what is wrong, `repair` makes a neighbouring legal mapping, `mutate` and
-`crossover` stay inside the space, `count` says how large it is. Mappings are saved as JSON.
+`validate` names what is wrong. Mappings are saved as JSON. `moves.py` changes them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import comb
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from atoll.errors import AtollError
 from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.block import Block, make_block
-from atoll.wafer.digits import Digits, digit_systems
-from atoll.wafer.genes import BlockMapping
-from atoll.wafer.tables import ALGORITHMS, HOMES, SEARCHED_HOMES, legal, legal_codes
+from atoll.wafer.digits import Digits
+from atoll.wafer.genes import AGAIN, FATES, KEEP, OFFLOAD, BlockMapping
+from atoll.wafer.tables import ALGORITHMS, HOMES, legal
 
 Die = tuple[int, int]
 
@@ -62,6 +58,8 @@ class StageMapping:
     block: BlockMapping
     head: str
     """Code of the output head, where the stage holds it."""
+    helper: int | None = None
+    """The stage in whose memory offloaded tensors wait."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +112,53 @@ def _stage_dict(stage: StageMapping, block: Block) -> dict[str, Any]:
         "digits": {"x": list(stage.digits.x), "y": list(stage.digits.y)},
         "layers": stage.layers,
         "stream": stage.block.stream,
-        "operators": {
-            name: {"code": code, "home": home}
-            for name, code, home in zip(names, stage.block.codes, stage.block.homes, strict=True)
+        "operators": {name: _operator_dict(stage.block, i) for i, name in enumerate(names)},
+        "keep": {
+            name: "offload" if fate == OFFLOAD else bool(fate)
+            for name, fate in zip(kept, stage.block.keep, strict=True)
         },
-        "keep": dict(zip(kept, stage.block.keep, strict=True)),
         "head": stage.head,
-    }
+    } | ({} if stage.helper is None else {"helper": stage.helper})
+
+
+def _operator_dict(genes: BlockMapping, index: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"code": genes.codes[index], "home": genes.homes[index]}
+    if genes.gradients:
+        found["data"], found["weight"] = genes.gradients[index]
+    if genes.collectives:
+        found["streaming"], found["algorithm"] = genes.collectives[index]
+    return found
+
+
+def _fate(value: Any) -> int:
+    """Older files say true or false."""
+    if isinstance(value, bool):
+        return KEEP if value else AGAIN
+    if value not in FATES:
+        raise ValueError(f"keep: {value!r} (true, false or offload)")
+    return FATES.index(value)
+
+
+def _block_genes(entry: Mapping[str, Any], data: Mapping[str, Any]) -> BlockMapping:
+    operators = list(entry["operators"].values())
+    own = any("data" in op or "weight" in op for op in operators)
+    ways = any("streaming" in op or "algorithm" in op for op in operators)
+    return BlockMapping(
+        entry["stream"],
+        tuple(op["code"] for op in operators),
+        tuple(op["home"] for op in operators),
+        tuple(_fate(v) for v in entry["keep"].values()),
+        tuple(
+            (op.get("data", op["code"]), op.get("weight", op.get("data", op["code"])))
+            for op in operators
+            if own
+        ),
+        tuple(
+            (bool(op.get("streaming", data["streaming"])), op.get("algorithm", data["algorithm"]))
+            for op in operators
+            if ways
+        ),
+    )
 
 
 def from_dict(data: Mapping[str, Any]) -> WaferMapping:
@@ -131,13 +169,9 @@ def from_dict(data: Mapping[str, Any]) -> WaferMapping:
                 Rectangle(*(int(v) for v in entry["rectangle"])),
                 Digits(tuple(entry["digits"]["x"]), tuple(entry["digits"]["y"])),
                 int(entry["layers"]),
-                BlockMapping(
-                    entry["stream"],
-                    tuple(op["code"] for op in entry["operators"].values()),
-                    tuple(op["home"] for op in entry["operators"].values()),
-                    tuple(bool(v) for v in entry["keep"].values()),
-                ),
+                _block_genes(entry, data),
                 entry["head"],
+                None if entry.get("helper") is None else int(entry["helper"]),
             )
             for entry in data["stages"]
         )
@@ -193,7 +227,17 @@ def problems(
         if stage.layers < 1:
             found.append(f"{where}: holds no layer")
         found += [f"{where}: {text}" for text in _block_problems(stage, block)]
+        found += [f"{where}: {text}" for text in _helper_problems(mapping, number)]
     return found
+
+
+def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
+    stage = mapping.stages[number]
+    if stage.helper is None:
+        return ["offloads tensors, but has no helper"] if OFFLOAD in stage.block.keep else []
+    if stage.helper == number or not 0 <= stage.helper < len(mapping.stages):
+        return [f"helper {stage.helper} is not another stage"]
+    return []
 
 
 def _block_problems(stage: StageMapping, block: Block) -> list[str]:
@@ -201,12 +245,25 @@ def _block_problems(stage: StageMapping, block: Block) -> list[str]:
     genes = stage.block
     if not legal(genes.stream, block.stream_sizes, stage.digits):
         found.append(f"stream layout {genes.stream!r} is not legal")
-    for unit, code in zip(block.units, genes.codes, strict=True):
-        if len(code) != stage.digits.count or not legal(code, unit.sizes, stage.digits):
-            found.append(f"operator {unit.name}: code {code!r} is not legal")
+    for name in ("gradients", "collectives"):
+        given = len(getattr(genes, name))
+        if given not in (0, len(genes.codes)):
+            return [*found, f"{name} has {given} entries, expected {len(genes.codes)} or none"]
+    for unit, codes in zip(block.units, genes.passes, strict=True):
+        for code in dict.fromkeys(codes):
+            if len(code) != stage.digits.count or not legal(code, unit.sizes, stage.digits):
+                found.append(f"operator {unit.name}: code {code!r} is not legal")
+        if not unit.parameters and codes[1] != codes[2]:
+            found.append(f"operator {unit.name}: has no weight, but a code {codes[2]!r} for it")
+    found += [
+        f"algorithm {way!r} is none of {', '.join(ALGORITHMS)}"
+        for _, way in genes.collectives
+        if way not in ALGORITHMS
+    ]
     found += [f"home {home!r} is unknown" for home in genes.homes if home not in HOMES]
-    if len(genes.keep) != _saved(block):
-        found.append(f"keep has {len(genes.keep)} entries, expected {_saved(block)}")
+    if len(genes.keep) != saved_tensors(block):
+        found.append(f"keep has {len(genes.keep)} entries, expected {saved_tensors(block)}")
+    found += [f"fate {fate} is unknown" for fate in genes.keep if fate not in range(len(FATES))]
     if block.head is not None and not legal(stage.head, block.head.sizes, stage.digits):
         found.append(f"head code {stage.head!r} is not legal")
     return found
@@ -220,139 +277,5 @@ def validate(
         raise AtollError(f"mapping: {found[0]}.")
 
 
-def _saved(block: Block) -> int:
+def saved_tensors(block: Block) -> int:
     return sum(bool(edge.kept_name) for chain in block.chains for edge in chain.edges)
-
-
-# --- moves ----------------------------------------------------------------------------------------
-
-
-def repair(mapping: WaferMapping) -> WaferMapping:
-    """A legal mapping near a broken one: layers add up, codes fit their dimensions.
-
-    Rectangles are left alone; digits follow them.
-    """
-    block = mapping.blocks()
-    stages = [_repair_stage(stage, block) for stage in mapping.stages]
-    counts = [max(1, stage.layers) for stage in stages]
-    while sum(counts) > block.layers and max(counts) > 1:
-        counts[int(np.argmax(counts))] -= 1
-    while sum(counts) < block.layers:
-        counts[int(np.argmin(counts))] += 1
-    stages = [replace(stage, layers=n) for stage, n in zip(stages, counts, strict=True)]
-    algorithm = mapping.algorithm if mapping.algorithm in ALGORITHMS else "auto"
-    schedule = mapping.schedule if mapping.schedule in SCHEDULES else ONE_F_ONE_B
-    return replace(mapping, stages=tuple(stages), algorithm=algorithm, schedule=schedule)
-
-
-def _repair_stage(stage: StageMapping, block: Block) -> StageMapping:
-    r = stage.rectangle
-    digits = stage.digits
-    if (digits.width, digits.height) != (r.width, r.height):
-        digits = digit_systems(r.width, r.height)[0]
-    genes = stage.block
-    codes = tuple(
-        _repair_code(code, unit.sizes, digits)
-        for code, unit in zip(genes.codes, block.units, strict=True)
-    )
-    saved = _saved(block)
-    keep = (*genes.keep, *([True] * saved))[:saved]
-    homes = tuple(home if home in HOMES else "optimizer" for home in genes.homes)
-    assert block.head is not None
-    return replace(
-        stage,
-        digits=digits,
-        head=_repair_code(stage.head, block.head.sizes, digits),
-        block=BlockMapping(
-            _repair_code(genes.stream, block.stream_sizes, digits), codes, homes, keep
-        ),
-    )
-
-
-def _repair_code(code: str, sizes: dict[str, int], digits: Digits) -> str:
-    """Keep the tags that can stay, from the first digit on; fill with what fits."""
-    if len(code) == digits.count and legal(code, sizes, digits):
-        return code
-    allowed = legal_codes(sizes, digits)
-    if not allowed:
-        raise AtollError(
-            f"mapping: no split of dimensions {sizes} over {digits.size} dies is legal; use a "
-            "smaller rectangle."
-        )
-    padded = code[: digits.count].ljust(digits.count)
-    return max(allowed, key=lambda c: (sum(a == b for a, b in zip(c, padded, strict=True)), c))
-
-
-def mutate(
-    mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str] = SEARCHED_HOMES
-) -> WaferMapping:
-    """One random legal change of one gene; `homes` are those that a weight may move to."""
-    block = mapping.blocks()
-    index = int(random.integers(len(mapping.stages)))
-    stage = mapping.stages[index]
-    genes = stage.block
-    move = int(random.integers(8))
-    if move == 0 and len(mapping.stages) > 1:
-        return _shift_layer(mapping, index, random)
-    if move == 1:
-        return replace(mapping, streaming=not mapping.streaming)
-    if move == 7 and len(mapping.stages) > 1:
-        others = [name for name in SCHEDULES if name != mapping.schedule]
-        return replace(mapping, schedule=others[int(random.integers(len(others)))])
-    if move == 2:
-        i = int(random.integers(len(genes.keep)))
-        keep = tuple(k != (j == i) for j, k in enumerate(genes.keep))
-        genes = replace(genes, keep=keep)
-    elif move == 3:
-        i = int(random.integers(len(genes.homes)))
-        home = homes[int(random.integers(len(homes)))]
-        genes = replace(genes, homes=(*genes.homes[:i], home, *genes.homes[i + 1 :]))
-    elif move == 4:
-        choices = legal_codes(block.stream_sizes, stage.digits)
-        genes = replace(genes, stream=choices[int(random.integers(len(choices)))])
-    else:
-        i = int(random.integers(len(genes.codes)))
-        choices = legal_codes(block.units[i].sizes, stage.digits)
-        code = choices[int(random.integers(len(choices)))]
-        genes = replace(genes, codes=(*genes.codes[:i], code, *genes.codes[i + 1 :]))
-    stages = list(mapping.stages)
-    stages[index] = replace(stage, block=genes)
-    return replace(mapping, stages=tuple(stages))
-
-
-def _shift_layer(mapping: WaferMapping, index: int, random: np.random.Generator) -> WaferMapping:
-    other = (index + (1 if random.integers(2) else -1)) % len(mapping.stages)
-    stages = list(mapping.stages)
-    if stages[index].layers < 2:
-        return mapping
-    stages[index] = replace(stages[index], layers=stages[index].layers - 1)
-    stages[other] = replace(stages[other], layers=stages[other].layers + 1)
-    return replace(mapping, stages=tuple(stages))
-
-
-def crossover(
-    left: WaferMapping, right: WaferMapping, random: np.random.Generator
-) -> WaferMapping:
-    """Block genes of either parent, stage by stage, where the rectangles agree in shape."""
-    stages = []
-    for i, stage in enumerate(left.stages):
-        other = right.stages[i] if i < len(right.stages) else stage
-        take = bool(random.integers(2)) and other.digits == stage.digits
-        stages.append(replace(stage, block=other.block) if take else stage)
-    streaming = right.streaming if random.integers(2) else left.streaming
-    schedule = right.schedule if random.integers(2) else left.schedule
-    child = replace(left, stages=tuple(stages), streaming=streaming, schedule=schedule)
-    return child if left.microbatch == right.microbatch else repair(child)
-
-
-def count(block: Block, width: int, height: int, stages: int) -> int:
-    """Mappings of a model on so many stages of one shape, each with its own block genes."""
-    per_stage = 0
-    for digits in digit_systems(width, height):
-        product = len(legal_codes(block.stream_sizes, digits)) * 2 ** _saved(block)
-        for unit in block.units:
-            product *= len(legal_codes(unit.sizes, digits))
-            product *= len(SEARCHED_HOMES) if unit.parameters else 1
-        per_stage += product
-    ways = int(per_stage**stages)
-    return 2 * len(SCHEDULES) * ways * comb(block.layers - 1, stages - 1)

@@ -7,7 +7,7 @@ exact part then finds the best block mapping of each stage.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,8 @@ from atoll.wafer.job import WaferJob
 from atoll.wafer.mapping_file import read_mapping
 from atoll.wafer.power import running_power_W
 from atoll.wafer.result import placement_of
-from atoll.wafer.stages import Options, Planner, snake
+from atoll.wafer.search import best_plan
+from atoll.wafer.stages import Planner, snake
 from atoll.wafer.template import Wafer
 
 
@@ -103,24 +104,15 @@ def given_mapping(job: WaferJob, wafer: Wafer) -> WaferMapping | None:
         raise AtollError(
             f"job: layout: microbatch {microbatch} is larger than the batch of {job.batch}."
         )
-    planned = []
-    for options in _modes(job.options):
-        planner = Planner(wafer, job.model, job.batch, job.tokens, options)
-        found = planner.plan(rectangles, microbatch)
-        if found is not None:
-            planned.append(evaluate(wafer, found))
-    if not planned:
+    planner = Planner(wafer, job.model, job.batch, job.tokens, job.options)
+    planned = best_plan(planner, rectangles, microbatch)
+    if planned is None:
         raise InfeasibleError(
             f"job: layout: {job.model} on {stages} stages of {width} x {height} dies does not fit "
             "their memory, even with everything recomputed; use larger rectangles, more stages or "
             "a smaller microbatch."
         )
-    return min(planned, key=lambda each: each.step_s).mapping
-
-
-def _modes(options: Options) -> tuple[Options, ...]:
-    """Streaming is a gene: both ways are solved."""
-    return (options, replace(options, streaming=False)) if options.streaming else (options,)
+    return planned.mapping
 
 
 def estimate_job(job: WaferJob) -> WaferEstimate:

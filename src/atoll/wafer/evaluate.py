@@ -3,6 +3,7 @@
     load of a stage = layers x block + ends (embedding, head) + transfers in
     step            = (microbatches - 1) x largest load + sum of the loads          (1F1B)
     memory of a die = layers x (state + kept x microbatches in flight) + rebuilt + ends + buffers
+                      + guests (what other stages left there)
 
 The zero-bubble schedule's step is in `placement.zero_bubble`. A weight pass that is put off holds
 what it needs: the inputs of its operators and the gradients of their outputs.
@@ -14,7 +15,7 @@ step (gradient sums, the optimizer) is spread over the microbatches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -22,13 +23,14 @@ import numpy as np
 
 from atoll.placement.zero_bubble import delayed, step_s
 from atoll.wafer import block_kernels as kernels
+from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.block import Block
 from atoll.wafer.digits import Digits
-from atoll.wafer.encoding import Die, StageMapping, WaferMapping
-from atoll.wafer.exact import Exact
-from atoll.wafer.genes import BlockCost, BlockMapping
+from atoll.wafer.edge_kernels import AWAY_S, COMPUTE_S, HOMES_S, LINKS_S, RERUN_S
+from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
+from atoll.wafer.genes import Away, BlockCost, BlockMapping
 from atoll.wafer.pricing import pricer
-from atoll.wafer.routing import Boundary, boundaries
+from atoll.wafer.routing import Boundary, Journey, boundaries, journeys
 from atoll.wafer.tables import HOMES, STATE_BYTES, Setting, Tables, legal, parts_of
 from atoll.wafer.template import Wafer
 
@@ -87,12 +89,14 @@ def evaluate(
         wafer, mapping.microbatches, mapping.streaming, mapping.algorithm,
         1.0 / len(mapping.stages),
     )  # fmt: skip
-    crossing = boundaries(wafer, [s.rectangle for s in mapping.stages], block.stream_bytes,
-                          dead_links)  # fmt: skip
+    rectangles = [s.rectangle for s in mapping.stages]
+    crossing = boundaries(wafer, rectangles, block.stream_bytes, dead_links)
+    ways = journeys(wafer, rectangles, [s.helper for s in mapping.stages], dead_links)
     stages = tuple(
-        _stage(stage, number, mapping, block, setting, crossing)
+        _stage(stage, number, mapping, block, setting, crossing, _away(wafer, ways[number]))
         for number, stage in enumerate(mapping.stages)
     )
+    stages = _with_guests(mapping, stages)
     step = step_s(
         mapping.schedule, [stage.load_s for stage in stages],
         [stage.weight_s for stage in stages], mapping.microbatches,
@@ -103,17 +107,65 @@ def evaluate(
         step_s=step,
         samples_per_s=mapping.batch / step,
         fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
-        links=crossing.loads,
+        links=_link_loads(mapping, stages, crossing, ways),
     )
+
+
+def away_paths(
+    wafer: Wafer, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
+    dead_links: Sequence[tuple[Die, Die]] = (),
+) -> tuple[Away | None, ...]:  # fmt: skip
+    """How each stage reaches its helper, all of them at once."""
+    return tuple(_away(wafer, way) for way in journeys(wafer, rectangles, helpers, dead_links))
+
+
+def _away(wafer: Wafer, way: Journey | None) -> Away | None:
+    if way is None:
+        return None
+    return Away(wafer.link_Bps / way.sharing, way.hops * wafer.link_latency_s)
+
+
+def _with_guests(
+    mapping: WaferMapping, stages: tuple[StageCost, ...]
+) -> tuple[StageCost, ...]:
+    """Memory of helpers with what others left there."""
+    guests = [0.0] * len(stages)
+    for number, (stage, cost) in enumerate(zip(mapping.stages, stages, strict=True)):
+        if stage.helper is not None:
+            left = stage.layers * in_flight(mapping, number) * cost.block.away_bytes
+            helper = mapping.stages[stage.helper].rectangle
+            guests[stage.helper] += left * stage.rectangle.size / helper.size
+    return tuple(
+        replace(cost, memory_bytes={**cost.memory_bytes, "guests": held}) if held else cost
+        for cost, held in zip(stages, guests, strict=True)
+    )
+
+
+def _link_loads(
+    mapping: WaferMapping, stages: Sequence[StageCost], crossing: Boundary,
+    ways: Sequence[Journey | None],
+) -> dict[tuple[Die, Die], float]:  # fmt: skip
+    loads = dict(crossing.loads)
+    for stage, cost, way in zip(mapping.stages, stages, ways, strict=True):
+        if way is not None and cost.block.away_bytes:
+            for link, share in way.loads.items():
+                moved = share * stage.layers * cost.block.away_bytes
+                loads[link] = loads.get(link, 0.0) + moved
+    return loads
+
+
+def in_flight(mapping: WaferMapping, stage: int) -> int:
+    """Microbatches whose activations a stage holds at most."""
+    return min(len(mapping.stages) - stage, mapping.microbatches)
 
 
 def _stage(
     stage: StageMapping, number: int, mapping: WaferMapping, block: Block, setting: Setting,
-    crossing: Boundary,
+    crossing: Boundary, away: Away | None,
 ) -> StageCost:  # fmt: skip
     count = len(mapping.stages)
-    in_flight = min(count - number, mapping.microbatches)
-    layer = block_cost(block, stage.digits, setting, stage.block)
+    held = in_flight(mapping, number)
+    layer = block_cost(block, stage.digits, setting, stage.block, away)
     cost, late = layer.cost, delayed(mapping.schedule, number, mapping.microbatches)
     first, last = number == 0, number == count - 1
     external = "external" in stage.block.homes
@@ -126,7 +178,7 @@ def _stage(
         "states": stage.layers * cost.state_bytes + (
             8.0 * block.parameters / block.layers / stage.rectangle.size if external else 0.0
         ),
-        "activations": stage.layers * (in_flight * cost.kept_bytes + late * layer.delayed_bytes),
+        "activations": stage.layers * (held * cost.kept_bytes + late * layer.delayed_bytes),
         "rebuilt": cost.rebuilt_bytes,
         "ends": ends.bytes,
         "buffers": layer.buffer_bytes,
@@ -154,34 +206,52 @@ class LayerCost:
 
 @lru_cache(maxsize=4096)
 def block_cost(
-    block_key: Block, digits: Digits, setting: Setting, genes: BlockMapping
+    block_key: Block, digits: Digits, setting: Setting, genes: BlockMapping,
+    away: Away | None = None,
 ) -> LayerCost:
     """Cost of one layer, its seconds by cause and by pass."""
-    only = {"stream": (genes.stream,)} | {
-        unit.name: (code,) for unit, code in zip(block_key.units, genes.codes, strict=True)
-    }
-    tables = Tables(block_key, digits, setting, pricer(setting.wafer.chip), only)
-    exact = Exact(tables, HOMES)
-    cost = exact.price(genes)
-    compute = sum(float(n.compute_s[0]) for chain in tables.nodes for n in chain)
+    tables = tables_of(block_key, digits, setting, genes)
+    batch = Batch(tables, away)
+    (row,) = batch.evaluate(batch.encode([genes]))
+    cost = BlockCost(*(float(row[i]) for i in (TIME, STATE, KEPT, REBUILT, AWAY)))
     vectors = tables.stream_s(genes.stream)
-    homes = sum(
-        float(n.home_s[HOMES.index(home), 0])
-        for n, home in zip((n for chain in tables.nodes for n in chain), genes.homes, strict=True)
+    units = [nodes for chain in tables.nodes for nodes in chain]
+    ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(units)
+    forward = vectors / 3.0 + sum(
+        float(nodes.forward_s[nodes.find(code, streams)])
+        for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
     )
-    edges = [tables.chain_edges(i) for i in range(len(block_key.chains))]
-    links = sum(float(edge.time_s[0, 0]) for chain in edges for edge in chain)
-    forward = sum(float(n.forward_s[0]) for chain in tables.nodes for n in chain) + vectors / 3.0
     parts = {
-        "compute": compute + vectors,
-        "resharding": links,
-        "weights and optimizer": homes,
-        "recomputation": cost.time_s - compute - vectors - homes - links,
+        "compute": float(row[COMPUTE_S]),
+        "resharding": float(row[LINKS_S]),
+        "weights and optimizer": float(row[HOMES_S]),
+        "recomputation": float(row[RERUN_S]),
+        "offload": float(row[AWAY_S]),
     }
-    weight = sum(float(n.weight_s[0]) for chain in tables.nodes for n in chain)
+    weight = sum(
+        float(nodes.weight_s[nodes.find(code, streams)])
+        for nodes, (_, _, code), (streams, _) in zip(units, genes.passes, ways, strict=True)
+    )
+    at = iter(
+        nodes.find(code, streams)
+        for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
+    )
     # Inputs and gradients of outputs: every tensor between two operators, once each.
-    held = sum(float(edge.kept_bytes[0, 0]) for chain in edges for edge in chain)
+    held = 0.0
+    for index, chain in enumerate(block_key.chains):
+        path = [0, *(next(at) for _ in chain.units), 0]
+        for i, edge in enumerate(tables.chain_edges(index)):
+            held += float(edge.kept_bytes[path[i], path[i + 1]])
     return LayerCost(cost, parts, forward, weight, held, tables.buffer_bytes(genes.stream))
+
+
+def tables_of(block: Block, digits: Digits, setting: Setting, genes: BlockMapping) -> Tables:
+    """Tables of the codes of one mapping alone."""
+    only = {"stream": (genes.stream,)} | {
+        unit.name: codes for unit, codes in zip(block.units, genes.used, strict=True)
+    }
+    modes = tuple(sorted({streams for streams, _ in genes.collectives})) or None
+    return Tables(block, digits, setting, pricer(setting.wafer.chip), only, modes=modes)
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+AGAIN, KEEP, OFFLOAD = range(3)
+"""What happens to a saved tensor between forward and backward: its producer runs again; it stays;
+it waits in another stage's memory."""
+FATES = ("again", "keep", "offload")
+
 
 @dataclass(frozen=True)
 class BlockMapping:
@@ -12,8 +17,31 @@ class BlockMapping:
     stream: str
     codes: tuple[str, ...]
     homes: tuple[str, ...]
-    keep: tuple[bool, ...]
-    """One a saved tensor, in the order of the edges."""
+    keep: tuple[int, ...]
+    """One fate a saved tensor, in the order of the edges."""
+    gradients: tuple[tuple[str, str], ...] = ()
+    """Codes of every operator's data-gradient and weight-gradient pass; none: as the forward's."""
+    collectives: tuple[tuple[bool, str], ...] = ()
+    """Of every operator: streamed or not, and the algorithm; none: those of the whole mapping."""
+
+    @property
+    def passes(self) -> tuple[tuple[str, str, str], ...]:
+        """Codes of forward, data gradient and weight gradient, by operator."""
+        own = self.gradients or tuple((code, code) for code in self.codes)
+        return tuple((f, d, w) for f, (d, w) in zip(self.codes, own, strict=True))
+
+    @property
+    def used(self) -> tuple[tuple[str, ...], ...]:
+        """The distinct codes of every operator."""
+        return tuple(tuple(dict.fromkeys(codes)) for codes in self.passes)
+
+
+@dataclass(frozen=True)
+class Away:
+    """How a stage reaches the memory of its helper: what a die's tensors travel at, one way."""
+
+    bandwidth_Bps: float
+    latency_s: float
 
 
 @dataclass(frozen=True)
@@ -25,7 +53,9 @@ class BlockCost:
     kept_bytes: float
     """Of one microbatch in flight."""
     rebuilt_bytes: float
-    """Made again for the backward pass of one microbatch of one layer."""
+    """Made again, or brought back, for the backward pass of one microbatch of one layer."""
+    away_bytes: float = 0.0
+    """Of one microbatch in flight, left in another stage's memory."""
 
     def memory_bytes(self, layers: int, in_flight: int) -> float:
         return layers * (self.state_bytes + in_flight * self.kept_bytes) + self.rebuilt_bytes

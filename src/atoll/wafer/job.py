@@ -28,7 +28,8 @@ class Layout(FileModel):
     microbatch: Count = 1
 
 
-ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble")
+ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble",
+             "no-offload")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class WaferJob:
         return Options(
             streaming="no-streaming" not in self.ablations,
             recompute="no-recompute" not in self.ablations,
+            offload="no-offload" not in self.ablations,
             one_axis="one-axis" in self.ablations,
             volume_only="volume-only" in self.ablations,
             zero_bubble="no-zero-bubble" not in self.ablations,

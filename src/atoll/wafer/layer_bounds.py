@@ -100,9 +100,8 @@ class LayerBounds:
         self.wafer: Wafer = first.wafer
         self.options = first.options
         self.price = pricer(self.wafer.chip)
-        self.pieces = tuple(
-            int(CHUNKS) if planner.options.streaming else 1 for planner in planners
-        )
+        # Products of streamed operators run in pieces; each operator may stream or not.
+        self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
         self._known: dict[tuple[int, int], SizeBound] = {}
         self.known = 0
         """How often a size was made sharper: fills worked out before are out of date."""
@@ -170,7 +169,10 @@ class LayerBounds:
             if not self._memory_matters(plain, depth, layers):
                 continue
             for j, price in enumerate(plain.prices):
-                value = min(exact.priced_s(price, in_flight, layers) for exact in solvers)
+                value = min(
+                    exact.priced_s(price, in_flight, layers, self.options.offload)
+                    for exact in solvers
+                )
                 curves[depth, j] = max(curves[depth, j], value)
         return replace(plain, layer_s=layer_s, curves=curves, level=EXACT)
 
@@ -243,6 +245,8 @@ class LayerBounds:
         for depth, in_flight in enumerate(DEPTHS):
             curves[depth] += prices * state
             curves[depth] += prices * in_flight * (block.stream_bytes + block.mask_bytes) / dies
+            if self.options.offload:
+                continue  # whatever is saved may lie in another stage's memory
             for chain, entry in zip(block.chains, entries, strict=True):
                 for i, edge in enumerate(chain.edges):
                     if not edge.kept_name:

@@ -8,6 +8,7 @@ from rich.table import Table
 from atoll.placement.plan import Placement
 from atoll.printing import console_for_output, print_bars
 from atoll.units import format_bytes, format_seconds
+from atoll.wafer.draw import offloaded
 from atoll.wafer.estimate import WaferEstimate
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.power import running_power_W
@@ -76,6 +77,10 @@ def _print_mapping(
     codes = ", ".join(f"{n} {c}" for n, c in zip(names, stage.block.codes, strict=True))
     console.print(f"             stream {stage.block.stream}; {codes}", markup=False)
     console.print(f"Recompute    {placement.recompute}", markup=False)
+    senders = [n for n in range(len(mapping.stages)) if offloaded(best, n)]
+    if senders:
+        console.print(f"Offload      {len(senders)} of {len(mapping.stages)} stages leave tensors "
+                      "with others")  # fmt: skip
     worst = max(best.stages, key=lambda s: s.total_bytes)
     parts = ", ".join(f"{k} {format_bytes(v)}" for k, v in worst.memory_bytes.items() if v)
     console.print(f"Memory       {format_bytes(worst.total_bytes)} a die at most: {parts}")

@@ -14,6 +14,7 @@ from atoll.wafer.baselines import Baseline
 from atoll.wafer.draw import text_map, wafer_object
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.explain import Worth
+from atoll.wafer.genes import AGAIN
 from atoll.wafer.job import WaferJob
 from atoll.wafer.power import running_power_W
 from atoll.wafer.tables import parts_of
@@ -32,7 +33,7 @@ def placement_of(found: Evaluation) -> Placement:
     first = 0
     data = parts_of(mapping.stages[0].block.stream, mapping.stages[0].digits).get("b", 1)
     for stage, cost in zip(mapping.stages, found.stages, strict=True):
-        dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if not keep]
+        dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == AGAIN]
         again = cost.parts_s["recomputation"] * stage.layers
         stages.append(
             Stage(
@@ -74,7 +75,7 @@ def time_parts_s(found: Evaluation) -> dict[str, float]:
     parts["embedding and head"] = rounds * cost.ends.time_s
     parts["transfers"] = rounds * cost.transfer_s
     parts["pipeline fill and drain"] = found.step_s - sum(parts.values())
-    return {name: max(0.0, value) for name, value in parts.items()}
+    return {name: max(0.0, v) for name, v in parts.items() if v or name != "offload"}
 
 
 @dataclass(frozen=True)

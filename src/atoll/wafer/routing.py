@@ -31,36 +31,77 @@ def boundaries(
     loads: dict[Link, float] = {}
     routes: list[list[tuple[list[Link], float]]] = [[]]
     for before, after in pairwise(rectangles):
-        flows = []
-        for source, target, share in _flows(before, after):
+        sent = []
+        for source, target, share in flows(before, after):
             path = route(source, target, wafer, broken)
-            flows.append((path, share * stream_bytes))
+            sent.append((path, share * stream_bytes))
             for link in path:
                 loads[link] = loads.get(link, 0.0) + share * stream_bytes
-        routes.append(flows)
+        routes.append(sent)
     times = []
-    for flows in routes:
-        slowest = max((loads[link] for path, _ in flows for link in path), default=0.0)
-        hops = max((len(path) for path, _ in flows), default=0)
+    for sent in routes:
+        slowest = max((loads[link] for path, _ in sent for link in path), default=0.0)
+        hops = max((len(path) for path, _ in sent), default=0)
         times.append(slowest / wafer.link_Bps + hops * wafer.link_latency_s)
     return Boundary(tuple(times), loads)
 
 
-def _flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
+@dataclass(frozen=True)
+class Journey:
+    """A stage's way to its helper and back: how many dies share its most loaded link, the longest
+    way in hops, and what crosses each link for every byte that a die leaves.
+    """
+
+    sharing: float
+    hops: int
+    loads: Mapping[Link, float]
+
+
+def journeys(
+    wafer: Wafer, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
+    dead_links: Sequence[Link] = (),
+) -> tuple[Journey | None, ...]:  # fmt: skip
+    """The ways of all senders, which share links."""
+    broken = {link for a, b in dead_links for link in ((a, b), (b, a))}
+    own: list[dict[Link, float]] = []
+    hops: list[int] = []
+    every: dict[Link, float] = {}
+    for stage, helper in enumerate(helpers):
+        loads: dict[Link, float] = {}
+        longest = 0
+        if helper is not None:
+            size = rectangles[stage].size
+            for source, target, share in flows(rectangles[stage], rectangles[helper]):
+                for one_way in ((source, target), (target, source)):
+                    path = route(*one_way, wafer, broken)
+                    longest = max(longest, len(path))
+                    for link in path:
+                        loads[link] = loads.get(link, 0.0) + share * size
+        for link, load in loads.items():
+            every[link] = every.get(link, 0.0) + load
+        own.append(loads)
+        hops.append(longest)
+    return tuple(
+        None if helper is None else Journey(max(every[link] for link in loads), far, loads)
+        for helper, loads, far in zip(helpers, own, hops, strict=True)
+    )
+
+
+def flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
     """Each die of the next stage takes its share from the dies at the same place in the last.
 
     Both rectangles are walked in the direction in which they neighbour each other, so that pieces
     cross where the rectangles touch.
     """
     sources, targets = before.dies(), after.dies()
-    flows = []
+    found = []
     for i, target in enumerate(targets):
         low, high = i / len(targets), (i + 1) / len(targets)
         for j, source in enumerate(sources):
             share = min(high, (j + 1) / len(sources)) - max(low, j / len(sources))
             if share > 1e-12:
-                flows.append((source, target, share))
-    return flows
+                found.append((source, target, share))
+    return found
 
 
 def route(source: Die, target: Die, wafer: Wafer, broken: set[Link]) -> list[Link]:

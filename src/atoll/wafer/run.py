@@ -64,13 +64,13 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
     if faults:
         timed("faults")
     annealed = None
+    broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
     if not job.ablations:
-        broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
         homes = search.planner.options.homes
         annealed = anneal(wafer, best, job.seed, dead_links=broken, homes=homes)
         best = annealed.best
         timed("annealing")
-    detailed = replay_mapping(wafer, best)
+    detailed = replay_mapping(wafer, best, broken)
     timed("replay")
     worth: tuple[Worth, ...] = ()
     if job.explain:

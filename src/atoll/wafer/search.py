@@ -74,11 +74,7 @@ class WaferSearch:
         self.most_codes = most_codes
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         chosen = options or Options()
-        # Streaming is a gene: pieces hide transfers, but make products smaller. Both are solved.
-        modes = (chosen, replace(chosen, streaming=False)) if chosen.streaming else (chosen,)
-        self.planners = tuple(
-            Planner(wafer, model, batch, sequence, mode, most_codes) for mode in modes
-        )
+        self.planners = (Planner(wafer, model, batch, sequence, chosen, most_codes),)
         self.planner = self.planners[0]
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
@@ -173,7 +169,7 @@ class WaferSearch:
                 break
             rectangles = pack(self.wafer.rows, self.wafer.columns, sizes)
             found = [
-                self._plan(rectangles, lowest.microbatch, best.step_s, planner)
+                best_plan(planner, rectangles, lowest.microbatch, best.step_s)
                 for planner in self.planners
                 if rectangles is not None
             ]
@@ -244,21 +240,22 @@ class WaferSearch:
         )  # fmt: skip
         if rectangles is None:
             return None
-        return self._plan(rectangles, candidate.microbatch, limit, planner or self.planner)
+        return best_plan(planner or self.planner, rectangles, candidate.microbatch, limit)
 
-    def _plan(
-        self, rectangles: Sequence[Rectangle], microbatch: int, limit: float, planner: Planner
-    ) -> Evaluation | None:
-        """The best that fits, solved for the memory of either schedule and run under both."""
-        several = len(rectangles) > 1 and planner.options.zero_bubble
-        schedules = SCHEDULES if several else (ONE_F_ONE_B,)
-        best: Evaluation | None = None
-        for solved_for in schedules:
-            mapping = planner.plan(rectangles, microbatch, stop_s=limit, schedule=solved_for)
-            if mapping is None:
-                continue
-            for schedule in schedules:
-                found = evaluate(self.wafer, replace(mapping, schedule=schedule))
-                if found.fits and (best is None or found.step_s < best.step_s):
-                    best = found
-        return best
+
+def best_plan(
+    planner: Planner, rectangles: Sequence[Rectangle], microbatch: int, limit: float = INFINITY
+) -> Evaluation | None:
+    """The best that fits, solved for the memory of either schedule and run under both."""
+    several = len(rectangles) > 1 and planner.options.zero_bubble
+    schedules = SCHEDULES if several else (ONE_F_ONE_B,)
+    best: Evaluation | None = None
+    for solved_for in schedules:
+        mapping = planner.plan(rectangles, microbatch, stop_s=limit, schedule=solved_for)
+        if mapping is None:
+            continue
+        for schedule in schedules:
+            found = evaluate(planner.wafer, replace(mapping, schedule=schedule))
+            if found.fits and (best is None or found.step_s < best.step_s):
+                best = found
+    return best

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -19,7 +19,8 @@ from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
 from atoll.wafer.exact import Exact
-from atoll.wafer.genes import Solved
+from atoll.wafer.genes import OFFLOAD, Away, Solved
+from atoll.wafer.offload import Helpers, plan_with_helpers
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import boundaries
 from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal, legal_codes
@@ -29,6 +30,7 @@ INFINITY = float("inf")
 MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
 PART_CODES = 81  # codes that such a part may leave to digits that do not cut samples
 TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
+PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,11 @@ class Options:
     """What the search may use; ablations switch parts off."""
 
     streaming: bool = True
+    """Collectives may run beside their operators, each operator as is best for it."""
     algorithm: str = "auto"
     recompute: bool = True
+    offload: bool = True
+    """Saved tensors may wait in another stage's memory."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     one_axis: bool = False
     """Only one tag for all digits of an operator: no mixed splits."""
@@ -65,7 +70,8 @@ class Planner:
         self.options = options or Options()
         self.most_codes = most_codes
         self._exacts: dict[tuple[int, int, int], list[tuple[Digits, Exact]]] = {}
-        self._solved: dict[tuple[int, int, int, int, int, float], _Choice | None] = {}
+        self._with_away: dict[tuple[int, Away], Exact] = {}
+        self._solved: dict[tuple[object, ...], _Choice | None] = {}
 
     def rounds(self, microbatch: int) -> int:
         return -(-self.batch // microbatch)
@@ -80,9 +86,12 @@ class Planner:
         key = width, height, microbatch
         if key not in self._exacts:
             block = make_block(self.model, microbatch, self.sequence)
+            # Pieces hide transfers, but make products smaller: each operator may do either.
+            modes = (True, False) if self.options.streaming else None
             self._exacts[key] = [
                 (digits, self._exact(Tables(
                     block, digits, self.setting(microbatch), pricer(self.wafer.chip), only,
+                    modes=modes,
                 )))
                 for digits in digit_systems(width, height)
                 for only in self._choices(block, digits)
@@ -135,19 +144,28 @@ class Planner:
         return min((exact.bound_s for _, exact in exacts), default=INFINITY)
 
     def block(
-        self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float
-    ) -> _Choice | None:
-        key = (*shape, microbatch, layers, in_flight, limit)
+        self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float,
+        away: Away | None = None, room: float = 0.0,
+    ) -> _Choice | None:  # fmt: skip
+        """The best block of a stage with so much memory, and `room` with a helper."""
+        key = (*shape, microbatch, layers, in_flight, limit, away, room)
         if key not in self._solved:
             best: _Choice | None = None
             for digits, exact in self.exacts(*shape, microbatch):
                 if best is not None and exact.bound_s >= best.solved.cost.time_s:
                     continue
-                found = exact.solve(layers, in_flight, limit)
+                solver = exact if away is None else self._reaching(exact, away)
+                found = solver.solve(layers, in_flight, limit, room)
                 if found and (not best or found.cost.time_s < best.solved.cost.time_s):
                     best = _Choice(digits, found)
             self._solved[key] = best
         return self._solved[key]
+
+    def _reaching(self, exact: Exact, away: Away) -> Exact:
+        key = id(exact), away
+        if key not in self._with_away:
+            self._with_away[key] = exact.with_away(away)
+        return self._with_away[key]
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -158,8 +176,63 @@ class Planner:
     ) -> WaferMapping | None:  # fmt: skip
         """The best mapping on these rectangles in this order; None if it does not fit.
 
-        Gives up once the step is sure to take `stop_s` or longer.
+        Gives up once the step is sure to take `stop_s` or longer. Stages help each other with
+        memory where that makes the step shorter.
         """
+        base = self.plan_once(rectangles, microbatch, dead_links, stop_s, schedule)
+        pressed = self.options.offload and self._pressed(rectangles, microbatch, stop_s, schedule)
+        if not pressed:
+            return base
+        return plan_with_helpers(self, rectangles, microbatch, dead_links, stop_s, base, schedule)
+
+    def _pressed(
+        self, rectangles: Sequence[Rectangle], microbatch: int, stop_s: float, schedule: str
+    ) -> bool:
+        """Whether memory slows a stage down, and the step could be short enough if it did not."""
+        layers = make_block(self.model, microbatch, self.sequence).layers
+        if not 1 < len(rectangles) <= layers:
+            return False
+        free = [self.fastest_s(r.width, r.height, microbatch) for r in rectangles]
+        if self.rounds(microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
+            return False
+        choices = self._even(rectangles, microbatch, schedule)
+        return any(
+            choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED)
+            for (_, choice), fastest in zip(choices, free, strict=True)
+        )
+
+    def _even(
+        self, rectangles: Sequence[Rectangle], microbatch: int, schedule: str
+    ) -> list[tuple[int, _Choice | None]]:
+        """Layers by size of the rectangles, and the best block of every stage then."""
+        layers = make_block(self.model, microbatch, self.sequence).layers
+        total = sum(r.size for r in rectangles)
+        counts = [max(1, layers * r.size // total) for r in rectangles]
+        return [
+            (n, self._stage(rectangles, i, n, microbatch, schedule)) for i, n in enumerate(counts)
+        ]
+
+    def spare_shares(
+        self, rectangles: Sequence[Rectangle], microbatch: int, schedule: str
+    ) -> list[float]:
+        """The part of its memory that each stage could lend; none if it does not fit itself."""
+        found = []
+        for stage, (layers, choice) in enumerate(self._even(rectangles, microbatch, schedule)):
+            if choice is None:
+                found.append(0.0)
+                continue
+            in_flight = self._held(len(rectangles), stage, microbatch, schedule)
+            used = choice.solved.cost.memory_bytes(layers, in_flight)
+            used += self._end_bytes(rectangles, stage, microbatch)
+            found.append(1.0 - used / self.wafer.memory_bytes)
+        return found
+
+    def plan_once(
+        self, rectangles: Sequence[Rectangle], microbatch: int,
+        dead_links: Sequence[tuple[Die, Die]], stop_s: float, schedule: str,
+        helpers: Helpers | None = None,
+    ) -> WaferMapping | None:  # fmt: skip
+        """`plan` with these helpers, or none."""
         block = make_block(self.model, microbatch, self.sequence)
         count = len(rectangles)
         if count > block.layers:
@@ -172,7 +245,7 @@ class Planner:
             counts[counts.index(max(counts))] -= 1
 
         def load(stage: int, layers: int) -> float:
-            choice = self._stage(rectangles, stage, layers, microbatch, schedule)
+            choice = self._stage(rectangles, stage, layers, microbatch, schedule, helpers)
             if choice is None:
                 return INFINITY
             ends = self._ends(rectangles, stage, microbatch, choice)[0]
@@ -185,7 +258,7 @@ class Planner:
         # carries at least its share.
         rates = 0.0
         for number in range(count):
-            choice = self._stage(rectangles, number, counts[number], microbatch, schedule)
+            choice = self._stage(rectangles, number, counts[number], microbatch, schedule, helpers)
             assert choice is not None
             rates += 1.0 / choice.solved.bound_s
         if rounds * max(largest, block.layers / rates) >= stop_s:
@@ -199,18 +272,30 @@ class Planner:
                 return None
             counts[stage] += 1
             heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
-        return self._mapping(rectangles, counts, microbatch, schedule)
+        return self._mapping(rectangles, counts, microbatch, schedule, helpers)
 
     def _stage(
         self, rectangles: Sequence[Rectangle], stage: int, layers: int, microbatch: int,
-        schedule: str,
+        schedule: str, helpers: Helpers | None = None,
     ) -> _Choice | None:  # fmt: skip
         r = rectangles[stage]
-        rounds = self.rounds(microbatch)
-        # A weight pass that is put off holds about as much as a microbatch in flight.
-        in_flight = min(len(rectangles) - stage, rounds) + delayed(schedule, stage, rounds)
+        in_flight = self._held(len(rectangles), stage, microbatch, schedule)
         limit = self.wafer.memory_bytes - self._end_bytes(rectangles, stage, microbatch)
-        return self.block((r.width, r.height), microbatch, layers, in_flight, limit)
+        shape = (r.width, r.height)
+        if helpers is None:
+            return self.block(shape, microbatch, layers, in_flight, limit)
+        limit -= helpers.reserved[stage]
+        room = helpers.room_bytes(stage, rectangles)
+        return self.block(
+            shape, microbatch, layers, in_flight, limit, helpers.away[stage], room
+        )
+
+    def _held(self, stages: int, stage: int, microbatch: int, schedule: str) -> int:
+        """Microbatches whose activations a stage holds at most; a weight pass that is put off
+        holds about as much as one in flight.
+        """
+        rounds = self.rounds(microbatch)
+        return min(stages - stage, rounds) + delayed(schedule, stage, rounds)
 
     def _end_bytes(self, rectangles: Sequence[Rectangle], stage: int, microbatch: int) -> float:
         """What embedding or head will take, before the stream's layout is known: the most."""
@@ -233,32 +318,39 @@ class Planner:
 
     def _ends(
         self, rectangles: Sequence[Rectangle], stage: int, microbatch: int, choice: _Choice
-    ) -> tuple[Ends, str]:
+    ) -> tuple[Ends, str, bool]:
+        """Embedding or head: what they cost, the head's code, and whether its collectives run
+        beside it.
+        """
         block = make_block(self.model, microbatch, self.sequence)
         first, last = stage == 0, stage == len(rectangles) - 1
         stream = choice.solved.mapping.stream
         external = "external" in choice.solved.mapping.homes
         setting = self.setting(microbatch)
         options = [
-            (ends_cost(block, choice.digits, setting, stream, c, first, last, external), c)
-            for c in head_codes(block, choice.digits, stream)
-        ]
-        return min(options, key=lambda option: (option[0].time_s, option[1]))
+            (ends_cost(block, choice.digits, replace(setting, streaming=streams), stream, code,
+                       first, last, external), code, streams)
+            for code in head_codes(block, choice.digits, stream)
+            for streams in ((True, False) if self.options.streaming else (False,))
+        ]  # fmt: skip
+        return min(options, key=lambda option: (option[0].time_s, option[1], not option[2]))
 
     def _mapping(
-        self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int, schedule: str
-    ) -> WaferMapping:
+        self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int,
+        schedule: str, helpers: Helpers | None,
+    ) -> WaferMapping:  # fmt: skip
         stages = []
+        streaming = self.options.streaming
         for number, (rectangle, layers) in enumerate(zip(rectangles, counts, strict=True)):
-            choice = self._stage(rectangles, number, layers, microbatch, schedule)
+            choice = self._stage(rectangles, number, layers, microbatch, schedule, helpers)
             assert choice is not None
-            head = self._ends(rectangles, number, microbatch, choice)[1]
-            stages.append(
-                StageMapping(rectangle, choice.digits, layers, choice.solved.mapping, head)
-            )
+            _, head, streaming = self._ends(rectangles, number, microbatch, choice)
+            genes = choice.solved.mapping
+            helper = helpers.of[number] if helpers and OFFLOAD in genes.keep else None
+            stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
             self.model, self.batch, microbatch, self.sequence, tuple(stages),
-            self.options.streaming, self.options.algorithm, schedule,
+            streaming, self.options.algorithm, schedule,
         )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Node and edge tables of a block on one rectangle of dies: every code of every operator, priced.
 
-A code is one tag a digit, written as a string such as "nnk". Tables hold seconds of compute,
+Tables hold seconds of compute,
 parameters a die holds, what each home of the weights costs, and (between two operators) the
 re-sharding with its overlap and the bytes to keep.
 """
@@ -8,24 +8,28 @@ re-sharding with its overlap and the bytes to keep.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer import block_kernels as kernels
-from atoll.wafer.block import KINDS, Block, Chain, Edge, Kind, Product, Roles, Unit
+from atoll.wafer import edge_kernels
+from atoll.wafer.block import KINDS, Block, Chain, Edge, Product, Unit
+from atoll.wafer.codes import layouts, legal, legal_codes, parts_of
 from atoll.wafer.digits import Digits
-from atoll.wafer.pricing import Parts, Pricer, local_shape
+from atoll.wafer.pricing import Pricer, local_shape
 from atoll.wafer.template import Wafer
+
+__all__ = ["Setting", "Tables", "legal", "legal_codes", "parts_of"]
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
-STREAM_TAGS = "bscr"
+_WEIGHT = {"k": kernels.SEQUENCE, "n": kernels.COLUMNS, "e": kernels.EXPERTS}
 HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
 """Where a weight's copies live among the dies that use it: all state on each; the optimizer's
 divided (ZeRO-1); gradients too (ZeRO-2); weights too, gathered for every use (ZeRO-3); or streamed
@@ -51,49 +55,17 @@ class Setting:
     """Part of the wafer's input and output that one group may use."""
 
 
-def parts_of(code: str, digits: Digits) -> Parts:
-    """Split count of every tag."""
-    parts: Parts = {}
-    for tag, radix in zip(code, digits.radix, strict=True):
-        parts[tag] = parts.get(tag, 1) * int(radix)
-    return parts
-
-
-def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
-    """No dimension is cut in more pieces than it has; samples are never cut unevenly."""
-    parts = parts_of(code, digits)
-    if any(tag not in sizes for tag in parts):
-        return False
-    if sizes["b"] % parts.get("b", 1):
-        return False
-    return all(count <= sizes[tag] for tag, count in parts.items() if tag != "r")
-
-
-def legal_codes(sizes: dict[str, int], digits: Digits) -> tuple[str, ...]:
-    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
-    return tuple(
-        code
-        for code in ("".join(chosen) for chosen in product(tags, repeat=digits.count))
-        if legal(code, sizes, digits)
-    )
-
-
-def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
-    """(codes, tensors, digits): the role of every digit for every tensor."""
-    width = len(codes[0]) if codes else 0
-    table = np.zeros((len(codes), len(roles), width), np.int64)
-    for i, code in enumerate(codes):
-        for t, role in enumerate(roles):
-            table[i, t] = [role[tag] for tag in code]
-    return table
-
-
 @dataclass(frozen=True, eq=False)
 class Nodes:
-    """One operator (or the stream) under each of its codes."""
+    """One operator (or the stream) under each of its codes, once for each way of its collectives.
+
+    The entries of one way follow each other; those of the next have the same codes again.
+    """
 
     unit: Unit | None
     codes: tuple[str, ...]
+    streams: BoolArray
+    """Whether an entry's collectives run beside it in pieces."""
     reads: IntArray
     writes: IntArray
     gradient_reads: IntArray
@@ -102,8 +74,16 @@ class Nodes:
     data_s: FloatArray
     weight_s: FloatArray
     parameters: FloatArray
-    home_s: FloatArray  # (homes, codes): seconds a microbatch
+    home_s: FloatArray  # (homes, codes): seconds a microbatch, all passes under one code
     state_bytes: FloatArray  # (homes, codes)
+    weights: IntArray  # (codes, 1, digits): layout of the weight
+    step_s: FloatArray
+    """An optimizer step on the parameters of a die, a microbatch."""
+    copies: FloatArray
+    port_s: FloatArray
+    """To bring the weight in from outside the wafer."""
+    sum_s: FloatArray
+    """Half an all-reduce of the gradient over the copies of the weight."""
 
     @property
     def compute_s(self) -> FloatArray:
@@ -111,17 +91,40 @@ class Nodes:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        return {code: i for i, code in enumerate(self.codes)}
+        """The first entry of every code."""
+        return {code: i for i, code in reversed(list(enumerate(self.codes)))}
+
+    def find(self, code: str, streams: bool) -> int:
+        """The entry of a code whose collectives run this way."""
+        first = self.index[code]
+        return first if self.streams[first] == streams else first + len(self.index)
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeTable:
     """(codes of the producer, codes of the consumer)."""
 
-    time_s: FloatArray
+    forward_s: FloatArray
+    back_s: FloatArray
+    fetch_s: FloatArray
+    """The gathered input once more for the weight gradient, all passes under one code."""
     kept_bytes: FloatArray
     again_s: FloatArray
     """What making the tensor again costs: the producer's forward time and its reduction."""
+    gather_s: FloatArray
+    scatter_s: FloatArray
+    """Seconds on links before any is hidden: forward gather, backward reduction."""
+
+    @property
+    def time_s(self) -> FloatArray:
+        return self.forward_s + self.back_s + self.fetch_s
+
+
+def exposed(link_s: FloatArray, compute_s: FloatArray, streams: BoolArray) -> FloatArray:
+    """`exposed_s` of the kernels for whole arrays."""
+    pieces = kernels.CHUNKS
+    late = np.maximum(0.0, link_s - kernels.SHARE * compute_s) * (pieces - 1.0) / pieces
+    return np.where(streams, link_s / pieces + late, link_s)
 
 
 class Tables:
@@ -136,7 +139,10 @@ class Tables:
         only: Mapping[str, tuple[str, ...]] | None = None,
         *,
         units: bool = True,
+        modes: tuple[bool, ...] | None = None,
     ) -> None:
+        """`modes`: the ways of an operator's collectives to price (streamed or not)."""
+        self.modes = modes or (setting.streaming,)
         self.block, self.digits, self.setting, self.price = block, digits, setting, price
         self._only = only or {}
         self._mesh = (
@@ -158,13 +164,13 @@ class Tables:
 
     def _prepare(self, units: Sequence[Unit]) -> None:
         """Price every product that any code needs in one go."""
-        chunks = int(kernels.CHUNKS) if self.setting.streaming else 1
+        chunks = [int(kernels.CHUNKS) if streams else 1 for streams in self.modes]
         shapes = []
         for unit in units:
             for code in self.codes(unit.name, unit.sizes):
                 parts = parts_of(code, self.digits)
                 for item in (*unit.forward, *unit.data_gradient):
-                    shapes.append(local_shape(unit, item, parts, chunks))
+                    shapes += [local_shape(unit, item, parts, pieces) for pieces in chunks]
                 for item in unit.weight_gradient:
                     shapes.append(local_shape(unit, item, parts))
         self.price.prepare(shapes)
@@ -174,32 +180,54 @@ class Tables:
         kind = KINDS["vector"]
         zero = np.zeros(len(codes))
         nothing = np.zeros((len(HOMES), len(codes)))
+        # Nothing hides behind the stream: its way of collectives does not matter.
         return Nodes(
-            None, codes, layouts(codes, kind.reads), layouts(codes, [kind.writes]),
-            layouts(codes, [kind.gradient_reads]), layouts(codes, kind.gradient_writes), zero, zero,
-            zero, zero, nothing, nothing,
+            None, codes, np.zeros(len(codes), np.bool_), layouts(codes, kind.reads),
+            layouts(codes, [kind.writes]), layouts(codes, [kind.gradient_reads]),
+            layouts(codes, kind.gradient_writes), zero, zero, zero, zero, nothing, nothing,
+            np.zeros((len(codes), 1, self.digits.count), np.int64), zero, zero + 1.0, zero, zero,
         )  # fmt: skip
 
     def unit_nodes(self, unit: Unit) -> Nodes:
-        codes = self.codes(unit.name, unit.sizes)
+        legal_ones = self.codes(unit.name, unit.sizes)
+        codes = legal_ones * len(self.modes)
+        streams = np.repeat(np.array(self.modes, np.bool_), len(legal_ones))
         kind = KINDS[unit.kind]
-        rows = [self._node(unit, code) for code in codes]
+        rows = [self._node(unit, code, bool(s)) for code, s in zip(codes, streams, strict=True)]
         columns = [np.array(column) for column in zip(*rows, strict=True)]
         forward, data, weight, parameters = columns
-        home_s, state = self._homes(unit, kind, codes, forward, data, weight, parameters)
+        member = np.array([[tag not in kind.weight for tag in code] for code in codes], np.bool_)
+        copies = np.where(member.reshape(len(codes), -1), self.digits.radix, 1).prod(axis=1)
+        step = MOVED_BYTES * parameters / self.price.chip.hbm.bandwidth_Bps
+        step /= self.setting.microbatches
+        port = self._port_s(unit, parameters)
+        sums = np.array([self.sum_s(m, float(p)) for m, p in zip(member, parameters, strict=True)])
+        figures = (forward, data, weight, parameters, copies.astype(np.float64), step, port, sums)
+        home_s, state = self._homes(unit, streams, *figures)
         tensors = 2 if unit.kind == "attention" else 1
         writes = unit.outputs
+        weights = {tag: _WEIGHT.get(tag, kernels.WHOLE) for tag in "bsknhtecr"}
         return Nodes(
-            unit, codes, layouts(codes, kind.reads[:tensors]),
+            unit, codes, streams, layouts(codes, kind.reads[:tensors]),
             layouts(codes, [kind.writes] * writes),
             layouts(codes, [kind.gradient_reads] * writes),
             layouts(codes, kind.gradient_writes[:tensors]), forward, data, weight, parameters,
-            home_s, state,
+            home_s, state, layouts(codes, [weights]), step, figures[4], port, sums,
         )  # fmt: skip
 
-    def _node(self, unit: Unit, code: str) -> tuple[float, float, float, float]:
+    def _port_s(self, unit: Unit, parameters: FloatArray) -> FloatArray:
+        """Streamed weights come through the wafer's ports and then, as a broadcast, over every
+        die's link; prefetched one operator ahead.
+        """
+        wafer = self.setting.wafer
+        ports = 2.0 * unit.parameters / (wafer.io_Bps * self.setting.io_share)
+        return np.maximum(ports, 2.0 * parameters / wafer.link_Bps)
+
+    def _node(
+        self, unit: Unit, code: str, streams: bool
+    ) -> tuple[float, float, float, float]:
         parts = parts_of(code, self.digits)
-        chunks = int(kernels.CHUNKS) if self.setting.streaming and unit.kind == "linear" else 1
+        chunks = int(kernels.CHUNKS) if streams and unit.kind == "linear" else 1
         price = self.price
 
         def products(items: Sequence[Product], pieces: int) -> float:
@@ -223,50 +251,48 @@ class Tables:
         return forward, data, weight, unit.parameters / held
 
     def _homes(
-        self, unit: Unit, kind: Kind, codes: Sequence[str], forward: FloatArray, data: FloatArray,
-        weight: FloatArray, parameters: FloatArray,
+        self, unit: Unit, streams: BoolArray, forward: FloatArray, data: FloatArray,
+        weight: FloatArray, parameters: FloatArray, copies: FloatArray, step: FloatArray,
+        port: FloatArray, sums: FloatArray,
     ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
         """Seconds a microbatch and bytes of state a die, by home and code."""
-        time = np.zeros((len(HOMES), len(codes)))
-        state = np.zeros((len(HOMES), len(codes)))
+        time = np.zeros((len(HOMES), len(forward)))
+        state = np.zeros((len(HOMES), len(forward)))
         if not unit.parameters:
             return time, state
         rounds = self.setting.microbatches
-        bandwidth = self.price.chip.hbm.bandwidth_Bps
-        streams = self.setting.streaming
-        for i, code in enumerate(codes):
-            member = np.array([tag not in kind.weight for tag in code], np.bool_)
-            copies = float(prod(int(r) for r in self.digits.radix[member]))
-            w = float(parameters[i])
-            one = float(kernels.pass_one(member, 2.0 * w, *self._mesh, self._algorithm))
-            step = MOVED_BYTES * w / bandwidth / rounds
+        for i in range(len(forward)):
+            w, c = float(parameters[i]), float(copies[i])
+            one = float(sums[i])
             f, d, g = (
-                float(kernels.exposed_one(one, c, streams))
-                for c in (forward[i], data[i], weight[i])
+                float(kernels.exposed_one(one, s, bool(streams[i])))
+                for s in (forward[i], data[i], weight[i])
             )
-            # Streamed weights come through the wafer's ports and then, as a broadcast, over every
-            # die's link; prefetched one operator ahead.
-            wafer = self.setting.wafer
-            port = max(
-                2.0 * unit.parameters / (wafer.io_Bps * self.setting.io_share),
-                2.0 * w / wafer.link_Bps,
-            )
-            outside = max(0.0, port - forward[i]) + max(0.0, port - data[i] - weight[i])
             time[:, i] = (
-                2.0 * one / rounds + step,
-                2.0 * one / rounds + step / copies,
-                g + one / rounds + step / copies,
-                f + d + g + step / copies,
-                outside,
+                2.0 * one / rounds + step[i],
+                2.0 * one / rounds + step[i] / c,
+                g + one / rounds + step[i] / c,
+                f + d + g + step[i] / c,
+                max(0.0, port[i] - forward[i]) + max(0.0, port[i] - data[i] - weight[i]),
             )
             state[:, i] = (
                 STATE_BYTES * w,
-                4.0 * w + 12.0 * w / copies,
-                2.0 * w + 14.0 * w / copies,
-                STATE_BYTES * w / copies,
+                4.0 * w + 12.0 * w / c,
+                2.0 * w + 14.0 * w / c,
+                STATE_BYTES * w / c,
                 0.0,
             )
         return time, state
+
+    def sum_s(self, member: BoolArray, parameters: float, algorithm: int | None = None) -> float:
+        """Half an all-reduce of a gradient over the copies of its weight."""
+        chosen = self._algorithm if algorithm is None else algorithm
+        return float(kernels.pass_one(member, 2.0 * parameters, *self._mesh, chosen))
+
+    @property
+    def mesh(self) -> tuple[IntArray, IntArray, IntArray, float, float, int]:
+        """What kernels want to know of the mesh and its collectives."""
+        return (*self._mesh, self._algorithm)
 
     # -- edges ---------------------------------------------------------------------------------
 
@@ -276,14 +302,16 @@ class Tables:
 
     def edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
         shape = len(source.codes), len(target.codes)
-        time, kept, again = np.zeros(shape), np.zeros(shape), np.zeros(shape)
-        kernels.edge_matrix(
+        forward, back, kept, again, gather, scatter = (np.zeros(shape) for _ in range(6))
+        edge_kernels.edge_matrix(
             np.array(edge.totals), source.writes, target.reads, target.gradient_writes,
             source.gradient_reads, source.forward_s, target.forward_s, source.data_s,
-            target.data_s, target.weight_s, self.setting.streaming, *self._mesh, self._algorithm,
-            time, kept, again,
+            target.data_s, source.streams, target.streams, *self._mesh, self._algorithm, forward,
+            back, kept, again, gather, scatter,
         )  # fmt: skip
-        return EdgeTable(time, kept, again + source.forward_s[:, None])
+        fetch = exposed(gather, target.weight_s[None, :], target.streams[None, :])
+        again += source.forward_s[:, None]
+        return EdgeTable(forward, back, fetch, kept, again, gather, scatter)
 
     def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
         nodes = self.chain_nodes(chain)
@@ -293,8 +321,7 @@ class Tables:
         ]
         # The stream runs the norm: that is what its output costs to make again.
         norm = np.array([self.entry_s(chain, code) for code in self.stream.codes])
-        first = tables[0]
-        tables[0] = EdgeTable(first.time_s, first.kept_bytes, first.again_s + norm[:, None])
+        tables[0] = replace(tables[0], again_s=tables[0].again_s + norm[:, None])
         return tuple(tables)
 
     # -- the stream ----------------------------------------------------------------------------

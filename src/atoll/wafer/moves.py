@@ -1,0 +1,217 @@
+"""Moves in the encoding: `repair` makes a neighbouring legal mapping of a broken one, `mutate` and
+`crossover` stay inside the space, `count` says how large it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import comb
+from typing import TypeVar
+
+import numpy as np
+
+from atoll.errors import AtollError
+from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
+from atoll.wafer.block import Block, Unit
+from atoll.wafer.digits import Digits, digit_systems
+from atoll.wafer.encoding import StageMapping, WaferMapping, saved_tensors
+from atoll.wafer.genes import AGAIN, FATES, KEEP, OFFLOAD, BlockMapping
+from atoll.wafer.tables import ALGORITHMS, HOMES, SEARCHED_HOMES, legal, legal_codes
+
+T = TypeVar("T")
+
+WAYS = tuple((streams, algorithm) for streams in (True, False) for algorithm in ALGORITHMS)
+
+
+def repair(mapping: WaferMapping) -> WaferMapping:
+    """A legal mapping near a broken one: layers add up, codes fit their dimensions.
+
+    Rectangles are left alone; digits follow them.
+    """
+    block = mapping.blocks()
+    stages = [_repair_stage(stage, block) for stage in mapping.stages]
+    stages = [with_helper(s, s.helper, i, len(stages)) for i, s in enumerate(stages)]
+    counts = [max(1, stage.layers) for stage in stages]
+    while sum(counts) > block.layers and max(counts) > 1:
+        counts[int(np.argmax(counts))] -= 1
+    while sum(counts) < block.layers:
+        counts[int(np.argmin(counts))] += 1
+    stages = [replace(stage, layers=n) for stage, n in zip(stages, counts, strict=True)]
+    algorithm = mapping.algorithm if mapping.algorithm in ALGORITHMS else "auto"
+    schedule = mapping.schedule if mapping.schedule in SCHEDULES else ONE_F_ONE_B
+    return replace(mapping, stages=tuple(stages), algorithm=algorithm, schedule=schedule)
+
+
+def with_helper(
+    stage: StageMapping, helper: int | None, number: int, stages: int
+) -> StageMapping:
+    """The stage with this helper, or without one if that is no other stage."""
+    if helper is not None and helper != number and 0 <= helper < stages:
+        return replace(stage, helper=helper)
+    keep = tuple(AGAIN if fate == OFFLOAD else fate for fate in stage.block.keep)
+    return replace(stage, helper=None, block=replace(stage.block, keep=keep))
+
+
+def _repair_stage(stage: StageMapping, block: Block) -> StageMapping:
+    r = stage.rectangle
+    digits = stage.digits
+    if (digits.width, digits.height) != (r.width, r.height):
+        digits = digit_systems(r.width, r.height)[0]
+    genes = stage.block
+    codes = tuple(
+        _repair_code(code, unit.sizes, digits)
+        for code, unit in zip(genes.codes, block.units, strict=True)
+    )
+    gradients: tuple[tuple[str, str], ...] = ()
+    if len(genes.gradients) == len(block.units):
+        gradients = tuple(
+            _repair_gradients(pair, unit, digits)
+            for pair, unit in zip(genes.gradients, block.units, strict=True)
+        )
+    collectives: tuple[tuple[bool, str], ...] = ()
+    if len(genes.collectives) == len(block.units):
+        collectives = tuple(
+            (bool(streams), way if way in ALGORITHMS else "auto")
+            for streams, way in genes.collectives
+        )
+    saved = saved_tensors(block)
+    fates = (*genes.keep, *([KEEP] * saved))[:saved]
+    keep = tuple(fate if fate in range(len(FATES)) else KEEP for fate in fates)
+    homes = tuple(home if home in HOMES else "optimizer" for home in genes.homes)
+    assert block.head is not None
+    return replace(
+        stage,
+        digits=digits,
+        head=_repair_code(stage.head, block.head.sizes, digits),
+        block=BlockMapping(
+            _repair_code(genes.stream, block.stream_sizes, digits), codes, homes, keep, gradients,
+            collectives,
+        ),
+    )  # fmt: skip
+
+
+def _repair_gradients(pair: tuple[str, str], unit: Unit, digits: Digits) -> tuple[str, str]:
+    data = _repair_code(pair[0], unit.sizes, digits)
+    return data, _repair_code(pair[1], unit.sizes, digits) if unit.parameters else data
+
+
+def _repair_code(code: str, sizes: dict[str, int], digits: Digits) -> str:
+    """Keep the tags that can stay, from the first digit on; fill with what fits."""
+    if len(code) == digits.count and legal(code, sizes, digits):
+        return code
+    allowed = legal_codes(sizes, digits)
+    if not allowed:
+        raise AtollError(
+            f"mapping: no split of dimensions {sizes} over {digits.size} dies is legal; use a "
+            "smaller rectangle."
+        )
+    padded = code[: digits.count].ljust(digits.count)
+    return max(allowed, key=lambda c: (sum(a == b for a, b in zip(c, padded, strict=True)), c))
+
+
+def mutate(
+    mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str] = SEARCHED_HOMES
+) -> WaferMapping:
+    """One random legal change of one gene; `homes` are those that a weight may move to."""
+    index = int(random.integers(len(mapping.stages)))
+    stage = mapping.stages[index]
+    move = int(random.integers(11))
+    if move == 0 and len(mapping.stages) > 1:
+        return _shift_layer(mapping, index, random)
+    if move == 1:
+        return replace(mapping, streaming=not mapping.streaming)
+    if move == 10 and len(mapping.stages) > 1:
+        others = [name for name in SCHEDULES if name != mapping.schedule]
+        return replace(mapping, schedule=others[int(random.integers(len(others)))])
+    if move == 2 and len(mapping.stages) > 1:
+        helper = int(random.integers(len(mapping.stages)))
+        stage = with_helper(stage, helper, index, len(mapping.stages))
+    else:
+        stage = replace(stage, block=_mutate_block(mapping, stage, move, random, homes))
+    stages = list(mapping.stages)
+    stages[index] = stage
+    return replace(mapping, stages=tuple(stages))
+
+
+def _mutate_block(
+    mapping: WaferMapping, stage: StageMapping, move: int, random: np.random.Generator,
+    homes: Sequence[str],
+) -> BlockMapping:  # fmt: skip
+    block, genes = mapping.blocks(), stage.block
+    i = int(random.integers(len(genes.codes)))
+    unit = block.units[i]
+    choices = legal_codes(unit.sizes, stage.digits)
+    code = choices[int(random.integers(len(choices)))]
+    if move == 3:
+        at = int(random.integers(len(genes.keep)))
+        others = [f for f in range(len(FATES)) if f != genes.keep[at]]
+        if stage.helper is None:
+            others = [f for f in others if f != OFFLOAD]
+        return replace(genes, keep=_put(genes.keep, at, others[int(random.integers(len(others)))]))
+    if move == 4:
+        home = homes[int(random.integers(len(homes)))]
+        return replace(genes, homes=_put(genes.homes, i, home))
+    if move == 5:
+        layouts = legal_codes(block.stream_sizes, stage.digits)
+        return replace(genes, stream=layouts[int(random.integers(len(layouts)))])
+    if move == 6:
+        pairs = tuple((d, w) for _, d, w in genes.passes)
+        data, weight = pairs[i]
+        changed = (code, code) if not unit.parameters else (
+            (code, weight) if random.integers(2) else (data, code)
+        )  # fmt: skip
+        return replace(genes, gradients=_put(pairs, i, changed))
+    if move == 7:
+        same = ((mapping.streaming, mapping.algorithm),) * len(genes.codes)
+        way = WAYS[int(random.integers(len(WAYS)))]
+        return replace(genes, collectives=_put(genes.collectives or same, i, way))
+    return replace(genes, codes=_put(genes.codes, i, code))
+
+
+def _put(values: tuple[T, ...], at: int, value: T) -> tuple[T, ...]:
+    return (*values[:at], value, *values[at + 1 :])
+
+
+def _shift_layer(mapping: WaferMapping, index: int, random: np.random.Generator) -> WaferMapping:
+    other = (index + (1 if random.integers(2) else -1)) % len(mapping.stages)
+    stages = list(mapping.stages)
+    if stages[index].layers < 2:
+        return mapping
+    stages[index] = replace(stages[index], layers=stages[index].layers - 1)
+    stages[other] = replace(stages[other], layers=stages[other].layers + 1)
+    return replace(mapping, stages=tuple(stages))
+
+
+def crossover(
+    left: WaferMapping, right: WaferMapping, random: np.random.Generator
+) -> WaferMapping:
+    """Block genes and helpers of either parent, stage by stage, where the rectangles agree."""
+    stages = []
+    for i, stage in enumerate(left.stages):
+        other = right.stages[i] if i < len(right.stages) else stage
+        take = bool(random.integers(2)) and other.digits == stage.digits
+        if take:
+            stage = replace(stage, block=other.block)
+            stage = with_helper(stage, other.helper, i, len(left.stages))
+        stages.append(stage)
+    streaming = right.streaming if random.integers(2) else left.streaming
+    schedule = right.schedule if random.integers(2) else left.schedule
+    child = replace(left, stages=tuple(stages), streaming=streaming, schedule=schedule)
+    return child if left.microbatch == right.microbatch else repair(child)
+
+
+def count(block: Block, width: int, height: int, stages: int) -> int:
+    """Mappings of a model on so many stages of one shape, each with its own block genes."""
+    saved = saved_tensors(block)
+    fates = 2**saved + (stages - 1) * 3**saved  # without a helper, and with any other stage
+    per_stage = 0
+    for digits in digit_systems(width, height):
+        product = len(legal_codes(block.stream_sizes, digits)) * fates
+        for unit in block.units:
+            codes = len(legal_codes(unit.sizes, digits))
+            product *= codes**3 * len(SEARCHED_HOMES) if unit.parameters else codes**2
+            product *= len(WAYS)
+        per_stage += product
+    ways = comb(block.layers - 1, stages - 1) * len(SCHEDULES)
+    return int(per_stage**stages) * ways

@@ -1,0 +1,84 @@
+"""Tensors that wait in another stage's memory: who helps whom, and what the way there costs.
+
+In a 1F1B pipeline the first stage holds as many microbatches as there are stages, the last one
+holds one. A stage short of memory (sender) leaves saved tensors with one that has room (helper):
+every die of the sender sends its part to the dies at the same place in the helper's rectangle,
+along x, then along y, and fetches it back. A link over which several dies send divides its
+bandwidth evenly between them, whenever they send; the most loaded link of its way is a die's speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.wafer.encoding import Die, Rectangle
+from atoll.wafer.evaluate import away_paths, evaluate
+from atoll.wafer.genes import Away
+
+if TYPE_CHECKING:
+    from atoll.wafer.encoding import WaferMapping
+    from atoll.wafer.stages import Planner
+
+RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory set aside for guests
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Who helps whom: stage by stage the helper, the way there, and bytes set aside for guests."""
+
+    of: tuple[int | None, ...]
+    away: tuple[Away | None, ...]
+    reserved: tuple[float, ...]
+
+    def room_bytes(self, stage: int, rectangles: Sequence[Rectangle]) -> float:
+        """What a die of the stage may leave with its helper."""
+        helper = self.of[stage]
+        if helper is None:
+            return 0.0
+        guests = sum(other == helper for other in self.of)
+        ratio = rectangles[helper].size / rectangles[stage].size
+        return self.reserved[helper] * ratio / guests
+
+
+def pairings(stages: int) -> tuple[tuple[int | None, ...], ...]:
+    """The fullest with the emptiest; and each of the first half with the stage half a pipeline on,
+    which is nearer.
+    """
+    half = stages // 2
+    apart = stages - half
+    mirrored = tuple(stages - 1 - s if s < half else None for s in range(stages))
+    shifted = tuple(s + apart if s < half else None for s in range(stages))
+    return tuple(dict.fromkeys((mirrored, shifted)))
+
+
+def plan_with_helpers(
+    planner: Planner, rectangles: Sequence[Rectangle], microbatch: int,
+    dead_links: Sequence[tuple[Die, Die]], stop_s: float, base: WaferMapping | None, schedule: str,
+) -> WaferMapping | None:  # fmt: skip
+    """The fastest of `base` and the mappings with each pairing and share of memory set aside."""
+    best = base
+    spare = planner.spare_shares(rectangles, microbatch, schedule)
+    if base is not None:
+        stop_s = min(stop_s, evaluate(planner.wafer, base, dead_links).step_s)
+    for of in pairings(len(rectangles)):
+        away = away_paths(planner.wafer, rectangles, of, dead_links)
+        most = max(spare[helper] for helper in of if helper is not None)
+        for share in RESERVED:
+            # A helper that must make room slows down itself: not far beyond what it has to spare.
+            if share > 1.5 * most:
+                break
+            reserved = tuple(
+                share * planner.wafer.memory_bytes if stage in of else 0.0
+                for stage in range(len(rectangles))
+            )
+            found = planner.plan_once(
+                rectangles, microbatch, dead_links, stop_s, schedule, Helpers(of, away, reserved)
+            )
+            if found is None:
+                continue
+            priced = evaluate(planner.wafer, found, dead_links)
+            if priced.fits and priced.step_s < stop_s:
+                best, stop_s = found, priced.step_s
+    return best
