@@ -90,3 +90,41 @@ def least_fill(
         if not alive:
             break
     return best, found
+
+
+@entry
+def least_bytes(dies, layers, sizes, row_of, most, most_first, held, embedding):
+    """Fewest bytes of all dies over all pipelines, as in `least_fill`; infinite: there is none.
+
+    held (rows, sizes, layers) are the bytes of a stage, `embedding` (sizes,) what the first one
+    holds beside.
+    """
+    count = sizes.shape[0]
+    here = np.full((dies + 1, layers + 1), np.inf)
+    here[0, 0] = 0.0
+    best = np.inf
+    for stage in range(1, min(dies, layers) + 1):
+        row = row_of[stage]
+        after = np.full((dies + 1, layers + 1), np.inf)
+        alive = False
+        for used in range(stage - 1, dies):
+            for done in range(stage - 1, layers):
+                sofar = here[used, done]
+                if sofar >= best:
+                    continue
+                left = layers - done
+                for k in range(count):
+                    n = sizes[k]
+                    if used + n > dies:
+                        continue
+                    if left <= most_first[row, k]:
+                        best = min(best, sofar + held[row, k, left] + embedding[k])
+                    for some in range(1, min(most[row, k], left - 1) + 1):
+                        value = sofar + held[row, k, some]
+                        if value < after[used + n, done + some]:
+                            after[used + n, done + some] = value
+                            alive = True
+        here = after
+        if not alive:
+            break
+    return best

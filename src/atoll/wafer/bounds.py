@@ -4,6 +4,8 @@ A step is M x (largest load) + the fills of the other stages. For a largest load
 
     carried(n, w, X)   layers that a stage of n dies, w-th from the end, can carry within X: by its
                        fastest layer, and by the bytes that a layer done in X / layers must hold
+    held(X)            the fewest bytes of all stages together, which must fit the wafer: stages may
+                       leave saved tensors with each other, so that only states bind each alone
     fill(X)            the least sum of fills of all pipelines of such stages that carry all layers
                        on the dies of the wafer: dynamic programming over (stage, dies, layers)
 
@@ -21,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.wafer.bound_kernels import least_fill
+from atoll.wafer.bound_kernels import least_bytes, least_fill
 from atoll.wafer.layer_bounds import DEPTHS, PEAK, LayerBounds, SizeBound, port_step_s
 from atoll.wafer.stages import Planner
 
@@ -85,6 +87,8 @@ class StepBound:
             for row in sorted(set(rows)):
                 most[row, k] = self._carried(size, layers, row, largest_s, 0.0)
                 first[row, k] = self._carried(size, layers, row, largest_s, size.embedding_bytes)
+        if not self._fits_together(sizes, layers, rows, largest_s, most, first):
+            return INFINITY, ()
         parents = np.full((self.wafer.dies + 1, self.wafer.dies + 1, layers + 1, 2), -1, np.int32)
         value, found = least_fill(
             self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
@@ -96,6 +100,29 @@ class StepBound:
         if found[0] < 0:
             return INFINITY, ()
         return float(value), _walk(found, parents, [s.dies for s in sizes], layers)
+
+    def _fits_together(
+        self, sizes: list[SizeBound], layers: int, rows: list[int], largest_s: float,
+        most: IntArray, first: IntArray,
+    ) -> bool:  # fmt: skip
+        """Whether the stages of some pipeline hold no more than the wafer has."""
+        if not self.planners[0].options.offload:
+            return True
+        held = np.zeros((*most.shape, layers + 1))
+        for k, size in enumerate(sizes):
+            for row in sorted(set(rows)):
+                counts = np.arange(1, max(int(most[row, k]), int(first[row, k])) + 1)
+                left_s = largest_s * (1 + ROUNDING) - (size.head_s if row == 0 else 0.0)
+                least = size.least_bytes(left_s / counts, max(0, row - 1), pooled=True)
+                ends = size.head_bytes if row == 0 else 0.0
+                held[row, k, counts] = size.dies * (counts * least + ends)
+        embedding = np.array([size.dies * size.embedding_bytes for size in sizes])
+        least_held = least_bytes(
+            self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
+            np.array([0, *rows], np.int64), most, first, held, embedding,
+        )  # fmt: skip
+        room = self.wafer.dies * self.wafer.memory_bytes
+        return bool(least_held <= room * (1 + ROUNDING))
 
     def _carried(
         self, size: SizeBound, layers: int, row: int, largest_s: float, more_bytes: float

@@ -90,7 +90,7 @@ class Exact:
         ]
         return float(replace(self.paths, chains=chains).least(_FREE)[0].min())
 
-    def priced_s(self, price: float, in_flight: int, layers: int, offload: bool) -> float:
+    def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
         """Least seconds + price x (state + in flight x kept) bytes of a layer: of all mappings.
 
         What is made again counts once in a stage of at most `layers` layers. With `offload`, saved

@@ -63,13 +63,18 @@ class SizeBound:
     embedding_bytes: float
     prices: FloatArray
     curves: FloatArray
-    """V (depths, prices) of `DEPTHS` and `prices`."""
+    """V (depths, prices) of `DEPTHS` and `prices`, for the bytes on the stage's own dies."""
+    pooled: FloatArray
+    """The same for these and what the stage left with a helper."""
     level: int
     """What is known: `PEAK`, `OPERATORS` or `EXACT`."""
 
-    def least_bytes(self, layer_s: FloatArray, depth: int) -> FloatArray:
+    def least_bytes(
+        self, layer_s: FloatArray, depth: int, *, pooled: bool = False
+    ) -> FloatArray:
         """Bytes of a layer on a die at least, if it takes no longer than given."""
-        short = self.curves[depth][None, :] - layer_s[:, None]
+        curves = self.pooled if pooled else self.curves
+        short = curves[depth][None, :] - layer_s[:, None]
         least: FloatArray = (short / self.prices[None, :]).max(axis=1)
         return np.maximum(0.0, least)
 
@@ -164,24 +169,24 @@ class LayerBounds:
             for _, exact in planner.exacts(width, height, microbatch)
         ]
         layer_s = max(plain.layer_s, min(exact.bound_s for exact in solvers))
-        curves = np.maximum(plain.curves, layer_s)
+        own, pooled = (np.maximum(c, layer_s) for c in (plain.curves, plain.pooled))
         for depth, in_flight in enumerate(DEPTHS):
             if not self._memory_matters(plain, depth, layers):
                 continue
             for j, price in enumerate(plain.prices):
-                value = min(
-                    exact.priced_s(price, in_flight, layers, self.options.offload)
-                    for exact in solvers
-                )
-                curves[depth, j] = max(curves[depth, j], value)
-        return replace(plain, layer_s=layer_s, curves=curves, level=EXACT)
+                value = min(e.priced_s(price, in_flight, layers, offload=False) for e in solvers)
+                pooled[depth, j] = max(pooled[depth, j], value)
+                if self.options.offload:
+                    value = min(e.priced_s(price, in_flight, layers, offload=True) for e in solvers)
+                own[depth, j] = max(own[depth, j], value)
+        return replace(plain, layer_s=layer_s, curves=own, pooled=pooled, level=EXACT)
 
     def _memory_matters(self, plain: SizeBound, depth: int, layers: int) -> bool:
         """Whether a stage of this size and depth could run out of memory in a sensible pipeline."""
         if DEPTHS[depth] > self.wafer.dies // plain.dies + 1:
             return False
         share = min(layers, -(-layers * plain.dies // self.wafer.dies))
-        kept = plain.curves[depth, 0] - plain.layer_s
+        kept = plain.pooled[depth, 0] - plain.layer_s
         return bool(3.0 * share * kept / plain.prices[0] > self.wafer.memory_bytes)
 
     # -- operators alone -----------------------------------------------------------------------
@@ -245,8 +250,8 @@ class LayerBounds:
         for depth, in_flight in enumerate(DEPTHS):
             curves[depth] += prices * state
             curves[depth] += prices * in_flight * (block.stream_bytes + block.mask_bytes) / dies
-            if self.options.offload:
-                continue  # whatever is saved may lie in another stage's memory
+        own = curves.copy()
+        for depth, in_flight in enumerate(DEPTHS):
             for chain, entry in zip(block.chains, entries, strict=True):
                 for i, edge in enumerate(chain.edges):
                     if not edge.kept_name:
@@ -255,9 +260,11 @@ class LayerBounds:
                     again = again if self.options.recompute else np.inf
                     curves[depth] += np.minimum(prices * in_flight * sum(edge.totals) / dies, again)
         embedding = 0.0 if self.external else STATE_BYTES * block.embedding_parameters / dies
+        # Whatever is saved may lie in another stage's memory.
+        own = own if self.options.offload else curves
         return SizeBound(
             microbatch, dies, layer, but_weight, head_s, head_but, head_bytes, embedding, prices,
-            curves, level,
+            own, curves, level,
         )  # fmt: skip
 
     def _passes(self, passes: Sequence[Pass], among: Iterable[Parts]) -> float:
