@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from atoll.tracing.aten_names import ADDING_MOVES, COPIES, ELEMENTWISE, MOVES, SUMS
+from atoll.tracing.aten_names import (
+    ADDING_MOVES,
+    COPIES,
+    ELEMENTWISE,
+    FILLS,
+    GATHERS,
+    MOVES,
+    SUMS,
+)
 from atoll.tracing.node import Kind, Node, Pass
 from atoll.tracing.trace import Call, View
 from atoll.workload.operator import Matmul
@@ -35,6 +43,12 @@ def node_of(call: Call) -> Node:
         return _node(call, Kind.ELEMENTWISE, passes=work)
     if name in COPIES:
         return _node(call, Kind.ELEMENTWISE)
+    if name in FILLS:
+        node = _node(call, Kind.ELEMENTWISE)
+        node.ins = []
+        return node
+    if name in GATHERS:
+        return _node(call, Kind.GATHER)
     if name in SUMS:
         return _node(call, Kind.ROWS, passes=(Pass("add", call.ins[0]),))
     if name in MOVES:

@@ -44,13 +44,14 @@ class Emission:
         nodes = [*self.forward, *self.backward]
         whole = {*self.segment.entering, *self.segment.leaving}
         self.parts = Parts(nodes, self.values, whole)
+        self.weights = {v.number for v in self.values if v.source is Source.WEIGHT}
         self._name_crossing()
         forward_groups, backward_groups = (
             cluster(nodes, self.splits.reduced) for nodes in (self.forward, self.backward)
         )
         kept = {view.value for group in backward_groups for node in group for view in node.ins}
         forward = self._pass(forward_groups, kept, False)
-        backward = self._pass(backward_groups, set(), True)
+        backward = _reductions_first(self._pass(backward_groups, set(), True))
         inputs = [self.tensor(self._whole_view(v))[0] for v in self.segment.entering]
         outputs = [self.tensor(self._whole_view(v))[0] for v in self.segment.leaving]
         self._weights()
@@ -203,7 +204,7 @@ class Emission:
         extra = tuple(op.reads[0] for op in behind if op.writes[0] not in written)
         operator = OperatorEntry(
             name=label,
-            kind=kind_of(group, backward),
+            kind=kind_of(group, backward, self.weights, self.trace.gradient_of),
             reads=read,
             writes=(*(partial.get(n, n) for n in written), *extra),
             matmuls=tuple(matmuls),
@@ -330,6 +331,23 @@ class Emission:
                 if view.value in self.trace.targets:
                     return self._all_parts(view)[0]
         return self._all_parts(self.forward[-1].outs[0])[0]
+
+
+def _reductions_first(operators: list[OperatorEntry]) -> list[OperatorEntry]:
+    """Weight gradients, which nothing in the pass waits for, run behind the next reduction: it
+    travels while they are computed (Megatron-LM does so).
+    """
+    result: list[OperatorEntry] = []
+    waiting: list[OperatorEntry] = []
+    for op in operators:
+        if op.kind == "linear_wgrad":
+            waiting.append(op)
+            continue
+        result.append(op)
+        if op.collective is not None:
+            result += waiting
+            waiting = []
+    return result + waiting
 
 
 def _once(names: object) -> tuple[str, ...]:

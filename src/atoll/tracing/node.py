@@ -14,7 +14,8 @@ class Kind(StrEnum):
     ATTENTION = "attention"
     ELEMENTWISE = "elementwise"  # element by element, copies included: fuses with anything
     ROWS = "rows"  # norms, softmax, sums: fuses with element-wise neighbours
-    MOVE = "move"  # gathers and scatters by index
+    GATHER = "gather"  # elements read by index: fuses with what reads them
+    MOVE = "move"  # look-ups and scatters by index
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,9 @@ class Pricer:
     def _products(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
         dtype = self.dtype if op.kind.startswith("linear") else self.half
         parts = self._parts(layer, op, product)
-        if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
+        if op.kind == "linear_wgrad" and self.stored:  # outputs x inputs, as torch runs it
+            total_s = sum(self.product_s(p.m, p.n, p.k, p.batch, dtype, p.m) for p in parts)
+        elif op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
             total_s = sum(self.product_s(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts)
         else:
             total_s = sum(self.product_s(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts)
