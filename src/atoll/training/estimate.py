@@ -16,9 +16,9 @@ from atoll.training.run import Run, model_flops
 from atoll.training.stages import Share, stage_shares
 from atoll.training.step import StageTime, Step, Stepper
 from atoll.units import format_bytes, format_seconds
+from atoll.workload.joint import joined
 from atoll.workload.layer import Model
-from atoll.workload.model_config import ModelConfig
-from atoll.workload.prepare import prepare
+from atoll.workload.prepare import padded, prepare
 
 ACCUMULATED_BYTES = 6  # three 16-bit passes, or fp32 read and written instead of 16-bit written
 SEARCHED = 0.85  # of the closed form's bubble; measured 0.74 to 0.81 (arXiv:2401.10241, table 4)
@@ -158,24 +158,20 @@ class Estimator:
         """One device's share of the model, its experts not yet spread."""
         key = microbatch, tp, cp, sp
         if key not in self._models:
-            self._models[key] = prepare(
-                self.run.stored or self._padded(tp),
+            share = prepare(
+                self.run.stored or self.run.model,
                 microbatch,
                 self.run.sequence // cp,
                 tp,
                 sp,
                 attention="unfused" if self.run.attention == "unfused" else "flash",
                 fusion="none",
+                vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
             )
+            if self.run.stored is not None and not self.run.stack.split_products:
+                share = share.map(joined)
+            self._models[key] = share
         return self._models[key]
-
-    def _padded(self, tp: int) -> ModelConfig:
-        """The model with its vocabulary as the stack pads it."""
-        model = self.run.model
-        if not self.run.stack.padded or model.patch_inputs:
-            return model
-        unit = VOCABULARY_UNIT * tp
-        return replace(model, vocab=-(-model.vocab // unit) * unit)
 
     def estimate(self, layout: Layout) -> Estimate:
         """What one layout costs; "optimal" recomputation is the fastest choice that fits."""
@@ -225,7 +221,8 @@ class Estimator:
             return self._model(layout.microbatch, layout.tp, layout.cp, False).shared_parameters
         if not model.tied_embeddings:
             return 0
-        return -(-self._padded(layout.tp).vocab // layout.tp) * model.word_width
+        unit = VOCABULARY_UNIT * layout.tp if self.run.stack.padded else 1
+        return -(-padded(model, unit).vocab // layout.tp) * model.word_width
 
     def _step(
         self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]

@@ -82,14 +82,22 @@ def layer_costs(
 
 
 def block_names(model: Model) -> frozenset[str]:
-    """The layers that a pipeline divides: of a captured model, those that repeat, or where none
-    does all but the first and the last.
+    """The layers that a pipeline divides: of a captured model, those that repeat and the others of
+    the same lists of modules, or where none does all but the first and the last.
     """
     names = [layer.name for layer, _ in model.layers]
     if ENDS & set(names):
         return frozenset(names) - ENDS
     repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
-    return repeated or frozenset(names[1:-1] or names)
+    lists = {_list_of(name) for name in repeated} - {""}
+    beside = frozenset(name for name in names if _list_of(name) in lists)
+    return repeated | beside or frozenset(names[1:-1] or names)
+
+
+def _list_of(name: str) -> str:
+    """The list of an item such as "decoder.layers.0" ("layers.0-1" for a period of two)."""
+    path, _, item = name.rpartition(".")
+    return path if item.partition("-")[0].isdigit() else ""
 
 
 def _layer_cost(
