@@ -154,6 +154,10 @@ def compare(
     shown = sorted(((v, k) for k, v in differ.items() if abs(v) >= 0.05), key=lambda e: -abs(e[0]))
     memory = ours.worst.allocated / theirs.worst.allocated
     text = ", ".join(f"{k} {v:+.2f}" for v, k in shown)
+    held, built_held = ours.worst.parts(), theirs.worst.parts()
+    bytes_differ = {k: 100 * (held[k] - built_held[k]) / theirs.worst.allocated for k in held}
+    more = ", ".join(f"{k} {v:+.1f}" for k, v in bytes_differ.items() if abs(v) >= 0.5)
+    text += f" | {more}" if more else ""
     mark = " " if abs(ratio - 1) <= 0.02 else "!"
     line = f"{mark} {case.name:<20} {ratio:.4f}  memory {memory:.3f}  {text}"
     if operators:
@@ -189,7 +193,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--layers", type=int, help="at most so many layers")
     parser.add_argument("--sequence", type=int, default=2048)
-    parser.add_argument("--batch", type=int, help="sequences in a microbatch (default: 4096 tokens)")
+    parser.add_argument("--batch", type=int, help="samples in a microbatch (default: 4096 tokens)")
     parser.add_argument("--case", action="append", help="only these cases")
     parser.add_argument("--captures", type=Path, help="folder that keeps the captured files")
     parser.add_argument("--operators", action="store_true", help="list all operators")

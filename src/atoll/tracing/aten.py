@@ -10,12 +10,13 @@ from collections.abc import Callable
 from math import prod
 
 from atoll.tracing.aten_names import (
-    ADDING_MOVES,
+    ADDING_SCATTERS,
     COPIES,
     ELEMENTWISE,
     FILLS,
     GATHERS,
     MOVES,
+    SCATTERS,
     SUMS,
 )
 from atoll.tracing.node import Kind, Node, Pass
@@ -53,8 +54,10 @@ def node_of(call: Call) -> Node:
         return _node(call, Kind.ROWS, passes=(Pass("add", call.ins[0]),))
     if name in MOVES:
         return _node(call, Kind.MOVE)
-    if name in ADDING_MOVES:
-        return _node(call, Kind.MOVE, passes=(Pass("add", call.ins[-1]),))
+    if name in SCATTERS:
+        return _node(call, Kind.SCATTER)
+    if name in ADDING_SCATTERS:
+        return _node(call, Kind.SCATTER, passes=(Pass("add", call.ins[-1]),))
     over = max((*call.outs, *call.ins), key=lambda view: view.elements)
     node = _node(call, Kind.ROWS, passes=(Pass("add", over),))
     node.known = False

@@ -53,14 +53,16 @@ SUMS = frozenset(_SUMMED.split())
 # Elements read by index, and written in order: a compiler reads them so inside the next kernel.
 GATHERS = frozenset(("index", "gather", "index_select", "take_along_dim"))
 
-# Elements by index.
+# Elements written by index: a compiler computes them inside the kernel that writes them.
+SCATTERS = frozenset(("scatter", "scatter_", "index_put", "index_put_", "index_copy"))
+_ADDED = "index_add index_add_ scatter_add scatter_add_ _index_put_impl_"
+ADDING_SCATTERS = frozenset(_ADDED.split())
+
+# Elements by index, in kernels of their own.
 _MOVED = """
-    scatter scatter_ index_put index_put_ index_copy
     embedding_renorm masked_select nonzero unfold im2col col2im index_fill searchsorted bucketize
     upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices avg_pool2d
     max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d
     _adaptive_avg_pool2d_backward upsample_nearest2d_backward upsample_bilinear2d_backward
 """
 MOVES = frozenset(_MOVED.split())
-_MOVED_AND_ADDED = "index_add index_add_ scatter_add scatter_add_ _index_put_impl_"
-ADDING_MOVES = frozenset(_MOVED_AND_ADDED.split())

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 
 from atoll.tracing.node import Kind, Node
 
-_FUSIBLE = (Kind.ELEMENTWISE, Kind.ROWS, Kind.GATHER)
+_INDEXED = (Kind.GATHER, Kind.SCATTER)
+_FUSIBLE = (Kind.ELEMENTWISE, Kind.ROWS, *_INDEXED)
 
 
 class _Clusters:
@@ -47,7 +48,7 @@ class _Clusters:
         return False
 
     def pure(self, cluster: int) -> bool:
-        kinds = (Kind.ELEMENTWISE, Kind.GATHER)
+        kinds = (Kind.ELEMENTWISE, *_INDEXED)
         return all(self.nodes[m].kind in kinds for m in self.members[cluster])
 
     def related(self, a: int, b: int, nested: bool) -> bool:
@@ -91,10 +92,11 @@ def cluster(nodes: Sequence[Node], barriers: Collection[int] = ()) -> list[list[
     """The nodes of one pass as kernels, in an order in which they can run.
 
     Values in `barriers` are never passed on inside a kernel (partial sums: a reduction follows);
-    nor is what is gathered by index, which may lie anywhere.
+    nor is what is read or written by index, which may lie anywhere.
     """
-    gathered = {node.ins[0].value for node in nodes if node.kind is Kind.GATHER}
-    state = _Clusters(nodes, {*barriers, *gathered})
+    anywhere = {node.ins[0].value for node in nodes if node.kind in _INDEXED}
+    anywhere |= {v.value for node in nodes if node.kind is Kind.SCATTER for v in node.outs}
+    state = _Clusters(nodes, {*barriers, *anywhere})
     fusible = [node.kind in _FUSIBLE for node in nodes]
     readers: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):

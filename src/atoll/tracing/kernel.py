@@ -24,7 +24,7 @@ def kind_of(
         return "attention_bwd" if backward else "attention"
     if first.kind is Kind.MOVE:
         return "move"
-    if any(node.kind is Kind.GATHER for node in group):
+    if any(node.kind in (Kind.GATHER, Kind.SCATTER) for node in group):
         return "move" if len(group) == 1 else "shuffle"
     if any(node.op in _SHUFFLES and node.outs[0].elements > 1 for node in group):
         return "shuffle"

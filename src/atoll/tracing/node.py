@@ -15,7 +15,8 @@ class Kind(StrEnum):
     ELEMENTWISE = "elementwise"  # element by element, copies included: fuses with anything
     ROWS = "rows"  # norms, softmax, sums: fuses with element-wise neighbours
     GATHER = "gather"  # elements read by index: fuses with what reads them
-    MOVE = "move"  # look-ups and scatters by index
+    SCATTER = "scatter"  # elements written by index: fuses with what makes them
+    MOVE = "move"  # look-ups, pooling and the like
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer, Model
 from atoll.workload.operator import Operator, Role
 
+HALF = 2  # bytes
 ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
 
 
@@ -48,6 +49,12 @@ class LayerCost:
     """Keys and values that ring attention passes on in one turn; 0 without context parallelism."""
     transient_bytes: float
     """The largest operator's temporaries."""
+    logits_bytes: float
+    """16-bit logits that this layer hands to the loss, or to its own; 0 for others."""
+    half_loss: bool
+    """Its own loss takes them as they are, in 16 bit."""
+    loss_bytes: float
+    """Of what it keeps, what belongs to its own loss: the stack says how much that is."""
 
     def kept(self, policy: str) -> Kept:
         """A policy by its name; "optimal-n" is the n-th of the chosen ones, or the last."""
@@ -117,6 +124,7 @@ def _layer_cost(
     weight_ops = [op for op in layer.backward if _weighs(op)]
     data_ops = [op for op in layer.backward if not _weighs(op)]
     expert, dense = _parameters(layer)
+    logits = _loss(layer) if pricer.stored else (_head(layer), False, 0.0)
     known = policies(layer, pricer, costs)
     if optimal and is_block:
         known += optimal_policies(layer, pricer, costs)
@@ -140,7 +148,27 @@ def _layer_cost(
         expert_backward_s=_expert_s(layer, layer.backward, costs),
         ring_bytes=_ring(layer) if cp > 1 else 0.0,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
+        logits_bytes=logits[0],
+        half_loss=logits[1],
+        loss_bytes=logits[2],
     )
+
+
+def _head(layer: Layer) -> float:
+    return float(layer.boundary_bytes) if layer.name == "head" else 0.0
+
+
+def _loss(layer: Layer) -> tuple[float, bool, float]:
+    """Of a captured layer with a loss: 16-bit logits, whether it takes them so, bytes it keeps."""
+    for op in layer.forward:
+        for work in op.vectors:
+            if work.function == "cross_entropy":
+                touched = {*op.reads, *op.writes}
+                kept = [layer.tensors[n] for n in layer.saved if n in touched]
+                kept = [t for t in kept if t.elements >= work.elements]
+                half = all(t.element_bytes <= HALF for t in kept)
+                return float(HALF * work.elements), half, float(sum(t.bytes for t in kept))
+    return 0.0, False, 0.0
 
 
 def _weighs(op: Operator) -> bool:

@@ -100,8 +100,10 @@ class Pricer:
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(layer, op, ring)
         if self.stored and not op.matmuls and not _is_loss(op):
-            moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
-            return Cost(vector_s=moved, kernels=1)
+            again = _read_again(layer, op)
+            kernels = 2 if again else 1
+            moved_s = float(streaming_s(self.gpu, layer.traffic_bytes(op) + again, kernels))
+            return Cost(vector_s=moved_s, kernels=kernels)
         total = Cost()
         for product in op.matmuls:
             total += self._products(layer, op, product)
@@ -230,6 +232,17 @@ def _gated(layer: Layer) -> bool:
         op.kind == "activation" and len(op.vectors) == 2 and op.name == "act"
         for op in layer.forward
     )
+
+
+def _read_again(layer: Layer, op: Operator) -> int:
+    """Bytes that the gradients of a norm's weights read: sums over columns are a second kernel,
+    behind the one that works row by row, and read its gradient and its input once more.
+    """
+    made = {layer.tensors[name].role for name in op.writes}
+    if made != {Role.WEIGHT_GRADIENT, Role.ACTIVATION_GRADIENT}:
+        return 0
+    reads = [layer.tensors[name] for name in op.reads]
+    return sum(sorted(t.bytes for t in reads if t.role is not Role.WEIGHT)[-2:])
 
 
 def _is_loss(op: Operator) -> bool:

@@ -32,15 +32,18 @@ def joined(layer: Layer) -> Layer:
 
 
 def _groups(layer: Layer) -> list[list[Operator]]:
-    """Linears of one activation, each with one product of the same rows and depth."""
+    """Linears of one module and one activation, each with one product of the same rows and depth:
+    the branches of a parallel block are modules of their own, and stay apart.
+    """
     found: dict[tuple[object, ...], list[Operator]] = {}
     for op in layer.forward:
         if op.kind != "linear" or len(op.matmuls) != 1 or op.matmuls[0].batch != 1:
             continue
         activations = _activations(layer, op.reads)
-        if len(activations) == 1:
-            product = op.matmuls[0]
-            key = activations[0], product.m, product.k, product.split, product.fraction
+        product = op.matmuls[0]
+        if len(activations) == 1 and product.n > 1:  # one column is a gate, not a projection
+            module = op.name.rpartition(".")[0]
+            key = module, activations[0], product.m, product.k, product.split, product.fraction
             found.setdefault(key, []).append(op)
     return [group for group in found.values() if len(group) > 1]
 
