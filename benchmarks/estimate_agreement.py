@@ -148,9 +148,7 @@ def compare(
     whole_s = theirs.step.time_s
     ratio = ours.step.time_s / whole_s
     a, b = parts_of(mine_by, ours), parts_of(built_by, theirs)
-    differ = {
-        name: 100 * (a.get(name, 0.0) - b.get(name, 0.0)) / whole_s for name in {**a, **b}
-    }
+    differ = {name: 100 * (a.get(name, 0.0) - b.get(name, 0.0)) / whole_s for name in {**a, **b}}
     shown = sorted(((v, k) for k, v in differ.items() if abs(v) >= 0.05), key=lambda e: -abs(e[0]))
     memory = ours.worst.allocated / theirs.worst.allocated
     text = ", ".join(f"{k} {v:+.2f}" for v, k in shown)
@@ -194,6 +192,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="at most so many layers")
     parser.add_argument("--sequence", type=int, default=2048)
     parser.add_argument("--batch", type=int, help="samples in a microbatch (default: 4096 tokens)")
+    parser.add_argument("--attention", default="flash")
     parser.add_argument("--case", action="append", help="only these cases")
     parser.add_argument("--captures", type=Path, help="folder that keeps the captured files")
     parser.add_argument("--operators", action="store_true", help="list all operators")
@@ -211,7 +210,7 @@ def main() -> None:
             label = f"{name}-{options.layers or 'all'}-{length}.json"
             file = captured(name, given, length, folder / label)
             batch = options.batch or max(1, 4096 // length)
-            attention = "flash" if '"on_chip"' in file.read_text(encoding="utf-8") else "unfused"
+            attention = options.attention
             print(f"{name} ({length} tokens x {batch}, {attention})", flush=True)
             for case in CASES:
                 if options.case and case.name not in options.case:

@@ -75,7 +75,7 @@ def pair(name: str, tensor: int = 1) -> tuple[Model, Model]:
     length = config.sequence if config.patch_inputs else LENGTH
     attention = "unfused" if name in UNFUSED else "flash"
     built = prepare(config, 2, length, tensor, False, attention)
-    return prepare(captured(name), 2, None, tensor), built
+    return prepare(captured(name), 2, None, tensor, attention=attention), built
 
 
 def flops(model: Model) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.tracing.aten import node_of
+from atoll.tracing.causal import causal_softmaxes
 from atoll.tracing.emit import Emission
 from atoll.tracing.lift import without_layout_copies
 from atoll.tracing.pair import NotProportionalError, paired
@@ -164,6 +165,7 @@ def _sequence(shapes: Sequence[tuple[int, ...]], batch_dim: int | None) -> int:
 
 def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
     chain = cut(trace)
+    causal = causal_softmaxes(trace)
     result = []
     for segment, repeat in chain.segments:
         own = {id(call) for call in (*segment.forward, *segment.backward)}
@@ -176,7 +178,9 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
         if keep == "fused":
             backward = rematerialise(forward, backward, trace.values, set(segment.entering))
         splits = find_splits(forward, backward, trace, segment, outside)
-        emission = Emission(segment, trace, trace.values, forward, backward, outside, splits)
+        emission = Emission(
+            segment, trace, trace.values, forward, backward, outside, splits, causal
+        )
         result.append(emission.layer(repeat))
     return result, chain
 

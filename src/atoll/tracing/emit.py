@@ -36,6 +36,8 @@ class Emission:
     outside: set[int]
     """Values that other layers read, or that the step ends with."""
     splits: Splits
+    causal: frozenset[int] = frozenset()
+    """Results of softmaxes that see only what lies before."""
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     taken: Counter[str] = field(default_factory=Counter)
     names: dict[int, str] = field(default_factory=dict)
@@ -210,6 +212,7 @@ class Emission:
             matmuls=tuple(matmuls),
             vectors=tuple(self._vectors(group)),
             on_chip=group[0].kind is Kind.ATTENTION,
+            causal=any(v.value in self.causal for node in group for v in node.outs),
         )
         return [operator, *behind]
 

@@ -18,7 +18,7 @@ from atoll.training.step import StageTime, Step, Stepper
 from atoll.units import format_bytes, format_seconds
 from atoll.workload.joint import joined
 from atoll.workload.layer import Model
-from atoll.workload.prepare import padded, prepare
+from atoll.workload.prepare import prepare
 
 ACCUMULATED_BYTES = 6  # three 16-bit passes, or fp32 read and written instead of 16-bit written
 SEARCHED = 0.85  # of the closed form's bubble; measured 0.74 to 0.81 (arXiv:2401.10241, table 4)
@@ -213,16 +213,8 @@ class Estimator:
         )
 
     def _shared(self, layout: Layout) -> int:
-        """Parameters of a tied embedding, which a stage with both ends holds once."""
-        model = self.run.model
-        if layout.pp > 1:
-            return 0
-        if self.run.stored is not None:
-            return self._model(layout.microbatch, layout.tp, layout.cp, False).shared_parameters
-        if not model.tied_embeddings:
-            return 0
-        unit = VOCABULARY_UNIT * layout.tp if self.run.stack.padded else 1
-        return -(-padded(model, unit).vocab // layout.tp) * model.word_width
+        """Parameters of tied tables, which a stage with both ends holds once."""
+        return self.model(layout).shared_parameters if layout.pp == 1 else 0
 
     def _step(
         self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]

@@ -163,9 +163,8 @@ def _loss(layer: Layer) -> tuple[float, bool, float]:
     for op in layer.forward:
         for work in op.vectors:
             if work.function == "cross_entropy":
-                touched = {*op.reads, *op.writes}
-                kept = [layer.tensors[n] for n in layer.saved if n in touched]
-                kept = [t for t in kept if t.elements >= work.elements]
+                made = [layer.tensors[n] for n in layer.saved if n in op.writes]
+                kept = [t for t in made if t.elements >= work.elements]
                 half = all(t.element_bytes <= HALF for t in kept)
                 return float(HALF * work.elements), half, float(sum(t.bytes for t in kept))
     return 0.0, False, 0.0

@@ -106,6 +106,8 @@ class OperatorEntry(FileModel):
     vectors: tuple[VectorEntry, ...] = ()
     collective: Literal["all_reduce", "all_gather", "reduce_scatter"] | None = None
     on_chip: bool = False
+    causal: bool = False
+    """Of attention's softmax where scores are masked: every row sees only what is before it."""
 
 
 class LayerEntry(FileModel):

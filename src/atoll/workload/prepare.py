@@ -27,13 +27,18 @@ def prepare(
 ) -> Model:
     """Build, shard, differentiate and fuse: one device's share of one microbatch.
 
-    A stored model comes with its attention, its loss and its collectives: those arguments do not
-    change it, and it knows no sequence parallelism. Vocabularies are padded to `vocabulary_unit`
-    times the tensor width (images have none).
+    A stored model comes with its loss and its collectives: those arguments do not change it, and
+    it knows no sequence parallelism; "flash" fuses attention that it computes step by step.
+    Vocabularies are padded to `vocabulary_unit` times the tensor width (images have none).
     """
     if isinstance(config, StoredModel):
         share = instantiate(
-            config, microbatch, sequence, tensor_parallel, vocabulary_unit=vocabulary_unit
+            config,
+            microbatch,
+            sequence,
+            tensor_parallel,
+            vocabulary_unit=vocabulary_unit,
+            attention=attention,
         )
         return check_size(fuse(share, fusion))
     config = padded(config, vocabulary_unit * tensor_parallel if vocabulary_unit > 1 else 1)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.layer import Layer, Model
 from atoll.workload.modelfile import (
     FORMAT,
@@ -52,6 +54,11 @@ class StoredModel:
         """Write the file that `--model` takes."""
         write_stored(self.file, path)
         return Path(path)
+
+    @cached_property
+    def fused_layers(self) -> tuple[LayerEntry, ...]:
+        """The layers with fused attention wherever attention is recognised."""
+        return tuple(with_fused_attention(layer) for layer in self.file.layers)
 
     @property
     def layers(self) -> int:
@@ -143,9 +150,11 @@ def instantiate(
     tensor_parallel: int = 1,
     *,
     vocabulary_unit: int = 1,
+    attention: str = "unfused",
 ) -> Model:
     """One device's share of one microbatch, unfused; its part of the vocabulary (of every look-up
     table that tensor parallelism divides, and of its tied or own head) padded to whole units.
+    With "flash", attention that the module computes step by step is one operator.
     """
     file = stored.file
     if sequence is not None and sequence != file.sequence:
@@ -176,7 +185,8 @@ def instantiate(
             )
     vocabularies = _vocabularies(file) if vocabulary_unit > 1 else frozenset()
     share = _Share(microbatch, tensor_parallel, vocabularies, vocabulary_unit)
-    layers = tuple((_layer(entry, share), entry.repeat) for entry in file.layers)
+    entries = stored.fused_layers if attention == "flash" else file.layers
+    layers = tuple((_layer(entry, share), entry.repeat) for entry in entries)
     sizes = {name: tensor.elements for layer, _ in layers for name, tensor in layer.tensors.items()}
     return Model(
         name=stored.name,
