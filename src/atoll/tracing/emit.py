@@ -44,7 +44,7 @@ class Emission:
 
     def layer(self, repeat: int) -> LayerEntry:
         nodes = [*self.forward, *self.backward]
-        whole = {*self.segment.entering, *self.segment.leaving}
+        whole = {*self.segment.entering, *self.segment.leaving, *self.splits.reduced}
         self.parts = Parts(nodes, self.values, whole)
         self.weights = {v.number for v in self.values if v.source is Source.WEIGHT}
         self._name_crossing()

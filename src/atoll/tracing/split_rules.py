@@ -135,6 +135,8 @@ def reduction(splits: Splits, node: Node) -> None:
     if cut.dim in dims:
         if node.op not in ("sum", "mean"):
             raise ConflictError(cut.origins)
+        if node.op == "mean" and not splits.backward:  # a norm: what it scales would stay cut too
+            raise ConflictError(cut.origins)
         for view in node.outs:
             splits.partial[view.value] = cut.origins
         return

@@ -115,7 +115,7 @@ class Splits:
         label = self.labels.get(value)
         if label is None:
             return None
-        view = View(value, shape, strides, 0, 1, True)
+        view = View(value, shape, strides, 0, self.values[value].element_bytes, True)
         try:
             found = seen(label, view)
         except ConflictError:  # the rest of a value of which only pieces are read

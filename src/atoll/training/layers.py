@@ -163,10 +163,14 @@ def _loss(layer: Layer) -> tuple[float, bool, float]:
     for op in layer.forward:
         for work in op.vectors:
             if work.function == "cross_entropy":
+                # The log-softmax; what else of this size is kept belongs to a cap on the logits.
                 made = [layer.tensors[n] for n in layer.saved if n in op.writes]
                 kept = [t for t in made if t.elements >= work.elements]
-                half = all(t.element_bytes <= HALF for t in kept)
-                return float(HALF * work.elements), half, float(sum(t.bytes for t in kept))
+                widest = max(kept, key=lambda t: t.bytes, default=None)
+                if widest is None:
+                    return float(HALF * work.elements), False, 0.0
+                half = widest.element_bytes <= HALF
+                return float(HALF * work.elements), half, float(widest.bytes)
     return 0.0, False, 0.0
 
 
