@@ -134,7 +134,8 @@ def _logits_bytes(
         return 0.0
     stack = run.stack
     logits = head.logits_bytes / 2  # 16-bit elements
-    half = head.half_loss or run.model.mlm_head
+    # Modules of masked language models and of T5 hand 16-bit logits to the loss.
+    half = head.half_loss or run.model.mlm_head or run.model.encoder_layers > 0
     peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes)
     if not stack.vocabulary_parallel:
         peak *= layout.tp

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from atoll.cost.gpu_attention import attention_times_s
@@ -119,7 +119,13 @@ class Pricer:
         if op.kind in ("softmax", "softmax_bwd") and not self.stack.split_products:
             # Scale, mask and softmax of the scores are one kernel.
             return [v for v in op.vectors if v.function.startswith("softmax")]
-        return [v for v in op.vectors if v.function != "bias"]  # in the product's epilogue
+        kept = [v for v in op.vectors if v.function != "bias"]  # in the product's epilogue
+        if len(kept) == 2 and {v.function.removesuffix("_bwd") for v in kept} == {"gelu", "mul"}:
+            # A gated GELU moves what a gated SiLU does, where that is one kernel.
+            gated = {"gelu": "silu", "gelu_bwd": "silu_bwd"}
+            if "silu" in self.stack.passes:
+                kept = [replace(v, function=gated.get(v.function, v.function)) for v in kept]
+        return kept
 
     def _products(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
         dtype = self.dtype if op.kind.startswith("linear") else self.half
