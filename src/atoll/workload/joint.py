@@ -72,7 +72,26 @@ def _join(layer: Layer, group: list[Operator]) -> Layer:
     summed = _summed(layer, backward, dgrads)
     if summed is None:
         return layer
-    return replace(layer, forward=forward, backward=summed)
+    return replace(layer, forward=forward, backward=_bias_sums(layer, summed, group))
+
+
+def _bias_sums(
+    layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
+) -> tuple[Operator, ...]:
+    """The gradients of their biases, which are one vector now, as one sum over the tokens."""
+    vectors = [n for op in group for n in op.reads if len(layer.tensors[n].shape) == 1]
+    biases = {f"d{n}" for n in vectors if layer.tensors[n].role is Role.WEIGHT}
+    sums = [op for op in operators if not op.matmuls and op.writes and biases.issuperset(op.writes)]
+    if len(sums) < 2:
+        return operators
+    one = replace(
+        sums[0],
+        name="+".join(op.name for op in sums),
+        reads=_once(n for op in sums for n in op.reads),
+        writes=_once(n for op in sums for n in op.writes),
+        vectors=tuple(v for op in sums for v in op.vectors),
+    )
+    return _replaced(operators, sums, one, first=False)
 
 
 def _weight(layer: Layer, op: Operator) -> str | None:
