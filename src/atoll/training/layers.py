@@ -14,7 +14,7 @@ from functools import cached_property
 from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies, total
 from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer, Model
-from atoll.workload.operator import Operator, Role
+from atoll.workload.operator import Operator, Role, Tensor
 
 HALF = 2  # bytes
 ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
@@ -143,7 +143,7 @@ def _layer_cost(
         expert_parameters=expert // ep,
         boundary_bytes=layer.boundary_bytes,
         exchange_bytes=_exchange(layer),
-        experts=_experts(layer) // ep,
+        experts=experts_of(layer) // ep,
         expert_forward_s=_expert_s(layer, layer.forward, costs),
         expert_backward_s=_expert_s(layer, layer.backward, costs),
         ring_bytes=_ring(layer) if cp > 1 else 0.0,
@@ -202,24 +202,32 @@ def _expert_weight(layer: Layer, op: Operator) -> int:
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     for name in (*op.reads, *op.writes):
         tensor = layer.tensors[name]
-        if tensor.role in roles and len(tensor.shape) == 3:
+        if tensor.role in roles and _bundled(tensor, op):
             return tensor.shape[0]
     return 0
+
+
+def _bundled(tensor: Tensor, op: Operator) -> bool:
+    """Whether a weight holds a matrix for each of the products of an operator."""
+    several = any(product.batch == tensor.shape[0] > 1 for product in op.matmuls)
+    return len(tensor.shape) == 3 and several
 
 
 def _expert_s(layer: Layer, operators: Sequence[Operator], costs: Mapping[str, Cost]) -> float:
     return sum(costs[op.name].matrix_s for op in operators if _expert_weight(layer, op))
 
 
-def _experts(layer: Layer) -> int:
+def experts_of(layer: Layer) -> int:
+    """Expert networks in a layer; 0 for none."""
     return max((_expert_weight(layer, op) for op in layer.forward), default=0)
 
 
 def _parameters(layer: Layer) -> tuple[int, int]:
     """Expert parameters, and all others."""
-    weights = [t for t in layer.tensors.values() if t.role is Role.WEIGHT]
-    expert = sum(t.elements for t in weights if len(t.shape) == 3)
-    return expert, sum(t.elements for t in weights) - expert
+    weights = {n: t for n, t in layer.tensors.items() if t.role is Role.WEIGHT}
+    own = {n for op in layer.forward for n in op.reads if n in weights and _bundled(weights[n], op)}
+    expert = sum(weights[name].elements for name in own)
+    return expert, sum(t.elements for t in weights.values()) - expert
 
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
@@ -235,10 +243,16 @@ def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
 
 
 def _exchange(layer: Layer) -> float:
-    """Tokens that leave for their experts: what the dispatch of this device's tokens writes."""
+    """Tokens that leave for their experts: what the dispatch of this device's tokens writes; of a
+    captured layer, what its first expert product reads.
+    """
     for op in layer.forward:
         if op.kind == "dispatch":
             return float(sum(layer.tensors[name].bytes for name in op.writes))
+    for op in layer.forward:
+        if _expert_weight(layer, op):
+            read = [layer.tensors[name] for name in op.reads]
+            return float(max(t.bytes for t in read if t.role is not Role.WEIGHT))
     return 0.0
 
 
