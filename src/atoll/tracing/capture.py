@@ -14,7 +14,7 @@ from atoll.tracing.aten import node_of
 from atoll.tracing.causal import causal_softmaxes
 from atoll.tracing.emit import Emission
 from atoll.tracing.lift import without_layout_copies
-from atoll.tracing.pair import NotProportionalError, paired
+from atoll.tracing.pair import NotProportionalError, paired, summed_steps
 from atoll.tracing.remat import rematerialise
 from atoll.tracing.segment import Chain, cut
 from atoll.tracing.splits import find_splits
@@ -146,7 +146,7 @@ def _capture_file(
         name=name,
         sequence=tokens,
         microbatch=fixed,
-        layers=tuple(layers),
+        layers=tuple(summed_steps(layers)),
         shared={
             trace.values[weight].name: copies
             for weight, copies in chain.copies.items()

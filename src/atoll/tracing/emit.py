@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.tracing.cluster import cluster
-from atoll.tracing.kernel import kind_of, passes_of
+from atoll.tracing.kernel import kind_of, passes_of, steps_of
 from atoll.tracing.node import Kind, Node
 from atoll.tracing.parts import Parts
 from atoll.tracing.segment import Segment
@@ -213,6 +213,7 @@ class Emission:
             vectors=tuple(self._vectors(group)),
             on_chip=group[0].kind is Kind.ATTENTION,
             causal=any(v.value in self.causal for node in group for v in node.outs),
+            steps={} if group[0].matmuls else steps_of(group, self.splits.labels),
         )
         return [operator, *behind]
 

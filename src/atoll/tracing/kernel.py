@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 from atoll.tracing.node import Kind, Node, Pass
+from atoll.workload.modelfile import StepsEntry
 
 # A product's epilogue works on its own tile: it cannot join or pad what lies in others.
 _SHUFFLES = frozenset(("cat", "stack", "slice_backward", "select_backward", "roll", "flip"))
@@ -69,6 +71,27 @@ def passes_of(group: Sequence[Node]) -> list[Pass]:
                     continue
             result.append(work)
     return result
+
+
+def steps_of(group: Sequence[Node], divided: Collection[int]) -> dict[str, StepsEntry]:
+    """What the group is in an eager framework: one kernel for each node, by vector function."""
+    kernels: Counter[str] = Counter()
+    sizes: dict[tuple[str, bool], list[int]] = {}
+    for node in group:
+        if node.again or "empty" in node.op or not node.outs:
+            continue
+        function = node.passes[0].function if node.passes else "copy"
+        kernels[function] += 1
+        for view in (*node.ins, *node.outs):
+            sizes.setdefault((function, view.value in divided), []).append(view.bytes)
+    return {
+        function: StepsEntry(
+            kernels=n,
+            bytes=tuple(sizes.get((function, False), ())),
+            divided=tuple(sizes.get((function, True), ())),
+        )
+        for function, n in kernels.items()
+    }
 
 
 def _factor(node: Node, work: Pass, makers: dict[int, Node], used: set[int]) -> Node | None:

@@ -53,6 +53,8 @@ class Node:
     outs: list[View]
     matmuls: tuple[Matmul, ...] = ()
     passes: tuple[Pass, ...] = ()
+    again: bool = False
+    """A forward operator that runs once more in the backward pass, where kernels are fused."""
     known: bool = True
     """False for an operator that the table lacks: it counts as one operation an element."""
     rows_of: View | None = None

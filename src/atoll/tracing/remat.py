@@ -111,7 +111,9 @@ def _with_reruns(backward: Sequence[Node], state: _Kept, values: list[Value]) ->
             passes = tuple(
                 replace(p, over=_moved(p.over, source, ins, outs)) for p in source.passes
             )
-            result.append(replace(source, call=call, ins=ins, outs=outs, passes=passes))
+            result.append(
+                replace(source, call=call, ins=ins, outs=outs, passes=passes, again=True)
+            )
         return again[value]
 
     for node in backward:

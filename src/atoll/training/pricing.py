@@ -8,7 +8,13 @@ from functools import cache
 
 from atoll.cost.gpu_attention import attention_times_s
 from atoll.cost.gpu_gemm import gemm_times_s
-from atoll.cost.gpu_vector import KERNELS, NARROW_COLUMNS, streaming_s
+from atoll.cost.gpu_vector import (
+    KERNELS,
+    LEAST_BYTES,
+    NARROW_COLUMNS,
+    STREAMING,
+    streaming_s,
+)
 from atoll.hardware.gpu import Gpu
 from atoll.training.stack import Passes, Stack
 from atoll.workload.layer import Layer
@@ -100,6 +106,8 @@ class Pricer:
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(layer, op, ring)
         if self.stored and not op.matmuls and not _is_loss(op):
+            if op.steps and self.stack.composed_gelu:  # every step is a kernel
+                return self._steps(op)
             again = _read_again(layer, op)
             kernels = 2 if again else 1
             moved_s = float(streaming_s(self.gpu, layer.traffic_bytes(op) + again, kernels))
@@ -112,6 +120,19 @@ class Pricer:
         if not op.matmuls and not op.vectors:
             moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
             total += Cost(vector_s=moved, kernels=1)
+        return total
+
+    def _steps(self, op: Operator) -> Cost:
+        """Step by step: the bytes of each kernel, and what the calibrated ones move beyond."""
+        total = Cost()
+        for steps in op.steps:
+            backward = steps.function.endswith("_bwd")
+            name = f"{steps.function.removesuffix('_bwd')}_{'bwd' if backward else 'fwd'}"
+            excess = 1.0
+            if name in LEAST_BYTES and name not in STREAMING:
+                excess = self.gpu.calibration.traffic_bytes(name) / LEAST_BYTES[name]
+            moved_s = float(streaming_s(self.gpu, steps.bytes * excess, steps.kernels))
+            total += Cost(vector_s=moved_s, kernels=steps.kernels)
         return total
 
     def _passes_of(self, op: Operator) -> list[VectorWork]:

@@ -19,6 +19,7 @@ from atoll.workload.modelfile import (
     LayerEntry,
     ModelFile,
     OperatorEntry,
+    StepsEntry,
     TensorEntry,
     size_of,
 )
@@ -29,6 +30,7 @@ from atoll.workload.operator import (
     Operator,
     Region,
     Role,
+    Steps,
     Tensor,
     Uneven,
     VectorWork,
@@ -316,4 +318,11 @@ def _operator(
         vectors=tuple(vectors),
         collective=collective,
         on_chip=entry.on_chip,
+        steps=tuple(_steps(function, s, share) for function, s in entry.steps.items()),
     )
+
+
+def _steps(function: str, entry: StepsEntry, share: _Share) -> Steps:
+    whole = sum(share.size(size) for size in entry.bytes)
+    divided = sum(share.size(size) for size in entry.divided)
+    return Steps(function, entry.kernels, whole + -(-divided // share.width))
