@@ -44,7 +44,7 @@ constraints: { max_area: 1000 mm2 }
 """
 
 
-def one(name: str, sequence: int) -> dict[str, object]:
+def one(name: str, sequence: int, search: bool) -> dict[str, object]:
     """All figures of one model."""
     warnings.filterwarnings("ignore")
     import transformers
@@ -83,7 +83,9 @@ def one(name: str, sequence: int) -> dict[str, object]:
         plain = Path(folder) / f"{name}.json"
         plain.write_text(json.dumps(given), encoding="utf-8")
         file = captured.save(Path(folder) / "captured.json")
-        steps = [_step(atoll, str(path), str(space), length) for path in (file, plain)]
+        steps = [0.0, 0.0]
+        if search:
+            steps = [_step(atoll, str(path), str(space), length) for path in (file, plain)]
         estimates = [_estimate(file, plain, length, 1)]
         if 4 in widths(captured, (4,)) and 4 in widths(config, (4,)):
             estimates.append(_estimate(file, plain, length, 4))
@@ -138,16 +140,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--sequence", type=int, default=2048)
+    parser.add_argument("--no-search", action="store_true", help="leave the search's step out")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.models[0], options.sequence)))
+        print(json.dumps(one(options.models[0], options.sequence, not options.no_search)))
         return
     print("| model | layers (distinct) | s | peak GB | parameters | FLOPs differ | kept | "
           "kept, block | step | estimate | tp 4 | memory |")  # fmt: skip
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name in options.models:
         command = [sys.executable, __file__, name, "--one", "--sequence", str(options.sequence)]
+        command += ["--no-search"] if options.no_search else []
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             print(f"| {name} | failed: {done.stderr.strip().splitlines()[-1]} |")

@@ -265,12 +265,14 @@ ESTIMATES = {
     "fully sharded": ("h100", {"devices": 8}, {"zero": 3}),
     "compiled": ("h100", {"stack": "compiled"}, {}),
     "experts spread": ("h100", {"devices": 4}, {"ep": 4}),
+    "eager": ("h100", {"stack": "eager"}, {}),
 }
 PAIRS = [
     (name, case)
     for name in NAMES
     for case, (_, _, layout) in ESTIMATES.items()
-    if ("ep" not in layout or "num_experts_per_tok" in reduced(name))
+    if case != "eager"
+    and ("ep" not in layout or "num_experts_per_tok" in reduced(name))
     and ("tp" not in layout or name not in WHOLE)
 ]
 SAMPLES = 32
@@ -329,6 +331,22 @@ def test_estimates_agree_within_two_percent(name: str, case: str, estimate_files
     seconds, bytes_ = SECONDS.get((name, case), 1.0), BYTES.get((name, case), 1.0)
     assert mine.step.time_s / built.step.time_s == pytest.approx(seconds, abs=0.02)
     assert mine.worst.allocated / built.worst.allocated == pytest.approx(bytes_, abs=0.02)
+
+
+# Where the library's code has more steps than the builder counts (rotations by slices or complex
+# numbers, biases of positions, a GELU of its own), an eager run of it takes longer.
+LONGER = UNFUSED | {"phi-3-mini-4k"}
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - LONGER))
+def test_step_by_step_the_real_kernels_agree_with_the_counted_ones(
+    name: str, estimate_files: Path
+) -> None:
+    """Under the eager stack a captured model runs the kernels that the trace has seen, a built one
+    those that were counted by hand and checked on measured steps.
+    """
+    mine, built = estimated(name, "eager", estimate_files)
+    assert mine.step.time_s / built.step.time_s == pytest.approx(1.0, abs=0.021)
 
 
 def test_a_captured_file_is_read_back_as_it_was(tmp_path: Path) -> None:
