@@ -11,9 +11,10 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.tracing.aten import node_of
+from atoll.tracing.causal import causal_softmaxes
 from atoll.tracing.emit import Emission
 from atoll.tracing.lift import without_layout_copies
-from atoll.tracing.pair import NotProportionalError, paired
+from atoll.tracing.pair import NotProportionalError, paired, summed_steps
 from atoll.tracing.remat import rematerialise
 from atoll.tracing.segment import Chain, cut
 from atoll.tracing.splits import find_splits
@@ -154,7 +155,7 @@ def _capture_file(
         name=name,
         sequence=tokens,
         microbatch=fixed,
-        layers=tuple(layers),
+        layers=tuple(summed_steps(layers)),
         shared={
             trace.values[weight].name: copies
             for weight, copies in chain.copies.items()
@@ -196,6 +197,7 @@ def _sequence(shapes: Sequence[tuple[int, ...]], batch_dim: int | None) -> int:
 
 def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
     chain = cut(trace)
+    causal = causal_softmaxes(trace)
     result = []
     for segment, repeat in chain.segments:
         own = {id(call) for call in (*segment.forward, *segment.backward)}
@@ -208,7 +210,9 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
         if keep == "fused":
             backward = rematerialise(forward, backward, trace.values, set(segment.entering))
         splits = find_splits(forward, backward, trace, segment, outside)
-        emission = Emission(segment, trace, trace.values, forward, backward, outside, splits)
+        emission = Emission(
+            segment, trace, trace.values, forward, backward, outside, splits, causal
+        )
         result.append(emission.layer(repeat))
     return result, chain
 
