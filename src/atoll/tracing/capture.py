@@ -46,8 +46,8 @@ def capture(
     tokens in a sample (default: the second dimension of a two-dimensional first input, else 1).
     `dtype` is the type of weights and floating inputs (None: as they are). `loss` makes a loss of
     the module's output; without, training starts from `output.loss`, from a scalar output, or
-    from all outputs. `keep` says what the backward pass keeps: "fused" as a fusing compiler,
-    "eager" as autograd does.
+    from all outputs. `keep` says what runs and what the backward pass keeps: "fused" as a fusing
+    compiler would have it, "eager" one kernel an operator and all that autograd keeps.
     """
     run_module = torch_module()
     _check(keep, sequence)
@@ -162,6 +162,7 @@ def _capture_file(
             if copies > 1
         },
         tensor_parallel=True,
+        kernels="fused" if keep == "fused" else "eager",
         notes=(*notes, *_notes(trace)),
     )
 
@@ -206,12 +207,13 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
         } | set(trace.targets)
         forward = [node_of(call) for call in segment.forward]
         backward = [node_of(call) for call in segment.backward]
-        forward, backward = without_layout_copies(forward, backward)
-        if keep == "fused":
+        fused = keep == "fused"
+        if fused:
+            forward, backward = without_layout_copies(forward, backward)
             backward = rematerialise(forward, backward, trace.values, set(segment.entering))
         splits = find_splits(forward, backward, trace, segment, outside)
         emission = Emission(
-            segment, trace, trace.values, forward, backward, outside, splits, causal
+            segment, trace, trace.values, forward, backward, outside, splits, fused, causal
         )
         result.append(emission.layer(repeat))
     return result, chain

@@ -36,6 +36,8 @@ class Emission:
     outside: set[int]
     """Values that other layers read, or that the step ends with."""
     splits: Splits
+    fused: bool = True
+    """Vector operators of a module call run as one kernel; else each is its own, as in eager."""
     causal: frozenset[int] = frozenset()
     """Results of softmaxes that see only what lies before."""
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
@@ -49,7 +51,8 @@ class Emission:
         self.weights = {v.number for v in self.values if v.source is Source.WEIGHT}
         self._name_crossing()
         forward_groups, backward_groups = (
-            cluster(nodes, self.splits.reduced) for nodes in (self.forward, self.backward)
+            cluster(nodes, self.splits.reduced) if self.fused else [[node] for node in nodes]
+            for nodes in (self.forward, self.backward)
         )
         kept = {view.value for group in backward_groups for node in group for view in node.ins}
         forward = self._pass(forward_groups, kept, False)

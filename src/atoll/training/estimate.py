@@ -114,6 +114,7 @@ class Estimate:
                 "parts": worst.parts(),
             },
             "breakdown_s": self.step.breakdown(),
+            **({"notes": list(self.run.notes)} if self.run.notes else {}),
             **({"recomputed": {name: list(ops) for name, ops in self.rerun}} if self.rerun else {}),
         }
 

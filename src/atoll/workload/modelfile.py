@@ -174,6 +174,8 @@ class ModelFile(FileModel):
     """Weights that several layers (or repeats) hold in common, and how many hold them."""
     tensor_parallel: bool = False
     """Whether the splits are filled in; without, only width 1 is possible."""
+    kernels: Literal["fused", "eager"] = "fused"
+    """Vector operators as a fusing compiler runs them, or one kernel each as eager PyTorch does."""
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")
