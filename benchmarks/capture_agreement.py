@@ -5,8 +5,11 @@
 
 For every zoo model given (default: one of each family, at full depth): seconds and memory of the
 capture, parameters and matrix-product FLOPs of both passes (must be equal), bytes kept for the
-backward pass, and the step time that `atoll search` finds on one fixed chip. Each model runs in
-a process of its own, so that the memory shown is its own peak. Dropout is left out on both sides.
+backward pass, the step time that `atoll search` finds on one fixed chip, and step time and memory
+by `atoll estimate` on one H100 and on four (tensor width 4), captured over built. Each model runs
+in a process of its own, so that the memory shown is its own peak. Dropout is left out on both
+sides; attention that the module computes step by step is fused, as the builder's is.
+`estimate_agreement.py` says which part of an estimate differs.
 """
 
 from __future__ import annotations
@@ -41,14 +44,14 @@ constraints: { max_area: 1000 mm2 }
 """
 
 
-def one(name: str, sequence: int) -> dict[str, object]:
+def one(name: str, sequence: int, search: bool) -> dict[str, object]:
     """All figures of one model."""
     warnings.filterwarnings("ignore")
     import transformers
 
     import atoll
     from atoll.tracing.huggingface import module_from_config
-    from atoll.workload import config_from_hf, prepare
+    from atoll.workload import config_from_hf, prepare, widths
 
     transformers.logging.set_verbosity_error()
     entry = resources.files("atoll.workload") / "zoo" / f"{name}.json"
@@ -65,8 +68,7 @@ def one(name: str, sequence: int) -> dict[str, object]:
     seconds = time.perf_counter() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     model = prepare(captured, 1)
-    flash = any(op.on_chip for layer, _ in model.layers for op in layer.forward)
-    built = prepare(config, 1, length, attention="flash" if flash else "unfused")
+    built = prepare(config, 1, length)
 
     def total(of: str, which: object) -> int:
         return sum(getattr(layer, of) * n for layer, n in which.layers)  # type: ignore[attr-defined]
@@ -81,9 +83,12 @@ def one(name: str, sequence: int) -> dict[str, object]:
         plain = Path(folder) / f"{name}.json"
         plain.write_text(json.dumps(given), encoding="utf-8")
         file = captured.save(Path(folder) / "captured.json")
-        steps = [
-            _step(atoll, str(path), str(space), length, flash) for path in (file, plain)
-        ]  # fmt: skip
+        steps = [0.0, 0.0]
+        if search:
+            steps = [_step(atoll, str(path), str(space), length) for path in (file, plain)]
+        estimates = [_estimate(file, plain, length, 1)]
+        if 4 in widths(captured, (4,)) and 4 in widths(config, (4,)):
+            estimates.append(_estimate(file, plain, length, 4))
     return {
         "model": name,
         "layers": sum(n for _, n in model.layers),
@@ -94,17 +99,33 @@ def one(name: str, sequence: int) -> dict[str, object]:
         "parameters_differ": model.parameters - built.parameters,
         "forward_differ": total("flops_forward", model) - total("flops_forward", built),
         "backward_differ": total("flops_backward", model) - total("flops_backward", built),
-        "attention": "flash" if flash else "unfused",
         "kept": total("saved_bytes", model) / total("saved_bytes", built),
         "kept_block": block(model) / block(built),
-        "step": steps[0] / steps[1] if flash and all(steps) else None,
+        "step": steps[0] / steps[1] if all(steps) else None,
+        "estimates": estimates,
     }
 
 
-def _step(atoll: object, model: str, space: str, length: int, flash: bool) -> float:
+def _estimate(file: Path, plain: Path, length: int, width: int) -> tuple[float, float]:
+    """Step time and memory by `atoll estimate`, captured over built."""
+    from atoll.training.estimate import estimate
+    from atoll.training.request import make_layout, make_run
+
+    samples = max(1, 4096 // length)
+    found = []
+    for model in (file, plain):
+        run = make_run(str(model), "h100", width, global_batch=samples, sequence=length)
+        layout = make_layout(run, tp=width, microbatch=samples, sp=False)
+        found.append(estimate(run, layout))
+    mine, built = found
+    return (
+        mine.step.time_s / built.step.time_s,
+        mine.worst.allocated / built.worst.allocated,
+    )
+
+
+def _step(atoll: object, model: str, space: str, length: int) -> float:
     """Step time on the fixed chip; 0 where no layout fits."""
-    if not flash:
-        return 0.0
     try:
         result = atoll.search(  # type: ignore[attr-defined]
             model=model, space=space, devices=64, global_batch=256, sequence=length,
@@ -119,28 +140,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--sequence", type=int, default=2048)
+    parser.add_argument("--no-search", action="store_true", help="leave the search's step out")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.models[0], options.sequence)))
+        print(json.dumps(one(options.models[0], options.sequence, not options.no_search)))
         return
     print("| model | layers (distinct) | s | peak GB | parameters | FLOPs differ | kept | "
-          "kept, block | step |")  # fmt: skip
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+          "kept, block | step | estimate | tp 4 | memory |")  # fmt: skip
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name in options.models:
         command = [sys.executable, __file__, name, "--one", "--sequence", str(options.sequence)]
+        command += ["--no-search"] if options.no_search else []
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             print(f"| {name} | failed: {done.stderr.strip().splitlines()[-1]} |")
             continue
         row = json.loads(done.stdout.strip().splitlines()[-1])
         same = "0" if not row["parameters_differ"] else f"{row['parameters_differ']:+,}"
-        step = f"{row['step']:.4f}" if row["step"] else f"- ({row['attention']})"
+        step = f"{row['step']:.4f}" if row["step"] else "-"
+        narrow, *wide = row["estimates"]
+        wider = f"{wide[0][0]:.4f}" if wide else "-"
         print(
             f"| {name} | {row['layers']} ({row['distinct']}) | {row['capture_s']} | "
             f"{row['peak_GB']} | {row['parameters']:,} ({same}) | "
             f"{row['forward_differ']}, {row['backward_differ']} | {row['kept']:.4f} | "
-            f"{row['kept_block']:.4f} | {step} |",
+            f"{row['kept_block']:.4f} | {step} | {narrow[0]:.4f} | {wider} | {narrow[1]:.4f} |",
             flush=True,
         )
 

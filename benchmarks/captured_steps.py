@@ -196,7 +196,7 @@ def measure(out: Path) -> None:
 # --- anywhere -------------------------------------------------------------------------------------
 
 
-def captured_file(name: str, seq: int, folder: Path) -> Path:
+def captured_file(name: str, seq: int, keep: str, folder: Path) -> Path:
     import torch
 
     import atoll
@@ -208,11 +208,11 @@ def captured_file(name: str, seq: int, folder: Path) -> Path:
         import custom_model
 
         tokens = torch.empty(1, seq, dtype=torch.int64, device="meta")
-        model = atoll.capture(custom_model.build, (tokens, tokens), name=name)
+        model = atoll.capture(custom_model.build, (tokens, tokens), name=name, keep=keep)
     else:
         module, inputs = module_from_config(config, sequence=seq)
-        model = atoll.capture(module, inputs, name=name)
-    return model.save(folder / f"{name}-{seq}.json")
+        model = atoll.capture(module, inputs, name=name, keep=keep)
+    return model.save(folder / f"{name}-{seq}-{keep}.json")
 
 
 def compare(path: Path) -> None:
@@ -227,14 +227,15 @@ def compare(path: Path) -> None:
     print("| module | microbatch, sequence | stack | measured | estimated | error | memory error |")
     print("|---|---|---|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
-        files: dict[tuple[str, int], Path] = {}
+        files: dict[tuple[str, int, str], Path] = {}
         for row in rows:
             name, mbs, seq = row["module"], int(row["mbs"]), int(row["seq"])
-            if (name, seq) not in files:
-                files[name, seq] = captured_file(name, seq, Path(folder))
             stack = "compiled" if row["compiled"] == "1" else "eager"
+            key = name, seq, "fused" if stack == "compiled" else "eager"
+            if key not in files:
+                files[key] = captured_file(*key, Path(folder))
             found = atoll.estimate(
-                str(files[name, seq]), "h200", 1, global_batch=mbs, microbatch=mbs, zero=0,
+                str(files[key]), "h200", 1, global_batch=mbs, microbatch=mbs, zero=0,
                 stack=stack, states="bf16",
             )  # fmt: skip
             step_ms = found.step.time_s * 1e3

@@ -45,6 +45,8 @@ def print_estimate(result: Estimate) -> None:
         f"step {format_seconds(step.time_s)}, {result.tokens_per_s_per_device:,.0f} tokens/s a "
         f"device, MFU {result.mfu:.1%}"
     )
+    for note in run.notes:
+        console.print(f"note: {note}", markup=False)
     _print_parts(console, step.breakdown(), step.time_s, format_seconds)
     verdict = "fits" if result.fits else "DOES NOT FIT"
     console.print(

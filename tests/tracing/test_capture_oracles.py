@@ -117,15 +117,17 @@ def views(draw: st.DrawFn) -> tuple[Label, View, int]:
     elif merge == "columns":  # units and block as one
         shape, strides = [rows, units * block, tail], [strides[0], strides[2], 1]
     order = draw(st.permutations(range(len(shape))))
-    view = View(0, tuple(shape[i] for i in order), tuple(strides[i] for i in order), 0, 2, True)
-    return Label(block * tail, units, False, frozenset({1})), view, rows * units * block * tail
+    width = draw(st.sampled_from([2, 4, 8]))  # bytes of an element: labels count bytes
+    view = View(0, tuple(shape[i] for i in order), tuple(strides[i] for i in order), 0, width, True)
+    label = Label(block * tail * width, units, False, frozenset({1}))
+    return label, view, rows * units * block * tail
 
 
 @given(views())
 def test_a_cut_seen_through_a_view_is_the_cut_of_the_storage(case: tuple[Label, View, int]) -> None:
     """Taking every piece in turn along the dimension found gives every element of that piece."""
     label, view, size = case
-    piece = (np.arange(size) // label.stride) % label.units
+    piece = (np.arange(size) * view.element_bytes // label.stride) % label.units
     array = np.lib.stride_tricks.as_strided(
         piece, view.shape, [s * piece.itemsize for s in view.strides]
     )

@@ -206,6 +206,12 @@ def test_splits(tmp_path: Path) -> None:
     check(tmp_path, nodes, {"x": X}, {}, outputs=2)
 
 
+def test_sequences(tmp_path: Path) -> None:
+    nodes = [N("SplitToSequence", ["x", "n"], ["s"], axis=2), N("SequenceAt", ["s", "i"], ["y"])]
+    for size in (np.array(2), ints(1, 3)):
+        check(tmp_path, nodes, {"x": X}, {"n": size, "i": np.array(1)})
+
+
 def test_images(tmp_path: Path) -> None:
     for mode in ("DCR", "CRD"):
         check(tmp_path, [N("DepthToSpace", ["x"], ["y"], blocksize=2, mode=mode)], {"x": IMAGE}, {})

@@ -36,7 +36,7 @@ def capture(
         str, typer.Option(help="Type of weights and floating inputs; keep leaves them.")
     ] = "bfloat16",
     keep: Annotated[
-        str, typer.Option(help="Kept for backward: fused (as a compiler) or eager (autograd).")
+        str, typer.Option(help="Kernels and what they keep: fused (a compiler) or eager (PyTorch).")
     ] = "fused",
     as_json: JsonFlag = False,
 ) -> None:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from atoll.tracing.aten_names import ADDING_MOVES, COPIES, ELEMENTWISE, MOVES, SUMS
+from atoll.tracing.aten_names import (
+    ADDING_SCATTERS,
+    COPIES,
+    ELEMENTWISE,
+    FILLS,
+    GATHERS,
+    MOVES,
+    SCATTERS,
+    SUMS,
+)
 from atoll.tracing.node import Kind, Node, Pass
 from atoll.tracing.trace import Call, View
 from atoll.workload.operator import Matmul
@@ -35,12 +44,20 @@ def node_of(call: Call) -> Node:
         return _node(call, Kind.ELEMENTWISE, passes=work)
     if name in COPIES:
         return _node(call, Kind.ELEMENTWISE)
+    if name in FILLS:
+        node = _node(call, Kind.ELEMENTWISE)
+        node.ins = []
+        return node
+    if name in GATHERS:
+        return _node(call, Kind.GATHER)
     if name in SUMS:
         return _node(call, Kind.ROWS, passes=(Pass("add", call.ins[0]),))
     if name in MOVES:
         return _node(call, Kind.MOVE)
-    if name in ADDING_MOVES:
-        return _node(call, Kind.MOVE, passes=(Pass("add", call.ins[-1]),))
+    if name in SCATTERS:
+        return _node(call, Kind.SCATTER)
+    if name in ADDING_SCATTERS:
+        return _node(call, Kind.SCATTER, passes=(Pass("add", call.ins[-1]),))
     over = max((*call.outs, *call.ins), key=lambda view: view.elements)
     node = _node(call, Kind.ROWS, passes=(Pass("add", over),))
     node.known = False

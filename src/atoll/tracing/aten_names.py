@@ -29,13 +29,18 @@ ELEMENTWISE: dict[str, str] = {
 # Element by element without an operation: copies, and what a compiler turns into addressing.
 _COPIED = """
     _to_copy clone copy copy_ contiguous cat stack slice_backward select_backward constant_pad_nd
-    expand_copy repeat fill fill_ zero_ zeros zeros_like ones ones_like full full_like new_zeros
-    new_ones new_full new_empty empty empty_like arange empty_strided new_empty_strided
-    scalar_tensor lift_fresh lift_fresh_copy slice_scatter select_scatter as_strided_scatter roll
-    flip diagonal_backward unfold_backward permute_copy eye linspace reflection_pad1d lift detach_
+    expand_copy repeat lift_fresh lift_fresh_copy slice_scatter select_scatter as_strided_scatter
+    roll flip diagonal_backward unfold_backward permute_copy reflection_pad1d lift detach_
     one_hot resize_ set_ view_copy unbind_copy split_with_sizes_copy
 """
 COPIES = frozenset(_COPIED.split())
+# Written without reading anything: of the tensors that they are given only the shape counts.
+_FILLED = """
+    zeros zeros_like new_zeros zero_ ones ones_like new_ones full full_like new_full fill fill_
+    empty empty_like new_empty empty_strided new_empty_strided arange eye linspace scalar_tensor
+"""
+FILLS = frozenset(_FILLED.split())
+ZEROS = frozenset(("zeros", "zeros_like", "new_zeros", "zero_"))
 
 # Sums and the like: one operation for each element that they read.
 _SUMMED = """
@@ -45,14 +50,19 @@ _SUMMED = """
 """
 SUMS = frozenset(_SUMMED.split())
 
-# Elements by index.
+# Elements read by index, and written in order: a compiler reads them so inside the next kernel.
+GATHERS = frozenset(("index", "gather", "index_select", "take_along_dim"))
+
+# Elements written by index: a compiler computes them inside the kernel that writes them.
+SCATTERS = frozenset(("scatter", "scatter_", "index_put", "index_put_", "index_copy"))
+_ADDED = "index_add index_add_ scatter_add scatter_add_ _index_put_impl_"
+ADDING_SCATTERS = frozenset(_ADDED.split())
+
+# Elements by index, in kernels of their own.
 _MOVED = """
-    index gather index_select scatter scatter_ index_put index_put_ index_copy take_along_dim
     embedding_renorm masked_select nonzero unfold im2col col2im index_fill searchsorted bucketize
     upsample_nearest2d upsample_bilinear2d max_pool2d_with_indices avg_pool2d
     max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d
     _adaptive_avg_pool2d_backward upsample_nearest2d_backward upsample_bilinear2d_backward
 """
 MOVES = frozenset(_MOVED.split())
-_MOVED_AND_ADDED = "index_add index_add_ scatter_add scatter_add_ _index_put_impl_"
-ADDING_MOVES = frozenset(_MOVED_AND_ADDED.split())

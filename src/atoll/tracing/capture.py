@@ -11,9 +11,10 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.tracing.aten import node_of
+from atoll.tracing.causal import causal_softmaxes
 from atoll.tracing.emit import Emission
 from atoll.tracing.lift import without_layout_copies
-from atoll.tracing.pair import NotProportionalError, paired
+from atoll.tracing.pair import NotProportionalError, paired, summed_steps
 from atoll.tracing.remat import rematerialise
 from atoll.tracing.segment import Chain, cut
 from atoll.tracing.splits import find_splits
@@ -45,8 +46,8 @@ def capture(
     tokens in a sample (default: the second dimension of a two-dimensional first input, else 1).
     `dtype` is the type of weights and floating inputs (None: as they are). `loss` makes a loss of
     the module's output; without, training starts from `output.loss`, from a scalar output, or
-    from all outputs. `keep` says what the backward pass keeps: "fused" as a fusing compiler,
-    "eager" as autograd does.
+    from all outputs. `keep` says what runs and what the backward pass keeps: "fused" as a fusing
+    compiler would have it, "eager" one kernel an operator and all that autograd keeps.
     """
     run_module = torch_module()
     _check(keep, sequence)
@@ -154,13 +155,14 @@ def _capture_file(
         name=name,
         sequence=tokens,
         microbatch=fixed,
-        layers=tuple(layers),
+        layers=tuple(summed_steps(layers)),
         shared={
             trace.values[weight].name: copies
             for weight, copies in chain.copies.items()
             if copies > 1
         },
         tensor_parallel=True,
+        kernels="fused" if keep == "fused" else "eager",
         notes=(*notes, *_notes(trace)),
     )
 
@@ -196,6 +198,7 @@ def _sequence(shapes: Sequence[tuple[int, ...]], batch_dim: int | None) -> int:
 
 def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
     chain = cut(trace)
+    causal = causal_softmaxes(trace)
     result = []
     for segment, repeat in chain.segments:
         own = {id(call) for call in (*segment.forward, *segment.backward)}
@@ -204,11 +207,14 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
         } | set(trace.targets)
         forward = [node_of(call) for call in segment.forward]
         backward = [node_of(call) for call in segment.backward]
-        forward, backward = without_layout_copies(forward, backward)
-        if keep == "fused":
+        fused = keep == "fused"
+        if fused:
+            forward, backward = without_layout_copies(forward, backward)
             backward = rematerialise(forward, backward, trace.values, set(segment.entering))
         splits = find_splits(forward, backward, trace, segment, outside)
-        emission = Emission(segment, trace, trace.values, forward, backward, outside, splits)
+        emission = Emission(
+            segment, trace, trace.values, forward, backward, outside, splits, fused, causal
+        )
         result.append(emission.layer(repeat))
     return result, chain
 

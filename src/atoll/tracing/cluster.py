@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 
 from atoll.tracing.node import Kind, Node
 
-_FUSIBLE = (Kind.ELEMENTWISE, Kind.ROWS)
+_INDEXED = (Kind.GATHER, Kind.SCATTER)
+_FUSIBLE = (Kind.ELEMENTWISE, Kind.ROWS, *_INDEXED)
 
 
 class _Clusters:
@@ -47,7 +48,8 @@ class _Clusters:
         return False
 
     def pure(self, cluster: int) -> bool:
-        return all(self.nodes[m].kind is Kind.ELEMENTWISE for m in self.members[cluster])
+        kinds = (Kind.ELEMENTWISE, *_INDEXED)
+        return all(self.nodes[m].kind in kinds for m in self.members[cluster])
 
     def related(self, a: int, b: int, nested: bool) -> bool:
         left, right = (self.nodes[self.members[c][0]].call.scope for c in (a, b))
@@ -89,9 +91,12 @@ def _path(scope: str) -> str:
 def cluster(nodes: Sequence[Node], barriers: Collection[int] = ()) -> list[list[Node]]:
     """The nodes of one pass as kernels, in an order in which they can run.
 
-    Values in `barriers` are never passed on inside a kernel (partial sums: a reduction follows).
+    Values in `barriers` are never passed on inside a kernel (partial sums: a reduction follows);
+    nor is what is read or written by index, which may lie anywhere.
     """
-    state = _Clusters(nodes, barriers)
+    anywhere = {node.ins[0].value for node in nodes if node.kind in _INDEXED}
+    anywhere |= {v.value for node in nodes if node.kind is Kind.SCATTER for v in node.outs}
+    state = _Clusters(nodes, {*barriers, *anywhere})
     fusible = [node.kind in _FUSIBLE for node in nodes]
     readers: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):

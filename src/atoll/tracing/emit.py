@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.tracing.cluster import cluster
-from atoll.tracing.kernel import kind_of, passes_of
+from atoll.tracing.kernel import kind_of, passes_of, steps_of
 from atoll.tracing.node import Kind, Node
 from atoll.tracing.parts import Parts
 from atoll.tracing.segment import Segment
@@ -36,21 +36,27 @@ class Emission:
     outside: set[int]
     """Values that other layers read, or that the step ends with."""
     splits: Splits
+    fused: bool = True
+    """Vector operators of a module call run as one kernel; else each is its own, as in eager."""
+    causal: frozenset[int] = frozenset()
+    """Results of softmaxes that see only what lies before."""
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     taken: Counter[str] = field(default_factory=Counter)
     names: dict[int, str] = field(default_factory=dict)
 
     def layer(self, repeat: int) -> LayerEntry:
         nodes = [*self.forward, *self.backward]
-        whole = {*self.segment.entering, *self.segment.leaving}
+        whole = {*self.segment.entering, *self.segment.leaving, *self.splits.reduced}
         self.parts = Parts(nodes, self.values, whole)
+        self.weights = {v.number for v in self.values if v.source is Source.WEIGHT}
         self._name_crossing()
         forward_groups, backward_groups = (
-            cluster(nodes, self.splits.reduced) for nodes in (self.forward, self.backward)
+            cluster(nodes, self.splits.reduced) if self.fused else [[node] for node in nodes]
+            for nodes in (self.forward, self.backward)
         )
         kept = {view.value for group in backward_groups for node in group for view in node.ins}
         forward = self._pass(forward_groups, kept, False)
-        backward = self._pass(backward_groups, set(), True)
+        backward = _reductions_first(self._pass(backward_groups, set(), True))
         inputs = [self.tensor(self._whole_view(v))[0] for v in self.segment.entering]
         outputs = [self.tensor(self._whole_view(v))[0] for v in self.segment.leaving]
         self._weights()
@@ -203,12 +209,14 @@ class Emission:
         extra = tuple(op.reads[0] for op in behind if op.writes[0] not in written)
         operator = OperatorEntry(
             name=label,
-            kind=kind_of(group, backward),
+            kind=kind_of(group, backward, self.weights, self.trace.gradient_of),
             reads=read,
             writes=(*(partial.get(n, n) for n in written), *extra),
             matmuls=tuple(matmuls),
             vectors=tuple(self._vectors(group)),
             on_chip=group[0].kind is Kind.ATTENTION,
+            causal=any(v.value in self.causal for node in group for v in node.outs),
+            steps={} if group[0].matmuls else steps_of(group, self.splits.labels),
         )
         return [operator, *behind]
 
@@ -330,6 +338,23 @@ class Emission:
                 if view.value in self.trace.targets:
                     return self._all_parts(view)[0]
         return self._all_parts(self.forward[-1].outs[0])[0]
+
+
+def _reductions_first(operators: list[OperatorEntry]) -> list[OperatorEntry]:
+    """Weight gradients, which nothing in the pass waits for, run behind the next reduction: it
+    travels while they are computed (Megatron-LM does so).
+    """
+    result: list[OperatorEntry] = []
+    waiting: list[OperatorEntry] = []
+    for op in operators:
+        if op.kind == "linear_wgrad":
+            waiting.append(op)
+            continue
+        result.append(op)
+        if op.collective is not None:
+            result += waiting
+            waiting = []
+    return result + waiting
 
 
 def _once(names: object) -> tuple[str, ...]:

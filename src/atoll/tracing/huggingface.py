@@ -20,7 +20,7 @@ from atoll.workload.stored import is_stored
 _CAUSAL, _FULL = "atoll_causal", "atoll_full"
 _MASKED_LM = ("bert", "megatron-bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")
 _TRANSLATING = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian")
-_EAGER_ONLY = ("gptj", *_TRANSLATING)  # do not ask the registry
+_EAGER_ONLY = ("gptj", "bloom", *_TRANSLATING)  # do not ask the registry
 _IMAGE = ("vit", "deit", "beit", "dinov2", "convnext", "convnextv2", "swin")
 
 

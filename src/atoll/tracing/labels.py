@@ -1,8 +1,8 @@
 """Where tensor parallelism cuts a value: a label on its storage, read through any view.
 
-A label says that the element at flat position p lies in piece (p // stride) % units. Reshapes,
-transposes and slices are views of one storage, so a label survives them without a rule for each:
-only the dimension that carries it differs from view to view.
+A label says that the byte at flat position p lies in piece (p // stride) % units. Reshapes,
+transposes, slices and pairs that are read as complex numbers are views of one storage, so a label
+survives them without a rule for each: only the dimension that carries it differs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class ConflictError(Exception):
 @dataclass(frozen=True, slots=True)
 class Label:
     stride: int
+    """Bytes from one piece to the next."""
     units: int
     loose: bool
     """Columns that belong to no head: any part of them may be cut again."""
@@ -48,7 +49,7 @@ def seen(label: Label, view: View) -> Cut:
     """The dimension of a view that carries the label."""
     span = label.stride * label.units
     dims = [
-        (stride, size, index)
+        (stride * view.element_bytes, size, index)
         for index, (size, stride) in enumerate(zip(view.shape, view.strides, strict=True))
         if size > 1 and stride
     ]
@@ -70,7 +71,7 @@ def seen(label: Label, view: View) -> Cut:
 
 def placed(cut: Cut, view: View, dim: int) -> Label:
     """The label of the storage behind a view that is cut along `dim`."""
-    size, stride = view.shape[dim], view.strides[dim]
+    size, stride = view.shape[dim], view.strides[dim] * view.element_bytes
     if cut.loose:
         return Label(stride, size, True, cut.origins)
     if size % (cut.units * cut.block):

@@ -14,7 +14,9 @@ class Kind(StrEnum):
     ATTENTION = "attention"
     ELEMENTWISE = "elementwise"  # element by element, copies included: fuses with anything
     ROWS = "rows"  # norms, softmax, sums: fuses with element-wise neighbours
-    MOVE = "move"  # gathers and scatters by index
+    GATHER = "gather"  # elements read by index: fuses with what reads them
+    SCATTER = "scatter"  # elements written by index: fuses with what makes them
+    MOVE = "move"  # look-ups, pooling and the like
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Node:
     outs: list[View]
     matmuls: tuple[Matmul, ...] = ()
     passes: tuple[Pass, ...] = ()
+    again: bool = False
+    """A forward operator that runs once more in the backward pass, where kernels are fused."""
     known: bool = True
     """False for an operator that the table lacks: it counts as one operation an element."""
     rows_of: View | None = None

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from atoll.workload.modelfile import LayerEntry, MatmulEntry, SplitEntry, TensorEntry, VectorEntry
+from atoll.workload.modelfile import (
+    LayerEntry,
+    MatmulEntry,
+    OperatorEntry,
+    SplitEntry,
+    StepsEntry,
+    TensorEntry,
+    VectorEntry,
+)
 
 _SIZES = {
     TensorEntry: ("shape",),
     SplitEntry: ("units",),
     MatmulEntry: ("batch", "m", "n", "k"),
     VectorEntry: ("rows", "cols"),
+    StepsEntry: ("bytes", "divided"),
 }
 _NAMES = {name for names in _SIZES.values() for name in names}
 
@@ -30,6 +40,40 @@ def paired(
         data = _pair(a.model_dump(), b.model_dump(), batches, f"layer {a.name}", False)
         result.append(LayerEntry.model_validate(data))
     return result
+
+
+def summed_steps(layers: Iterable[LayerEntry]) -> list[LayerEntry]:
+    """The layers with the bytes of their steps added up."""
+
+    def operator(op: OperatorEntry) -> OperatorEntry:
+        steps = {
+            function: entry.model_copy(
+                update={"bytes": _total(entry.bytes), "divided": _total(entry.divided)}
+            )
+            for function, entry in op.steps.items()
+        }
+        return op.model_copy(update={"steps": steps})
+
+    return [
+        layer.model_copy(
+            update={
+                "forward": tuple(operator(op) for op in layer.forward),
+                "backward": tuple(operator(op) for op in layer.backward),
+            }
+        )
+        for layer in layers
+    ]
+
+
+def _total(sizes: Iterable[int | str]) -> tuple[int | str, ...]:
+    """At most two sizes with the same sum: one that is fixed, one that grows."""
+    fixed = grows = 0
+    for size in sizes:
+        if isinstance(size, int):
+            fixed += size
+        else:
+            grows += int(size.removesuffix("microbatch").removesuffix("*") or 1)
+    return (*((fixed,) if fixed else ()), *((f"{grows}*microbatch",) if grows else ()))
 
 
 def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> Any:

@@ -93,26 +93,30 @@ def rematerialise(
 
 def _with_reruns(backward: Sequence[Node], state: _Kept, values: list[Value]) -> list[Node]:
     result: list[Node] = []
-    again: dict[int, int] = {}
+    again: dict[tuple[int, str], int] = {}
     made_here = {view.value for node in backward for view in node.outs}
 
     def remade(value: int, scope: Node) -> int:
         if value in state.kept or value not in state.makers or value in made_here:
             return value
-        if value not in again:
+        # Each module call has its own: what one kernel makes again, no other reads from memory.
+        key = value, scope.call.scope
+        if key not in again:
             source = state.makers[value]
             ins = [replace(v, value=remade(v.value, scope)) for v in source.ins]
             number = len(values)
             values.append(replace(values[value], number=number))
-            again[value] = number
+            again[key] = number
             outs = [replace(v, value=number) for v in source.outs]
             # It runs where its first reader runs, so that the two may fuse.
             call = replace(source.call, scope=scope.call.scope, path=scope.call.path, backward=True)
             passes = tuple(
                 replace(p, over=_moved(p.over, source, ins, outs)) for p in source.passes
             )
-            result.append(replace(source, call=call, ins=ins, outs=outs, passes=passes))
-        return again[value]
+            result.append(
+                replace(source, call=call, ins=ins, outs=outs, passes=passes, again=True)
+            )
+        return again[key]
 
     for node in backward:
         ins = [replace(v, value=remade(v.value, node)) for v in node.ins]

@@ -42,6 +42,7 @@ def grouped(splits: Splits, node: Node) -> None:
         _contract(splits, node, a, chosen[0], b, chosen[1], chosen[2])
 
 
+_WIDE = 4  # columns over rows beyond which a weight is not cut by rows: its sums would be large
 _NAMES: dict[str, ProductSplit] = {"b": "batch", "m": "m", "n": "n", "k": "k"}
 
 
@@ -61,6 +62,8 @@ def _contract(splits: Splits, node: Node, a: View, ra: str, b: View, rb: str, ro
     role_b = rb[right.dim] if right is not None else ""
     if role_a and not role_b and role_a in rb:
         # The other operand has this dimension too: a weight is cut along, a constant is sliced.
+        if splits.may_cut(b) and role_a not in ro and b.shape[rb.index("n")] > _WIDE * b.shape[-2]:
+            raise ConflictError(origins)  # better this one by columns (a head), and those whole
         if splits.may_cut(b):
             right = splits.cut_weight(b, rb.index(role_a), origins)
         elif b.value not in splits.constant:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from atoll.tracing.aten_names import ZEROS
 from atoll.tracing.labels import ConflictError, Cut, both
 from atoll.tracing.node import Node
 from atoll.tracing.split_products import attention, convolution, grouped, product, unknown
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 Rule = Callable[["Splits", Node], None]
 
-# Linear in one operand: a partial sum passes through as a partial sum. In the forward pass so it
-# does through products and sums: gates that weigh experts, whose outputs are then added up.
+# Linear in one operand: a partial sum passes through as a partial sum. So it does through products
+# and sums: gates that weigh experts, whose outputs are then added up; and the gates' gradients.
 _WEIGHING = ("mul", "div", "sum", "mean")
 _PASSING = """
     neg clone _to_copy index index_select gather cat slice_backward select_backward constant_pad_nd
@@ -31,18 +32,20 @@ def _pass_partial(splits: Splits, node: Node) -> bool:
     if not partial:
         return False
     name = node.op.rstrip("_")
-    others = [view for view in node.ins if not splits.is_partial(view) and view.floating]
+    others = [
+        view
+        for view in node.ins
+        if view.floating and not splits.is_partial(view) and view.value not in splits.zeros
+    ]
     same = all(splits.cut(view) is None for view in node.ins)
-    weighing = name in _WEIGHING and not splits.backward
-    linear = len(partial) == 1 and (weighing or (name in _LINEAR and not others))
+    linear = len(partial) == 1 and (name in _WEIGHING or (name in _LINEAR and not others))
     # What several operators read is reduced once, before the first of them.
     once = all(splits.readers[view.value] == 1 for view in partial)
     # What is whole is added on one device of the group, and the sum stays partial.
     summed = name == "add" or (name == "cat" and len(partial) == len(node.ins))
     if same and once and (linear or summed):
-        origins = frozenset().union(*(splits.partial[v.value] for v in partial))
         for view in node.outs:
-            splits.partial[view.value] = origins
+            splits.put_partial(view, partial)
         return True
     for view in partial:
         splits.whole(view)
@@ -52,6 +55,8 @@ def _pass_partial(splits: Splits, node: Node) -> bool:
 def elementwise(splits: Splits, node: Node) -> None:
     if not node.ins:  # zeros and the like
         splits.constant.update(view.value for view in node.outs)
+        if node.op in ZEROS:
+            splits.zeros.update(view.value for view in node.outs)
         return
     if _pass_partial(splits, node):
         return
@@ -129,6 +134,8 @@ def reduction(splits: Splits, node: Node) -> None:
     dims, kept = _dims(node)
     if cut.dim in dims:
         if node.op not in ("sum", "mean"):
+            raise ConflictError(cut.origins)
+        if node.op == "mean" and not splits.backward:  # a norm: what it scales would stay cut too
             raise ConflictError(cut.origins)
         for view in node.outs:
             splits.partial[view.value] = cut.origins

@@ -34,6 +34,8 @@ class Splits:
         self.labels: dict[int, Label] = {}
         self.partial: dict[int, frozenset[int]] = {}
         self.reduced: set[int] = set()
+        self.sums: dict[int, tuple[int, ...]] = {}
+        """Of a partial sum, the partial sums that it was made of."""
         self.units: dict[int, int] = {}
         self.products: dict[int, list[ProductSplit]] = {}
         self.rows_summed: set[int] = set()
@@ -41,6 +43,7 @@ class Splits:
         self.padded: set[int] = set()
         self.scarce: set[int] = set()
         self.constant: set[int] = set()
+        self.zeros: set[int] = set()
         self.readers: Counter[int] = Counter()
         """How many operators of its own pass read a value."""
         self.tables: frozenset[int] = frozenset()
@@ -78,13 +81,31 @@ class Splits:
         self.put(view, dim, cut)
         return cut
 
+    def put_partial(self, view: View, made_of: Sequence[View]) -> None:
+        """A partial sum because its operands are."""
+        self.partial[view.value] = frozenset().union(*(self.partial[v.value] for v in made_of))
+        self.sums[view.value] = tuple(v.value for v in made_of)
+
     def whole(self, view: View) -> None:
-        """The operator needs all of the tensor: a partial sum is reduced before."""
-        if view.value in self.partial and view.value not in self.reduced:
-            self.reduced.add(view.value)
+        """The operator needs all of the tensor: a partial sum is reduced before, itself or the
+        one that it was made of that has the fewest bytes.
+        """
+        if not self.is_partial(view):
+            return
+        chain = [view.value]
+        while len(self.sums.get(chain[-1], ())) == 1 and chain[-1] not in self.reduced:
+            chain.append(self.sums[chain[-1]][0])
+        self.reduced.add(min(chain, key=lambda value: self.values[value].bytes))
+        for value in sorted(self.sums):  # what was made of whole tensors only is whole
+            if not any(self._open(part) for part in self.sums[value]):
+                self.partial.pop(value, None)
+                self.reduced.discard(value)
+
+    def _open(self, value: int) -> bool:
+        return value in self.partial and value not in self.reduced
 
     def is_partial(self, view: View) -> bool:
-        return view.value in self.partial and view.value not in self.reduced
+        return self._open(view.value)
 
     # --- for the emission ------------------------------------------------------------------------
 
@@ -94,7 +115,7 @@ class Splits:
         label = self.labels.get(value)
         if label is None:
             return None
-        view = View(value, shape, strides, 0, 1, True)
+        view = View(value, shape, strides, 0, self.values[value].element_bytes, True)
         try:
             found = seen(label, view)
         except ConflictError:  # the rest of a value of which only pieces are read

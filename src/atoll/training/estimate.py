@@ -16,8 +16,8 @@ from atoll.training.run import Run, model_flops
 from atoll.training.stages import Share, stage_shares
 from atoll.training.step import StageTime, Step, Stepper
 from atoll.units import format_bytes, format_seconds
+from atoll.workload.joint import joined
 from atoll.workload.layer import Model
-from atoll.workload.model_config import ModelConfig
 from atoll.workload.prepare import prepare
 
 ACCUMULATED_BYTES = 6  # three 16-bit passes, or fp32 read and written instead of 16-bit written
@@ -114,6 +114,7 @@ class Estimate:
                 "parts": worst.parts(),
             },
             "breakdown_s": self.step.breakdown(),
+            **({"notes": list(self.run.notes)} if self.run.notes else {}),
             **({"recomputed": {name: list(ops) for name, ops in self.rerun}} if self.rerun else {}),
         }
 
@@ -158,24 +159,20 @@ class Estimator:
         """One device's share of the model, its experts not yet spread."""
         key = microbatch, tp, cp, sp
         if key not in self._models:
-            self._models[key] = prepare(
-                self.run.stored or self._padded(tp),
+            share = prepare(
+                self.run.stored or self.run.model,
                 microbatch,
                 self.run.sequence // cp,
                 tp,
                 sp,
                 attention="unfused" if self.run.attention == "unfused" else "flash",
                 fusion="none",
+                vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
             )
+            if self.run.stored is not None and not self.run.stack.split_products:
+                share = share.map(joined)
+            self._models[key] = share
         return self._models[key]
-
-    def _padded(self, tp: int) -> ModelConfig:
-        """The model with its vocabulary as the stack pads it."""
-        model = self.run.model
-        if not self.run.stack.padded or model.patch_inputs:
-            return model
-        unit = VOCABULARY_UNIT * tp
-        return replace(model, vocab=-(-model.vocab // unit) * unit)
 
     def estimate(self, layout: Layout) -> Estimate:
         """What one layout costs; "optimal" recomputation is the fastest choice that fits."""
@@ -217,15 +214,8 @@ class Estimator:
         )
 
     def _shared(self, layout: Layout) -> int:
-        """Parameters of a tied embedding, which a stage with both ends holds once."""
-        model = self.run.model
-        if layout.pp > 1:
-            return 0
-        if self.run.stored is not None:
-            return self._model(layout.microbatch, layout.tp, layout.cp, False).shared_parameters
-        if not model.tied_embeddings:
-            return 0
-        return -(-self._padded(layout.tp).vocab // layout.tp) * model.word_width
+        """Parameters of tied tables, which a stage with both ends holds once."""
+        return self.model(layout).shared_parameters if layout.pp == 1 else 0
 
     def _step(
         self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]

@@ -14,8 +14,9 @@ from functools import cached_property
 from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies, total
 from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer, Model
-from atoll.workload.operator import Operator, Role
+from atoll.workload.operator import Operator, Role, Tensor
 
+HALF = 2  # bytes
 ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
 
 
@@ -48,6 +49,12 @@ class LayerCost:
     """Keys and values that ring attention passes on in one turn; 0 without context parallelism."""
     transient_bytes: float
     """The largest operator's temporaries."""
+    logits_bytes: float
+    """16-bit logits that this layer hands to the loss, or to its own; 0 for others."""
+    half_loss: bool
+    """Its own loss takes them as they are, in 16 bit."""
+    loss_bytes: float
+    """Of what it keeps, what belongs to its own loss: the stack says how much that is."""
 
     def kept(self, policy: str) -> Kept:
         """A policy by its name; "optimal-n" is the n-th of the chosen ones, or the last."""
@@ -82,14 +89,22 @@ def layer_costs(
 
 
 def block_names(model: Model) -> frozenset[str]:
-    """The layers that a pipeline divides: of a captured model, those that repeat, or where none
-    does all but the first and the last.
+    """The layers that a pipeline divides: of a captured model, those that repeat and the others of
+    the same lists of modules, or where none does all but the first and the last.
     """
     names = [layer.name for layer, _ in model.layers]
     if ENDS & set(names):
         return frozenset(names) - ENDS
     repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
-    return repeated or frozenset(names[1:-1] or names)
+    lists = {_list_of(name) for name in repeated} - {""}
+    beside = frozenset(name for name in names if _list_of(name) in lists)
+    return repeated | beside or frozenset(names[1:-1] or names)
+
+
+def _list_of(name: str) -> str:
+    """The list of an item such as "decoder.layers.0" ("layers.0-1" for a period of two)."""
+    path, _, item = name.rpartition(".")
+    return path if item.partition("-")[0].isdigit() else ""
 
 
 def _layer_cost(
@@ -109,6 +124,7 @@ def _layer_cost(
     weight_ops = [op for op in layer.backward if _weighs(op)]
     data_ops = [op for op in layer.backward if not _weighs(op)]
     expert, dense = _parameters(layer)
+    logits = _loss(layer) if pricer.stored else (_head(layer), False, 0.0)
     known = policies(layer, pricer, costs)
     if optimal and is_block:
         known += optimal_policies(layer, pricer, costs)
@@ -127,12 +143,35 @@ def _layer_cost(
         expert_parameters=expert // ep,
         boundary_bytes=layer.boundary_bytes,
         exchange_bytes=_exchange(layer),
-        experts=_experts(layer) // ep,
+        experts=experts_of(layer) // ep,
         expert_forward_s=_expert_s(layer, layer.forward, costs),
         expert_backward_s=_expert_s(layer, layer.backward, costs),
         ring_bytes=_ring(layer) if cp > 1 else 0.0,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
+        logits_bytes=logits[0],
+        half_loss=logits[1],
+        loss_bytes=logits[2],
     )
+
+
+def _head(layer: Layer) -> float:
+    return float(layer.boundary_bytes) if layer.name == "head" else 0.0
+
+
+def _loss(layer: Layer) -> tuple[float, bool, float]:
+    """Of a captured layer with a loss: 16-bit logits, whether it takes them so, bytes it keeps."""
+    for op in layer.forward:
+        for work in op.vectors:
+            if work.function == "cross_entropy":
+                # The log-softmax; what else of this size is kept belongs to a cap on the logits.
+                made = [layer.tensors[n] for n in layer.saved if n in op.writes]
+                kept = [t for t in made if t.elements >= work.elements]
+                widest = max(kept, key=lambda t: t.bytes, default=None)
+                if widest is None:
+                    return float(HALF * work.elements), False, 0.0
+                half = widest.element_bytes <= HALF
+                return float(HALF * work.elements), half, float(widest.bytes)
+    return 0.0, False, 0.0
 
 
 def _weighs(op: Operator) -> bool:
@@ -165,34 +204,34 @@ def _expert_weight(layer: Layer, op: Operator) -> int:
     has three dimensions too.
     """
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    batches = {product.batch for product in op.matmuls}
     for name in (*op.reads, *op.writes):
         tensor = layer.tensors[name]
-        if tensor.role in roles and len(tensor.shape) == 3 and tensor.shape[0] in batches:
+        if tensor.role in roles and _bundled(tensor, op):
             return tensor.shape[0]
     return 0
+
+
+def _bundled(tensor: Tensor, op: Operator) -> bool:
+    """Whether a weight holds a matrix for each of the products of an operator."""
+    several = any(product.batch == tensor.shape[0] > 1 for product in op.matmuls)
+    return len(tensor.shape) == 3 and several
 
 
 def _expert_s(layer: Layer, operators: Sequence[Operator], costs: Mapping[str, Cost]) -> float:
     return sum(costs[op.name].matrix_s for op in operators if _expert_weight(layer, op))
 
 
-def _experts(layer: Layer) -> int:
+def experts_of(layer: Layer) -> int:
+    """Expert networks in a layer; 0 for none."""
     return max((_expert_weight(layer, op) for op in layer.forward), default=0)
 
 
 def _parameters(layer: Layer) -> tuple[int, int]:
     """Expert parameters, and all others."""
-    weights = [name for name, t in layer.tensors.items() if t.role is Role.WEIGHT]
-    of_experts = {
-        name
-        for op in layer.forward
-        if _expert_weight(layer, op)
-        for name in op.reads
-        if len(layer.tensors[name].shape) == 3
-    }
-    expert = sum(layer.tensors[n].elements for n in weights if n in of_experts)
-    return expert, sum(layer.tensors[n].elements for n in weights) - expert
+    weights = {n: t for n, t in layer.tensors.items() if t.role is Role.WEIGHT}
+    own = {n for op in layer.forward for n in op.reads if n in weights and _bundled(weights[n], op)}
+    expert = sum(weights[name].elements for name in own)
+    return expert, sum(t.elements for t in weights.values()) - expert
 
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
@@ -208,10 +247,16 @@ def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
 
 
 def _exchange(layer: Layer) -> float:
-    """Tokens that leave for their experts: what the dispatch of this device's tokens writes."""
+    """Tokens that leave for their experts: what the dispatch of this device's tokens writes; of a
+    captured layer, what its first expert product reads.
+    """
     for op in layer.forward:
         if op.kind == "dispatch":
             return float(sum(layer.tensors[name].bytes for name in op.writes))
+    for op in layer.forward:
+        if _expert_weight(layer, op):
+            read = [layer.tensors[name] for name in op.reads]
+            return float(max(t.bytes for t in read if t.role is not Role.WEIGHT))
     return 0.0
 
 

@@ -129,12 +129,14 @@ def _logits_bytes(
     run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], flying: float
 ) -> float:
     """Logits at the peak of the loss, and what waits of other microbatches' losses."""
-    head = next((cost for cost, _ in layers if cost.name == "head"), None)
+    head = next((cost for cost, _ in layers if cost.logits_bytes), None)
     if head is None:
         return 0.0
     stack = run.stack
-    logits = head.boundary_bytes / 2  # 16-bit elements
-    peak = logits * (stack.half_loss_bytes if run.model.mlm_head else stack.loss_bytes)
+    logits = head.logits_bytes / 2  # 16-bit elements
+    # Modules of masked language models and of T5 hand 16-bit logits to the loss.
+    half = head.half_loss or run.model.mlm_head or run.model.encoder_layers > 0
+    peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes)
     if not stack.vocabulary_parallel:
         peak *= layout.tp
     return peak + logits * stack.loss_kept * max(0.0, flying - 1)
@@ -150,8 +152,8 @@ def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
 
 
 def _kept(run: Run, cost: LayerCost, policy: str) -> float:
-    """Bytes that one layer keeps of one microbatch."""
-    kept = cost.kept(policy).bytes
+    """Bytes that one layer keeps of one microbatch, its loss apart."""
+    kept = cost.kept(policy).bytes - cost.loss_bytes
     if run.stack.keeps_gathered and policy != "full":
         kept += sum(x.bytes for x in cost.forward_links if x.kind == "all_gather")
     return kept

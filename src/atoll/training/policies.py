@@ -58,9 +58,9 @@ def policies(
     entry = _entry(layer)
     return (
         ("none", Kept(everything)),
-        ("selective", _kept(everything - dropped, core, costs)),
+        ("selective", _kept(layer, everything - dropped, core, costs)),
         ("alternate", _alternate(layer, costs, saved)),
-        ("full", _kept(entry, layer.forward, costs)),
+        ("full", _kept(layer, entry, layer.forward, costs)),
     )
 
 
@@ -79,7 +79,8 @@ def optimal_policies(
     for level, index in enumerate(reversed(hull.tolist())):
         kept_bytes = choices[index].kept_bytes
         share = min(1.0, max(0.0, (kept_bytes - entry) / beyond))
-        found.append((f"optimal-{level}", _kept(kept_bytes + extra * share, rerun[index], costs)))
+        kept = _kept(layer, kept_bytes + extra * share, rerun[index], costs)
+        found.append((f"optimal-{level}", kept))
     return tuple(found)
 
 
@@ -88,15 +89,26 @@ def _entry(layer: Layer) -> float:
     return float(sum(layer.tensors[name].bytes for name in layer.entering))
 
 
-def _kept(bytes_: float, rerun: Sequence[Operator], costs: Mapping[str, Cost]) -> Kept:
+def _kept(
+    layer: Layer, bytes_: float, rerun: Sequence[Operator], costs: Mapping[str, Cost]
+) -> Kept:
     return Kept(
         bytes_,
         total(costs[op.name] for op in rerun),
         links(rerun),
         tuple(op.name for op in rerun),
         attention=any(op.kind in CORE_ATTENTION for op in rerun),
-        exchange=any(op.kind == "dispatch" for op in rerun),
+        exchange=_exchanged(layer, rerun),
     )
+
+
+def _exchanged(layer: Layer, rerun: Sequence[Operator]) -> bool:
+    """Whether tokens go to their experts again: by a dispatch, or, where a captured layer has
+    none, with the experts' products.
+    """
+    if any(op.kind == "dispatch" for op in layer.forward):
+        return any(op.kind == "dispatch" for op in rerun)
+    return any(op.kind == "linear" and op.matmuls[0].batch > 1 for op in rerun)
 
 
 def _inside_core(op: Operator) -> bool:
@@ -128,7 +140,7 @@ def _alternate(layer: Layer, costs: Mapping[str, Cost], saved: Mapping[str, floa
         again += costs[op.name].times(1 - share)
         if share < 1:
             rerun.append(op)
-    exchange = any(op.kind == "dispatch" for op in rerun)
+    exchange = _exchanged(layer, rerun)
     return Kept(kept, again, (), tuple(op.name for op in rerun), exchange=exchange)
 
 

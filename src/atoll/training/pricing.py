@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from atoll.cost.gpu_attention import attention_times_s
 from atoll.cost.gpu_gemm import gemm_times_s
-from atoll.cost.gpu_vector import KERNELS, NARROW_COLUMNS, streaming_s
+from atoll.cost.gpu_vector import (
+    KERNELS,
+    LEAST_BYTES,
+    NARROW_COLUMNS,
+    STREAMING,
+    streaming_s,
+)
 from atoll.hardware.gpu import Gpu
 from atoll.training.stack import Passes, Stack
 from atoll.workload.layer import Layer
@@ -100,8 +106,12 @@ class Pricer:
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(layer, op, ring)
         if self.stored and not op.matmuls and not _is_loss(op):
-            moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
-            return Cost(vector_s=moved, kernels=1)
+            if op.steps and self.stack.composed_gelu:  # every step is a kernel
+                return self._steps(op)
+            again = _read_again(layer, op)
+            kernels = 2 if again else 1
+            moved_s = float(streaming_s(self.gpu, layer.traffic_bytes(op) + again, kernels))
+            return Cost(vector_s=moved_s, kernels=kernels)
         total = Cost()
         for product in op.matmuls:
             total += self._products(layer, op, product)
@@ -112,17 +122,38 @@ class Pricer:
             total += Cost(vector_s=moved, kernels=1)
         return total
 
+    def _steps(self, op: Operator) -> Cost:
+        """Step by step: the bytes of each kernel, and what the calibrated ones move beyond."""
+        total = Cost()
+        for steps in op.steps:
+            backward = steps.function.endswith("_bwd")
+            name = f"{steps.function.removesuffix('_bwd')}_{'bwd' if backward else 'fwd'}"
+            excess = 1.0
+            if name in LEAST_BYTES and name not in STREAMING:
+                excess = self.gpu.calibration.traffic_bytes(name) / LEAST_BYTES[name]
+            moved_s = float(streaming_s(self.gpu, steps.bytes * excess, steps.kernels))
+            total += Cost(vector_s=moved_s, kernels=steps.kernels)
+        return total
+
     def _passes_of(self, op: Operator) -> list[VectorWork]:
         """Passes that are kernels of their own."""
         if op.kind in ("softmax", "softmax_bwd") and not self.stack.split_products:
             # Scale, mask and softmax of the scores are one kernel.
             return [v for v in op.vectors if v.function.startswith("softmax")]
-        return [v for v in op.vectors if v.function != "bias"]  # in the product's epilogue
+        kept = [v for v in op.vectors if v.function != "bias"]  # in the product's epilogue
+        if len(kept) == 2 and {v.function.removesuffix("_bwd") for v in kept} == {"gelu", "mul"}:
+            # A gated GELU moves what a gated SiLU does, where that is one kernel.
+            gated = {"gelu": "silu", "gelu_bwd": "silu_bwd"}
+            if "silu" in self.stack.passes:
+                kept = [replace(v, function=gated.get(v.function, v.function)) for v in kept]
+        return kept
 
     def _products(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
         dtype = self.dtype if op.kind.startswith("linear") else self.half
         parts = self._parts(layer, op, product)
-        if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
+        if op.kind == "linear_wgrad" and self.stored:  # outputs x inputs, as torch runs it
+            total_s = sum(self.product_s(p.m, p.n, p.k, p.batch, dtype, p.m) for p in parts)
+        elif op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
             total_s = sum(self.product_s(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts)
         else:
             total_s = sum(self.product_s(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts)
@@ -228,6 +259,17 @@ def _gated(layer: Layer) -> bool:
         op.kind == "activation" and len(op.vectors) == 2 and op.name == "act"
         for op in layer.forward
     )
+
+
+def _read_again(layer: Layer, op: Operator) -> int:
+    """Bytes that the gradients of a norm's weights read: sums over columns are a second kernel,
+    behind the one that works row by row, and read its gradient and its input once more.
+    """
+    made = {layer.tensors[name].role for name in op.writes}
+    if made != {Role.WEIGHT_GRADIENT, Role.ACTIVATION_GRADIENT}:
+        return 0
+    reads = [layer.tensors[name] for name in op.reads]
+    return sum(sorted(t.bytes for t in reads if t.role is not Role.WEIGHT)[-2:])
 
 
 def _is_loss(op: Operator) -> bool:

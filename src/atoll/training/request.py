@@ -7,7 +7,7 @@ from math import inf
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
-from atoll.training.layers import block_names
+from atoll.training.layers import block_names, experts_of
 from atoll.training.layout import Layout, check_positive
 from atoll.training.run import Run, load_states
 from atoll.training.stack import load_stack
@@ -93,6 +93,7 @@ def _stand_in(stored: StoredModel) -> ModelConfig:
         positions="none",
         tied_embeddings=False,
         causal=False,  # its sequence is not divided
+        experts=max(experts_of(layer) for layer, _ in built.layers),
     )
 
 

@@ -77,6 +77,25 @@ class Run:
         return self.global_batch * self.sequence
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know before the figures are believed."""
+        if self.stored is None:
+            return ()
+        kernels = self.stored.file.kernels
+        eager = self.stack.composed_gelu  # every element-wise step is a kernel
+        if eager and kernels == "fused":
+            return (
+                f"{self.stored.name} was captured as a fusing compiler runs it; for the memory of "
+                "eager PyTorch capture it with --keep eager",
+            )
+        if not eager and kernels == "eager":
+            return (
+                f"{self.stored.name} was captured as eager PyTorch runs it; for stack "
+                f"{self.stack.name} capture it with --keep fused",
+            )
+        return ()
+
+    @property
     def alias(self) -> dict[str, str]:
         """Functions that the stack runs in another form."""
         if self.stack.composed_gelu and self.model.family in COMPOSED_GELU:

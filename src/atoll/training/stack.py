@@ -98,7 +98,8 @@ _ROTARY_BWD = Passes(34, 9)
 # NewGELUActivation spells the tanh formula out: pow, mul, add, mul, tanh, add, mul, mul.
 _GELU_NEW = Passes(36, 8)
 _GELU_NEW_BWD = Passes(56, 12)
-COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "gpt_bigcode"})
+# (BigCode calls the fused one; T5 1.1 and mT5 have it in their gate, BLOOM a formula of its own.)
+COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})
 
 # Host times: fitted on small models of h200_steps.csv, which launches bind (docs/training.md).
 EAGER = Stack(

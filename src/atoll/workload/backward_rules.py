@@ -84,8 +84,12 @@ def activation(tape: Tape, op: Operator) -> None:
     """Reads its input again; ReLU its output, which what follows keeps anyway."""
     (x,), (y,) = op.reads, op.writes
     dy = tape.gradient(y)
-    kept = y if [v.function for v in op.vectors] == ["relu"] else x
+    functions = [v.function for v in op.vectors]
+    kept = y if functions == ["relu"] else x
     vectors = backward_vectors(op)
+    if functions == ["mul", "tanh", "mul"]:  # a cap scales by constants: so does its derivative
+        vectors = tuple(v if v.function == "mul" else b
+                        for v, b in zip(reversed(op.vectors), vectors, strict=True))  # fmt: skip
     tape.run(f"{op.name}.bwd", "activation_bwd", (dy, kept), (tape.give(x),), vectors=vectors)
 
 

@@ -97,6 +97,15 @@ class VectorEntry(FileModel):
     split: PassSplit = ""
 
 
+class StepsEntry(FileModel):
+    """Kernels of one vector function where every step of an operator runs alone, and the bytes
+    that they move: a sum of sizes, of which `divided` ones are shared by the tensor group."""
+
+    kernels: Annotated[int, Field(ge=1)]
+    bytes: tuple[Size, ...] = ()
+    divided: tuple[Size, ...] = ()
+
+
 class OperatorEntry(FileModel):
     name: str
     kind: str = "operator"
@@ -106,6 +115,10 @@ class OperatorEntry(FileModel):
     vectors: tuple[VectorEntry, ...] = ()
     collective: Literal["all_reduce", "all_gather", "reduce_scatter"] | None = None
     on_chip: bool = False
+    causal: bool = False
+    """Of attention's softmax where scores are masked: every row sees only what is before it."""
+    steps: dict[str, StepsEntry] = Field(default_factory=dict)
+    """By vector function ("copy" for none), how an eager framework runs the operator."""
 
 
 class LayerEntry(FileModel):
@@ -161,6 +174,8 @@ class ModelFile(FileModel):
     """Weights that several layers (or repeats) hold in common, and how many hold them."""
     tensor_parallel: bool = False
     """Whether the splits are filled in; without, only width 1 is possible."""
+    kernels: Literal["fused", "eager"] = "fused"
+    """Vector operators as a fusing compiler runs them, or one kernel each as eager PyTorch does."""
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -141,6 +141,17 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """Kernels of one vector function where every step of an operator runs alone, and what they
+    move through HBM.
+    """
+
+    function: str
+    kernels: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operator:
     """One node of a layer's graph.
 
@@ -163,6 +174,8 @@ class Operator:
     on_chip: bool = False
     enters: tuple[str, ...] = ()
     exits: bool = False
+    steps: tuple[Steps, ...] = ()
+    """Of a captured operator: how an eager framework runs it."""
 
     @property
     def core(self) -> Core:

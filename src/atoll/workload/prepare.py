@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from atoll.workload.build import build_model
 from atoll.workload.fuse import fuse
 from atoll.workload.layer import Layer, Model
@@ -21,17 +23,34 @@ def prepare(
     fusion: str = "default",
     *,
     fused_loss: bool = False,
+    vocabulary_unit: int = 1,
 ) -> Model:
     """Build, shard, differentiate and fuse: one device's share of one microbatch.
 
-    A stored model comes with its attention, its loss and its collectives: those arguments do not
-    change it, and it knows no sequence parallelism.
+    A stored model comes with its loss and its collectives: those arguments do not change it, and
+    it knows no sequence parallelism; "flash" fuses attention that it computes step by step.
+    Vocabularies are padded to `vocabulary_unit` times the tensor width (images have none).
     """
     if isinstance(config, StoredModel):
-        share = instantiate(config, microbatch, sequence, tensor_parallel)
+        share = instantiate(
+            config,
+            microbatch,
+            sequence,
+            tensor_parallel,
+            vocabulary_unit=vocabulary_unit,
+            attention=attention,
+        )
         return check_size(fuse(share, fusion))
+    config = padded(config, vocabulary_unit * tensor_parallel if vocabulary_unit > 1 else 1)
     whole = build_model(config, microbatch, sequence, attention=attention, fused_loss=fused_loss)
     return fuse(shard(whole, tensor_parallel, sequence_parallel), fusion)
+
+
+def padded(config: ModelConfig, unit: int) -> ModelConfig:
+    """The model with its vocabulary filled up to whole units."""
+    if unit == 1 or config.patch_inputs:
+        return config
+    return replace(config, vocab=-(-config.vocab // unit) * unit)
 
 
 def layer_table(model: Model) -> list[dict[str, object]]:

@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.layer import Layer, Model
 from atoll.workload.modelfile import (
     FORMAT,
@@ -19,6 +21,7 @@ from atoll.workload.modelfile import (
     LayerEntry,
     ModelFile,
     OperatorEntry,
+    StepsEntry,
     TensorEntry,
     size_of,
 )
@@ -29,6 +32,7 @@ from atoll.workload.operator import (
     Operator,
     Region,
     Role,
+    Steps,
     Tensor,
     Uneven,
     VectorWork,
@@ -54,6 +58,11 @@ class StoredModel:
         """Write the file that `--model` takes."""
         write_stored(self.file, path)
         return Path(path)
+
+    @cached_property
+    def fused_layers(self) -> tuple[LayerEntry, ...]:
+        """The layers with fused attention wherever attention is recognised."""
+        return tuple(with_fused_attention(layer) for layer in self.file.layers)
 
     @property
     def layers(self) -> int:
@@ -131,10 +140,39 @@ def _obstacle(file: ModelFile, width: int) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """Which share of a layer is asked for."""
+
+    microbatch: int
+    width: int
+    vocabularies: frozenset[int]
+    """Sizes that are padded,"""
+    unit: int
+    """on every device to a multiple of this."""
+
+    def size(self, size: int | str) -> int:
+        return size_of(size, self.microbatch)
+
+    def part(self, size: int) -> int:
+        """A device's part of a size, of a vocabulary as it is padded."""
+        unit = self.unit if size in self.vocabularies else 1
+        return -(-size // (self.width * unit)) * unit
+
+
 def instantiate(
-    stored: StoredModel, microbatch: int, sequence: int | None = None, tensor_parallel: int = 1
+    stored: StoredModel,
+    microbatch: int,
+    sequence: int | None = None,
+    tensor_parallel: int = 1,
+    *,
+    vocabulary_unit: int = 1,
+    attention: str = "unfused",
 ) -> Model:
-    """One device's share of one microbatch, unfused."""
+    """One device's share of one microbatch, unfused; its part of the vocabulary (of every look-up
+    table that tensor parallelism divides, and of its tied or own head) padded to whole units.
+    With "flash", attention that the module computes step by step is one operator.
+    """
     file = stored.file
     if sequence is not None and sequence != file.sequence:
         raise AtollError(
@@ -162,9 +200,10 @@ def instantiate(
                 f"{stored.name}: tensor_parallel is {tensor_parallel}, but does not divide "
                 f"{obstacle}"
             )
-    layers = tuple(
-        (_layer(entry, microbatch, tensor_parallel), entry.repeat) for entry in file.layers
-    )
+    vocabularies = _vocabularies(file) if vocabulary_unit > 1 else frozenset()
+    share = _Share(microbatch, tensor_parallel, vocabularies, vocabulary_unit)
+    entries = stored.fused_layers if attention == "flash" else file.layers
+    layers = tuple((_layer(entry, share), entry.repeat) for entry in entries)
     sizes = {name: tensor.elements for layer, _ in layers for name, tensor in layer.tensors.items()}
     return Model(
         name=stored.name,
@@ -174,6 +213,19 @@ def instantiate(
         tensor_parallel=tensor_parallel,
         shared_parameters=sum(sizes[name] * (n - 1) for name, n in file.shared.items()),
     )
+
+
+def _vocabularies(file: ModelFile) -> frozenset[int]:
+    """Rows of the look-up tables that may be padded."""
+    found = set()
+    for layer in file.layers:
+        if not any(op.kind == "lookup" for op in layer.forward):
+            continue
+        for tensor in layer.tensors.values():
+            split = tensor.split
+            if tensor.role == "weight" and split is not None and split.uneven == "pad":
+                found.add(size_of(tensor.shape[split.dim], 1))
+    return frozenset(found)
 
 
 def check_size(model: Model) -> Model:
@@ -189,8 +241,9 @@ def check_size(model: Model) -> Model:
     return model
 
 
-def _layer(entry: LayerEntry, microbatch: int, width: int) -> Layer:
-    tensors = {n: _tensor(n, t, microbatch, width) for n, t in entry.tensors.items()}
+def _layer(entry: LayerEntry, share: _Share) -> Layer:
+    width = share.width
+    tensors = {n: _tensor(n, t, share) for n, t in entry.tensors.items()}
     same: dict[str, str] = {}
     if width == 1:  # without a group a sum over it is the summand itself
         for op in reversed((*entry.forward, *entry.backward)):
@@ -199,7 +252,7 @@ def _layer(entry: LayerEntry, microbatch: int, width: int) -> Layer:
 
     def operators(given: tuple[OperatorEntry, ...]) -> tuple[Operator, ...]:
         kept = (op for op in given if width > 1 or op.collective is None)
-        return tuple(_operator(op, tensors, same, microbatch, width) for op in kept)
+        return tuple(_operator(op, tensors, same, share) for op in kept)
 
     inputs = tuple(same.get(n, n) for n in entry.inputs)
     outputs = tuple(same.get(n, n) for n in entry.outputs)
@@ -215,14 +268,20 @@ def _layer(entry: LayerEntry, microbatch: int, width: int) -> Layer:
     )
 
 
-def _tensor(name: str, entry: TensorEntry, microbatch: int, width: int) -> Tensor:
-    shape = [size_of(n, microbatch) for n in entry.shape]
+def _tensor(name: str, entry: TensorEntry, share: _Share) -> Tensor:
+    shape = [share.size(n) for n in entry.shape]
     split = entry.split
     role = Role(entry.role)
     if split is None:
         return Tensor(name, tuple(shape), entry.element_bytes, role)
-    units = size_of(split.units, microbatch)
-    shape[split.dim] = _share(shape[split.dim], units, width, split.uneven)
+    units = share.size(split.units)
+    whole = shape[split.dim]
+    if units % share.width and split.uneven == "replicate":
+        shape[split.dim] = whole // units
+    elif split.uneven == "pad":
+        shape[split.dim] = share.part(whole)
+    else:
+        shape[split.dim] = -(-whole // share.width)
     return Tensor(
         name,
         tuple(shape),
@@ -230,43 +289,39 @@ def _tensor(name: str, entry: TensorEntry, microbatch: int, width: int) -> Tenso
         role,
         Region.TENSOR,
         split.dim,
-        max(1, units // width),
+        max(1, units // share.width),
         Uneven(split.uneven),
     )
 
 
-def _share(size: int, units: int, width: int, uneven: str) -> int:
-    if units % width and uneven == "replicate":
-        return size // units
-    return -(-size // width)
-
-
 def _operator(
-    entry: OperatorEntry,
-    tensors: dict[str, Tensor],
-    same: dict[str, str],
-    microbatch: int,
-    width: int,
+    entry: OperatorEntry, tensors: dict[str, Tensor], same: dict[str, str], share: _Share
 ) -> Operator:
+    width = share.width
     collective = None
     if entry.collective is not None:
         size = max(tensors[n].bytes for n in (*entry.reads, *entry.writes))
         collective = Collective(CollectiveKind(entry.collective), size, width)
+    padded = any(tensors[n].uneven is Uneven.PAD for n in (*entry.reads, *entry.writes))
+
+    def part(size: int) -> int:
+        return share.part(size) if padded else -(-size // width)
+
     matmuls = []
     for m in entry.matmuls:
-        dims = {d: size_of(getattr(m, d), microbatch) for d in ("batch", "m", "n", "k")}
+        dims = {d: share.size(getattr(m, d)) for d in ("batch", "m", "n", "k")}
         if m.split == "batch":  # heads that are too few are shared, and their rows divided
             common = gcd(dims["batch"], width)
             dims["batch"] //= common
             dims["m"] = -(-dims["m"] * common // width)
         elif m.split:
-            dims[m.split] = -(-dims[m.split] // width)
+            dims[m.split] = part(dims[m.split])
         matmuls.append(Matmul(**dims, fraction=m.fraction, split=m.split))
     vectors = []
     for v in entry.vectors:
-        rows, cols = size_of(v.rows, microbatch), size_of(v.cols, microbatch)
+        rows, cols = share.size(v.rows), share.size(v.cols)
         rows = -(-rows // width) if v.split == "rows" else rows
-        cols = -(-cols // width) if v.split == "cols" else cols
+        cols = part(cols) if v.split == "cols" else cols
         region = Region.TENSOR if v.split else Region.WHOLE
         vectors.append(VectorWork(v.function, rows, cols, region))
     return Operator(
@@ -278,4 +333,11 @@ def _operator(
         vectors=tuple(vectors),
         collective=collective,
         on_chip=entry.on_chip,
+        steps=tuple(_steps(function, s, share) for function, s in entry.steps.items()),
     )
+
+
+def _steps(function: str, entry: StepsEntry, share: _Share) -> Steps:
+    whole = sum(share.size(size) for size in entry.bytes)
+    divided = sum(share.size(size) for size in entry.divided)
+    return Steps(function, entry.kernels, whole + -(-divided // share.width))

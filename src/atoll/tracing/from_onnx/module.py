@@ -153,7 +153,9 @@ class GraphModule(nn.Module):
             ) from None
         except Exception as error:  # shapes that do not fit, in torch's words
             first = (str(error) or type(error).__name__).strip().splitlines()[0]
-            shapes = ", ".join(str(list(a.shape)) for a in args if a is not None)
+            shapes = ", ".join(
+                str(list(a.shape)) for a in args if a is not None and hasattr(a, "shape")
+            )
             raise AtollError(
                 f"{self.where}: {node.where} does not run on {shapes} ({first}); if the file fixes "
                 "the batch or the sequence, give its own sizes with --inputs and --batch-dim -1"
@@ -166,7 +168,7 @@ class GraphModule(nn.Module):
             return self._branch(node, args[0])
         if node.op == "Constant" and not node.domain:
             return (constant(node),)
-        known = given and not any(isinstance(value, torch.Tensor) for value in given)
+        known = given and all(isinstance(value, np.ndarray) for value in given)
         if known and can_evaluate(node):
             found = evaluate(node, args, self.graph.opset)
             if found is not None:

@@ -100,6 +100,22 @@ def _split(context: Context, node: Node, args: list[Value]) -> tuple[torch.Tenso
     return tuple(torch.split(x, sizes, axis))
 
 
+def _split_sequence(context: Context, node: Node, args: list[Value]) -> tuple[list[torch.Tensor]]:
+    """One value: a list of tensors."""
+    x, axis = context.tensor(args[0]), int(node.attributes.get("axis", 0))
+    given = ints(args[1], "sizes") if len(args) > 1 and args[1] is not None else [1]
+    whole = len(given) == 1 and np.ndim(args[1] if len(args) > 1 else 0) == 0
+    parts = list(torch.split(x, given[0] if whole else given, axis))
+    if len(args) < 2 and not node.attributes.get("keepdims", 1):
+        parts = [part.squeeze(axis) for part in parts]
+    return (parts,)
+
+
+def _sequence_at(_: Context, __: Node, args: list[Value]) -> Value:
+    (at,) = ints(args[1], "position")
+    return args[0][at]
+
+
 def _concat(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
     return torch.cat([context.tensor(value) for value in args], int(node.attributes["axis"]))
 
@@ -236,7 +252,8 @@ OPERATORS: dict[str, Operator] = {
     "Expand": _expand, "Flatten": _flatten, "Gather": _gather, "GatherElements": _gather_elements,
     "GatherND": _gather_nd, "OneHot": _one_hot, "Pad": _pad, "Reshape": _reshape,
     "Resize": _resize, "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd,
-    "Shape": _shape, "Size": _size, "Slice": _slice, "SpaceToDepth": _space_to_depth,
-    "Split": _split, "Squeeze": _squeeze, "Tile": _tile, "Transpose": _transpose,
-    "Trilu": _trilu, "Unsqueeze": _unsqueeze, "Upsample": _resize,
+    "SequenceAt": _sequence_at, "Shape": _shape, "Size": _size, "Slice": _slice,
+    "SpaceToDepth": _space_to_depth, "Split": _split, "SplitToSequence": _split_sequence,
+    "Squeeze": _squeeze, "Tile": _tile, "Transpose": _transpose, "Trilu": _trilu,
+    "Unsqueeze": _unsqueeze, "Upsample": _resize,
 }  # fmt: skip

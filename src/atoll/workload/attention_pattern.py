@@ -1,0 +1,369 @@
+"""Attention that a captured module computes step by step, as the one kernel that it could be.
+
+The pattern: a product of two activations (scores), softmax, a second product (values); backwards
+four products around the derivative of the softmax. Fused attention (Dao, arXiv:2307.08691) keeps
+the squares in between on chip, takes 16-bit operands in any layout, and computes the scores once
+more. Builders have it by default ("flash"); here a stored layer gets the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll.workload.modelfile import (
+    LayerEntry,
+    MatmulEntry,
+    OperatorEntry,
+    TensorEntry,
+    VectorEntry,
+    size_of,
+)
+from atoll.workload.products import attention_fraction
+
+_HALF = 2
+_PROBE = 3  # any number of samples: sizes are compared at it
+_BETWEEN = 3  # vector operators between a product and the softmax
+
+
+@dataclass(frozen=True)
+class _Core:
+    """The operators of one attention."""
+
+    scores: OperatorEntry
+    between: tuple[OperatorEntry, ...]
+    """Forward vector operators, the one with the softmax last."""
+    values: OperatorEntry
+    values_gradient: OperatorEntry
+    probabilities_gradient: OperatorEntry
+    back: tuple[OperatorEntry, ...]
+    """Backward vector operators."""
+    left_gradient: OperatorEntry
+    right_gradient: OperatorEntry
+
+    @property
+    def forward(self) -> tuple[OperatorEntry, ...]:
+        return (self.scores, *self.between, self.values)
+
+    @property
+    def backward(self) -> tuple[OperatorEntry, ...]:
+        first = self.values_gradient, self.probabilities_gradient
+        return (*first, *self.back, self.left_gradient, self.right_gradient)
+
+
+def with_fused_attention(layer: LayerEntry) -> LayerEntry:
+    """The layer with every attention that is recognised as one operator a pass."""
+    number = 0
+    while (core := _find(layer)) is not None:
+        layer = _fused(layer, core, number)
+        number += 1
+    return _without_copies(layer) if number else layer
+
+
+class _Uses:
+    """Who writes and reads each tensor of a layer."""
+
+    def __init__(self, layer: LayerEntry) -> None:
+        self.layer = layer
+        self.maker: dict[str, OperatorEntry] = {}
+        self.forward: dict[str, list[OperatorEntry]] = {}
+        self.backward: dict[str, list[OperatorEntry]] = {}
+        for operators, readers in (
+            (layer.forward, self.forward),
+            (layer.backward, self.backward),
+        ):
+            for op in operators:
+                self.maker.update(dict.fromkeys(op.writes, op))
+                for name in op.reads:
+                    readers.setdefault(name, []).append(op)
+
+    def elements(self, name: str) -> int:
+        return elements(self.layer.tensors[name])
+
+    def products(self, readers: Iterable[OperatorEntry]) -> list[OperatorEntry]:
+        return [op for op in readers if op.kind == "product" and len(op.matmuls) == 1]
+
+    def inside(self, name: str) -> bool:
+        """Whether a tensor is the layer's own."""
+        return name not in (*self.layer.inputs, *self.layer.outputs)
+
+
+def elements(tensor: TensorEntry) -> int:
+    total = 1
+    for size in tensor.shape:
+        total *= size_of(size, _PROBE)
+    return total
+
+
+def _functions(op: OperatorEntry) -> set[str]:
+    return {work.function for work in op.vectors}
+
+
+def _find(layer: LayerEntry) -> _Core | None:
+    uses = _Uses(layer)
+    for op in layer.forward:
+        if "softmax" in _functions(op) and not op.matmuls:
+            core = _core(uses, op)
+            if core is not None:
+                return core
+    return None
+
+
+def _core(uses: _Uses, softmax: OperatorEntry) -> _Core | None:
+    before = _scores(uses, softmax)
+    if before is None:
+        return None
+    scores, between = before
+    square = uses.elements(scores.writes[0])
+    kept = [n for n in softmax.writes if uses.elements(n) == square]
+    readers = [op for n in kept for op in uses.forward.get(n, [])]
+    values = _only(uses.products(readers))
+    if values is None or len(readers) != 1 or len(values.writes) != 1:
+        return None
+    back_readers = _distinct(op for n in kept for op in uses.backward.get(n, []))
+    values_gradient = _only(uses.products(back_readers))
+    derivative = _only(op for op in back_readers if "softmax_bwd" in _functions(op))
+    if values_gradient is None or derivative is None or len(back_readers) != 2:
+        return None
+    upstream = [uses.maker.get(n) for n in derivative.reads if uses.elements(n) == square]
+    probabilities_gradient = _only(uses.products(op for op in upstream if op is not None))
+    after = _scores_gradients(uses, derivative, square)
+    if probabilities_gradient is None or after is None:
+        return None
+    back, (left, right) = after
+    found = _Core(
+        scores, between, values, values_gradient, probabilities_gradient, back, left, right
+    )
+    return found if _closed(uses, found, square) else None
+
+
+def _scores(
+    uses: _Uses, softmax: OperatorEntry
+) -> tuple[OperatorEntry, tuple[OperatorEntry, ...]] | None:
+    """The product whose result the softmax reads, and the vector operators on the way."""
+    chain = [softmax]
+    for _ in range(_BETWEEN):
+        makers = [uses.maker[n] for n in chain[0].reads if n in uses.maker]
+        product = _only(uses.products(makers))
+        if product is not None and len(product.writes) == 1:
+            return product, tuple(chain)
+        vectors = [op for op in makers if not op.matmuls and op.collective is None]
+        before = _only(op for op in vectors if len(op.writes) == 1 and op in uses.layer.forward)
+        if before is None:
+            return None
+        chain.insert(0, before)
+    return None
+
+
+def _scores_gradients(
+    uses: _Uses, derivative: OperatorEntry, square: int
+) -> tuple[tuple[OperatorEntry, ...], list[OperatorEntry]] | None:
+    """The vector operators behind the softmax's derivative, and the two products that end it."""
+    chain = [derivative]
+    for _ in range(_BETWEEN):
+        squares = [n for n in chain[-1].writes if uses.elements(n) == square]
+        if len(squares) != 1:
+            return None
+        readers = uses.backward.get(squares[0], [])
+        if len(readers) == 2 and len(uses.products(readers)) == 2:
+            return tuple(chain), readers
+        if len(readers) != 1 or readers[0].matmuls or readers[0].collective is not None:
+            return None
+        chain.append(readers[0])
+    return None
+
+
+def _closed(uses: _Uses, core: _Core, square: int) -> bool:
+    """Whether the squares of an attention are read by itself alone."""
+    own = [op.name for op in core.forward]
+    back = [op.name for op in core.backward]
+    for op in (*core.forward[:-1], core.probabilities_gradient, *core.back):
+        for name in op.writes:
+            if uses.elements(name) != square:
+                continue
+            readers = [r.name for r in uses.forward.get(name, [])]
+            late = [r.name for r in uses.backward.get(name, [])]
+            if not uses.inside(name) or not set(readers) <= set(own) or not set(late) <= set(back):
+                return False
+    return len({*own}) == len(own) and len({*back}) == len(back)
+
+
+def _only(found: Iterable[OperatorEntry]) -> OperatorEntry | None:
+    distinct = _distinct(found)
+    return distinct[0] if len(distinct) == 1 else None
+
+
+def _distinct(found: Iterable[OperatorEntry]) -> list[OperatorEntry]:
+    return list({op.name: op for op in found}.values())
+
+
+# --- the fused form -------------------------------------------------------------------------------
+
+
+def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
+    uses = _Uses(layer)
+    causal = any(op.causal for op in core.between)
+    keys = size_of(core.scores.matmuls[0].n, _PROBE)
+    fraction = attention_fraction(keys, True, 0) if causal else 1.0
+    inner = {n for op in (*core.forward, *core.backward) for n in op.writes}
+    out = core.values.writes[0]
+    name = core.scores.name if core.scores.name.endswith("attention") else (
+        f"{core.scores.name}.attention"
+    )  # fmt: skip
+    statistics = f"{name}.lse{number or ''}"
+    operands = _once(
+        n for op in (core.scores, core.values, *core.between) for n in op.reads if n not in inner
+    )
+    forward = OperatorEntry(
+        name=name,
+        kind="attention",
+        reads=operands,
+        writes=(out, statistics),
+        matmuls=tuple(_part(m, fraction) for op in (core.scores, core.values) for m in op.matmuls),
+        vectors=_vectors((*core.between,), fraction),
+        on_chip=True,
+    )
+    products = (core.scores, core.values_gradient, core.probabilities_gradient,
+                core.left_gradient, core.right_gradient)  # fmt: skip
+    given = _once(n for op in core.backward for n in op.reads if n not in inner or n == out)
+    backward = OperatorEntry(
+        name=f"{name}.bwd",
+        kind="attention_bwd",
+        reads=_once((*given, *operands, out, statistics)),
+        writes=_once(n for op in core.backward for n in op.writes if _leaves(uses, n, core)),
+        matmuls=tuple(_part(m, fraction) for op in products for m in op.matmuls),
+        vectors=_vectors(core.back, fraction),
+        on_chip=True,
+    )
+    tensors = {n: t for n, t in layer.tensors.items() if n not in inner}
+    for kept in (*forward.writes[:1], *backward.writes):
+        tensors[kept] = layer.tensors[kept]
+    # Kernels for fused attention take and give 16-bit tensors.
+    for narrow in (*_operands(core), out, *backward.writes):
+        if narrow in tensors and tensors[narrow].element_bytes > _HALF:
+            tensors[narrow] = tensors[narrow].model_copy(update={"element_bytes": _HALF})
+    tensors[statistics] = _row_numbers(layer.tensors[out])
+    return layer.model_copy(
+        update={
+            "tensors": tensors,
+            "forward": _placed(layer.forward, core.forward, forward),
+            "backward": _placed(layer.backward, core.backward, backward),
+        }
+    )
+
+
+def _operands(core: _Core) -> tuple[str, ...]:
+    """Queries, keys and values, and the gradient of what attention gives."""
+    made = {n for op in core.forward for n in op.writes}
+    pair = set(core.values_gradient.reads) & set(core.probabilities_gradient.reads)
+    return _once((*core.scores.reads[-2:], *(n for n in core.values.reads if n not in made), *pair))
+
+
+def _leaves(uses: _Uses, name: str, core: _Core) -> bool:
+    """Whether a result of the backward pass is more than a step on its way."""
+    inside = {op.name for op in core.backward}
+    readers = {op.name for op in uses.backward.get(name, [])}
+    return not uses.inside(name) or not readers or not readers <= inside
+
+
+def _part(product: MatmulEntry, fraction: float) -> MatmulEntry:
+    return product.model_copy(update={"fraction": fraction})
+
+
+def _vectors(operators: tuple[OperatorEntry, ...], fraction: float) -> tuple[VectorEntry, ...]:
+    """Masked columns are left out; scale and mask come free in a product's end."""
+    free = {"mul", "add"}
+    found = [v for op in operators for v in op.vectors if v.function not in free]
+    return tuple(
+        v.model_copy(update={"cols": max(1, round(fraction * v.cols))})
+        if isinstance(v.cols, int)
+        else v
+        for v in found
+    )
+
+
+def _row_numbers(out: TensorEntry) -> TensorEntry:
+    """One fp32 log-sum-exp a row of the output."""
+    split = out.split if out.split is not None and out.split.dim < len(out.shape) - 1 else None
+    return TensorEntry(shape=out.shape[:-1], element_bytes=4, split=split)
+
+
+def _placed(
+    operators: tuple[OperatorEntry, ...], old: tuple[OperatorEntry, ...], new: OperatorEntry
+) -> tuple[OperatorEntry, ...]:
+    """The pass with one operator where the last of several stood."""
+    names = {op.name for op in old}
+    last = max(i for i, op in enumerate(operators) if op.name in names)
+    return tuple(
+        new if i == last else op
+        for i, op in enumerate(operators)
+        if i == last or op.name not in names
+    )
+
+
+# --- copies around it -----------------------------------------------------------------------------
+
+
+def _without_copies(layer: LayerEntry) -> LayerEntry:
+    """Fused attention reads and writes any layout: copies that only change it go."""
+    for op in (*layer.forward, *layer.backward):
+        if op.matmuls or op.vectors or op.collective or len(op.reads) != len(op.writes):
+            continue
+        if not op.kind.startswith("activation"):
+            continue
+        for source, copy in zip(op.reads, op.writes, strict=True):
+            layer = _without_copy(layer, op.name, source, copy)
+    return layer
+
+
+def _without_copy(layer: LayerEntry, name: str, source: str, copy: str) -> LayerEntry:
+    uses = _Uses(layer)
+    if not uses.inside(copy) or uses.elements(source) != uses.elements(copy):
+        return layer
+    users = [*uses.forward.get(copy, []), *uses.backward.get(copy, [])]
+    if users and all(_is_attention(op) for op in users):
+        return _renamed(layer, name, {copy: source}, drop=copy)
+    maker = uses.maker.get(source)
+    others = [*uses.forward.get(source, []), *uses.backward.get(source, [])]
+    own = maker is not None and _is_attention(maker)
+    if own and uses.inside(source) and all(_is_attention(o) or o.name == name for o in others):
+        return _renamed(layer, name, {source: copy}, drop=source)
+    return layer
+
+
+def _is_attention(op: OperatorEntry) -> bool:
+    return op.on_chip
+
+
+def _renamed(layer: LayerEntry, name: str, names: dict[str, str], drop: str) -> LayerEntry:
+    """The layer without one pair of a copy; who used the one tensor uses the other."""
+
+    def rename(operators: tuple[OperatorEntry, ...]) -> tuple[OperatorEntry, ...]:
+        result = []
+        for op in operators:
+            if op.name == name:
+                pairs = [
+                    (r, w) for r, w in zip(op.reads, op.writes, strict=True) if drop not in (r, w)
+                ]
+                if pairs:
+                    reads, writes = zip(*pairs, strict=True)
+                    result.append(op.model_copy(update={"reads": reads, "writes": writes}))
+                continue
+            update = {
+                side: _once(names.get(n, n) for n in getattr(op, side))
+                for side in ("reads", "writes")
+            }
+            result.append(op.model_copy(update=update) if _is_attention(op) else op)
+        return tuple(result)
+
+    return layer.model_copy(
+        update={
+            "tensors": {n: t for n, t in layer.tensors.items() if n != drop},
+            "forward": rename(layer.forward),
+            "backward": rename(layer.backward),
+        }
+    )
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,229 @@
+"""Products that read one tensor, side by side as one: queries, keys and values; gate and up.
+
+Frameworks with fused kernels store such weights next to one another and run one wider product; the
+backward pass then has one data gradient, already summed, and one weight gradient. A captured
+module has them apart: `joined` is the same layer as such a framework would run it. Built layers
+have their products joined from the start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from atoll.workload.layer import Layer
+from atoll.workload.operator import Matmul, Operator, Role
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A tree of additions as one: what is added up, and the additions."""
+
+    leaves: tuple[str, ...]
+    operators: frozenset[str]
+
+
+def joined(layer: Layer) -> Layer:
+    """The layer with its products of one tensor joined, where both passes allow it."""
+    for group in _groups(layer):
+        layer = _join(layer, group)
+    return layer
+
+
+def _groups(layer: Layer) -> list[list[Operator]]:
+    """Linears of one module and one activation, each with one product of the same rows and depth:
+    the branches of a parallel block are modules of their own, and stay apart.
+    """
+    found: dict[tuple[object, ...], list[Operator]] = {}
+    for op in layer.forward:
+        if op.kind != "linear" or len(op.matmuls) != 1 or op.matmuls[0].batch != 1:
+            continue
+        activations = _activations(layer, op.reads)
+        product = op.matmuls[0]
+        if len(activations) == 1 and product.n > 1:  # one column is a gate, not a projection
+            module = op.name.rpartition(".")[0]
+            key = module, activations[0], product.m, product.k, product.split, product.fraction
+            found.setdefault(key, []).append(op)
+    return [group for group in found.values() if len(group) > 1]
+
+
+def _activations(layer: Layer, names: Sequence[str]) -> list[str]:
+    return [n for n in names if layer.tensors[n].role is not Role.WEIGHT]
+
+
+def _join(layer: Layer, group: list[Operator]) -> Layer:
+    """One group joined; the layer as it was where its backward pass has another form."""
+    weights = [_weight(layer, op) for op in group]
+    if None in weights:
+        return layer
+    data = [_only(op for op in layer.backward if op.kind == "linear_dgrad" and w in op.reads)
+            for w in weights]  # fmt: skip
+    own = [_only(op for op in layer.backward if op.kind == "linear_wgrad" and f"d{w}" in op.writes)
+           for w in weights]  # fmt: skip
+    if any(op is None or len(op.matmuls) != 1 for op in (*data, *own)):
+        return layer
+    forward = _replaced(layer.forward, group, _side_by_side(group, "n"), first=True)
+    outs = [op.matmuls[0].m for op in own if op is not None]
+    side = "m" if outs == [op.matmuls[0].n for op in group] else "n"
+    wgrads = [op for op in own if op is not None]
+    backward = _replaced(layer.backward, wgrads, _side_by_side(wgrads, side), first=False)
+    dgrads = [op for op in data if op is not None]
+    summed = _summed(layer, backward, dgrads)
+    if summed is None:
+        return layer
+    return replace(layer, forward=forward, backward=_bias_sums(layer, summed, group))
+
+
+def _bias_sums(
+    layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
+) -> tuple[Operator, ...]:
+    """The gradients of their biases, which are one vector now, as one sum over the tokens."""
+    vectors = [n for op in group for n in op.reads if len(layer.tensors[n].shape) == 1]
+    biases = {f"d{n}" for n in vectors if layer.tensors[n].role is Role.WEIGHT}
+    sums = [op for op in operators if not op.matmuls and op.writes and biases.issuperset(op.writes)]
+    if len(sums) < 2:
+        return operators
+    one = replace(
+        sums[0],
+        name="+".join(op.name for op in sums),
+        reads=_once(n for op in sums for n in op.reads),
+        writes=_once(n for op in sums for n in op.writes),
+        vectors=tuple(v for op in sums for v in op.vectors),
+    )
+    return _replaced(operators, sums, one, first=False)
+
+
+def _weight(layer: Layer, op: Operator) -> str | None:
+    """The matrix of a linear; its bias is a vector."""
+    found = [
+        n
+        for n in op.reads
+        if layer.tensors[n].role is Role.WEIGHT and len(layer.tensors[n].shape) == 2
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _only(operators: object) -> Operator | None:
+    found: list[Operator] = list(operators)  # type: ignore[call-overload]
+    return found[0] if len(found) == 1 else None
+
+
+def _side_by_side(group: Sequence[Operator], dim: str) -> Operator:
+    """One product that is as wide as all of them."""
+    first = group[0].matmuls[0]
+    total = sum(getattr(op.matmuls[0], dim) for op in group)
+    product: Matmul = replace(first, **{dim: total})
+    return replace(
+        group[0],
+        name="+".join(op.name for op in group),
+        reads=_once(n for op in group for n in op.reads),
+        writes=_once(n for op in group for n in op.writes),
+        matmuls=(product,),
+        vectors=tuple(v for op in group for v in op.vectors),
+    )
+
+
+def _replaced(
+    operators: Sequence[Operator], group: Sequence[Operator], new: Operator, *, first: bool
+) -> tuple[Operator, ...]:
+    """The pass with `new` where the first (or last) of the group stood."""
+    names = {op.name for op in group}
+    places = [i for i, op in enumerate(operators) if op.name in names]
+    at = places[0] if first else places[-1]
+    result = []
+    for i, op in enumerate(operators):
+        if i == at:
+            result.append(new)
+        elif op.name not in names:
+            result.append(op)
+    return tuple(result)
+
+
+def _summed(
+    layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
+) -> tuple[Operator, ...] | None:
+    """The pass with one data gradient for the group's several: the sum of them is its result, so
+    that the additions of one to another go. None where they are not added up.
+    """
+    parts = [op.writes[0] for op in group]
+    if any(len(op.writes) != 1 for op in group):
+        return None
+    readers: dict[str, list[Operator]] = {}
+    for op in operators:
+        for name in op.reads:
+            readers.setdefault(name, []).append(op)
+    root = _root(parts[0], readers)
+    if root is None or any(_root(part, readers) is not root for part in parts[1:]):
+        return _read_together(operators, group, parts, readers)
+    tree = _tree(root, operators, readers)
+    whole = root.writes[0]
+    others = tuple(n for n in tree.leaves if n not in parts)
+    result = whole if not others else parts[0]
+    product = _product(group, result)
+    placed = _replaced(operators, group, product, first=False)
+    if not others:
+        return tuple(op for op in placed if op.name not in tree.operators)
+    adds = root.vectors[:1] * len(others)
+    addition = replace(root, reads=(*others, result), vectors=adds)
+    kept = [op for op in placed if op.name not in tree.operators or op.name == root.name]
+    return tuple(addition if op.name == root.name else op for op in kept)
+
+
+def _product(group: Sequence[Operator], result: str) -> Operator:
+    return replace(_side_by_side(group, "k"), writes=(result,))
+
+
+def _read_together(
+    operators: tuple[Operator, ...],
+    group: Sequence[Operator],
+    parts: Sequence[str],
+    readers: dict[str, list[Operator]],
+) -> tuple[Operator, ...] | None:
+    """Where one kernel adds them up among other things, it reads their sum instead."""
+    users = [readers.get(part, []) for part in parts]
+    if any(len(found) != 1 for found in users) or len({found[0].name for found in users}) != 1:
+        return None
+    user = users[0][0]
+    adds = [v for v in user.vectors if v.function == "add"]
+    if user.matmuls or user.collective is not None or len(adds) < len(parts) - 1:
+        return None
+    reads = tuple(n for n in user.reads if n not in parts[1:])
+    placed = _replaced(operators, group, _product(group, parts[0]), first=False)
+    return tuple(replace(op, reads=reads) if op.name == user.name else op for op in placed)
+
+
+def _adds(op: Operator) -> bool:
+    return bool(op.vectors) and not op.matmuls and {v.function for v in op.vectors} == {"add"}
+
+
+def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
+    """The last of the additions that a tensor goes through; None if it is not only added."""
+    root = None
+    while len(found := readers.get(name, [])) == 1 and _adds(found[0]):
+        root = found[0]
+        if len(root.writes) != 1:
+            return None
+        name = root.writes[0]
+    return root
+
+
+def _tree(
+    root: Operator, operators: Sequence[Operator], readers: dict[str, list[Operator]]
+) -> _Sum:
+    makers = {name: op for op in operators for name in op.writes}
+    counted: Counter[str] = Counter()
+    pending, names = list(root.reads), {root.name}
+    while pending:
+        name = pending.pop()
+        maker = makers.get(name)
+        if maker is not None and _adds(maker) and len(readers.get(name, [])) == 1:
+            names.add(maker.name)
+            pending.extend(maker.reads)
+        else:
+            counted[name] += 1
+    return _Sum(tuple(counted), frozenset(names))
+
+
+def _once(names: object) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))  # type: ignore[call-overload]
