@@ -30,7 +30,7 @@ MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 16  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
-QUICK_TRIED = 6  # the same, of all
+QUICK_TRIED = 10  # the same, of all
 MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
 
 Progress = Callable[[str, int, int, float, float], None]
