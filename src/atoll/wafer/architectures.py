@@ -4,7 +4,7 @@ A wafer's throughput is at most what work over dies at peak rates gives; that bo
 and cost, which are known without any search, decides who is solved. For the best wafer alone: best
 bound first, until no bound beats the best found. For the front of throughput, power and cost: every
 wafer that no solved one beats in all three. Many wafers are solved with less effort each than one;
-the best, and those that the bound on all hangs on, are then solved again with all of it.
+the one that the bound on all hangs on is then solved again with all of it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from atoll.errors import AtollError, InfeasibleError
 from atoll.wafer.search import Found, WaferSearch
 from atoll.wafer.template import Wafer
-
-MOST_AGAIN = 1  # rounds of solving again
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,6 @@ def explore_wafers(
     solved: list[tuple[Wafer, Found]] = []
     pruned = {"bound": 0, "memory": 0}
     reason: AtollError | None = None
-    again: set[Wafer] = set()
     for index in order:
         search = searches[index]
         if _ruled_out(search.wafer, bounds[index], solved, front):
@@ -56,16 +53,12 @@ def explore_wafers(
     if not solved:
         raise InfeasibleError(f"space: no wafer of it holds the model; the first: {reason}")
     solved.sort(key=_fastest_first)
-    for _ in range(MOST_AGAIN):
-        if thorough is None:
-            break
-        # The best, and the one with the highest bound: between them lies the gap.
-        for place in sorted({0, min(range(len(solved)), key=lambda i: solved[i][1].bound_s)}):
-            wafer, found = solved[place]
-            if wafer not in again:
-                again.add(wafer)
-                more = thorough(wafer).run([found.best])
-                solved[place] = wafer, replace(more, bound_s=max(more.bound_s, found.bound_s))
+    if thorough is not None:
+        # The one with the highest bound: the gap hangs on it.
+        place = min(range(len(solved)), key=lambda i: solved[i][1].bound_s)
+        wafer, found = solved[place]
+        more = thorough(wafer).run([found.best])
+        solved[place] = wafer, replace(more, bound_s=max(more.bound_s, found.bound_s))
         solved.sort(key=_fastest_first)
     batch = searches[0].batch
     return Explored(tuple(solved), pruned, max(batch / found.bound_s for _, found in solved))

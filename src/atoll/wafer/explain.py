@@ -17,7 +17,7 @@ from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.stages import Options, Planner
 from atoll.wafer.template import Wafer
 
-MORE = 1.1
+MORE = 1.125  # an eighth: core counts with many factors keep many
 UNLIMITED = float("inf")
 
 
