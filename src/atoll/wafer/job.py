@@ -16,7 +16,8 @@ from atoll.wafer.stages import Options
 from atoll.workload import load_config
 from atoll.yamlfile import Count, FileModel, load_yaml
 
-ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming", "no-offload")
+ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming", "no-offload",
+             "shared-codes")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class WaferJob:
             streaming="no-streaming" not in self.ablations,
             recompute="no-recompute" not in self.ablations,
             offload="no-offload" not in self.ablations,
+            passes="shared-codes" not in self.ablations,
             one_axis="one-axis" in self.ablations,
             volume_only="volume-only" in self.ablations,
         )

@@ -38,6 +38,8 @@ class Options:
     recompute: bool = True
     offload: bool = True
     """Saved tensors may wait in another stage's memory."""
+    passes: bool = True
+    """Gradient passes may have codes of their own."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     one_axis: bool = False
     """Only one tag for all digits of an operator: no mixed splits."""
@@ -91,6 +93,7 @@ class Planner:
         return Exact(
             tables, self.options.homes, recompute=self.options.recompute,
             volume_only=self.options.volume_only, tolerance=TOLERANCE,
+            passes=self.options.passes,
         )  # fmt: skip
 
     def _restricted(self, block: Block, digits: Digits) -> dict[str, tuple[str, ...]] | None:
@@ -161,10 +164,13 @@ class Planner:
         free = [self.fastest_s(r.width, r.height, microbatch) for r in rectangles]
         if self.rounds(microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
             return False
-        choices = self._even(rectangles, microbatch)
+        roomy = [
+            min(e.unlimited.cost.time_s for _, e in self.exacts(r.width, r.height, microbatch))
+            for r in rectangles
+        ]
         return any(
             choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED)
-            for (_, choice), fastest in zip(choices, free, strict=True)
+            for (_, choice), fastest in zip(self._even(rectangles, microbatch), roomy, strict=True)
         )
 
     def _even(
@@ -217,13 +223,13 @@ class Planner:
         largest = max(load(s, counts[s]) for s in range(count))
         if largest == INFINITY:
             return None
-        # A layer takes no less time in a fuller stage: however the rest is handed out, some stage
-        # carries at least its share.
+        # A layer takes no less time in a fuller stage (as blocks are solved here): however the rest
+        # is handed out, some stage carries at least its share.
         rates = 0.0
         for number in range(count):
             choice = self._stage(rectangles, number, counts[number], microbatch, helpers)
             assert choice is not None
-            rates += 1.0 / choice.solved.bound_s
+            rates += 1.0 / (choice.solved.cost.time_s * (1.0 - TOLERANCE))
         if rounds * max(largest, block.layers / rates) >= stop_s:
             return None
         heap = [(load(s, counts[s] + 1), s) for s in range(count)]
