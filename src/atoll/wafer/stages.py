@@ -107,7 +107,14 @@ class Planner:
         }
 
     def fastest_s(self, width: int, height: int, microbatch: int) -> float:
-        """Seconds of a layer on this shape with unlimited memory: no mapping is faster."""
+        """Seconds of a layer on this shape with unlimited memory, less the tolerance: what is found
+        here is no faster. `bound_s` and `free_bound_s` hold for the whole encoding.
+        """
+        exacts = self.exacts(width, height, microbatch)
+        return min(exact.unlimited.cost.time_s for _, exact in exacts) * (1.0 - TOLERANCE)
+
+    def bound_s(self, width: int, height: int, microbatch: int) -> float:
+        """No layer on this shape takes less, whatever its codes, within these homes."""
         return min(exact.bound_s for _, exact in self.exacts(width, height, microbatch))
 
     def free_bound_s(self, width: int, height: int, microbatch: int) -> float:
@@ -164,13 +171,9 @@ class Planner:
         free = [self.fastest_s(r.width, r.height, microbatch) for r in rectangles]
         if self.rounds(microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
             return False
-        roomy = [
-            min(e.unlimited.cost.time_s for _, e in self.exacts(r.width, r.height, microbatch))
-            for r in rectangles
-        ]
         return any(
             choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED)
-            for (_, choice), fastest in zip(self._even(rectangles, microbatch), roomy, strict=True)
+            for (_, choice), fastest in zip(self._even(rectangles, microbatch), free, strict=True)
         )
 
     def _even(
