@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from atoll.wafer import brute
 from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
+from atoll.wafer.decoupled import Decoupled
 from atoll.wafer.digits import digit_systems
 from atoll.wafer.exact import Exact
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, Away
 from atoll.wafer.labels import Limits
 from atoll.wafer.pricing import Pricer
+from atoll.wafer.steps import Price
 from atoll.wafer.tables import HOMES, SEARCHED_HOMES, Setting, Tables, legal_codes
 
 from .wafer_cases import small_block, small_wafer, sub_block
@@ -211,6 +213,62 @@ def test_gradient_passes_with_codes_of_their_own(shape, chain, link, count, mode
         if solved:
             (row,) = batch.evaluate(batch.encode([solved.mapping]))
             assert row[TIME] == pytest.approx(solved.cost.time_s, rel=1e-12)
+
+
+def test_refined_gradient_codes_and_bounds_on_a_larger_mesh():
+    """27 codes an operator: shared codes exactly, then gradient codes; bounds hold for all."""
+    tables = make((4, 2), 2e9, modes=(True, False))
+    away = Away(4e10, 1e-9)
+    batch = Batch(tables, away)
+    whole = Exact(tables, passes=True).with_away(away)
+    shared = Exact(tables).with_away(away)
+    assert whole.free_bound_s <= whole.bound_s <= shared.bound_s
+    random = np.random.default_rng(0)
+    genes = batch.sample(20_000, random, SEARCHED_HOMES, fates=FATES, passes=True)
+    times = batch.evaluate(genes)[:, TIME]
+    assert times.min() >= whole.bound_s
+    low, high = span(batch, SEARCHED_HOMES, 2, 3, random, passes=True)
+    gains = []
+    for share in (1.0, 0.1, 0.06):
+        limit = low + share * (high - low)
+        found, other = (e.solve(2, 3, limit, 0.01 * high) for e in (whole, shared))
+        assert found.cost.time_s <= other.cost.time_s
+        assert whole.bound_s <= found.bound_s <= found.cost.time_s
+        (row,) = batch.evaluate(batch.encode([found.mapping]))
+        cost = found.cost
+        assert row[[TIME, STATE, KEPT, REBUILT, AWAY]] == pytest.approx(
+            [cost.time_s, cost.state_bytes, cost.kept_bytes, cost.rebuilt_bytes, cost.away_bytes],
+            rel=1e-12,
+        )
+        assert cost.state_bytes <= other.cost.state_bytes * (1 + 1e-12)
+        gains.append(other.cost.time_s / cost.time_s)
+    assert max(gains) > 1.0
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    shape=st.sampled_from([(2, 2), (3, 2)]),
+    link=st.sampled_from([2e9, 2e10, 4e11]),
+    tight=st.floats(0.02, 0.6),
+    homes=st.sampled_from([SEARCHED_HOMES, HOMES, ("external",), ("weights",)]),
+    seed=st.integers(0, 1000),
+)
+def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
+    shape, link, tight, homes, seed
+):
+    random = np.random.default_rng(seed)
+    tables = make(shape, link, modes=(True, False), only=some_codes(shape, 5, random))
+    exact, shared = Exact(tables, homes, passes=True), Exact(tables, homes)
+    apart = Decoupled.of(shared.states, shared.paths)
+    assert apart.least(Price(0.0, 0.0, 0.0, 0.0)).min() <= exact.bound_s * (1 + 1e-12)
+    assert apart.free().min() <= exact.free_bound_s * (1 + 1e-12)
+    low, high = span(Batch(tables), homes, 2, 3, random, passes=True)
+    limit = low + tight * (high - low)
+    found = exact.solve(2, 3, limit)
+    fixed = 6.0 * exact.paths.stream_kept + exact.paths.buffers
+    for own in (1e-12, 1e-11, 1e-10):
+        dual = apart.least(Price(own, 0.0, 6.0, 2.0)) + own * (fixed - limit)
+        assert found is None or dual.min() <= found.cost.time_s * (1 + 1e-12)
 
 
 def test_equal_codes_of_all_passes_cost_what_a_shared_code_costs():

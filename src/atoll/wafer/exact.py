@@ -20,11 +20,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.wafer.decoupled import Decoupled
 from atoll.wafer.genes import Away, BlockCost, BlockMapping, Solved
 from atoll.wafer.hunt import Found, Hunt
 from atoll.wafer.labels import Limits
-from atoll.wafer.passes import PassStates
+from atoll.wafer.passes import MOST_CODES, PassStates
 from atoll.wafer.paths import Paths
+from atoll.wafer.refine import Refiner
 from atoll.wafer.shared import Rules, SharedStates
 from atoll.wafer.steps import Price
 from atoll.wafer.tables import SEARCHED_HOMES, Tables
@@ -49,12 +51,16 @@ class Exact:
     ) -> None:
         """`tolerance`: stop where no mapping can be faster by more than this share.
 
-        `passes`: the gradient passes have codes of their own (small sets of codes only).
+        `passes`: the gradient passes have codes of their own. With few codes that is exact; with
+        many, codes are shared in the exact part, gradient codes are refined afterwards, and the
+        bounds are those of the passes taken apart.
         """
         self.tables = tables
         self.tolerance = tolerance
+        self.away: Away | None = None
         rules = Rules(tuple(homes), recompute, volume_only)
-        self.states = PassStates(tables, rules) if passes else SharedStates(tables, rules)
+        few = max(len(n.index) for chain in tables.nodes for n in chain) <= MOST_CODES
+        self.states = PassStates(tables, rules) if passes and few else SharedStates(tables, rules)
         codes = tables.stream.codes
         share = np.array([tables.stream_share(code) for code in codes])
         self.paths = Paths(
@@ -63,10 +69,16 @@ class Exact:
             share * (tables.block.stream_bytes + tables.block.mask_bytes),
             np.array([tables.buffer_bytes(code) for code in codes]),
         )
+        self._refiner: Refiner | None = None
+        self._apart: Decoupled | None = None
+        if passes and not volume_only and isinstance(self.states, SharedStates):
+            self._refiner = Refiner(self.states)
+            self._apart = Decoupled.of(self.states, self.paths)
 
     def with_away(self, away: Away) -> Exact:
         """The same, for a stage that may leave tensors in the memory of another."""
         other = copy(self)
+        other.away = away
         other.paths = replace(self.paths, chains=self.states.chains_with(away))
         return other
 
@@ -74,20 +86,22 @@ class Exact:
 
     @cached_property
     def fastest_s(self) -> FloatArray:
-        """Seconds of the fastest mapping for every stream layout, whatever memory it takes."""
+        """Seconds of the fastest way for every stream layout, whatever memory it takes."""
         return self.paths.least(_FREE)[0]
 
-    @property
+    @cached_property
     def bound_s(self) -> float:
+        """No mapping of the whole encoding of the block is faster."""
+        if self._apart is not None:
+            return float(self._apart.least(_FREE).min())
         return float(self.fastest_s.min())
 
     @cached_property
     def free_bound_s(self) -> float:
         """The same if weights cost nothing to hold, sum and update: holds for every home."""
-        chains = [
-            [replace(s, option_s=np.zeros_like(s.option_s)) for s in steps]
-            for steps in self.paths.chains
-        ]
+        if self._apart is not None:
+            return float(self._apart.free().min())
+        chains = self.states.free_chains()
         return float(replace(self.paths, chains=chains).least(_FREE)[0].min())
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
@@ -98,8 +112,8 @@ class Exact:
         """
         per_kept = 0.0 if offload else float(layers * in_flight)
         here = Price(price / layers, 0.0, per_kept, float(layers))
-        stream = price * in_flight * self.paths.stream_kept
-        return float((self.paths.least(here)[0] + stream).min())
+        least = self.paths.least(here)[0] if self._apart is None else self._apart.least(here)
+        return float((least + price * in_flight * self.paths.stream_kept).min())
 
     def price(self, genes: BlockMapping) -> BlockCost:
         """What one mapping of these tables costs, all passes of an operator under one code."""
@@ -118,14 +132,32 @@ class Exact:
         """
         found = self._unlimited
         if self.paths.bytes(found.stream, found.cost, layers, in_flight) <= limit_bytes:
-            return self._solved(found, found.cost.time_s)
+            return self.unlimited
         limits = Limits(limit_bytes, away_bytes)
-        best = Hunt(
-            self.paths, layers, in_flight, limits, self.fastest_s, self.tolerance
-        ).run()
+        hunt = Hunt(self.paths, layers, in_flight, limits, self.fastest_s, self.tolerance)
+        best = hunt.run()
         if best is None:
             return None
-        return self._solved(best, best.cost.time_s * (1 - self.tolerance))
+        proven = best.cost.time_s * (1 - self.tolerance)
+        if self._apart is not None:
+            proven = min(proven, self._apart_s(hunt, limits))
+        return self._solved(best, proven)
+
+    def _apart_s(self, hunt: Hunt, limits: Limits) -> float:
+        """The bound of the passes taken apart at the best prices of memory of the hunt."""
+        assert self._apart is not None
+        bounds = np.full(len(hunt.fixed), self.bound_s)
+        order = hunt.streams[np.argsort(hunt.bounds[hunt.streams], kind="stable")]
+        for price in dict.fromkeys(hunt.prices[int(stream)] for stream in order[:8]):
+            least = self._apart.least(price, away=self.away is not None)
+            dual = least + price.own * (hunt.fixed - limits.own) - price.away * limits.away
+            bounds = np.maximum(bounds, dual)
+        return float(bounds[hunt.streams].min())
+
+    @cached_property
+    def unlimited(self) -> Solved:
+        """The fastest mapping, whatever memory it takes."""
+        return self._solved(self._unlimited, self.bound_s)
 
     @cached_property
     def _unlimited(self) -> Found:
@@ -134,4 +166,7 @@ class Exact:
         return Found(fastest, way, self.paths.cost(fastest, way))
 
     def _solved(self, found: Found, bound_s: float) -> Solved:
-        return Solved(self.states.genes(found.stream, found.way), found.cost, bound_s)
+        genes, cost = self.states.genes(found.stream, found.way), found.cost
+        if self._refiner is not None:
+            genes, cost = self._refiner.refined(found.stream, found.way, genes, cost, self.away)
+        return Solved(genes, cost, min(bound_s, cost.time_s))

@@ -29,7 +29,7 @@ class Layout(FileModel):
 
 
 ABLATIONS = ("no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble",
-             "no-offload")  # fmt: skip
+             "no-offload", "shared-codes")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class WaferJob:
             streaming="no-streaming" not in self.ablations,
             recompute="no-recompute" not in self.ablations,
             offload="no-offload" not in self.ablations,
+            passes="shared-codes" not in self.ablations,
             one_axis="one-axis" in self.ablations,
             volume_only="volume-only" in self.ablations,
             zero_bubble="no-zero-bubble" not in self.ablations,

@@ -31,12 +31,12 @@ class SharedStates:
     def __init__(self, tables: Tables, rules: Rules) -> None:
         self.tables, self.rules = tables, rules
         self._rows = [HOMES.index(home) for home in rules.homes]
-        self._edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
-        self.chains = [self._steps(i) for i in range(len(self._edges))]
+        self.edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
+        self.chains = [self._steps(i) for i in range(len(self.edges))]
 
     def _steps(self, chain: int) -> list[Step]:
         steps = []
-        nodes, edges = self.tables.chain_nodes(chain), self._edges[chain]
+        nodes, edges = self.tables.chain_nodes(chain), self.edges[chain]
         described = self.tables.block.chains[chain].edges
         for i, edge in enumerate(edges):
             node = nodes[i + 1]
@@ -56,7 +56,7 @@ class SharedStates:
     def chains_with(self, away: Away) -> list[list[Step]]:
         """The steps of a stage that may leave tensors in the memory of another."""
         found = []
-        for i, (steps, edges) in enumerate(zip(self.chains, self._edges, strict=True)):
+        for i, (steps, edges) in enumerate(zip(self.chains, self.edges, strict=True)):
             nodes = self.tables.chain_nodes(i)[1:]
             found.append(
                 [
@@ -65,6 +65,12 @@ class SharedStates:
                 ]
             )
         return found
+
+    def free_chains(self) -> list[list[Step]]:
+        """The steps if weights cost nothing to hold, sum and update."""
+        return [
+            [replace(s, option_s=np.zeros_like(s.option_s)) for s in steps] for steps in self.chains
+        ]
 
     def genes(self, stream: int, way: Way) -> BlockMapping:
         entries = [state for path in way.states for state in path]

@@ -43,6 +43,8 @@ class Options:
     recompute: bool = True
     offload: bool = True
     """Saved tensors may wait in another stage's memory."""
+    passes: bool = True
+    """Gradient passes may have codes of their own."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     one_axis: bool = False
     """Only one tag for all digits of an operator: no mixed splits."""
@@ -127,6 +129,7 @@ class Planner:
         return Exact(
             tables, self.options.homes, recompute=self.options.recompute,
             volume_only=self.options.volume_only, tolerance=TOLERANCE,
+            passes=self.options.passes,
         )  # fmt: skip
 
     def _restricted(self, block: Block, digits: Digits) -> dict[str, tuple[str, ...]] | None:
@@ -139,9 +142,11 @@ class Planner:
         }
 
     def fastest_s(self, width: int, height: int, microbatch: int) -> float:
-        """Seconds of a layer on this shape with unlimited memory: nothing found here is faster."""
-        exacts = self.exacts(width, height, microbatch)
-        return min((exact.bound_s for _, exact in exacts), default=INFINITY)
+        """Seconds of a layer on this shape with unlimited memory, less the tolerance: what is found
+        here is no faster. The exact part's `bound_s` holds for the whole encoding.
+        """
+        found = [e.unlimited.cost.time_s for _, e in self.exacts(width, height, microbatch)]
+        return min(found, default=INFINITY) * (1.0 - TOLERANCE)
 
     def block(
         self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float,
@@ -254,13 +259,13 @@ class Planner:
         largest = max(load(s, counts[s]) for s in range(count))
         if largest == INFINITY:
             return None
-        # A layer takes no less time in a fuller stage: however the rest is handed out, some stage
-        # carries at least its share.
+        # A layer takes no less time in a fuller stage (as blocks are solved here): however the rest
+        # is handed out, some stage carries at least its share.
         rates = 0.0
         for number in range(count):
             choice = self._stage(rectangles, number, counts[number], microbatch, schedule, helpers)
             assert choice is not None
-            rates += 1.0 / choice.solved.bound_s
+            rates += 1.0 / (choice.solved.cost.time_s * (1.0 - TOLERANCE))
         if rounds * max(largest, block.layers / rates) >= stop_s:
             return None
         heap = [(load(s, counts[s] + 1), s) for s in range(count)]

@@ -1,0 +1,58 @@
+"""The exact part beside brute force over all codes, homes and keeps of a block.
+
+    python benchmarks/wafer_brute.py [model] [microbatch] [tokens]
+
+On 2 x 2 and 2 x 3 dies of the default wafer, for several limits of memory. Minutes with a
+microbatch of 2 (16 codes an operator), seconds with 1.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from atoll.wafer import brute
+from atoll.wafer.batch import KEPT, REBUILT, STATE, Batch
+from atoll.wafer.block import make_block
+from atoll.wafer.digits import digit_systems
+from atoll.wafer.exact import Exact
+from atoll.wafer.files import load_wafer
+from atoll.wafer.labels import Limits
+from atoll.wafer.pricing import pricer
+from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
+
+LAYERS, IN_FLIGHT = 10, 8
+
+
+def main() -> None:
+    model = sys.argv[1] if len(sys.argv) > 1 else "llama2-7b"
+    microbatch = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    tokens = int(sys.argv[3]) if len(sys.argv) > 3 else 4096
+    wafer = load_wafer("default")
+    for shape in ((2, 2), (3, 2)):
+        block = make_block(model, microbatch, tokens)
+        digits = digit_systems(*shape)[0]
+        tables = Tables(block, digits, Setting(wafer, 128), pricer(wafer.chip))
+        batch, exact = Batch(tables), Exact(tables)
+        cost = batch.evaluate(batch.sample(5000, np.random.default_rng(0), SEARCHED_HOMES))
+        memory = LAYERS * (cost[:, STATE] + IN_FLIGHT * cost[:, KEPT]) + cost[:, REBUILT]
+        low, high = float(memory.min()), float(memory.max())
+        limits = [Limits(low + s * (high - low)) for s in (1.0, 0.3, 0.15, 0.1, 0.05, 0.02, -0.2)]
+        began = time.process_time()
+        expected = brute.fastest(batch, SEARCHED_HOMES, LAYERS, IN_FLIGHT, limits)
+        tried = time.process_time() - began
+        for limit, best in zip(limits, expected, strict=True):
+            began = time.process_time()
+            found = exact.solve(LAYERS, IN_FLIGHT, limit.own)
+            ours = np.inf if found is None else found.cost.time_s
+            same = ours == best or abs(ours - best) <= 1e-12 * best
+            print(f"{shape[0]} x {shape[1]}, {limit.own / 2**30:.1f} GiB: everything {best:.9g} s, "
+                  f"exact part {ours:.9g} s ({time.process_time() - began:.2f} s of processor time)"
+                  f"{'' if same else ' DIFFERENT'}", flush=True)  # fmt: skip
+        print(f"brute force took {tried:.0f} s of processor time")
+
+
+if __name__ == "__main__":
+    main()

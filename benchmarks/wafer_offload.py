@@ -1,0 +1,54 @@
+"""What offload to stages with room is worth beside recomputation, on pipelines short of memory.
+
+    python benchmarks/wafer_offload.py
+
+Llama-2 70B on the default wafer with less memory a die; stages and microbatch given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.wafer.evaluate import evaluate
+from atoll.wafer.files import load_wafer
+from atoll.wafer.stages import Options, Planner, snake
+
+CASES = (
+    (64, 4096, (2, 3, 8), 30),
+    (64, 4096, (4, 3, 4), 26),
+    (32, 16384, (2, 3, 8), 60),
+    (32, 16384, (4, 3, 4), 36),
+    (32, 16384, (4, 3, 4), 44),
+)
+OPTIONS = {
+    "both": Options(),
+    "recomputation only": Options(offload=False),
+    "offload only": Options(recompute=False),
+    "neither": Options(recompute=False, offload=False),
+}
+
+
+def main() -> None:
+    default = load_wafer("default")
+    for batch, sequence, (width, height, stages), gib in CASES:
+        capacity = int(gib * 2**30 / default.stacks)
+        wafer = replace(default, stack=replace(default.stack, capacity_bytes=capacity))
+        cells = []
+        for name, options in OPTIONS.items():
+            planner = Planner(wafer, "llama2-70b", batch, sequence, options)
+            rectangles = snake(wafer.rows, wafer.columns, width, height, stages)
+            assert rectangles is not None
+            mapping = planner.plan(rectangles, 1)
+            if mapping is None:
+                cells.append(f"{name}: does not fit")
+                continue
+            senders = sum(stage.helper is not None for stage in mapping.stages)
+            cells.append(f"{name}: {evaluate(wafer, mapping).samples_per_s:.2f}/s"
+                         + (f" ({senders} senders)" if senders else ""))  # fmt: skip
+        shape = f"{stages} stages of {width} x {height}"
+        words = f"{sequence} tokens, batch {batch}, {shape}, {gib} GiB: "
+        print(words + "; ".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
