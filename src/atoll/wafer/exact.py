@@ -53,8 +53,8 @@ class Exact:
         """`tolerance`: stop where no mapping can be faster by more than this share.
 
         `passes`: the gradient passes have codes of their own. With few codes that is exact (and
-        slow where memory is short); with many, codes are shared in the exact part, gradient codes are refined afterwards, and the
-        bounds are those of the passes taken apart.
+        slow where memory is short); with many, codes are shared in the exact part, gradient codes
+        are refined afterwards, and the bounds are those of the passes taken apart.
         """
         self.tables = tables
         self.tolerance = tolerance
