@@ -48,19 +48,21 @@ class Exact:
         volume_only: bool = False,
         tolerance: float = 0.0,
         passes: bool = False,
+        few: int = MOST_CODES,
     ) -> None:
         """`tolerance`: stop where no mapping can be faster by more than this share.
 
-        `passes`: the gradient passes have codes of their own. With few codes that is exact; with
-        many, codes are shared in the exact part, gradient codes are refined afterwards, and the
-        bounds are those of the passes taken apart.
+        `passes`: the gradient passes have codes of their own. With few codes that is exact (and
+        slow where memory is short); with many, codes are shared in the exact part, gradient codes
+        are refined afterwards, and the bounds are those of the passes taken apart.
         """
         self.tables = tables
         self.tolerance = tolerance
         self.away: Away | None = None
         rules = Rules(tuple(homes), recompute, volume_only)
-        few = max(len(n.index) for chain in tables.nodes for n in chain) <= MOST_CODES
-        self.states = PassStates(tables, rules) if passes and few else SharedStates(tables, rules)
+        codes_each = max(len(n.index) for chain in tables.nodes for n in chain)
+        exactly = passes and codes_each <= few
+        self.states = PassStates(tables, rules) if exactly else SharedStates(tables, rules)
         codes = tables.stream.codes
         share = np.array([tables.stream_share(code) for code in codes])
         self.paths = Paths(

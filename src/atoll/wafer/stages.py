@@ -129,7 +129,7 @@ class Planner:
         return Exact(
             tables, self.options.homes, recompute=self.options.recompute,
             volume_only=self.options.volume_only, tolerance=TOLERANCE,
-            passes=self.options.passes,
+            passes=self.options.passes, few=0,
         )  # fmt: skip
 
     def _restricted(self, block: Block, digits: Digits) -> dict[str, tuple[str, ...]] | None:
