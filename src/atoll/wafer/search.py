@@ -31,6 +31,7 @@ QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 16  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
 QUICK_TRIED = 10  # the same, of all
+MOST_POLISHED = 2  # mappings solved once more with every gene free
 MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
 
 Progress = Callable[[str, int, int, float, float], None]
@@ -74,11 +75,17 @@ class WaferSearch:
         self.most_codes = most_codes
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         chosen = options or Options()
-        self.planners = (Planner(wafer, model, batch, sequence, chosen, most_codes),)
+        self.fine = Planner(wafer, model, batch, sequence, chosen, most_codes)
+        # Candidates are compared with the genes that matter most; the best are solved with all.
+        rough = replace(chosen, each_way=False, passes=False, offload=False)
+        modes = (rough, replace(rough, streaming=False)) if chosen.streaming else (rough,)
+        self.planners = tuple(
+            Planner(wafer, model, batch, sequence, mode, most_codes) for mode in modes
+        )
         self.planner = self.planners[0]
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
-        self.bounds = StepBound(self.planners, self.microbatches)
+        self.bounds = StepBound((self.fine,), self.microbatches)
 
     # -- candidates ----------------------------------------------------------------------------
 
@@ -145,6 +152,7 @@ class WaferSearch:
         if mixed is not None:
             kept.append(mixed)
             best = mixed
+        best = self._polished(kept, self.candidates() if best is None else ())
         if best is None:
             raise InfeasibleError(
                 f"model {self.model}: no mapping fits wafer {self.wafer.name} with batch "
@@ -157,6 +165,28 @@ class WaferSearch:
             best, lowest.bound_s, total, solved, total - solved,
             tuple(e for e in kept if e is not best)[:3],
         )  # fmt: skip
+
+    def _polished(
+        self, kept: list[Evaluation], candidates: Sequence[Candidate]
+    ) -> Evaluation | None:
+        """The best with every gene free: gradient codes, ways of collectives, helpers.
+
+        Where nothing fits so far, `candidates` are tried: stages that help each other may fit.
+        """
+        for candidate in [c for c in candidates if c.stages > 1][:MOST_POLISHED]:
+            found = self._solve(candidate, INFINITY, self.fine)
+            if found is not None:
+                kept.append(found)
+        kept.sort(key=lambda e: e.step_s)
+        best = kept[0] if kept else None
+        for old in kept[:MOST_POLISHED]:
+            assert best is not None
+            rectangles = [stage.rectangle for stage in old.mapping.stages]
+            found = best_plan(self.fine, rectangles, old.mapping.microbatch, best.step_s)
+            if found is not None and found.step_s < best.step_s:
+                kept.append(found)
+                best = found
+        return best
 
     def _suggested(
         self, best: Evaluation, kept: list[Evaluation]
@@ -246,11 +276,13 @@ class WaferSearch:
 def best_plan(
     planner: Planner, rectangles: Sequence[Rectangle], microbatch: int, limit: float = INFINITY
 ) -> Evaluation | None:
-    """The best that fits, solved for the memory of either schedule and run under both."""
+    """The best that fits, run under either schedule; solved for the memory of both as well where
+    every gene is free.
+    """
     several = len(rectangles) > 1 and planner.options.zero_bubble
     schedules = SCHEDULES if several else (ONE_F_ONE_B,)
     best: Evaluation | None = None
-    for solved_for in schedules:
+    for solved_for in schedules if planner.options.each_way else (ONE_F_ONE_B,):
         mapping = planner.plan(rectangles, microbatch, stop_s=limit, schedule=solved_for)
         if mapping is None:
             continue

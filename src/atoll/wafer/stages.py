@@ -38,7 +38,9 @@ class Options:
     """What the search may use; ablations switch parts off."""
 
     streaming: bool = True
-    """Collectives may run beside their operators, each operator as is best for it."""
+    """Collectives may run beside their operators."""
+    each_way: bool = True
+    """Each operator streams or not, as is best for it; else all of them do the same."""
     algorithm: str = "auto"
     recompute: bool = True
     offload: bool = True
@@ -89,7 +91,8 @@ class Planner:
         if key not in self._exacts:
             block = make_block(self.model, microbatch, self.sequence)
             # Pieces hide transfers, but make products smaller: each operator may do either.
-            modes = (True, False) if self.options.streaming else None
+            both = self.options.streaming and self.options.each_way
+            modes = (True, False) if both else None
             self._exacts[key] = [
                 (digits, self._exact(Tables(
                     block, digits, self.setting(microbatch), pricer(self.wafer.chip), only,
