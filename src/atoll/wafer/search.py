@@ -86,11 +86,14 @@ class WaferSearch:
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
         self.bounds = StepBound((self.fine,), self.microbatches)
+        """On everything; `_reach` is on what candidates are compared with."""
+        self._reach = StepBound(self.planners, self.microbatches)
 
     # -- candidates ----------------------------------------------------------------------------
 
-    def candidates(self, cap_s: float = INFINITY) -> list[Candidate]:
-        """All that may take less than `cap_s` at peak rates."""
+    def candidates(self, bounds: StepBound | None = None) -> list[Candidate]:
+        """All that may fit, with what they take at peak rates at least."""
+        known = bounds or self._reach
         found = []
         rows, columns = self.wafer.rows, self.wafer.columns
         for microbatch in self.microbatches:
@@ -99,7 +102,7 @@ class WaferSearch:
                 for height in range(1, rows + 1):
                     most = min(layers, (columns // width) * (rows // height))
                     for stages in range(1, most + 1):
-                        bound = self.bounds.equal_s(microbatch, width * height, stages, cap_s)
+                        bound = known.equal_s(microbatch, width * height, stages, INFINITY)
                         found.append(Candidate(bound, microbatch, width, height, stages))
         return sorted(
             c for c in found if c.bound_s < INFINITY and (self.accept is None or self.accept(c))
@@ -152,7 +155,7 @@ class WaferSearch:
         if mixed is not None:
             kept.append(mixed)
             best = mixed
-        best = self._polished(kept, self.candidates() if best is None else ())
+        best = self._polished(kept, self.candidates(self.bounds) if best is None else ())
         if best is None:
             raise InfeasibleError(
                 f"model {self.model}: no mapping fits wafer {self.wafer.name} with batch "
@@ -213,8 +216,8 @@ class WaferSearch:
     def _sharper(self, candidate: Candidate, limit: float) -> Candidate:
         """The candidate under what its operators take; itself if that is known already."""
         dies = candidate.width * candidate.height
-        self.bounds.layers.sharpen(candidate.microbatch, dies, solve=False)
-        bound = self.bounds.equal_s(candidate.microbatch, dies, candidate.stages, limit)
+        self._reach.layers.sharpen(candidate.microbatch, dies, solve=False)
+        bound = self._reach.equal_s(candidate.microbatch, dies, candidate.stages, limit)
         if bound <= candidate.bound_s * (1 + 1e-9):
             return candidate
         return replace(candidate, bound_s=bound)
