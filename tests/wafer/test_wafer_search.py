@@ -27,7 +27,7 @@ from atoll.wafer.faults import Faults, map_around, sample_faults
 from atoll.wafer.job import WaferJob, load_wafer_job
 from atoll.wafer.routing import route
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.stages import Options, snake
+from atoll.wafer.stages import Options, Planner, snake
 from atoll.wafer.tiling import guillotine
 
 from .wafer_cases import small_file, small_model, small_wafer
@@ -318,3 +318,18 @@ def test_every_example_job_can_be_read():
     assert len(jobs) >= 8
     for path in jobs:
         assert isinstance(load_wafer_job(path), WaferJob)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_plan_costs_what_its_blocks_were_solved_for(streaming):
+    """Operators keep their way of collectives whatever the head's is."""
+    wafer = small_wafer(2, 4)
+    options = Options(streaming=streaming, each_way=False, passes=False, offload=False)
+    planner = Planner(wafer, small_model(), 16, 24, options)
+    mapping = planner.plan(snake(2, 4, 2, 2, 2), 1)
+    for stage, cost in zip(mapping.stages, evaluate(wafer, mapping).stages, strict=True):
+        assert {streams for streams, _ in stage.block.collectives} == {streaming}
+        in_flight = 2 if stage is mapping.stages[0] else 1
+        limit = wafer.memory_bytes - cost.memory_bytes["ends"]
+        solved = planner.block((2, 2), 1, stage.layers, in_flight, limit)
+        assert cost.block.time_s == pytest.approx(solved.solved.cost.time_s)

@@ -354,6 +354,9 @@ class Planner:
             assert choice is not None
             _, head, streaming = self._ends(rectangles, number, microbatch, choice)
             genes = choice.solved.mapping
+            # The mapping's way is the head's: operators name their own.
+            way = (self.options.streaming, self.options.algorithm)
+            genes = replace(genes, collectives=genes.collectives or (way,) * len(genes.codes))
             helper = helpers.of[number] if helpers and OFFLOAD in genes.keep else None
             stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
