@@ -57,7 +57,7 @@ def test_products_vector_work_and_saved_bytes_are_those_of_the_layer(name):
     assert sum(p.work.elements for p in passes) == vectors
 
     edges = [edge for chain in block.chains for edge in chain.edges if edge.kept_name]
-    kept = block.stream_bytes + block.mask_bytes + sum(sum(e.totals) for e in edges)
+    kept = block.stream_bytes + block.always_bytes + sum(sum(e.totals) for e in edges)
     assert kept == layer.saved_bytes
     names = [edge.kept_name for edge in edges]
     assert len(set(names)) == len(names)

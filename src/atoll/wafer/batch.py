@@ -93,7 +93,7 @@ class Batch:
             np.array([0.0 if u is None else float(u.parameters) for u in units]),
             float(setting.microbatches), np.array(entry),
             np.array([tables.stream_s(code) for code in codes]),
-            share * (block.stream_bytes + block.mask_bytes), digits.radix, digits.axis,
+            share * (block.stream_bytes + block.always_bytes), digits.radix, digits.axis,
             digits.stride, setting.wafer.link_Bps, setting.wafer.link_latency_s,
             away.bandwidth_Bps if away else np.inf, away.latency_s if away else 0.0,
             ALGORITHMS.index(setting.algorithm),

@@ -138,7 +138,7 @@ class Block:
     sequence: int
     hidden: int
     stream_bytes: float
-    mask_bytes: float
+    always_bytes: float
     """Beside the layer's input, what is kept always: masks, routes, what norms of branches read."""
     chains: tuple[Chain, ...]
     head: Unit | None

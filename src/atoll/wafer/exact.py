@@ -68,7 +68,7 @@ class Exact:
         self.paths = Paths(
             self.states.chains,
             np.array([tables.stream_s(code) for code in codes]),
-            share * (tables.block.stream_bytes + tables.block.mask_bytes),
+            share * (tables.block.stream_bytes + tables.block.always_bytes),
             np.array([tables.buffer_bytes(code) for code in codes]),
         )
         self._refiner: Refiner | None = None

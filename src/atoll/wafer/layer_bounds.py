@@ -249,7 +249,7 @@ class LayerBounds:
         state = 0.0 if self.external else STATE_BYTES * parameters / dies
         for depth, in_flight in enumerate(DEPTHS):
             curves[depth] += prices * state
-            curves[depth] += prices * in_flight * (block.stream_bytes + block.mask_bytes) / dies
+            curves[depth] += prices * in_flight * (block.stream_bytes + block.always_bytes) / dies
         own = curves.copy()
         for depth, in_flight in enumerate(DEPTHS):
             for chain, entry in zip(block.chains, entries, strict=True):

@@ -10,11 +10,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from math import prod
 
 from atoll.placement.zero_bubble import ONE_F_ONE_B, delayed
-from atoll.wafer.block import Block, make_block
+from atoll.wafer.block import make_block
+from atoll.wafer.code_sets import code_sets, most_codes
 from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
@@ -23,12 +22,11 @@ from atoll.wafer.genes import OFFLOAD, Away, Solved
 from atoll.wafer.offload import Helpers, plan_with_helpers
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import boundaries
-from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal, legal_codes
+from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.template import Wafer
 
 INFINITY = float("inf")
 MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
-PART_CODES = 81  # codes that such a part may leave to digits that do not cut samples
 TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
 PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
 
@@ -92,6 +90,7 @@ class Planner:
             block = make_block(self.model, microbatch, self.sequence)
             # Pieces hide transfers, but make products smaller: each operator may do either.
             both = self.options.streaming and self.options.each_way
+            one_axis = self.options.one_axis
             modes = (True, False) if both else None
             self._exacts[key] = [
                 (digits, self._exact(Tables(
@@ -99,7 +98,7 @@ class Planner:
                     modes=modes,
                 )))
                 for digits in digit_systems(width, height)
-                for only in self._choices(block, digits)
+                for only in code_sets(block, digits, self.most_codes, one_axis=one_axis)
             ]  # fmt: skip
         return self._exacts[key]
 
@@ -108,41 +107,12 @@ class Planner:
         block = make_block(self.model, microbatch, self.sequence)
         return most_codes(block, digit_systems(width, height)[0]) <= self.most_codes
 
-    def _choices(self, block: Block, digits: Digits) -> list[dict[str, tuple[str, ...]] | None]:
-        """Codes to choose from: all of them; or, where they are too many, several parts of them,
-        in each of which all operators cut samples by the same digits.
-        """
-        if self.options.one_axis or most_codes(block, digits) <= self.most_codes:
-            return [self._restricted(block, digits)]
-        found: list[dict[str, tuple[str, ...]] | None] = []
-        for cut in outer_digits(digits):
-            parts = prod(int(digits.radix[d]) for d in cut)
-            rest = digits.count - len(cut)
-            if not cut or block.microbatch % parts or 3**rest > PART_CODES:
-                continue
-            only = {
-                name: tuple(_on_digits(sizes, digits, cut))
-                for name, sizes in _named_sizes(block).items()
-            }
-            if all(only.values()):
-                found.append(only)
-        return found
-
     def _exact(self, tables: Tables) -> Exact:
         return Exact(
             tables, self.options.homes, recompute=self.options.recompute,
             volume_only=self.options.volume_only, tolerance=TOLERANCE,
             passes=self.options.passes, few=0,
         )  # fmt: skip
-
-    def _restricted(self, block: Block, digits: Digits) -> dict[str, tuple[str, ...]] | None:
-        if not self.options.one_axis:
-            return None
-        return {
-            name: tuple(c for c in legal_codes(sizes, digits) if len(set(c)) <= 1)
-            or legal_codes(sizes, digits)
-            for name, sizes in _named_sizes(block).items()
-        }
 
     def fastest_s(self, width: int, height: int, microbatch: int) -> float:
         """Seconds of a layer on this shape with unlimited memory, less the tolerance: what is found
@@ -363,39 +333,6 @@ class Planner:
             self.model, self.batch, microbatch, self.sequence, tuple(stages),
             streaming, self.options.algorithm, schedule,
         )  # fmt: skip
-
-
-def _named_sizes(block: Block) -> dict[str, dict[str, int]]:
-    return {unit.name: unit.sizes for unit in block.units} | {"stream": block.stream_sizes}
-
-
-def most_codes(block: Block, digits: Digits) -> int:
-    """Codes of the operator that has most, at most: every tag on every digit."""
-    tags = max(
-        sum(size > 1 or tag == "r" for tag, size in sizes.items())
-        for sizes in _named_sizes(block).values()
-    )
-    if tags**digits.count <= 1 << 12:
-        return max(len(legal_codes(sizes, digits)) for sizes in _named_sizes(block).values())
-    return int(tags**digits.count)
-
-
-def outer_digits(digits: Digits) -> list[tuple[int, ...]]:
-    """The outermost digits of both axes, so many of each."""
-    across = len(digits.x)
-    return [
-        (*range(x), *range(across, across + y))
-        for x in range(across + 1)
-        for y in range(len(digits.y) + 1)
-    ]
-
-
-def _on_digits(sizes: dict[str, int], digits: Digits, cut: tuple[int, ...]) -> list[str]:
-    """Legal codes that cut samples by exactly these digits."""
-    tags = [tag for tag, size in sizes.items() if (size > 1 or tag == "r") and tag != "b"]
-    choices = [("b",) if d in cut else tags for d in range(digits.count)]
-    codes = ("".join(chosen) for chosen in product(*choices))
-    return [code for code in codes if legal(code, sizes, digits)]
 
 
 def snake(
