@@ -28,10 +28,10 @@ from atoll.wafer.template import Wafer
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
-MOST_SOLVED = 16  # candidates solved on one wafer; the bound covers the others
+MOST_SOLVED = 10  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
 QUICK_TRIED = 10  # the same, of all
-MOST_POLISHED = 2  # mappings solved once more with every gene free
+MOST_HELPED = 4  # candidates tried with helpers where nothing fits without
 MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
 
 Progress = Callable[[str, int, int, float, float], None]
@@ -176,20 +176,19 @@ class WaferSearch:
 
         Where nothing fits so far, `candidates` are tried: stages that help each other may fit.
         """
-        for candidate in [c for c in candidates if c.stages > 1][:MOST_POLISHED]:
+        for candidate in [c for c in candidates if c.stages > 1][:MOST_HELPED]:
             found = self._solve(candidate, INFINITY, self.fine)
             if found is not None:
                 kept.append(found)
-        kept.sort(key=lambda e: e.step_s)
-        best = kept[0] if kept else None
-        for old in kept[:MOST_POLISHED]:
-            assert best is not None
-            rectangles = [stage.rectangle for stage in old.mapping.stages]
-            found = best_plan(self.fine, rectangles, old.mapping.microbatch, best.step_s)
-            if found is not None and found.step_s < best.step_s:
-                kept.append(found)
-                best = found
-        return best
+        if not kept:
+            return None
+        best = min(kept, key=lambda e: e.step_s)
+        rectangles = [stage.rectangle for stage in best.mapping.stages]
+        found = best_plan(self.fine, rectangles, best.mapping.microbatch, best.step_s)
+        if found is None or found.step_s >= best.step_s:
+            return best
+        kept.append(found)
+        return found
 
     def _suggested(
         self, best: Evaluation, kept: list[Evaluation]
