@@ -7,12 +7,13 @@ get layers in proportion to what they can do, and transfers are routed around wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from atoll.errors import InfeasibleError
+from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.encoding import Die, problems
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.stages import INFINITY, Planner
@@ -20,6 +21,7 @@ from atoll.wafer.template import Wafer
 from atoll.wafer.tiling import guillotine
 
 MOST_PIECES = 8
+SMALL = (1,)  # microbatches for pieces of many shapes: larger ones have too many codes
 
 Link = tuple[Die, Die]
 
@@ -61,9 +63,11 @@ def map_around(
             mapping = planner.plan(rectangles, microbatch, broken, stop)
             if mapping is None:
                 continue
-            found = evaluate(wafer, mapping, broken)
-            if found.fits and (best is None or found.step_s < best.step_s):
-                best = found
+            several = len(rectangles) > 1 and planner.options.zero_bubble
+            for schedule in SCHEDULES if several else (ONE_F_ONE_B,):
+                found = evaluate(wafer, replace(mapping, schedule=schedule), broken)
+                if found.fits and (best is None or found.step_s < best.step_s):
+                    best = found
     if best is not None and problems(best.mapping, wafer.rows, wafer.columns, faults.dies):
         raise AssertionError("a mapping around faults uses what is dead")
     return best
@@ -74,12 +78,11 @@ def degraded(
 ) -> dict[str, Any]:
     """Throughput over sampled wafers, as shares of the healthy one's."""
     random = np.random.default_rng(seed)
-    microbatches = sorted({1, healthy.mapping.microbatch})
     kept: list[float] = []
     rows: list[dict[str, Any]] = []
     for _ in range(samples):
         faults = sample_faults(planner.wafer, dead_share, random)
-        found = healthy if not faults.dies else map_around(planner, faults, microbatches)
+        found = healthy if not faults.dies else map_around(planner, faults, SMALL)
         share = 0.0 if found is None else found.samples_per_s / healthy.samples_per_s
         kept.append(min(1.0, share))
         rows.append({"dead_dies": [list(d) for d in faults.dies], "kept": share})

@@ -16,7 +16,7 @@ from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.explain import Worth, explain
-from atoll.wafer.faults import Faults, degraded, map_around, require
+from atoll.wafer.faults import SMALL, Faults, degraded, map_around, require
 from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
 from atoll.wafer.power import running_power_W
@@ -158,9 +158,8 @@ def _with_faults(
     best = healthy
     if job.dead_dies or job.dead_links:
         given = Faults(job.dead_dies, job.dead_links)
-        tried = sorted({1, healthy.mapping.microbatch})
         best = require(
-            map_around(search.planner, given, tried), job.model, search.wafer, given
+            map_around(search.planner, given, SMALL), job.model, search.wafer, given
         )
         shown["kept"] = best.samples_per_s / healthy.samples_per_s
     if job.samples:
