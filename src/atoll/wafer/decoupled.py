@@ -31,15 +31,12 @@ class Decoupled:
     backward: list[list[Step]]
     weights: tuple[tuple[FloatArray, FloatArray], ...]
     """Of every weight: seconds and bytes of state by home and code of its gradient."""
-    products_s: float
-    """The fastest weight gradients alone."""
 
     @staticmethod
     def of(states: SharedStates, paths: Paths) -> Decoupled:
         tables, rules = states.tables, states.rules
         rounds = tables.setting.microbatches
         forward, backward, weights = [], [], []
-        products = 0.0
         for chain, (steps, edges) in enumerate(zip(states.chains, states.edges, strict=True)):
             nodes = tables.chain_nodes(chain)[1:]
             triples = list(zip(steps, edges, nodes, strict=True))
@@ -47,8 +44,7 @@ class Decoupled:
             backward.append([_backward(*t) for t in triples])
             weighted = [n for n in nodes if n.unit is not None and n.unit.parameters]
             weights += [_weight(node, rules.homes, rounds) for node in weighted]
-            products += sum(float(node.weight_s.min()) for node in weighted)
-        return Decoupled(replace(paths, chains=forward), backward, tuple(weights), products)
+        return Decoupled(replace(paths, chains=forward), backward, tuple(weights))
 
     def least(self, price: Price, *, away: bool = False) -> FloatArray:
         """No block takes fewer seconds + price x bytes, by stream layout; `away`: tensors may wait
@@ -66,15 +62,6 @@ class Decoupled:
         for seconds, state in self.weights:
             total = total + float((seconds + price.own * price.per_state * state).min())
         return total
-
-    def free(self) -> FloatArray:
-        """Seconds where weights cost nothing to hold, sum and update."""
-        chains = [
-            [replace(s, option_s=np.zeros_like(s.option_s)) for s in steps]
-            for steps in self.forward.chains
-        ]
-        bare = replace(self, forward=replace(self.forward, chains=chains), weights=())
-        return bare.least(Price(0.0, 0.0, 0.0, 0.0)) + self.products_s
 
 
 def _forward(

@@ -98,14 +98,6 @@ class Exact:
             return float(self._apart.least(_FREE).min())
         return float(self.fastest_s.min())
 
-    @cached_property
-    def free_bound_s(self) -> float:
-        """The same if weights cost nothing to hold, sum and update: holds for every home."""
-        if self._apart is not None:
-            return float(self._apart.free().min())
-        chains = self.states.free_chains()
-        return float(replace(self.paths, chains=chains).least(_FREE)[0].min())
-
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
         """Least seconds + price x (state + in flight x kept) bytes of a layer: of all mappings.
 

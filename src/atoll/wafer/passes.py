@@ -53,13 +53,11 @@ class PassStates:
         self._edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
         # What each option is: (options, states before, states) of home x codes + weight code.
         self._meaning: list[list[IntArray]] = []
-        self._free: list[list[FloatArray]] = []
         self.chains = [self._steps(i) for i in range(len(self._edges))]
 
     def _steps(self, chain: int) -> list[Step]:
         steps = []
         self._meaning.append([])
-        self._free.append([])
         gradient = GradientTables(self.tables, chain)
         states, described = self._states[chain], self.tables.block.chains[chain].edges
         for i, edge in enumerate(self._edges[chain]):
@@ -68,15 +66,13 @@ class PassStates:
             time = edge.forward_s[forward] + edge.back_s[back]
             if not self.rules.volume_only:
                 time += (b.nodes.forward_s[b.forward] + b.nodes.data_s[b.data])[None, :]
-            free = np.zeros((1, 1))
             if b.nodes.unit is not None and b.nodes.unit.parameters:
-                option_s, state, meaning, free = self._options(gradient, i + 1, a, b)
+                option_s, state, meaning = self._options(gradient, i + 1, a, b)
             else:
                 time += self._fetch(gradient, i + 1, a, b, edge)
                 option_s = state = np.zeros((1, 1, len(b.forward)))
                 meaning = np.zeros((1, 1, len(b.forward)), np.int64)
             self._meaning[-1].append(meaning)
-            self._free[-1].append(free)
             again = edge.again_s[forward]
             if not self.rules.recompute:
                 again = np.full_like(again, np.inf)
@@ -105,15 +101,15 @@ class PassStates:
 
     def _options(
         self, gradient: GradientTables, unit: int, a: _States, b: _States
-    ) -> tuple[FloatArray, FloatArray, IntArray, FloatArray]:
+    ) -> tuple[FloatArray, FloatArray, IntArray]:
         """Homes x weight codes of every pair of states: seconds, bytes and meaning of those that no
-        other beats; and the seconds of the fastest code if the weight's home cost nothing.
+        other beats.
         """
         node = b.nodes
         each, before = len(node.index), np.arange(len(a.nodes.index))
         inputs = gradient.inputs(unit, before, np.arange(each))
         outputs = gradient.output(unit)
-        seconds, bytes_, meaning, bare = [], [], [], []
+        seconds, bytes_, meaning = [], [], []
         for code in range(each):
             weight = b.forward // each * each + code
             come = tuple(t[:, b.forward % each, code] for t in inputs)
@@ -122,7 +118,6 @@ class PassStates:
             fetched = fetch_s(node, weight[None, :], streams, (come[0], come[1]), (go[0], go[1]))
             if self.rules.volume_only:
                 fetched = fetched - node.weight_s[weight][None, :]
-            bare.append(fetched)
             for number, home in enumerate(self.rules.homes):
                 s, held = gradient.home(unit, home, b.forward, b.data, weight)
                 seconds.append(fetched + s[None, :])
@@ -130,19 +125,7 @@ class PassStates:
                 meaning.append(number * each + code)
         kept = _undominated(np.stack(seconds), np.stack(bytes_), np.array(meaning))
         wide = a.forward % len(before)
-        free = np.min(bare, axis=0)[wide]
-        return kept[0][:, wide], kept[1][:, wide], kept[2][:, wide], free
-
-    def free_chains(self) -> list[list[Step]]:
-        """The steps if weights cost nothing to hold, sum, update and re-shard."""
-        none = np.zeros((1, 1, 1))
-        return [
-            [
-                replace(step, time_s=step.time_s + free, option_s=none, state=none)
-                for step, free in zip(steps, bare, strict=True)
-            ]
-            for steps, bare in zip(self.chains, self._free, strict=True)
-        ]
+        return kept[0][:, wide], kept[1][:, wide], kept[2][:, wide]
 
     def chains_with(self, away: Away) -> list[list[Step]]:
         """The steps of a stage that may leave tensors in the memory of another."""

@@ -66,12 +66,6 @@ class SharedStates:
             )
         return found
 
-    def free_chains(self) -> list[list[Step]]:
-        """The steps if weights cost nothing to hold, sum and update."""
-        return [
-            [replace(s, option_s=np.zeros_like(s.option_s)) for s in steps] for steps in self.chains
-        ]
-
     def genes(self, stream: int, way: Way) -> BlockMapping:
         entries = [state for path in way.states for state in path]
         nodes = self._units
