@@ -1,0 +1,191 @@
+"""Questions whose answers are on record: small ones to every program, each with its golden file.
+
+A golden is the answer as the programs write it (`to_dict`), without times of this machine and
+without what only repeats the question. An answer may have more than its golden, never less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import atoll
+from atoll.wafer.api import estimate_wafer, search_wafer
+from atoll.wafer.job import Layout, WaferJob
+
+FILES = Path(__file__).parent / "files"
+GOLDENS = Path(__file__).parent / "goldens"
+SPACE = str(FILES / "space.yaml")
+WAFER = str(FILES / "wafer.yaml")
+SMALL = str(FILES / "config.json")
+TABLES = Path(__file__).parents[1] / "data" / "phaze_dp_cases"
+
+LEFT_OUT = {
+    "bounded_per_s", "job", "layers", "phases_s", "picture", "runners_up", "wall_time_s",
+    "wafer", "reasons", "notes",
+}  # fmt: skip
+"""Times of this machine, sentences, and what repeats the question."""
+
+Answer = dict[str, Any]
+
+
+def kept(value: Any) -> Any:
+    """The part of an answer that goes into its golden."""
+    if isinstance(value, dict):
+        return {str(k): kept(v) for k, v in value.items() if k not in LEFT_OUT}
+    if isinstance(value, (list, tuple)):
+        return [kept(v) for v in value]
+    return value
+
+
+def _search(**changes: Any) -> Answer:
+    chosen = {
+        "model": "bert-large", "devices": 64, "global_batch": 512, "microbatches": (1, 2, 4),
+        "tensor_widths": (1, 2), "space": SPACE, "baselines": False,
+    }  # fmt: skip
+    return atoll.search(**(chosen | changes)).to_dict()
+
+
+def _estimate(model: str, device: str, devices: int, **layout: Any) -> Answer:
+    return atoll.estimate(model, device, devices, **layout).to_dict()
+
+
+def _plan(model: str, device: str, devices: int, **asked: Any) -> Answer:
+    return atoll.plan(model, device, devices, **asked).to_dict()
+
+
+def _wafer(**changes: Any) -> Answer:
+    chosen = {
+        "wafer": WAFER, "model": SMALL, "batch": 16, "sequence": 256, "microbatches": (1, 2),
+        "baselines": False,
+    }  # fmt: skip
+    return search_wafer(WaferJob(**(chosen | changes))).to_dict()
+
+
+def _wafer_estimate(layout: Layout, **changes: Any) -> Answer:
+    job = WaferJob(wafer=WAFER, model=SMALL, batch=16, sequence=256, layout=layout, **changes)
+    return estimate_wafer(job).to_dict()
+
+
+def _place(case: str) -> Answer:
+    return atoll.place(TABLES / f"{case}.in.json").to_dict()
+
+
+SEARCHES = {
+    "search-bert": {},
+    "search-tensor-wide": {"tensor_widths": (2, 4)},
+    "search-tensor-none": {"tensor_widths": (1,)},
+    "search-recompute-none": {"recompute": "none"},
+    "search-recompute-full": {"recompute": "full"},
+    "search-sgd": {"optimizer": "sgd"},
+    "search-flat-network": {"network": "flat-4gib"},
+    "search-max-area": {"max_area": "60 mm2"},
+    "search-max-power": {"max_power": "120 W"},
+    "search-hbm": {"hbm": ("32 GiB",)},
+    "search-worst-of-two": {"model": None, "models": ("bert-large", "opt-350m"),
+                            "objective": "worst"},
+    "search-vision": {"model": "vit-l16", "devices": 8, "global_batch": 32},
+    "search-gpt2": {"model": "gpt2-xl", "devices": 32, "global_batch": 64},
+    "search-pareto": {"pareto": True},
+    "search-exact": {"tolerance": 0.0},
+    "search-with-baselines": {"baselines": True, "space": None, "devices": 8,
+                              "global_batch": 32, "max_area": "20 mm2"},
+    "search-phaze": {"profile": "phaze"},
+    "search-phaze-tensor": {"profile": "phaze", "tensor_widths": (2, 4)},
+    "search-phaze-none": {"profile": "phaze", "recompute": "none"},
+    "search-phaze-strategy": {"profile": "phaze", "strategy": "phaze"},
+}  # fmt: skip
+
+ESTIMATES = {
+    "estimate-one-device": ("bert-large", "h200", 1, {"global_batch": 8}),
+    "estimate-data": ("gpt2-xl", "h100", 8, {"global_batch": 32}),
+    "estimate-tensor": ("llama2-7b", "h100", 8, {"tp": 8, "global_batch": 32}),
+    "estimate-no-sp": ("llama2-7b", "h100", 8, {"tp": 8, "global_batch": 32, "sp": False}),
+    "estimate-1f1b": ("llama2-7b", "a100-80", 16, {"tp": 2, "pp": 4, "global_batch": 64}),
+    "estimate-interleaved": ("llama2-7b", "a100-80", 16,
+                             {"tp": 2, "pp": 4, "vpp": 4, "global_batch": 64}),
+    "estimate-gpipe": ("llama2-7b", "a100-80", 16,
+                       {"tp": 2, "pp": 4, "schedule": "gpipe", "global_batch": 64}),
+    "estimate-zb-h1": ("llama2-7b", "a100-80", 16,
+                       {"tp": 2, "pp": 4, "schedule": "zb-h1", "global_batch": 64}),
+    "estimate-zb-h2": ("llama2-7b", "a100-80", 16,
+                       {"tp": 2, "pp": 4, "schedule": "zb-h2", "global_batch": 64}),
+    "estimate-zb-h1-few": ("llama3-70b", "h100", 64,
+                           {"tp": 8, "pp": 8, "schedule": "zb-h1", "global_batch": 4}),
+    "estimate-uneven-stages": ("llama2-7b", "h100", 24,
+                               {"tp": 2, "pp": 3, "global_batch": 48}),
+    "estimate-context": ("llama3-8b", "h100", 16,
+                         {"tp": 2, "cp": 4, "global_batch": 16, "sequence": 32768}),
+    "estimate-experts": ("mixtral-8x7b", "h100", 32,
+                         {"tp": 2, "ep": 8, "global_batch": 64}),
+    "estimate-many-experts": ("deepseek-v3", "h200", 256,
+                              {"pp": 8, "ep": 32, "global_batch": 256}),
+    "estimate-zero-0": ("llama3-8b", "h200", 8, {"zero": 0, "tp": 4, "global_batch": 16}),
+    "estimate-zero-2": ("llama3-8b", "h200", 16, {"zero": 2, "global_batch": 64}),
+    "estimate-zero-3": ("llama3-8b", "h200", 16,
+                        {"zero": 3, "stack": "fsdp", "global_batch": 64}),
+    "estimate-recompute-full": ("llama3-8b", "a100-80", 8,
+                                {"zero": 3, "recompute": "full", "global_batch": 16}),
+    "estimate-recompute-selective": ("gpt3-175b", "a100-80", 128,
+                                     {"tp": 8, "pp": 8, "recompute": "selective",
+                                      "global_batch": 64}),
+    "estimate-recompute-optimal": ("llama3-70b", "h100", 64,
+                                   {"tp": 8, "pp": 4, "recompute": "optimal",
+                                    "global_batch": 32}),
+    "estimate-fp8": ("llama3-8b", "h100", 8,
+                     {"precision": "fp8", "tp": 2, "stack": "nemo", "global_batch": 16}),
+    "estimate-eager": ("opt-350m", "v100", 8,
+                       {"stack": "eager", "attention": "unfused", "global_batch": 32}),
+    "estimate-compiled": ("llama2-7b", "mi300x", 8,
+                          {"stack": "compiled", "states": "bf16", "global_batch": 16}),
+    "estimate-xla": ("llama2-7b", "tpu-v4", 64,
+                     {"stack": "xla", "tp": 4, "global_batch": 64}),
+    "estimate-encoder-decoder": ("t5-3b", "a100-80", 8, {"tp": 2, "global_batch": 16}),
+}  # fmt: skip
+
+PLANS = {
+    "plan-gpt2": ("gpt2-xl", "h100", 8, {"global_batch": 32}),
+    "plan-llama": ("llama2-7b", "a100-80", 16, {"global_batch": 64}),
+    "plan-llama-wide": ("llama2-7b", "h100", 16,
+                        {"global_batch": 32, "zero": (0, 1, 2, 3), "microbatch": (1, 2),
+                         "recompute": ("none", "selective", "full", "optimal")}),
+    "plan-zero-bubble": ("llama2-7b", "h100", 16,
+                         {"global_batch": 32, "schedule": ("1f1b", "zb-h1", "zb-h2")}),
+    "plan-experts": ("mixtral-8x7b", "h200", 16, {"global_batch": 32, "microbatch": (1,)}),
+    "plan-fsdp": ("llama3-8b", "h200", 8,
+                  {"global_batch": 16, "stack": "fsdp", "pp": (1,), "cp": (1,)}),
+    "plan-long": ("llama3-8b", "h100", 16, {"global_batch": 16, "sequence": 32768,
+                                            "microbatch": (1,)}),
+    "plan-tpu": ("llama2-7b", "tpu-v4", 64, {"global_batch": 64, "stack": "xla"}),
+}  # fmt: skip
+
+WAFERS = {
+    "wafer-search": {},
+    "wafer-no-recompute": {"ablations": ("no-recompute",)},
+    "wafer-one-stage": {"stage_counts": (1,)},
+    "wafer-with-baselines": {"baselines": True},
+    "wafer-odd-batch": {"batch": 15},
+}
+
+TABLE_CASES = {
+    "place-llama": "10_llama2_7b_32L_t1248_AR_64dev_bw100",
+    "place-uneven": "13_uneven_random40_37dev_mbs100",
+    "place-one-microbatch": "18_one_microbatch_slow_net",
+}
+
+QUESTIONS: dict[str, Callable[[], Answer]] = {
+    **{name: partial(_search, **asked) for name, asked in SEARCHES.items()},
+    **{
+        name: partial(_estimate, model, device, devices, **layout)
+        for name, (model, device, devices, layout) in ESTIMATES.items()
+    },
+    **{
+        name: partial(_plan, model, device, devices, **asked)
+        for name, (model, device, devices, asked) in PLANS.items()
+    },
+    **{name: partial(_wafer, **asked) for name, asked in WAFERS.items()},
+    "wafer-estimate": partial(_wafer_estimate, Layout(rectangle=(2, 1), stages=4)),
+    **{name: partial(_place, case) for name, case in TABLE_CASES.items()},
+}

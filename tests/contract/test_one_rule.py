@@ -1,0 +1,219 @@
+"""Each rule of a training step, asked of every program that has it.
+
+Those marked as expected failures are rules on which the programs disagree; the mark is strict, so
+that it goes with the disagreement.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import atoll
+from atoll.cost.cluster_collective import collective_time_s
+from atoll.cost.collective import collective_s
+from atoll.errors import AtollError
+from atoll.explore.workloads import make_variants, make_workload
+from atoll.hardware.catalog import load_network
+from atoll.placement.chain import get_optimizer
+from atoll.placement.fixed import even_starts
+from atoll.placement.simulate import simulate_pipeline
+from atoll.placement.zero_bubble import delayed, order, simulate_zero_bubble, step_s
+from atoll.profile import DEFAULT
+from atoll.report.plan_file import plan_record
+from atoll.training.estimate import Estimator, _bubble_s
+from atoll.training.layout import Layout
+from atoll.training.memory import in_flight
+from atoll.training.pipeline import StagePass, replay
+from atoll.training.replay import replay_estimate
+from atoll.training.request import make_layout, make_run
+from atoll.training.run import STATES, model_flops
+from atoll.training.stages import chunk_sizes
+from atoll.training.step import Pass, StageTime
+from atoll.wafer.api import estimate_wafer, search_wafer
+from atoll.wafer.block import make_block
+from atoll.wafer.files import load_wafer
+from atoll.wafer.job import Layout as Stages
+from atoll.wafer.job import WaferJob
+from atoll.wafer.stages import Planner
+from atoll.wafer.tables import STATE_BYTES
+from atoll.workload import load_config
+from atoll.workload.operator import CollectiveKind
+
+from .questions import SMALL, SPACE, WAFER
+
+REL = 1e-9
+
+
+def disagree(why: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(reason=why, strict=True)
+
+
+@disagree("search and wafers hold 16 bytes a parameter, plan 18")
+def test_optimizer_states_take_the_same_bytes_everywhere():
+    searched, planned = get_optimizer(DEFAULT.optimizer), STATES["mixed"]
+    held = planned.weight + planned.gradient + planned.optimizer
+    assert (searched.state_bytes, searched.moved_bytes, searched.gradient_bytes) == (
+        held, planned.update, planned.reduced,
+    )  # fmt: skip
+    assert held == STATE_BYTES
+
+
+@disagree("accumulation divides gradients by dp, memory by dp x cp")
+def test_zero_divides_gradients_alike_in_time_and_memory():
+    run = make_run("llama3-8b", "h100", 8, global_batch=64)
+    estimator = Estimator(run)
+    alike = [Layout(dp=8, zero=2), Layout(dp=2, cp=4, zero=2)]
+    times = {estimator._accumulate_s(layout, 1e9, 0.0) for layout in alike}
+    assert len(times) == 1
+
+
+@disagree("three rules for an even split")
+def test_blocks_are_spread_evenly_by_one_rule():
+    planned = chunk_sizes(22, 4)
+    starts = even_starts(np.ones(22, np.bool_), 4)
+    assert starts is not None
+    placed = tuple(np.diff([*starts, 22]).tolist())
+    assert planned == placed
+
+
+@disagree("search floors, wafers pad")
+@pytest.mark.parametrize("batch", [7, 31])
+def test_a_step_computes_every_sample_that_it_is_credited_with(batch):
+    computed = [4 * Planner(load_wafer(WAFER), SMALL, batch, 256).rounds(4)]
+    workload = make_workload("bert-large", batch)
+    with suppress(AtollError):  # to refuse is as good
+        variants = make_variants([workload], (4,), (1,), 1, "none", DEFAULT).variants
+        computed += [v.microbatches * v.microbatch for v in variants]
+    assert min(computed) >= batch
+
+
+@disagree("plan counts no weight passes that are put off, wafers more than there are")
+@pytest.mark.parametrize("microbatches", [2, 8])
+def test_zero_bubble_holds_what_its_order_holds(microbatches):
+    stages = 4
+    for stage in range(stages):
+        held = most = 0
+        for kind, _ in order(stage, stages, microbatches):
+            held += {"F": 1, "B": 0, "W": -1}[kind]
+            most = max(most, held)
+        layout = Layout(pp=stages, schedule="zb-h1")
+        assert in_flight(layout, stage, microbatches) == most
+        wafer = min(stages - stage, microbatches) + delayed("zb-h1", stage, microbatches)
+        assert wafer == most
+
+
+@disagree("three answers: 55.0, 53.95 and 57.0")
+@pytest.mark.parametrize(("stages", "microbatches"), [(8, 16), (4, 2)])
+def test_zero_bubble_takes_the_same_step_everywhere(stages, microbatches):
+    ones = [1.0] * stages
+    placed = step_s("zb-h1", [3.0] * stages, ones, microbatches)
+    events = simulate_zero_bubble(ones, ones, ones, [0.0] * (stages - 1), microbatches)
+    assert placed == pytest.approx(max(e.end_s for e in events), rel=REL)
+    replayed = replay("zb-h1", [[StagePass(1.0, 1.0, 1.0)]] * stages, microbatches)
+    assert placed == pytest.approx(replayed.time_s, rel=REL)
+    time = StageTime(
+        Pass(compute_s=1.0), Pass(compute_s=2.0), Pass(), weight_s=1.0, host_s=0.0
+    )
+    layout = Layout(pp=stages, schedule="zb-h1")
+    planned = 3.0 * microbatches + _bubble_s(layout, [time] * stages, microbatches)
+    assert placed == pytest.approx(planned, rel=REL)
+
+
+@disagree("transfers are queued on links in one replay, a constant in the other")
+def test_a_pipeline_with_slow_transfers_is_replayed_alike():
+    forward, backward, send = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], 4.0
+    one = simulate_pipeline(forward, backward, [send] * 2, 8).makespan_s
+    passes = [[StagePass(f, b, 0.0)] for f, b in zip(forward, backward, strict=True)]
+    assert one == pytest.approx(replay("1f1b", passes, 8, send).time_s, rel=REL)
+
+
+@disagree("search sums levels at their full bandwidth, plan takes the slowest as measured")
+@pytest.mark.parametrize(
+    ("bytes_", "group", "stride"), [(1e9, 12, 1), (1e9, 8, 1), (1e6, 64, 8), (1e9, 64, 8)]
+)
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "tpu-v4"])
+def test_an_all_reduce_takes_the_same_time_everywhere(name, bytes_, group, stride):
+    network = load_network(name)
+    searched = collective_s(network, CollectiveKind.ALL_REDUCE, bytes_, group, stride)
+    planned = collective_time_s(network, "all_reduce", bytes_, group, stride)
+    assert searched == pytest.approx(planned, rel=REL)
+
+
+@disagree("wafers count the scores that flash attention computes again")
+def test_a_step_has_the_same_model_flops_everywhere():
+    sequence = 256
+    planned = model_flops(load_config(SMALL), sequence) * sequence
+    assert make_block(SMALL, 1, sequence).flops == pytest.approx(planned, rel=REL)
+
+
+@disagree("plan knows no gap and no tolerance, and the bounds have three names")
+def test_certificates_say_the_same_things():
+    searched = atoll.search(
+        model="bert-large", devices=8, global_batch=32, space=SPACE, baselines=False
+    )
+    planned = atoll.plan("gpt2-xl", "h100", 8, global_batch=32)
+    wafer = search_wafer(
+        WaferJob(wafer=WAFER, model=SMALL, batch=4, sequence=256, microbatches=(1,),
+                 stage_counts=(1,), baselines=False)
+    )  # fmt: skip
+    for certificate in (searched.certificate, planned.certificate, wafer.certificate):
+        told = certificate.to_dict()
+        assert {"score", "bound", "gap", "tolerance", "status"} <= set(told)
+        assert told["gap"] == pytest.approx(max(0.0, 1.0 - told["score"] / told["bound"]), abs=REL)
+
+
+def _answers():
+    searched = atoll.search(
+        model="gpt2-xl", devices=8, global_batch=32, space=SPACE, baselines=False
+    )
+    planned = atoll.estimate("gpt2-xl", "h100", 8, pp=2, global_batch=32)
+    wafer = estimate_wafer(
+        WaferJob(wafer=WAFER, model=SMALL, batch=4, sequence=256,
+                 layout=Stages(rectangle=(2, 1), stages=4))
+    )  # fmt: skip
+    return searched.best.plans[0].placement, planned, wafer.placement
+
+
+@disagree("gradient reduction, gradient_reduction; bubble, pipeline_bubble; resharding")
+def test_parts_of_a_step_have_one_list_of_names():
+    searched, planned, wafer = _answers()
+    names = set(planned.step.breakdown())
+    assert set(searched.time_parts_s) <= names
+    assert set(wafer.time_parts_s) <= names
+
+
+@disagree("states; weights, gradients, optimizer; logits for GPUs only")
+def test_parts_of_memory_have_one_list_of_names():
+    searched, planned, wafer = _answers()
+    names = set(planned.worst.parts())
+    for placement in (searched, wafer):
+        for stage in placement.stages:
+            assert set(stage.memory_bytes) <= names
+
+
+@disagree("plan.json writes it as 0.0")
+def test_gradient_accumulation_is_the_same_in_the_estimate_and_in_its_file():
+    found = atoll.estimate("llama2-7b", "h100", 4, tp=2, pp=2, global_batch=64)
+    after = dict(plan_record(found)["pipeline"]["after"])
+    assert found.step.accumulate_s > 0.0
+    assert after["gradient accumulation"] == pytest.approx(found.step.accumulate_s, rel=REL)
+
+
+def test_equal_stages_of_1f1b_take_the_same_step_everywhere():
+    """What all agree on today: equal stages, free transfers, at least as many microbatches."""
+    stages, microbatches = 4, 12
+    placed = step_s("1f1b", [3.0] * stages, [1.0] * stages, microbatches)
+    one = simulate_pipeline([1.0] * stages, [2.0] * stages, [0.0] * 3, microbatches).makespan_s
+    two = replay("1f1b", [[StagePass(1.0, 1.0, 1.0)]] * stages, microbatches).time_s
+    assert placed == pytest.approx(one, rel=REL) == pytest.approx(two, rel=REL)
+
+
+def test_a_replay_is_near_its_estimate():
+    run = make_run("llama2-7b", "a100-80", 16, global_batch=64)
+    layout = replace(make_layout(run, tp=2, pp=4), zero=1)
+    found = Estimator(run).estimate(layout)
+    assert abs(replay_estimate(found).difference) < 0.05
