@@ -37,6 +37,8 @@ def kept(value: Any) -> Any:
         return {str(k): kept(v) for k, v in value.items() if k not in LEFT_OUT}
     if isinstance(value, (list, tuple)):
         return [kept(v) for v in value]
+    if isinstance(value, str):  # a checkout may lie anywhere
+        return value.replace(f"{FILES}/", "")
     return value
 
 
