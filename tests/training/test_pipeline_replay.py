@@ -11,9 +11,10 @@ from training_cases import dense, mixture, small_run
 
 from atoll.training.estimate import Estimator
 from atoll.training.layout import Layout
-from atoll.training.memory import in_flight
+from atoll.training.memory import in_flight, losses_in_flight
 from atoll.training.pipeline import Replay, StagePass, check_replay, replay
 from atoll.training.replay import replay_estimate, stage_passes
+from atoll.training.stack import MEGATRON
 
 F, B, W = 1.0, 1.25, 0.75
 times = st.floats(0.1, 3.0)
@@ -58,6 +59,33 @@ def test_microbatches_in_flight_are_those_of_the_memory_model(
     layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
     held = replay(schedule, equal(stages, chunks), m).in_flight
     assert [h / chunks for h in held] == [in_flight(layout, s, m) for s in range(stages)]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 4), (4, 12)])
+def test_losses_that_wait_are_those_of_the_memory_model(
+    schedule: str, stages: int, microbatches: int
+) -> None:
+    chunks = 3 if schedule == "interleaved" else 1
+    layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
+    passes = replay(schedule, equal(stages, chunks), microbatches).events
+    losses = [e for e in passes if (e.stage, e.chunk) == (stages - 1, chunks - 1)]
+    waiting = most = 0
+    for event in sorted(losses, key=lambda e: e.start_s):
+        waiting += {"F": 1, "B": -1, "W": 0}[event.kind]
+        most = max(most, waiting)
+    assert most == losses_in_flight(layout, microbatches)
+
+
+def test_an_interleaved_stage_holds_the_logits_of_one_microbatch() -> None:
+    """The last chunk's backward pass follows its forward pass at once; GPipe keeps all losses."""
+    estimator = Estimator(small_run(dense(8), devices=4, global_batch=16))
+    plain = estimator.estimate(Layout(pp=4)).memory[-1]
+    interleaved = estimator.estimate(Layout(pp=4, vpp=2, schedule="interleaved")).memory[-1]
+    assert interleaved.logits == plain.logits
+    assert interleaved.activations > 2 * plain.activations
+    at_once = estimator.estimate(Layout(pp=4, schedule="gpipe")).memory[-1]
+    assert at_once.logits == plain.logits * (1 + 15 * MEGATRON.loss_kept / MEGATRON.loss_bytes)
 
 
 def test_zero_bubble_holds_no_more_than_its_limit() -> None:

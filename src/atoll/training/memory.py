@@ -79,6 +79,11 @@ def in_flight(layout: Layout, stage: int, microbatches: int) -> float:
     return float(min(p - stage, microbatches))
 
 
+def losses_in_flight(layout: Layout, microbatches: int) -> int:
+    """Microbatches whose loss waits for its backward pass: it follows at once, except in GPipe."""
+    return microbatches if layout.schedule == "gpipe" else 1
+
+
 def stage_memory(
     run: Run,
     layout: Layout,
@@ -107,7 +112,7 @@ def stage_memory(
         for cost, n in layers
         if cost.name != "loss"
     )
-    logits = _logits_bytes(run, layout, layers, flying)
+    logits = _logits_bytes(run, layout, layers, losses_in_flight(layout, microbatches))
     blocks = [cost for cost, _ in layers if cost.is_block]
     transient = max((_transient(cost, layout.recompute) for cost in blocks), default=0.0)
     buffers = _gathered_bytes(run, layers) if layout.zero >= 3 else 0.0
@@ -126,7 +131,7 @@ def stage_memory(
 
 
 def _logits_bytes(
-    run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], flying: float
+    run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], losses: int
 ) -> float:
     """Logits at the peak of the loss, and what waits of other microbatches' losses."""
     head = next((cost for cost, _ in layers if cost.logits_bytes), None)
@@ -139,7 +144,7 @@ def _logits_bytes(
     peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes)
     if not stack.vocabulary_parallel:
         peak *= layout.tp
-    return peak + logits * stack.loss_kept * max(0.0, flying - 1)
+    return peak + logits * stack.loss_kept * (losses - 1)
 
 
 def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
