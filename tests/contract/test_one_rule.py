@@ -24,9 +24,9 @@ from atoll.placement.simulate import simulate_pipeline
 from atoll.placement.zero_bubble import delayed, order, simulate_zero_bubble, step_s
 from atoll.profile import DEFAULT
 from atoll.report.plan_file import plan_record
-from atoll.training.estimate import Estimator, _bubble_s
+from atoll.training.estimate import SEARCHED, Estimator, pipeline_bubble_s
 from atoll.training.layout import Layout
-from atoll.training.memory import in_flight
+from atoll.training.memory import held_bytes
 from atoll.training.pipeline import StagePass, replay
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
@@ -91,24 +91,23 @@ def test_a_step_computes_every_sample_that_it_is_credited_with(batch):
     assert min(computed) >= batch
 
 
-@disagree("plan counts no weight passes that are put off, wafers more than there are")
 @pytest.mark.parametrize("microbatches", [2, 8])
 def test_zero_bubble_holds_what_its_order_holds(microbatches):
     stages = 4
     for stage in range(stages):
         held = most = 0
-        for kind, _ in order(stage, stages, microbatches):
+        for kind, _ in order("zb-h1", stage, stages, microbatches):
             held += {"F": 1, "B": 0, "W": -1}[kind]
             most = max(most, held)
         layout = Layout(pp=stages, schedule="zb-h1")
-        assert in_flight(layout, stage, microbatches) == most
-        wafer = min(stages - stage, microbatches) + delayed("zb-h1", stage, microbatches)
+        assert held_bytes(layout, stage, microbatches, kept=1.0, waiting=1.0) == most
+        wafer = min(stages - stage, microbatches) + delayed("zb-h1", stage, stages, microbatches)
         assert wafer == most
 
 
-@disagree("three answers: 55.0, 53.95 and 57.0")
 @pytest.mark.parametrize(("stages", "microbatches"), [(8, 16), (4, 2)])
 def test_zero_bubble_takes_the_same_step_everywhere(stages, microbatches):
+    """But for what plan credits searched orders with, where there is something to search."""
     ones = [1.0] * stages
     placed = step_s("zb-h1", [3.0] * stages, ones, microbatches)
     events = simulate_zero_bubble(ones, ones, ones, [0.0] * (stages - 1), microbatches)
@@ -119,8 +118,11 @@ def test_zero_bubble_takes_the_same_step_everywhere(stages, microbatches):
         Pass(compute_s=1.0), Pass(compute_s=2.0), Pass(), weight_s=1.0, host_s=0.0
     )
     layout = Layout(pp=stages, schedule="zb-h1")
-    planned = 3.0 * microbatches + _bubble_s(layout, [time] * stages, microbatches)
-    assert placed == pytest.approx(planned, rel=REL)
+    bubble_s = placed - 3.0 * microbatches
+    if microbatches > stages:
+        bubble_s *= SEARCHED
+    planned_s = pipeline_bubble_s(layout, [time] * stages, microbatches)
+    assert planned_s == pytest.approx(bubble_s, rel=REL)
 
 
 @disagree("transfers are queued on links in one replay, a constant in the other")

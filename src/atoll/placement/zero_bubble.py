@@ -1,4 +1,4 @@
-"""The zero-bubble schedule ZB-H1: its order, its step time, its memory, and its replay.
+"""The zero-bubble schedules: their orders and memory; of ZB-H1 the step time and a replay.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv:2401.10241. The backward pass is split
 into data gradients (B), which the stage before waits for, and weight gradients (W), which nobody
@@ -7,9 +7,11 @@ microbatches as there are stages before it:
 
     bubble of 1F1B    (p - 1) (F + B + W)
     bubble of ZB-H1   (p - 1) (F + B - W)
+    bubble of ZB-H2   (p - 1) (F + B - 2 W)
 
-A stage with i stages before it and w from the end holds the activations of min(w, M) microbatches
-as in 1F1B, and for i more what their weight passes still need.
+ZB-H2 runs w - 1 more forward passes ahead on the w-th stage from the end, and weight passes twice
+as late. A stage with i stages before it holds the activations of min(w, M) microbatches as in 1F1B
+(ZB-H2: min(2 w - 1, M)), and for i more (2 i), if there are as many, what their weight passes need.
 
 For unequal stages the slowest one (d) is busy all the time, and every other adds its forward and
 data passes, less a weight pass that the slowest runs meanwhile:
@@ -30,7 +32,12 @@ import numpy as np
 
 ONE_F_ONE_B = "1f1b"
 ZB_H1 = "zb-h1"
+ZB_H2 = "zb-h2"
 SCHEDULES = (ONE_F_ONE_B, ZB_H1)
+SPLIT = (ZB_H1, ZB_H2)
+"""Schedules whose weight gradients are passes of their own."""
+LATE = {ONE_F_ONE_B: 0, ZB_H1: 1, ZB_H2: 2}
+"""Weight passes that a stage puts off, for every stage before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +69,33 @@ def step_s(
     return float(total - sum(saved[:delayed]) - sum(late))
 
 
-def delayed(schedule: str, stage: int, microbatches: int) -> int:
-    """Weight passes that a stage with `stage` stages before it has put off at most."""
-    return min(stage, microbatches) if schedule == ZB_H1 else 0
+def held(schedule: str, stage: int, stages: int, microbatches: int) -> int:
+    """Microbatches whose activations a stage holds at most: forward passes ahead of backward."""
+    depth = max(1, LATE[schedule])
+    return min(depth * (stages - stage - 1) + 1, microbatches)
 
 
-def order(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
+def delayed(schedule: str, stage: int, stages: int, microbatches: int) -> int:
+    """Weight passes that a stage has put off while it holds the most activations."""
+    rest = microbatches - held(schedule, stage, stages, microbatches)
+    return min(LATE[schedule] * stage, rest)
+
+
+def most_delayed(schedule: str, stage: int, stages: int, microbatches: int) -> int:
+    """Weight passes that a stage has put off at most: after a backward pass, when as many fewer
+    microbatches are held, so that both together stay the same.
+    """
+    if not LATE[schedule]:
+        return 0
+    both = held(schedule, stage, stages, microbatches)
+    both += delayed(schedule, stage, stages, microbatches)
+    return min(LATE[schedule] * stage + 1, both)
+
+
+def order(schedule: str, stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
     """(kind, microbatch) in the order in which a stage runs them."""
-    ahead = min(stages - stage, microbatches)
-    lag = min(stage, microbatches)
+    ahead = held(schedule, stage, stages, microbatches)
+    lag = min(LATE[schedule] * stage, microbatches)
     passes = [("F", m) for m in range(ahead)]
     for m in range(microbatches):
         passes.append(("B", m))
@@ -94,7 +119,7 @@ def simulate_zero_bubble(
     """
     stages = len(forward_s)
     spent = {"F": forward_s, "B": data_s, "W": weight_s}
-    orders = [order(i, stages, microbatches) for i in range(stages)]
+    orders = [order(ZB_H1, i, stages, microbatches) for i in range(stages)]
     arrived: dict[tuple[int, str, int], float] = {(0, "F", m): 0.0 for m in range(microbatches)}
     clock = [0.0] * stages
     link_free = {(i, kind): 0.0 for i in range(stages) for kind in "FB"}

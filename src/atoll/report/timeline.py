@@ -48,12 +48,21 @@ class Timeline:
 
     step_time_s: float
     stages: tuple[tuple[Slice, ...], ...]
-    """Each stage's slices, one after the other, from 0 to the step's end."""
+    """Each stage's slices, one after the other, as long together as the step.
+
+    They begin at 0, but later where steps follow one another without a barrier (zero bubble) and a
+    later stage ends its own after the first one.
+    """
     stretch: float
     send_s: float
     shown: int
     """Microbatches replayed one by one."""
     microbatches: int
+
+    @property
+    def end_s(self) -> float:
+        """When the last stage is done."""
+        return max((row[-1].end_s for row in self.stages if row), default=self.step_time_s)
 
     def idle_s(self) -> list[float]:
         """Each stage's bubbles."""
@@ -137,25 +146,27 @@ def _whole(
     for stage in range(stages):
         own = sorted((s for s in slices if s.stage == stage), key=lambda s: s.start_s)
         row: list[Slice] = []
-        clock = 0.0
+        late_s = own[-1].end_s - pipeline_s if own else 0.0
+        begin_s = late_s if late_s > _SHORTEST * whole_s else 0.0
+        clock, done_s = begin_s, begin_s + pipeline_s
         for item in own:
             if item.start_s - clock > _SHORTEST * whole_s:
                 row.append(Slice(stage, IDLE, clock, item.start_s))
-            row.append(replace(item, start_s=row[-1].end_s if row else 0.0))
+            row.append(replace(item, start_s=row[-1].end_s if row else begin_s))
             clock = item.end_s
-        if pipeline_s - clock > _SHORTEST * whole_s:
-            row.append(Slice(stage, IDLE, clock, pipeline_s))
-        clock = pipeline_s
+        if done_s - clock > _SHORTEST * whole_s:
+            row.append(Slice(stage, IDLE, clock, done_s))
+        clock = done_s
         for name, seconds in after:
             if seconds > 0.0:
                 row.append(Slice(stage, AFTER, clock, clock + seconds, name))
                 clock += seconds
-        rows.append(tuple(_stretched(row, stretch, step_time_s)))
+        rows.append(tuple(_stretched(row, stretch, begin_s * stretch + step_time_s)))
     return Timeline(step_time_s, tuple(rows), stretch, send_s * stretch, shown, microbatches)
 
 
-def _stretched(row: Sequence[Slice], stretch: float, step_time_s: float) -> list[Slice]:
+def _stretched(row: Sequence[Slice], stretch: float, end_s: float) -> list[Slice]:
     found = [replace(s, start_s=s.start_s * stretch, end_s=s.end_s * stretch) for s in row]
     if found:
-        found[-1] = replace(found[-1], end_s=step_time_s)
+        found[-1] = replace(found[-1], end_s=end_s)
     return found

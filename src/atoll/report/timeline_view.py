@@ -19,6 +19,7 @@ def timeline_view(timeline: Timeline) -> dict[str, Any]:
     ]
     return {
         "step_time_s": timeline.step_time_s,
+        "end_s": timeline.end_s,
         "stretch": timeline.stretch,
         "microbatches": timeline.microbatches,
         "shown": timeline.shown,

@@ -170,7 +170,7 @@ def _messages(
             yield {
                 "name": name, "cat": "send", "ph": phase, "id2": {"local": key}, "pid": pid,
                 "tid": _tid(pid, MESSAGES),
-                "ts": round(min(at, timeline.step_time_s) * NS) / NS_PER_US,
+                "ts": round(min(at, timeline.end_s) * NS) / NS_PER_US,
             }  # fmt: skip
 
 

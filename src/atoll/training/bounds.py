@@ -172,7 +172,10 @@ def _states_bytes(run: Run, table: Table, dense: Floats, expert: Floats) -> tupl
 
 
 def _in_flight(table: Table) -> Floats:
-    """Microbatches that the first stage must hold, whatever the schedule."""
+    """Microbatches whose activations the first stage holds (`memory.in_flight`)."""
     pp, vpp, m = table.pp, table.vpp, table.microbatches
     chunks = np.minimum((pp - 1) * 2 + (vpp - 1) * pp + 1, m * vpp)
-    return np.asarray(np.where(vpp > 1, chunks / vpp, np.minimum(pp, m)), dtype=np.float64)
+    names = np.array(table.schedules)[table.schedule]
+    ahead = np.where(names == "zb-h2", 2, 1) * (pp - 1) + 1
+    whole = np.where(names == "gpipe", m, np.minimum(ahead, m))
+    return np.asarray(np.where(vpp > 1, chunks / vpp, whole), dtype=np.float64)

@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.notebook import answer_html, bar_text
+from atoll.placement.zero_bubble import LATE, SPLIT
 from atoll.training.layers import LayerCost, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
@@ -232,7 +233,7 @@ class Estimator:
         parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
         accumulate_s = max(self._accumulate_s(layout, *p) for p in parameters) if m > 1 else 0.0
         steady_s = m * (slowest.total_s + accumulate_s)
-        bubble_s = _bubble_s(layout, stages, m)
+        bubble_s = pipeline_bubble_s(layout, stages, m)
         send_total_s = 0.0
         if layout.pp > 1:
             send_total_s = m * sends_s + 2 * (layout.pp - 1) * one_way_s
@@ -289,7 +290,7 @@ def _parameters(chunks: Sequence[Share], shared: int) -> tuple[float, float]:
     return float(dense), float(expert)
 
 
-def _bubble_s(layout: Layout, stages: Sequence[StageTime], m: int) -> float:
+def pipeline_bubble_s(layout: Layout, stages: Sequence[StageTime], m: int) -> float:
     """Idle time of the slowest stage while the pipeline fills and drains.
 
     1F1B: the other stages' passes once each (Narayanan et al., SC 2021); interleaving divides them
@@ -299,13 +300,26 @@ def _bubble_s(layout: Layout, stages: Sequence[StageTime], m: int) -> float:
         return 0.0
     slowest = max(stages, key=lambda s: s.total_s)
     others_s = sum(s.total_s for s in stages) - slowest.total_s
+    if layout.schedule not in SPLIT:
+        return others_s / layout.vpp
     weights_s = sum(s.weight_s for s in stages) - slowest.weight_s
-    if layout.schedule == "zb-h1":
-        # F + B - W is left of every stage's F + B + W, of which searched schedules fill some more.
-        return SEARCHED * max(0.0, others_s - 2 * weights_s)
-    if layout.schedule == "zb-h2":
-        return SEARCHED * max(0.0, others_s - 3 * weights_s)
-    return others_s / layout.vpp
+    # H1: F + B - W is left of every other stage's F + B + W, H2: F + B - 2 W; fewer microbatches
+    # have fewer weight passes to put off. Searched schedules fill some more.
+    put_off = min(m - 1, LATE[layout.schedule] * (layout.pp - 1)) / (layout.pp - 1)
+    left_s = SEARCHED * max(0.0, others_s - (1 + put_off) * weights_s)
+    return max(left_s, _path_s(stages, m) - m * slowest.total_s)
+
+
+def _path_s(stages: Sequence[StageTime], m: int) -> float:
+    """No schedule is shorter: one microbatch to a stage, all through it, one back, and the last
+    weight gradients.
+    """
+    before_s = longest_s = 0.0
+    for stage in stages:
+        own_s = stage.total_s - stage.weight_s
+        longest_s = max(longest_s, before_s + m * own_s)
+        before_s += own_s
+    return longest_s + stages[0].weight_s
 
 
 def estimate(run: Run, layout: Layout) -> Estimate:

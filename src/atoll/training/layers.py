@@ -49,6 +49,8 @@ class LayerCost:
     """Keys and values that ring attention passes on in one turn; 0 without context parallelism."""
     transient_bytes: float
     """The largest operator's temporaries."""
+    waiting_bytes: float
+    """Inputs and output gradients of its weight gradients: held for as long as they are put off."""
     logits_bytes: float
     """16-bit logits that this layer hands to the loss, or to its own; 0 for others."""
     half_loss: bool
@@ -148,6 +150,7 @@ def _layer_cost(
         expert_backward_s=_expert_s(layer, layer.backward, costs),
         ring_bytes=_ring(layer) if cp > 1 else 0.0,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
+        waiting_bytes=_waiting(layer),
         logits_bytes=logits[0],
         half_loss=logits[1],
         loss_bytes=logits[2],
@@ -265,6 +268,20 @@ def _ring(layer: Layer) -> float:
         if op.kind == "attention":
             return float(sum(layer.tensors[name].bytes for name in op.reads[1:3]))
     return 0.0
+
+
+def _waiting(layer: Layer) -> float:
+    """Bytes that weight gradients read, each tensor once. One that is gathered for them alone is
+    gathered when they run: until then its part waits.
+    """
+    wanted = {n for op in layer.backward if _weighs(op) for n in op.reads}
+    beside = {n for op in layer.backward if not _weighs(op) for n in op.reads}
+    made = {n: op for op in layer.backward if op.collective is not None for n in op.writes}
+    for name in sorted(wanted & made.keys() - beside):
+        wanted.remove(name)
+        wanted.update(made[name].reads)
+    tensors = [layer.tensors[name] for name in sorted(wanted)]
+    return float(sum(t.bytes for t in tensors if t.role is not Role.WEIGHT))
 
 
 def _written(layer: Layer, op: Operator) -> int:

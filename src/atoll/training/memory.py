@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.placement import zero_bubble
 from atoll.training.layers import LayerCost
 from atoll.training.layout import Layout
 from atoll.training.run import Run
@@ -66,7 +67,8 @@ def in_flight(layout: Layout, stage: int, microbatches: int) -> float:
     """Microbatches (in units of a whole stage) whose activations a stage holds at its peak.
 
     1F1B: Narayanan et al., SC 2021, section 2.2.1; interleaved: the warm-up of the same paper's
-    schedule, counted in chunks; zero bubble H1 and H2: arXiv:2401.10241, section 2.
+    schedule, counted in chunks. Zero-bubble schedules (arXiv:2401.10241, section 2) hold something
+    for more microbatches: those whose weight gradients are put off.
     """
     p, v = layout.pp, layout.vpp
     if layout.schedule == "gpipe":
@@ -74,9 +76,24 @@ def in_flight(layout: Layout, stage: int, microbatches: int) -> float:
     if v > 1:
         chunks = min((p - stage - 1) * 2 + (v - 1) * p + 1, microbatches * v)
         return chunks / v
-    if layout.schedule == "zb-h2":
-        return float(min(2 * (p - stage) - 1, microbatches))
+    if layout.schedule in zero_bubble.SPLIT:
+        return float(zero_bubble.held(layout.schedule, stage, p, microbatches))
     return float(min(p - stage, microbatches))
+
+
+def held_bytes(
+    layout: Layout, stage: int, microbatches: int, kept: float, waiting: float
+) -> float:
+    """Bytes of all microbatches at a stage's peak, where one keeps `kept` for its backward pass and
+    `waiting` after it, for weight gradients that a zero-bubble schedule puts off.
+    """
+    flying = in_flight(layout, stage, microbatches)
+    if layout.schedule not in zero_bubble.SPLIT:
+        return kept * flying
+    where = layout.schedule, stage, layout.pp, microbatches
+    late, latest = zero_bubble.delayed(*where), zero_bubble.most_delayed(*where)
+    # Before a backward pass, or after it, where weight gradients wait for more than is kept.
+    return max(kept * flying + waiting * late, kept * (flying + late - latest) + waiting * latest)
 
 
 def losses_in_flight(layout: Layout, microbatches: int) -> int:
@@ -106,11 +123,16 @@ def stage_memory(
     weights = states.weight * share(layout.zero >= 3)
     gradients = states.gradient * share(layout.zero >= 2)
     optimizer = states.optimizer * share(layout.zero >= 1)
-    flying = in_flight(layout, stage, microbatches)
-    kept = sum(
-        _kept(run, cost, layout.recompute if cost.is_block else "none") * n
-        for cost, n in layers
-        if cost.name != "loss"
+    activations = held_bytes(
+        layout,
+        stage,
+        microbatches,
+        kept=sum(
+            _kept(run, cost, layout.recompute if cost.is_block else "none") * n
+            for cost, n in layers
+            if cost.name != "loss"
+        ),
+        waiting=sum(cost.waiting_bytes * n for cost, n in layers),
     )
     logits = _logits_bytes(run, layout, layers, losses_in_flight(layout, microbatches))
     blocks = [cost for cost, _ in layers if cost.is_block]
@@ -122,12 +144,12 @@ def stage_memory(
         # gradients are summed into a third tensor.
         early = gradients if microbatches > 1 else 0.0
         summed = max(transient, 2 * states.gradient * shared_parameters)
-        at_loss = Memory(stage, weights, early, optimizer, kept * flying, logits, 0.0, buffers)
+        at_loss = Memory(stage, weights, early, optimizer, activations, logits, 0.0, buffers)
         at_end = Memory(stage, weights, gradients, optimizer, 0.0, 0.0, summed, buffers)
         return max(at_loss, at_end, key=lambda memory: memory.allocated)
     # The loss is over before the first block's temporaries appear.
     transient = max(transient, logits) - logits
-    return Memory(stage, weights, gradients, optimizer, kept * flying, logits, transient, buffers)
+    return Memory(stage, weights, gradients, optimizer, activations, logits, transient, buffers)
 
 
 def _logits_bytes(

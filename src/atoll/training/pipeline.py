@@ -1,10 +1,8 @@
 """Pipeline schedules replayed pass by pass: who runs what, in which order, and when it ends.
 
-Fixed orders (GPipe, 1F1B, interleaved) are lists of passes per stage, as Megatron-LM runs them
-(Narayanan et al., SC 2021). Zero-bubble schedules (Qi et al., arXiv:2401.10241) split the backward
-pass into activation gradients (B) and weight gradients (W) and are made here as their authors'
-heuristic makes them: B before F before W, no idling while something may run, and no more
-microbatches in flight than the memory limit allows.
+Every schedule is a list of passes per stage: GPipe, 1F1B and interleaved as Megatron-LM runs them
+(Narayanan et al., SC 2021); the zero-bubble schedules H1 and H2 (Qi et al., arXiv:2401.10241) split
+the backward pass into activation gradients (B) and weight gradients (W).
 """
 
 from __future__ import annotations
@@ -13,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from atoll.placement import zero_bubble
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,15 @@ class Replay:
     """A schedule in time."""
 
     time_s: float
+    """From a stage's first pass to its last, on the stage where that takes longest.
+
+    The first stage begins first; under all schedules but the zero-bubble ones it also ends last.
+    Those are made for steps that follow one another without a barrier: a later stage that begins
+    later may end later.
+    """
     events: tuple[Event, ...]
     in_flight: tuple[int, ...]
-    """The most microbatch-chunks that each stage held at once."""
+    """The most microbatch-chunks that each stage held at once, until their last pass."""
 
 
 def replay(
@@ -56,29 +62,20 @@ def replay(
     passes: Sequence[Sequence[StagePass]],
     microbatches: int,
     send_s: float = 0.0,
-    limits: Sequence[int] | None = None,
 ) -> Replay:
-    """Run `passes[stage][chunk]` for so many microbatches.
-
-    `limits` bounds the microbatches in flight on each stage of a zero-bubble schedule.
-    """
-    if schedule in ("zb-h1", "zb-h2"):
-        stages = len(passes)
-        if limits is None:
-            factor = 1 if schedule == "zb-h1" else 2
-            limits = [factor * stages] * stages
-        return _zero_bubble([stage[0] for stage in passes], microbatches, send_s, limits)
-    orders = [
-        _order(schedule, stage, len(passes), len(passes[0]), microbatches)
-        for stage in range(len(passes))
-    ]
-    return _fixed(orders, passes, send_s)
+    """Run `passes[stage][chunk]` for so many microbatches."""
+    stages, chunks = len(passes), len(passes[0])
+    orders = [_order(schedule, s, stages, chunks, microbatches) for s in range(stages)]
+    return _run(orders, passes, send_s, split=schedule in zero_bubble.SPLIT)
 
 
 def _order(
     schedule: str, stage: int, stages: int, chunks: int, microbatches: int
 ) -> list[tuple[str, int, int]]:
     """(kind, chunk, microbatch) in the order in which a stage runs them."""
+    if schedule in zero_bubble.SPLIT:
+        passes = zero_bubble.order(schedule, stage, stages, microbatches)
+        return [(kind, 0, m) for kind, m in passes]
     total = microbatches * chunks
     if schedule == "gpipe":
         warm = total
@@ -106,10 +103,12 @@ def _turn(index: int, stages: int, chunks: int, *, last_first: bool) -> tuple[in
     return (chunks - 1 - chunk if last_first else chunk), group * stages + member
 
 
-def _fixed(
+def _run(
     orders: Sequence[Sequence[tuple[str, int, int]]],
     passes: Sequence[Sequence[StagePass]],
     send_s: float,
+    *,
+    split: bool,
 ) -> Replay:
     stages, chunks = len(passes), len(passes[0])
     last = stages * chunks - 1
@@ -118,6 +117,7 @@ def _fixed(
     at = [0] * stages
     held = [0] * stages
     most = [0] * stages
+    begun: dict[int, float] = {}
     events: list[Event] = []
     waiting = deque(range(stages))
     idle = 0
@@ -127,21 +127,28 @@ def _fixed(
         while at[stage] < len(orders[stage]):
             kind, chunk, m = orders[stage][at[stage]]
             position = chunk * stages + stage
+            needs: tuple[str, int, int] | None
             if kind == "F":
                 needs = None if position == 0 else ("F", position - 1, m)
-            else:
+            elif kind == "B":
                 needs = ("F", last, m) if position == last else ("B", position + 1, m)
+            else:
+                needs = ("B", position, m)
             if needs is not None and needs not in done:
                 break
             here = needs is None or (needs[1] % stages == stage)
             ready = 0.0 if needs is None else done[needs] + (0.0 if here else send_s)
             spent = passes[stage][chunk]
-            length = spent.forward_s if kind == "F" else spent.backward_s + spent.weight_s
+            length = _length_s(spent, kind, split=split)
             start = max(clock[stage], ready)
+            begun.setdefault(stage, start)
             clock[stage] = start + length
             done[kind, position, m] = clock[stage]
             events.append(Event(stage, chunk, m, kind, start, clock[stage]))
-            held[stage] += 1 if kind == "F" else -1
+            if kind == "F":
+                held[stage] += 1
+            elif kind == "W" or not split:
+                held[stage] -= 1
             most[stage] = max(most[stage], held[stage])
             at[stage] += 1
             ran = True
@@ -150,80 +157,17 @@ def _fixed(
             if idle > len(waiting) + 1:
                 raise RuntimeError("the schedule waits for itself")
             waiting.append(stage)
-    return Replay(max(clock), tuple(events), tuple(most))
+    spans = [clock[stage] - begun[stage] for stage in range(stages)]
+    return Replay(max(spans), tuple(events), tuple(most))
 
 
-def _zero_bubble(
-    passes: Sequence[StagePass], microbatches: int, send_s: float, limits: Sequence[int]
-) -> Replay:
-    stages = len(passes)
-    clock = [0.0] * stages
-    forward_at = [[0.0] * microbatches] + [[-1.0] * microbatches for _ in range(stages - 1)]
-    backward_at = [[-1.0] * microbatches for _ in range(stages)]
-    next_f, next_b, next_w = [0] * stages, [0] * stages, [0] * stages
-    most = [0] * stages
-    events: list[Event] = []
-    remaining = 3 * microbatches * stages
-    while remaining:
-        choice = min(
-            (option for s in range(stages) if (option := _choose(
-                s, clock[s], next_f, next_b, next_w, forward_at, backward_at, limits, microbatches,
-            )) is not None),
-            default=None,
-        )  # fmt: skip
-        if choice is None:
-            raise RuntimeError("the schedule waits for itself")
-        start, s, kind = choice
-        spent = passes[s]
-        if kind == 0:  # B
-            m, length, name = next_b[s], spent.backward_s, "B"
-            next_b[s] += 1
-        elif kind == 1:  # F
-            m, length, name = next_f[s], spent.forward_s, "F"
-            next_f[s] += 1
-            most[s] = max(most[s], next_f[s] - next_w[s])
-        else:
-            m, length, name = next_w[s], spent.weight_s, "W"
-            next_w[s] += 1
-        end = start + length
-        clock[s] = end
-        if kind == 1 and s + 1 < stages:
-            forward_at[s + 1][m] = end + send_s
-        if kind == 1 and s + 1 == stages:
-            backward_at[s][m] = end
-        if kind == 0 and s > 0:
-            backward_at[s - 1][m] = end + send_s
-        events.append(Event(s, 0, m, name, start, end))
-        remaining -= 1
-    return Replay(max(clock), tuple(events), tuple(most))
-
-
-def _choose(
-    s: int,
-    now: float,
-    next_f: list[int],
-    next_b: list[int],
-    next_w: list[int],
-    forward_at: list[list[float]],
-    backward_at: list[list[float]],
-    limits: Sequence[int],
-    microbatches: int,
-) -> tuple[float, int, int] | None:
-    """(start, stage, kind) of what a stage would run next: of what can start first, B, F, then W.
-
-    A weight gradient fills a gap only where nothing else can start at once.
-    """
-    options = []
-    b, f, w = next_b[s], next_f[s], next_w[s]
-    if b < microbatches and backward_at[s][b] >= 0:
-        options.append((max(now, backward_at[s][b]), s, 0))
-    if f < microbatches and forward_at[s][f] >= 0 and f - w < limits[s]:
-        options.append((max(now, forward_at[s][f]), s, 1))
-    if w < b:
-        options.append((now, s, 2))
-    if not options:
-        return None
-    return min(options, key=lambda option: (option[0], option[2]))
+def _length_s(spent: StagePass, kind: str, *, split: bool) -> float:
+    """Seconds of one pass; where weight gradients are no pass of their own, B has them inside."""
+    if kind == "F":
+        return spent.forward_s
+    if kind == "W":
+        return spent.weight_s
+    return spent.backward_s if split else spent.backward_s + spent.weight_s
 
 
 def check_replay(result: Replay, stages: int) -> None:

@@ -166,7 +166,7 @@ def _stage(
     count = len(mapping.stages)
     held = in_flight(mapping, number)
     layer = block_cost(block, stage.digits, setting, stage.block, away)
-    cost, late = layer.cost, delayed(mapping.schedule, number, mapping.microbatches)
+    cost, late = layer.cost, delayed(mapping.schedule, number, count, mapping.microbatches)
     first, last = number == 0, number == count - 1
     external = "external" in stage.block.homes
     ends = ends_cost(

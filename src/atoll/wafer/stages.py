@@ -273,7 +273,7 @@ class Planner:
         holds about as much as one in flight.
         """
         rounds = self.rounds(microbatch)
-        return min(stages - stage, rounds) + delayed(schedule, stage, rounds)
+        return min(stages - stage, rounds) + delayed(schedule, stage, stages, rounds)
 
     def _end_bytes(self, rectangles: Sequence[Rectangle], stage: int, microbatch: int) -> float:
         """What embedding or head will take, before the stream's layout is known: the most."""

@@ -24,6 +24,7 @@ function onePipeline(node, model, number) {
   el(node, 'p', {class: 'note'}, line.stages.length + ' stage' + (line.stages.length > 1 ? 's' : '') + ', ' + whole(line.microbatches)
     + ' microbatches, a step of ' + seconds(line.step_time_s) + '; stages wait ' + percent(idle) + ' of it on average.'
     + ' The replay’s clock is stretched by ' + line.stretch.toFixed(4) + ' to the step’s time.'
+    + (line.end_s > 1.0001 * line.step_time_s ? ' Steps follow one another without a barrier: later stages begin and end theirs later.' : '')
     + (line.left_out ? ' Of the middle, ' + whole(line.left_out) + ' passes are left out of the picture.' : ''));
   const controls = el(node, 'div', {class: 'controls'});
   let zoom = 1;
@@ -45,7 +46,7 @@ function onePipeline(node, model, number) {
     const height = lane * line.stages.length + 26;
     width = Math.min(30000, Math.max(240, scroll.clientWidth) * zoom);
     const pen = sharpCanvas(canvas, width, height);
-    const fx = (v) => width * v / line.step_time_s;
+    const fx = (v) => width * v / line.end_s;
     line.stages.forEach((row, i) => {
       const top = i * lane + 1, tall = lane - 3;
       pen.fillStyle = css('--line'); pen.fillRect(0, top, width, tall);
@@ -60,7 +61,7 @@ function onePipeline(node, model, number) {
       }
     });
     pen.fillStyle = css('--soft'); pen.textBaseline = 'top';
-    for (const v of steps(0, line.step_time_s, width / 110)) {
+    for (const v of steps(0, line.end_s, width / 110)) {
       const x = fx(v), text = seconds(v);
       if (x > width - 30) continue;
       pen.textAlign = x < 20 ? 'left' : 'center';
@@ -71,7 +72,7 @@ function onePipeline(node, model, number) {
 
   function about(event) {
     const box = canvas.getBoundingClientRect();
-    const at = (event.clientX - box.left) / width * line.step_time_s, i = Math.floor((event.clientY - box.top) / lane);
+    const at = (event.clientX - box.left) / width * line.end_s, i = Math.floor((event.clientY - box.top) / lane);
     const row = line.stages[i];
     const found = row && row.find(([, start, end]) => start <= at && at < end);
     if (!found) return tip('');
