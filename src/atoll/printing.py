@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from atoll.units import format_bytes, format_count, format_seconds
+from atoll.units import format_bytes, format_count, format_mfu, format_seconds
 
 if TYPE_CHECKING:
     from atoll.explore.result import SearchResult
@@ -58,7 +58,7 @@ def print_result(result: SearchResult) -> None:
         console.print(f"Model        {plan.model}", markup=False)
         console.print(
             f"Throughput   {plan.samples_per_s:,.1f} samples/s, "
-            f"{plan.tokens_per_s_per_device:,.0f} tokens/s a device, MFU {plan.mfu:.1%}, "
+            f"{plan.tokens_per_s_per_device:,.0f} tokens/s a device, MFU {format_mfu(plan.mfu)}, "
             f"{plan.power_W:.0f} W a device, {plan.energy_per_token_J * 1e3:.2f} mJ a token"
         )
         _print_placement(console, plan.placement, plan.replay_difference)
@@ -287,8 +287,8 @@ def print_explanation(shown: Mapping[str, Any]) -> None:
     )
     for model in shown["models"]:
         console.print(
-            f"\n{model['model']}: {model['samples_per_s']:,.1f} samples/s, MFU {model['mfu']:.1%}; "
-            "a step by cause:",
+            f"\n{model['model']}: {model['samples_per_s']:,.1f} samples/s, "
+            f"MFU {format_mfu(model['mfu'])}; a step by cause:",
             markup=False,
         )
         parts = model["time_parts_s"]

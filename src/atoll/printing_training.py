@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atoll.printing import console_for_output
-from atoll.units import format_bytes, format_seconds
+from atoll.units import format_bytes, format_mfu, format_seconds
 
 if TYPE_CHECKING:
     from atoll.training.estimate import Estimate
@@ -43,7 +43,7 @@ def print_estimate(result: Estimate) -> None:
     )
     console.print(
         f"step {format_seconds(step.time_s)}, {result.tokens_per_s_per_device:,.0f} tokens/s a "
-        f"device, MFU {result.mfu:.1%}"
+        f"device, MFU {format_mfu(result.mfu)}"
     )
     for note in run.notes:
         console.print(f"note: {note}", markup=False)

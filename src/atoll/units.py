@@ -200,3 +200,12 @@ def format_count(value: float) -> str:
         if abs(float(f"{value:.3e}")) >= factor:
             return f"{_digits(value / factor, 4)} {suffix}"
     return f"{value:g}"
+
+
+NOT_COUNTED = "masked attention and recomputation not counted"
+"""The convention of every MFU."""
+
+
+def format_mfu(mfu: float) -> str:
+    """A model FLOPs utilisation with its convention beside it (`workload/flops.py`)."""
+    return f"{mfu:.1%} ({NOT_COUNTED})"

@@ -45,3 +45,16 @@ def test_the_answer_on_record(name):
 
 def test_every_golden_has_its_question():
     assert {path.stem for path in GOLDENS.glob("*.json")} == set(QUESTIONS)
+
+
+def utilisations(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        own = [value["mfu"]] if "mfu" in value else []
+        return own + [found for v in value.values() for found in utilisations(v)]
+    return [found for v in value for found in utilisations(v)] if isinstance(value, list) else []
+
+
+def test_no_golden_uses_more_than_the_whole_device():
+    found = {p.stem: utilisations(json.loads(p.read_text("utf-8"))) for p in GOLDENS.glob("*.json")}
+    assert sum(map(len, found.values())) > 40
+    assert not {name: shares for name, shares in found.items() if max(shares, default=0.0) > 1.0}

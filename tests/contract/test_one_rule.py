@@ -30,17 +30,17 @@ from atoll.training.memory import held_bytes
 from atoll.training.pipeline import StagePass, replay
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
-from atoll.training.run import STATES, model_flops
+from atoll.training.run import STATES
 from atoll.training.stages import chunk_sizes
 from atoll.training.step import Pass, StageTime
 from atoll.wafer.api import estimate_wafer, search_wafer
-from atoll.wafer.block import make_block
 from atoll.wafer.files import load_wafer
 from atoll.wafer.job import Layout as Stages
 from atoll.wafer.job import WaferJob
 from atoll.wafer.stages import Planner
 from atoll.wafer.tables import STATE_BYTES
 from atoll.workload import load_config
+from atoll.workload.flops import model_flops
 from atoll.workload.operator import CollectiveKind
 
 from .questions import SMALL, SPACE, WAFER
@@ -145,11 +145,22 @@ def test_an_all_reduce_takes_the_same_time_everywhere(name, bytes_, group, strid
     assert searched == pytest.approx(planned, rel=REL)
 
 
-@disagree("wafers count the scores that flash attention computes again")
-def test_a_step_has_the_same_model_flops_everywhere():
-    sequence = 256
-    planned = model_flops(load_config(SMALL), sequence) * sequence
-    assert make_block(SMALL, 1, sequence).flops == pytest.approx(planned, rel=REL)
+def test_a_sample_has_the_same_model_flops_everywhere():
+    searched = atoll.search(
+        model="gpt2-xl", devices=8, global_batch=32, space=SPACE, baselines=False
+    ).best
+    (plan,) = searched.plans
+    planned = atoll.estimate("gpt2-xl", "h100", 8, global_batch=32)
+    job = WaferJob(wafer=WAFER, model=SMALL, batch=4, sequence=256,
+                   layout=Stages(rectangle=(2, 1), stages=4))  # fmt: skip
+    wafer = estimate_wafer(job)
+    gpt2, small = model_flops(load_config("gpt2-xl")), model_flops(load_config(SMALL), 256)
+    peak = searched.accelerator.peak_flops * plan.placement.devices
+    assert plan.mfu * peak / plan.samples_per_s == pytest.approx(gpt2, rel=REL)
+    peak = planned.run.gpu.peak_flops("bf16") * 8
+    assert planned.mfu * peak * planned.step.time_s / 32 == pytest.approx(gpt2, rel=REL)
+    speed = wafer.evaluation.samples_per_s
+    assert wafer.mfu * wafer.wafer.peak_flops / speed == pytest.approx(small, rel=REL)
 
 
 @disagree("plan knows no gap and no tolerance, and the bounds have three names")

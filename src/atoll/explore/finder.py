@@ -18,6 +18,7 @@ from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space, peak_power_W
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.placement.simulate import replay
+from atoll.workload.flops import model_flops
 
 _SAME = 1e-9  # relative: two step times that are the same to rounding
 
@@ -114,11 +115,7 @@ class Finder:
             devices=placement.devices,
             recompute_share=again / busy if busy else 0.0,
         )
-        whole = self.variants.variants[self.variants.of(model)[0]]
-        flops = sum(
-            (layer.flops_forward * 3) * repeat * whole.tensor / whole.model.microbatch
-            for layer, repeat in whole.model.layers
-        )
+        flops = model_flops(workload.config, workload.sequence)
         samples_per_s = workload.global_batch / placement.step_time_s
         peak = accelerator.peak_flops * placement.devices
         layers = []

@@ -10,7 +10,7 @@ from atoll.explore.job import Job
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
-from atoll.units import format_seconds
+from atoll.units import format_mfu, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,7 +183,7 @@ class SearchResult:
             where = plan.placement
             lines.append(
                 f"{plan.model}: {plan.samples_per_s:,.1f} samples/s on {where.devices} devices, "
-                f"step {format_seconds(where.step_time_s)}, MFU {plan.mfu:.1%}; "
+                f"step {format_seconds(where.step_time_s)}, MFU {format_mfu(plan.mfu)}; "
                 f"pipeline {where.pipeline} x tensor {where.tensor} x data {where.data}, "
                 f"microbatch {where.microbatch}, recompute {where.recompute}"
             )
@@ -208,7 +208,7 @@ class SearchResult:
                 (
                     plan.model,
                     f"{plan.samples_per_s:,.1f} samples/s, step "
-                    f"{format_seconds(where.step_time_s)}, MFU {plan.mfu:.1%}; pipeline "
+                    f"{format_seconds(where.step_time_s)}, MFU {format_mfu(plan.mfu)}; pipeline "
                     f"{where.pipeline} x tensor {where.tensor} x data {where.data}, microbatch "
                     f"{where.microbatch}, recompute {where.recompute}",
                 )

@@ -8,7 +8,7 @@ from typing import Any
 from atoll.report.folder import Source
 from atoll.report.timeline import plan_timeline
 from atoll.report.timeline_view import timeline_view
-from atoll.units import format_bytes, format_seconds
+from atoll.units import format_bytes, format_mfu, format_seconds
 
 
 def plan_view(source: Source) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _facts(record: Mapping[str, Any]) -> list[list[str]]:
     return [
         ["Step", format_seconds(record["step_time_s"])],
         ["Throughput", f"{record['tokens_per_s_per_device']:,.0f} tokens/s a device"],
-        ["MFU", f"{record['mfu']:.1%}"],
+        ["MFU", format_mfu(record["mfu"])],
         ["Memory", f"{format_bytes(record['memory_bytes']['needed'])} on the fullest device"],
         ["Sequence", f"{record['sequence']:,} tokens"],
         ["Global batch", f"{record['global_batch']:,} sequences"],

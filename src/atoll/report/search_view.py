@@ -13,7 +13,7 @@ from atoll.report.sensitivity import chip_of, sensitivity
 from atoll.report.space_view import job_of, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
-from atoll.units import format_seconds
+from atoll.units import NOT_COUNTED, format_seconds
 
 PARTS = {
     "tensor_arrays_mm2": "tensor arrays",
@@ -129,7 +129,8 @@ def _sentence(content: Mapping[str, Any]) -> str:
         f"scores {content['score']:,.4g} over {len(best['models'])} models"
         if several
         else f"trains {plan['model']} at {plan['samples_per_s']:,.1f} samples/s "
-        f"({plan['tokens_per_s_per_device']:,.0f} tokens/s a device, MFU {plan['mfu']:.1%})"
+        f"({plan['tokens_per_s_per_device']:,.0f} tokens/s a device, MFU {plan['mfu']:.1%}, "
+        f"{NOT_COUNTED})"
     )
     return (
         f"A chip of {chip['area_mm2']:.1f} mm² with {chip['tensor_cores']} tensor cores of "

@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.report.folder import Source
 from atoll.report.search_view import model_view
-from atoll.units import format_bytes, format_seconds
+from atoll.units import NOT_COUNTED, format_bytes, format_seconds
 
 
 def wafer_view(source: Source) -> dict[str, Any]:
@@ -22,8 +22,9 @@ def wafer_view(source: Source) -> dict[str, Any]:
         "title": f"{plan['model']} on a wafer",
         "sentence": (
             f"A wafer of {wafer['rows']} × {wafer['columns']} dies trains {plan['model']} at "
-            f"{plan['samples_per_s']:,.2f} samples/s (MFU {plan['mfu']:.1%}): {where['pipeline']} "
-            f"stages, microbatch {where['microbatch']}, recompute {plan['recompute']}."
+            f"{plan['samples_per_s']:,.2f} samples/s (MFU {plan['mfu']:.1%}, {NOT_COUNTED}): "
+            f"{where['pipeline']} stages, microbatch {where['microbatch']}, recompute "
+            f"{plan['recompute']}."
         ),
         "certificate": _proof(content["certificate"]),
         "notes": [],

@@ -32,6 +32,7 @@ from atoll.placement.plan import Placement
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
 from atoll.store import fingerprint
 from atoll.workload import widths
+from atoll.workload.flops import model_flops
 
 KEPT = 64
 """Models and schedules kept at most, the oldest go first."""
@@ -166,7 +167,7 @@ class ChipWhatIf:
                 f"{capacity / GIB:g} GiB each at tensor width {tensor} and microbatch {microbatch}."
             }
         placement = priced.describe(0, variant, pass_s, placed[1], memory_bytes=capacity)
-        answer = self._figures(priced, design, model, placement)
+        answer = self._figures(priced, design, placement)
         return answer | {
             "schedules": times.how,
             "refinable": times.refinable,
@@ -174,9 +175,8 @@ class ChipWhatIf:
         }
 
     def _figures(
-        self, priced: Priced, design: Mapping[str, Any], model: int, placement: Placement
+        self, priced: Priced, design: Mapping[str, Any], placement: Placement
     ) -> dict[str, Any]:
-        job, _, _ = self._open()
         variant = priced.variants.variants[0]
         parts = placement.time_parts_s
         busy, again = parts.get("compute", 0.0), parts.get("recompute", 0.0)
@@ -189,12 +189,7 @@ class ChipWhatIf:
             recompute_share=again / busy if busy else 0.0,
         )
         workload = priced.variants.workloads[0]
-        allowed = widths(workload.config, job.tensor_widths)
-        whole = self._variant(model, job.microbatches[0], allowed[0]).variants[0]
-        flops = sum(
-            (layer.flops_forward * 3) * repeat * whole.tensor / whole.model.microbatch
-            for layer, repeat in whole.model.layers
-        )
+        flops = model_flops(workload.config, workload.sequence)
         samples = workload.global_batch / placement.step_time_s
         peak = (
             2.0 * design["tensor_cores"] * design["width"] * design["depth"] * design["clock_Hz"]

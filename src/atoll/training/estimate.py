@@ -13,10 +13,11 @@ from atoll.training.layers import LayerCost, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
 from atoll.training.pricing import Pricer
-from atoll.training.run import Run, model_flops
+from atoll.training.run import Run
 from atoll.training.stages import Share, stage_shares
 from atoll.training.step import StageTime, Step, Stepper
-from atoll.units import format_bytes, format_seconds
+from atoll.units import format_bytes, format_mfu, format_seconds
+from atoll.workload.flops import model_flops
 from atoll.workload.joint import joined
 from atoll.workload.layer import Model
 from atoll.workload.prepare import prepare
@@ -57,10 +58,11 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs, recomputation not counted, over the device's dense 16-bit peak."""
-        flops = model_flops(self.run.stored or self.run.model, self.run.sequence)
-        peak = self.run.gpu.peak_flops(self.run.gpu.half_dtype)
-        return self.tokens_per_s_per_device * flops / peak
+        """Model FLOPs (`workload.flops`) over the devices' dense 16-bit peak."""
+        run = self.run
+        flops = run.global_batch * model_flops(run.stored or run.model, run.sequence)
+        peak = run.devices * run.gpu.peak_flops(run.gpu.half_dtype)
+        return flops / self.step.time_s / peak
 
     def _repr_html_(self) -> str:
         return answer_html(*self.summary())
@@ -73,7 +75,7 @@ class Estimate:
             ("layout", str(self.layout)),
             ("step", format_seconds(self.step.time_s)),
             ("throughput", f"{self.tokens_per_s_per_device:,.0f} tokens/s a device"),
-            ("MFU", f"{self.mfu:.1%}"),
+            ("MFU", format_mfu(self.mfu)),
             (
                 "memory",
                 f"{format_bytes(worst.needed)} of {format_bytes(run.gpu.hbm_bytes)} on stage "

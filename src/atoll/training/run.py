@@ -8,9 +8,7 @@ from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu
 from atoll.hardware.network import Network
 from atoll.training.stack import COMPOSED_GELU, Stack
-from atoll.workload.build import build_model
 from atoll.workload.model_config import ModelConfig
-from atoll.workload.prepare import prepare
 from atoll.workload.stored import StoredModel
 from atoll.yamlfile import suggestion
 
@@ -101,17 +99,3 @@ class Run:
         if self.stack.composed_gelu and self.model.family in COMPOSED_GELU:
             return {"gelu": "gelu_new", "gelu_bwd": "gelu_new_bwd"}
         return {}
-
-
-def model_flops(model: ModelConfig | StoredModel, sequence: int) -> float:
-    """FLOPs per token of forward and backward without recomputation, whole attention counted.
-
-    6 per parameter that multiplies, and 12 s h per layer for attention (PaLM, arXiv:2204.02311,
-    appendix B); experts that a token does not visit do not count. The backward pass takes twice
-    the forward's.
-    """
-    if isinstance(model, StoredModel):
-        built = prepare(model, model.file.microbatch or 1, sequence, fusion="none")
-        return 3 * sum(x.flops_forward * n for x, n in built.layers) / built.tokens
-    built = build_model(model, 1, sequence)
-    return 3 * sum(layer.flops_forward * repeat for layer, repeat in built.layers) / sequence

@@ -317,10 +317,5 @@ def make_block(model: str, microbatch: int, sequence: int | None = None) -> Bloc
         head_bytes=float(sum(loss.tensors[n].bytes for n in loss.saved))
         + head_reader.bytes("logits"),
         embedding_parameters=ends["embedding"].parameters,
-        flops=float(
-            layers * (layer.flops_forward + layer.flops_backward)
-            + head_layer.flops_forward
-            + head_layer.flops_backward
-        ),
         parameters=whole.parameters,
     )

@@ -145,8 +145,6 @@ class Block:
     head_bytes: float
     """Logits and what the loss keeps, whole."""
     embedding_parameters: int
-    flops: float
-    """Products of all layers, forward and backward, one microbatch."""
     parameters: int
 
     @property

@@ -22,7 +22,7 @@ from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
 from atoll.wafer.mapping_file import read_mapping
 from atoll.wafer.power import running_power_W
-from atoll.wafer.result import placement_of
+from atoll.wafer.result import placement_of, wafer_mfu
 from atoll.wafer.search import best_plan
 from atoll.wafer.stages import Planner, snake
 from atoll.wafer.template import Wafer
@@ -47,9 +47,7 @@ class WaferEstimate:
 
     @property
     def mfu(self) -> float:
-        block = self.evaluation.mapping.blocks()
-        per_sample = block.flops / block.microbatch
-        return per_sample * self.evaluation.samples_per_s / self.wafer.peak_flops
+        return wafer_mfu(self.wafer, self.evaluation)
 
     def to_dict(self) -> dict[str, Any]:
         found = self.evaluation

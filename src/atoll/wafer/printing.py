@@ -7,7 +7,7 @@ from rich.table import Table
 
 from atoll.placement.plan import Placement
 from atoll.printing import console_for_output, print_bars
-from atoll.units import format_bytes, format_seconds
+from atoll.units import format_bytes, format_mfu, format_seconds
 from atoll.wafer.draw import offloaded
 from atoll.wafer.estimate import WaferEstimate
 from atoll.wafer.evaluate import Evaluation
@@ -65,7 +65,7 @@ def _print_mapping(
     console.print(
         f"Throughput   {best.samples_per_s:,.2f} samples/s, "
         f"{best.samples_per_s * mapping.sequence:,.0f} tokens/s, "
-        f"MFU {mfu:.1%}, {running_power_W(wafer, best) / 1e3:.1f} kW"
+        f"MFU {format_mfu(mfu)}, {running_power_W(wafer, best) / 1e3:.1f} kW"
     )
     stage = mapping.stages[0]
     console.print(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.explore.result import Certificate, accelerator_dict
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.simulate import replay
+from atoll.units import format_mfu
 from atoll.wafer.baselines import Baseline
 from atoll.wafer.draw import text_map, wafer_object
 from atoll.wafer.evaluate import Evaluation
@@ -19,9 +20,18 @@ from atoll.wafer.job import WaferJob
 from atoll.wafer.power import running_power_W
 from atoll.wafer.tables import parts_of
 from atoll.wafer.template import Wafer
+from atoll.workload import load_config
+from atoll.workload.flops import model_flops
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def wafer_mfu(wafer: Wafer, found: Evaluation) -> float:
+    """Model FLOPs over what all dies together could do."""
+    mapping = found.mapping
+    flops = model_flops(load_config(mapping.model), mapping.sequence)
+    return flops * found.samples_per_s / wafer.peak_flops
 
 
 def placement_of(found: Evaluation) -> Placement:
@@ -108,9 +118,7 @@ class WaferResult:
 
     @cached_property
     def mfu(self) -> float:
-        block = self.best.mapping.blocks()
-        per_sample = block.flops / block.microbatch
-        return per_sample * self.best.samples_per_s / self.wafer.peak_flops
+        return wafer_mfu(self.wafer, self.best)
 
     @cached_property
     def placement(self) -> Placement:
@@ -197,9 +205,10 @@ class WaferResult:
         where = self.placement
         lines = [
             f"wafer {self.wafer.name}: {self.wafer.rows} x {self.wafer.columns} dies",
-            f"{self.job.model}: {self.best.samples_per_s:,.2f} samples/s, MFU {self.mfu:.1%}; "
-            f"{where.pipeline} stages of {where.tensor * where.data} dies, microbatch "
-            f"{where.microbatch}, recompute {where.recompute}",
+            f"{self.job.model}: {self.best.samples_per_s:,.2f} samples/s, "
+            f"MFU {format_mfu(self.mfu)}; {where.pipeline} stages of "
+            f"{where.tensor * where.data} dies, microbatch {where.microbatch}, "
+            f"recompute {where.recompute}",
         ]
         for name, baseline in self.baselines.items():
             lines.append(f"  {name}: {baseline_words(baseline, self.best.samples_per_s)}")

@@ -10,7 +10,7 @@ const DESIGN = ["score", "step_time_s", "area_mm2", "power_W", "energy_per_token
   "vector_width", "glb_bytes", "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz", "microbatch", "tensor", "pipeline", "data"];
 const STEP = [
   ["step_time_s", "Step time", seconds], ["samples_per_s", "Throughput (samples/s)", number], ["tokens_per_s_per_device", "Tokens/s a device", number],
-  ["mfu", "MFU", percent], ["devices", "Devices", number], ["tensor", "Tensor width", number], ["pipeline", "Pipeline stages", number],
+  ["mfu", "MFU (masked attention and recomputation not counted)", percent], ["devices", "Devices", number], ["tensor", "Tensor width", number], ["pipeline", "Pipeline stages", number],
   ["data", "Data copies", number], ["microbatch", "Microbatch", number], ["microbatches", "Microbatches a copy", number], ["recompute", "Recomputation", String],
 ];
 

@@ -1,0 +1,41 @@
+"""FLOPs that training a model takes: one convention behind every MFU that is shown.
+
+Counted are the products of the forward pass, and twice as many for the backward pass: attention
+only where the mask leaves it (causal: half; a sliding window: less), experts only where tokens go.
+Recomputation and what a kernel computes twice (the scores of fused attention) are work of an
+implementation, not of the model. No device gets by with less, so that MFU never
+exceeds 100 % of the peak at the precision of the products.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from atoll.workload.build import build_model
+from atoll.workload.layer import Model
+from atoll.workload.model_config import ModelConfig
+from atoll.workload.prepare import prepare
+from atoll.workload.stored import StoredModel
+
+
+def model_flops(model: ModelConfig | StoredModel, sequence: int | None = None) -> float:
+    """FLOPs of one sample, forward and backward."""
+    if isinstance(model, StoredModel):
+        built = prepare(model, model.file.microbatch or 1, sequence, fusion="none")
+        return _needed(built) / built.microbatch
+    return _built(model, sequence)
+
+
+@lru_cache(maxsize=256)
+def _built(config: ModelConfig, sequence: int | None) -> float:
+    return _needed(build_model(config, 1, sequence))
+
+
+def _needed(model: Model) -> float:
+    forward = sum(
+        repeat * product.flops * product.fraction
+        for layer, repeat in model.layers
+        for op in layer.forward
+        for product in op.matmuls
+    )
+    return 3 * forward
