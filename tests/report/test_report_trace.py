@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from atoll.report.timeline import plan_timeline
 from atoll.report.trace import LANES, LAYERS, STAGES
 from atoll.training.estimate import Estimate
 from atoll.training.pipeline import StagePass, replay
+from atoll.training.replay import replay_estimate
 
 US = 1e6
 
@@ -117,6 +119,58 @@ def test_a_plans_trace_adds_up_to_its_step(changed: dict[str, Any]) -> None:
     check_sums(trace, found.layout.pp, found.step.time_s, overlapped=overlapped)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"stack": "megatron-2021"},
+        {"schedule": "zb-h2", "recompute": "none"},
+        {"vpp": 2},
+        {"pp": 1, "tp": 8},
+        {"recompute": "optimal"},
+        {"global_batch": 262144},
+    ],
+    ids=str,
+)
+def test_a_plans_timeline_has_the_parts_and_the_replayed_time_of_its_estimate(
+    changed: dict[str, Any],
+) -> None:
+    """Gradient accumulation among them; and one plan has one replayed time, wherever it is told."""
+    found = estimate(**changed)
+    step, layout = found.step, found.layout
+    record = json.loads(json.dumps(plan_record(found)))
+    timeline = plan_timeline(record["pipeline"])
+    replayed = replay_estimate(found)
+    assert record["replay"]["time_s"] == replayed.time_s
+    assert timeline.stretch == pytest.approx(1 + replayed.difference, rel=1e-12)
+    assert timeline.stretch * replayed.time_s == pytest.approx(step.time_s, rel=1e-12)
+
+    slack = found.run.stack.slack
+    after = {
+        "gradient accumulation": step.accumulate_s,
+        "gradient reduction": step.gradient_s,
+        "optimizer": step.optimizer_s,
+        "host": found.run.stack.step_s,
+    }
+    if layout.microbatches(found.run.global_batch) > 1:
+        assert step.accumulate_s > 0
+    slowest = max(range(layout.pp), key=lambda s: found.stages[s].total_s)
+    row = [replace(s, start_s=0.0, end_s=s.duration_s / timeline.stretch / slack)
+           for s in timeline.stages[slowest]]  # fmt: skip
+    shown = {s.name: s.duration_s for s in row if s.kind == "after"}
+    rest_s = sum(seconds for name, seconds in shown.items() if "more microbatches" in name)
+    assert {n: s for n, s in shown.items() if n in after} == pytest.approx(
+        {n: s for n, s in after.items() if s > 0}
+    )
+    passes_s = rest_s + sum(s.duration_s for s in row if s.kind not in ("after", "bubble"))
+    parts = step.breakdown()
+    outside = ("gradient_accumulation", "gradient_reduction", "optimizer", "pipeline_bubble",
+               "pipeline_sends", "host")  # fmt: skip
+    inside_s = sum(seconds for name, seconds in parts.items() if name not in outside)
+    host_s = timeline.microbatches * found.stages[slowest].host_s
+    assert passes_s == pytest.approx(inside_s + host_s)
+
+
 def test_stage_lanes_show_the_bubbles_where_the_schedule_has_them() -> None:
     found = estimate()
     record = pipeline_record(found)
@@ -172,6 +226,9 @@ def test_a_searchs_trace_adds_up_and_has_the_operators(tiny_run: Path) -> None:
     check_lanes(trace)
     placement = content["best"]["placement"]
     check_sums(trace, len(placement["stages"]), placement["step_time_s"])
+    (plan,) = content["best"]["models"]
+    stretch = trace["otherData"][plan["model"]]["stretch"]
+    assert stretch == pytest.approx(1 / (1 + plan["replay_difference"]))
     operators = {
         op["name"] for e in content["best"]["models"][0]["layers"] for op in e["operators"]
     }

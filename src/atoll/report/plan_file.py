@@ -16,13 +16,12 @@ from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import operator_costs
 from atoll.training.layout import Layout
 from atoll.training.plan import Plan
-from atoll.training.replay import replay_estimate, stage_passes
+from atoll.training.replay import replay_estimate, step_passes
 from atoll.training.run import Run
 from atoll.training.stages import chunk_sizes, stage_shares
 from atoll.training.step import Pass
 
 PLAN = "plan.json"
-MOST_PASSES = 60_000  # of all stages together that are replayed one by one
 FORMAT = 1
 
 
@@ -67,22 +66,9 @@ def write_plan(result: Plan | Estimate, folder: Path) -> Path:
 
 
 def pipeline_record(best: Estimate) -> dict[str, Any]:
-    """What a replay of the step needs: passes of every chunk, and what follows the pipeline."""
-    run, layout, step = best.run, best.layout, best.step
-    total = layout.microbatches(run.global_batch)
-    most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.vpp))
-    shown = total if total <= most else most - most % layout.pp
-    accumulate_s = step.compute_s - total * max(
-        s.forward.compute_s + s.backward.compute_s for s in best.stages
-    )
+    """What a replay of the step needs (`training.replay`), and what its passes are made of."""
     return {
-        "schedule": layout.schedule,
-        "microbatches": total,
-        "replayed": shown,
-        "send_s": step.send_s / max(1, 2 * layout.vpp * total),
-        "passes": [
-            [[c.forward_s, c.backward_s, c.weight_s] for c in row] for row in stage_passes(best)
-        ],
+        **step_passes(best).to_dict(),
         "parts": [
             {
                 "forward": _parts(stage.forward),
@@ -91,13 +77,6 @@ def pipeline_record(best: Estimate) -> dict[str, Any]:
             }
             for stage in best.stages
         ],
-        "after": [
-            ["gradient accumulation", max(0.0, accumulate_s)],
-            ["gradient reduction", step.gradient_s],
-            ["optimizer", step.optimizer_s],
-            ["host", run.stack.step_s],
-        ],
-        "step_time_s": step.time_s,
     }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from atoll.placement.simulate import simulate_pipeline
 from atoll.placement.zero_bubble import ZB_H1, simulate_zero_bubble
-from atoll.training.pipeline import StagePass, replay
+from atoll.training.replay import read_passes, replay_step
 
 FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
 _KINDS = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
@@ -54,6 +54,7 @@ class Timeline:
     later stage ends its own after the first one.
     """
     stretch: float
+    """The step's time over that of its replay."""
     send_s: float
     shown: int
     """Microbatches replayed one by one."""
@@ -111,21 +112,19 @@ def _zero_bubble_timeline(placement: Mapping[str, Any]) -> Timeline:
 
 def plan_timeline(pipeline: Mapping[str, Any]) -> Timeline:
     """The step of a planned layout, from the record that `plan_file` keeps of it."""
-    passes = [[StagePass(*chunk) for chunk in stage] for stage in pipeline["passes"]]
-    shown, total = pipeline["replayed"], pipeline["microbatches"]
-    found = replay(pipeline["schedule"], passes, shown, pipeline["send_s"])
+    step = read_passes(pipeline)
+    found = replay_step(step).pipeline
     slices = [
         Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch, e.chunk)
         for e in found.events
     ]
-    after = [(name, seconds) for name, seconds in pipeline["after"]]
-    if total > shown:
-        slowest_s = max(sum(chunk.total_s for chunk in stage) for stage in passes)
-        more = f"{total - shown:,} more microbatches of the steady state"
-        after.insert(0, (more, (total - shown) * slowest_s))
+    after = list(step.after)
+    if step.microbatches > step.replayed:
+        more = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
+        after.insert(0, (more, step.rest_s))
     return _whole(
-        slices, len(passes), found.time_s, after, pipeline["step_time_s"], pipeline["send_s"],
-        shown, total,
+        slices, len(step.passes), found.time_s, after, step.step_time_s, step.send_s,
+        step.replayed, step.microbatches, step.slack,
     )  # fmt: skip
 
 
@@ -138,10 +137,13 @@ def _whole(
     send_s: float,
     shown: int,
     microbatches: int,
+    slack: float = 1.0,
 ) -> Timeline:
-    """Fill holes, put what follows the pipeline behind it, and stretch to the step's time."""
+    """Fill holes, put what follows the pipeline behind it, and stretch to the step's time: by the
+    slack that lengthens all parts alike, and by what closed form and replay differ in.
+    """
     whole_s = pipeline_s + sum(seconds for _, seconds in after)
-    stretch = step_time_s / whole_s
+    scale = step_time_s / whole_s
     rows = []
     for stage in range(stages):
         own = sorted((s for s in slices if s.stage == stage), key=lambda s: s.start_s)
@@ -161,12 +163,12 @@ def _whole(
             if seconds > 0.0:
                 row.append(Slice(stage, AFTER, clock, clock + seconds, name))
                 clock += seconds
-        rows.append(tuple(_stretched(row, stretch, begin_s * stretch + step_time_s)))
-    return Timeline(step_time_s, tuple(rows), stretch, send_s * stretch, shown, microbatches)
+        rows.append(tuple(_stretched(row, scale, begin_s * scale + step_time_s)))
+    return Timeline(step_time_s, tuple(rows), scale / slack, send_s * scale, shown, microbatches)
 
 
-def _stretched(row: Sequence[Slice], stretch: float, end_s: float) -> list[Slice]:
-    found = [replace(s, start_s=s.start_s * stretch, end_s=s.end_s * stretch) for s in row]
+def _stretched(row: Sequence[Slice], scale: float, end_s: float) -> list[Slice]:
+    found = [replace(s, start_s=s.start_s * scale, end_s=s.end_s * scale) for s in row]
     if found:
         found[-1] = replace(found[-1], end_s=end_s)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,29 +11,84 @@ from atoll.training.pipeline import Replay, StagePass, replay
 from atoll.training.stages import stage_shares
 from atoll.training.step import Stepper
 
-MOST_PASSES = 100_000  # of all stages; more microbatches only repeat the steady state
+MOST_PASSES = 60_000  # of all stages; more microbatches only repeat the steady state
+
+
+@dataclass(frozen=True)
+class StepPasses:
+    """All that a step is replayed from; plan.json keeps it, so that whoever draws or prints a plan
+    replays the same.
+    """
+
+    schedule: str
+    passes: tuple[tuple[StagePass, ...], ...]
+    """Of every stage, its chunks on one microbatch."""
+    microbatches: int
+    replayed: int
+    """Of the microbatches, those run one by one; the others are more of the same steady state."""
+    send_s: float
+    after: tuple[tuple[str, float], ...]
+    """What follows the pipeline, or is added to it by every microbatch on all stages alike."""
+    slack: float
+    """Time of a step over what its parts explain."""
+    step_time_s: float
+    """As estimated."""
+
+    @property
+    def rest_s(self) -> float:
+        """The microbatches that are not replayed one by one."""
+        slowest_s = max(sum(p.total_s for p in row) for row in self.passes)
+        return (self.microbatches - self.replayed) * slowest_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schedule": self.schedule,
+            "microbatches": self.microbatches,
+            "replayed": self.replayed,
+            "send_s": self.send_s,
+            "passes": [[[c.forward_s, c.backward_s, c.weight_s] for c in r] for r in self.passes],
+            "after": [list(part) for part in self.after],
+            "slack": self.slack,
+            "step_time_s": self.step_time_s,
+        }
+
+
+def read_passes(record: Mapping[str, Any]) -> StepPasses:
+    """What `StepPasses.to_dict` wrote."""
+    return StepPasses(
+        schedule=record["schedule"],
+        passes=tuple(tuple(StagePass(*c) for c in row) for row in record["passes"]),
+        microbatches=record["microbatches"],
+        replayed=record["replayed"],
+        send_s=record["send_s"],
+        after=tuple((name, seconds) for name, seconds in record["after"]),
+        slack=record.get("slack", 1.0),
+        step_time_s=record["step_time_s"],
+    )
 
 
 @dataclass(frozen=True)
 class ReplayedStep:
     """What the event-driven replay says of a step."""
 
-    time_s: float
-    estimate_s: float
-    microbatches: int
-    """Replayed; the rest of a long step is more of the same steady state."""
+    step: StepPasses
     pipeline: Replay
+
+    @property
+    def time_s(self) -> float:
+        after_s = sum(seconds for _, seconds in self.step.after)
+        return (self.pipeline.time_s + self.step.rest_s + after_s) * self.step.slack
 
     @property
     def difference(self) -> float:
         """Closed form over replay, less one."""
-        return self.estimate_s / self.time_s - 1
+        return self.step.step_time_s / self.time_s - 1
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "time_s": self.time_s,
             "difference": self.difference,
-            "microbatches": self.microbatches,
+            "microbatches": self.step.replayed,
         }
 
 
@@ -60,19 +116,34 @@ def stage_passes(estimate: Estimate) -> list[list[StagePass]]:
     return found
 
 
-def replay_estimate(estimate: Estimate) -> ReplayedStep:
-    """Replay the pipeline of an estimate; what follows it (gradients, optimizer) and what each
-    microbatch adds to all stages alike (accumulation) are as estimated.
+def step_passes(estimate: Estimate) -> StepPasses:
+    """An estimate's step as it is replayed: what follows the pipeline (gradients, optimizer) and
+    what each microbatch adds to all stages alike (accumulation) are as estimated.
     """
     run, layout, step = estimate.run, estimate.layout, estimate.step
-    passes = stage_passes(estimate)
     total = layout.microbatches(run.global_batch)
     most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.vpp))
-    shown = min(total, most - most % layout.pp) if layout.pp > 1 else min(total, 64)
-    sends_s = step.send_s / max(1, 2 * layout.vpp * total)
-    result = replay(layout.schedule, passes, shown, sends_s)
-    slowest_s = max(sum(p.total_s for p in row) for row in passes)
-    pipeline_s = result.time_s + (total - shown) * slowest_s
-    after_s = step.accumulate_s + step.gradient_s + step.optimizer_s + run.stack.step_s
-    time_s = (pipeline_s + after_s) * run.stack.slack
-    return ReplayedStep(time_s, step.time_s, shown, result)
+    return StepPasses(
+        schedule=layout.schedule,
+        passes=tuple(tuple(row) for row in stage_passes(estimate)),
+        microbatches=total,
+        replayed=total if total <= most else most - most % layout.pp,
+        send_s=step.send_s / max(1, 2 * layout.vpp * total),
+        after=(
+            ("gradient accumulation", step.accumulate_s),
+            ("gradient reduction", step.gradient_s),
+            ("optimizer", step.optimizer_s),
+            ("host", run.stack.step_s),
+        ),
+        slack=run.stack.slack,
+        step_time_s=step.time_s,
+    )
+
+
+def replay_step(step: StepPasses) -> ReplayedStep:
+    return ReplayedStep(step, replay(step.schedule, step.passes, step.replayed, step.send_s))
+
+
+def replay_estimate(estimate: Estimate) -> ReplayedStep:
+    """Replay the pipeline of an estimate."""
+    return replay_step(step_passes(estimate))
