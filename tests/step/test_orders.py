@@ -1,0 +1,136 @@
+"""Every pipeline order: its formula against its replay, and what it holds against what it held."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from atoll.step.bubbles import bubble_s, held, waiting
+from atoll.step.orders import ORDERS, SPLIT, chunks_of, groups, passes, route
+from atoll.step.replay import PassTime, Replay, replay
+
+STAGES, MICROBATCHES = range(1, 9), range(1, 21)
+
+
+def runnable(order: str, stages: int, microbatches: int) -> bool:
+    """DualPipe takes microbatches from both ends, in equal numbers."""
+    return order != "dualpipe" or (stages % 2 == 0 and microbatches % 2 == 0)
+
+
+def run(
+    order: str, stages: int, microbatches: int, vpp: int, f: float, b: float, w: float
+) -> Replay:
+    chunks = chunks_of(order, vpp)
+    return replay(order, [[PassTime(f, b, w)] * chunks] * stages, microbatches)
+
+
+def load(order: str, vpp: int, f: float, b: float, w: float) -> PassTime:
+    """All passes of one microbatch through one stage."""
+    chunks = 1 if order == "dualpipe" else chunks_of(order, vpp)
+    return PassTime(chunks * f, chunks * b, chunks * w)
+
+
+def cases(order: str) -> list[tuple[int, int, int]]:
+    chunks = (2, 3, 4) if order == "interleaved" else (1,)
+    return [
+        (p, m, v)
+        for p in STAGES
+        for m in MICROBATCHES
+        for v in chunks
+        if runnable(order, p, m) and not (order == "interleaved" and p == 1)
+    ]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_formula_of_equal_stages_is_the_replay(order):
+    for p, m, v in cases(order):
+        for f, b, w in ((1.0, 1.0, 1.0), (1.0, 1.2, 0.8), (1.0, 1.5, 0.5), (1.0, 2.0, 1.0)):
+            found = run(order, p, m, v, f, b, w)
+            stage = load(order, v, f, b, w)
+            step_s = m * stage.total_s + bubble_s(order, [stage] * p, m, v)
+            assert step_s == pytest.approx(found.time_s, rel=1e-9), (p, m, v, f, b, w)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_a_stage_holds_is_what_the_replay_held(order):
+    for p, m, v in cases(order):
+        chunks = 1 if order == "dualpipe" else chunks_of(order, v)
+        found = run(order, p, m, v, 1.0, 1.0, 1.0)
+        for stage in range(p):
+            most = held(order, p, stage, m, v) + waiting(order, p, stage, m)
+            assert most * chunks == pytest.approx(found.kept[stage]), (p, m, v, stage)
+            assert held(order, p, stage, m, v) * chunks == pytest.approx(found.held[stage])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_pass_runs_once_and_never_two_at_once(order):
+    for p, m, v in ((4, 6, 2), (4, 3, 2), (2, 2, 3), (8, 10, 2)):
+        vpp = v if order == "interleaved" else 1
+        chunks = chunks_of(order, vpp)
+        found = run(order, p, m, vpp, 1.0, 1.5, 0.7)
+        visits = [(place, i) for i in range(m) for place in route(order, p, chunks, i)]
+        kinds = ("F", "B", "W") if order in SPLIT else ("F", "B")
+        expected = {(s, c, i, kind) for (s, c), i in visits for kind in kinds}
+        assert {(e.stage, e.chunk, e.microbatch, e.kind) for e in found.events} == expected
+        assert len(found.events) == len(expected)
+        for stage in range(p):
+            spans = sorted((e.start_s, e.end_s) for e in found.events if e.stage == stage)
+            assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(spans))
+
+
+@given(
+    order=st.sampled_from(ORDERS),
+    stages=st.lists(st.tuples(st.floats(0.8, 1.2), st.floats(0.0, 0.6)), min_size=2, max_size=6),
+    microbatches=st.integers(1, 16),
+    vpp=st.integers(2, 3),
+)
+@settings(max_examples=150, deadline=None)
+def test_unequal_stages_are_near_their_replay(order, stages, microbatches, vpp):
+    """Stages within 20 % of each other, weight passes of a half to the whole of a forward pass."""
+    assume(runnable(order, len(stages), microbatches))
+    v = vpp if order == "interleaved" else 1
+    chunks = chunks_of(order, v)
+    rows = [PassTime(f, f * (1.0 + more), f * (1.0 - more / 2)) for f, more in stages]
+    found = replay(order, [[t] * chunks for t in rows], microbatches)
+    count = 1 if order == "dualpipe" else chunks
+    whole = [PassTime(count * t.forward_s, count * t.backward_s, count * t.weight_s) for t in rows]
+    step_s = microbatches * max(t.total_s for t in whole)
+    step_s += bubble_s(order, whole, microbatches, v)
+    assert 0.91 * found.time_s <= step_s <= 1.18 * found.time_s
+
+
+@given(stages=st.integers(1, 9), microbatches=st.integers(1, 60))
+def test_groups_of_microbatches_fill_the_pipeline_where_they_can(stages, microbatches):
+    sizes = groups(stages, microbatches)
+    assert sum(sizes) == microbatches
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= min(stages, microbatches)
+
+
+def test_transfers_wait_for_each_other_on_a_link():
+    """Two stages, sends of 4 s: the second activation leaves when the first has arrived."""
+    times = [[PassTime(1.0, 2.0, 0.0)]] * 2
+    found = replay("1f1b", times, 2, 4.0)
+    forward = [e for e in found.events if e.stage == 1 and e.kind == "F"]
+    assert [e.start_s for e in forward] == [5.0, 9.0]
+
+
+def test_more_microbatches_never_fewer_seconds():
+    for order in ORDERS:
+        even = [m for m in MICROBATCHES if runnable(order, 4, m)]
+        steps = [run(order, 4, m, 2 if order == "interleaved" else 1, 1.0, 1.3, 0.8).time_s
+                 for m in even]  # fmt: skip
+        assert all(a < b for a, b in pairwise(steps))
+
+
+def test_orders_run_every_microbatch_in_sequence_within_a_chunk():
+    for order in ORDERS:
+        chunks = chunks_of(order, 2 if order == "interleaved" else 1)
+        for stage in range(4):
+            line = passes(order, stage, 4, chunks, 8)
+            for chunk in range(chunks):
+                own = [p.microbatch for p in line if p.kind == "F" and p.chunk == chunk]
+                assert own == sorted(own)
