@@ -10,15 +10,19 @@ milliseconds per solve and which bound was the strongest.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from atoll.schedule.check import check
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort, solve
 from atoll.schedule.synthetic import backward_pass
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles.schedule_check import check
 
 CORES = (1, 2, 8, 64, 1024)
 HEADER = f"{'cores':>6} {'durations':>9} {'effort':>8} | gap % {'p50':>6} {'p90':>6} {'max':>6} | "

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
-from atoll.wafer import brute
 from atoll.wafer.batch import KEPT, REBUILT, STATE, Batch
 from atoll.wafer.block import make_block
 from atoll.wafer.digits import digit_systems
@@ -22,6 +22,9 @@ from atoll.wafer.files import load_wafer
 from atoll.wafer.labels import Limits
 from atoll.wafer.pricing import pricer
 from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles import wafer_brute as brute
 
 LAYERS, IN_FLIGHT = 10, 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gpu_operators import gemm_s
 
-from atoll.cost.gpu import gemm_s
 from atoll.errors import AtollError
 from atoll.hardware.gpu import GpuFile, calibration_names, gpu_names, load_calibration, load_gpu
 from atoll.yamlfile import load_yaml

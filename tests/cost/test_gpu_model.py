@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gpu_operators import attention_s, gemm_s, optimizer_s, vector_s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cost.gpu import attention_s, gemm_s, optimizer_s, vector_s
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError

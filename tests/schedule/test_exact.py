@@ -7,11 +7,11 @@ import pytest
 from brute_force import optimum_s, tiny_problems
 from hypothesis import given, settings
 
-from atoll.schedule.check import check
 from atoll.schedule.exact import place, solve_exact
 from atoll.schedule.problem import ScheduleProblem
 from atoll.schedule.solve import solve
 from atoll.schedule.synthetic import backward_pass
+from oracles.schedule_check import check
 
 
 @settings(max_examples=25, deadline=None)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.schedule.check import check
-from atoll.schedule.phaze_milp import PhazeInstance, phaze_problem, solve_phaze
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import solve
+from oracles.phaze_milp import PhazeInstance, phaze_problem, solve_phaze
+from oracles.schedule_check import check
 
 
 @st.composite

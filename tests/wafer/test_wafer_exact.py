@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.wafer import brute
 from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.decoupled import Decoupled
 from atoll.wafer.digits import digit_systems
@@ -19,6 +18,7 @@ from atoll.wafer.labels import Limits
 from atoll.wafer.pricing import Pricer
 from atoll.wafer.steps import Price
 from atoll.wafer.tables import HOMES, SEARCHED_HOMES, Setting, Tables, legal_codes
+from oracles import wafer_brute as brute
 
 from .wafer_cases import small_block, small_wafer, sub_block
 
