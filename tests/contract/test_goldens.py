@@ -10,6 +10,8 @@ import pytest
 from .questions import GOLDENS, QUESTIONS, kept
 
 TOLERANCE = 1e-9
+ROUNDING = 1e-12
+"""Differences of two numbers that are the same but for rounding."""
 
 
 def differences(golden: Any, answer: Any, where: str = "") -> list[str]:
@@ -30,7 +32,7 @@ def differences(golden: Any, answer: Any, where: str = "") -> list[str]:
         pairs = enumerate(zip(golden, answer, strict=True))
         return [d for i, (g, a) in pairs for d in differences(g, a, f"{where}[{i}]")]
     if isinstance(golden, float) and isinstance(answer, (int, float)):
-        near = abs(answer - golden) <= TOLERANCE * max(abs(golden), abs(answer))
+        near = abs(answer - golden) <= max(ROUNDING, TOLERANCE * max(abs(golden), abs(answer)))
         return [] if near else [f"{where}: {answer!r} instead of {golden!r}"]
     return [] if answer == golden else [f"{where}: {answer!r} instead of {golden!r}"]
 

@@ -20,14 +20,17 @@ from atoll.explore.workloads import make_variants, make_workload
 from atoll.hardware.catalog import load_network
 from atoll.placement.chain import get_optimizer
 from atoll.placement.fixed import even_starts
-from atoll.placement.simulate import simulate_pipeline
-from atoll.placement.zero_bubble import delayed, order, simulate_zero_bubble, step_s
+from atoll.placement.plan import Placement, Stage
+from atoll.placement.replay import replay_placement
 from atoll.profile import DEFAULT
 from atoll.report.plan_file import plan_record
-from atoll.training.estimate import SEARCHED, Estimator, pipeline_bubble_s
+from atoll.report.timeline import placement_timeline, plan_timeline
+from atoll.step.bubbles import held, step_s, waiting
+from atoll.step.orders import passes
+from atoll.step.replay import PassTime, replay
+from atoll.training.estimate import Estimator
 from atoll.training.layout import Layout
 from atoll.training.memory import held_bytes
-from atoll.training.pipeline import StagePass, replay
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import STATES
@@ -94,43 +97,49 @@ def test_a_step_computes_every_sample_that_it_is_credited_with(batch):
 @pytest.mark.parametrize("microbatches", [2, 8])
 def test_zero_bubble_holds_what_its_order_holds(microbatches):
     stages = 4
+    planner = Planner(load_wafer(WAFER), SMALL, microbatches, 256)
     for stage in range(stages):
-        held = most = 0
-        for kind, _ in order("zb-h1", stage, stages, microbatches):
-            held += {"F": 1, "B": 0, "W": -1}[kind]
-            most = max(most, held)
+        kept = most = 0
+        for item in passes("zb-h1", stage, stages, 1, microbatches):
+            kept += {"F": 1, "B": 0, "W": -1}[item.kind]
+            most = max(most, kept)
+        where = "zb-h1", stages, stage, microbatches
+        assert held(*where) + waiting(*where) == most
         layout = Layout(pp=stages, schedule="zb-h1")
-        assert held_bytes(layout, stage, microbatches, kept=1.0, waiting=1.0) == most
-        wafer = min(stages - stage, microbatches) + delayed("zb-h1", stage, stages, microbatches)
-        assert wafer == most
+        assert held_bytes(layout, stage, microbatches, 1.0, 1.0) == most
+        assert planner._held(stages, stage, 1, "zb-h1") == most
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), [(8, 16), (4, 2)])
-def test_zero_bubble_takes_the_same_step_everywhere(stages, microbatches):
-    """But for what plan credits searched orders with, where there is something to search."""
-    ones = [1.0] * stages
-    placed = step_s("zb-h1", [3.0] * stages, ones, microbatches)
-    events = simulate_zero_bubble(ones, ones, ones, [0.0] * (stages - 1), microbatches)
-    assert placed == pytest.approx(max(e.end_s for e in events), rel=REL)
-    replayed = replay("zb-h1", [[StagePass(1.0, 1.0, 1.0)]] * stages, microbatches)
-    assert placed == pytest.approx(replayed.time_s, rel=REL)
-    time = StageTime(
-        Pass(compute_s=1.0), Pass(compute_s=2.0), Pass(), weight_s=1.0, host_s=0.0
+def placement_of(order: str, stages: int, microbatches: int, send_s: float = 0.0) -> Placement:
+    """Equal stages of F = B = W = 1 s as a search describes them."""
+    stage = Stage((), 0, 1, 1, 3.0, 0.0, 2 * send_s, send_s, "none", {}, 1.0, 1.0)
+    return Placement(stages, 1, 1, 1, microbatches, 1.0, (stage,) * stages, {}, order)
+
+
+@pytest.mark.parametrize("order", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize(("stages", "microbatches"), [(8, 16), (4, 2), (4, 12)])
+def test_a_pipeline_takes_the_same_step_everywhere(order, stages, microbatches):
+    time = StageTime(Pass(compute_s=1.0), Pass(compute_s=2.0), Pass(), weight_s=1.0, host_s=0.0)
+    by_formula = step_s(order, [time.passes] * stages, microbatches)
+    by_events = replay(order, [[PassTime(1.0, 1.0, 1.0)]] * stages, microbatches).time_s
+    assert by_formula == pytest.approx(by_events, rel=REL)
+    searched = replay_placement(placement_of(order, stages, microbatches))
+    assert searched.step_time_s == pytest.approx(by_events, rel=REL)
+
+
+def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
+    send_s, microbatches = 4.0, 8
+    placement = placement_of("1f1b", 3, microbatches, send_s)
+    searched_s = replay_placement(placement).step_time_s
+    times = [[[1.0, 1.0, 1.0]]] * 3
+    record = {"schedule": "1f1b", "passes": times, "microbatches": microbatches, "after": [],
+              "replayed": microbatches, "send_s": send_s, "step_time_s": searched_s}  # fmt: skip
+    drawn = plan_timeline(record), placement_timeline(
+        placement.to_dict() | {"step_time_s": searched_s}
     )
-    layout = Layout(pp=stages, schedule="zb-h1")
-    bubble_s = placed - 3.0 * microbatches
-    if microbatches > stages:
-        bubble_s *= SEARCHED
-    planned_s = pipeline_bubble_s(layout, [time] * stages, microbatches)
-    assert planned_s == pytest.approx(bubble_s, rel=REL)
-
-
-@disagree("transfers are queued on links in one replay, a constant in the other")
-def test_a_pipeline_with_slow_transfers_is_replayed_alike():
-    forward, backward, send = [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], 4.0
-    one = simulate_pipeline(forward, backward, [send] * 2, 8).makespan_s
-    passes = [[StagePass(f, b, 0.0)] for f, b in zip(forward, backward, strict=True)]
-    assert one == pytest.approx(replay("1f1b", passes, 8, send).time_s, rel=REL)
+    for timeline in drawn:
+        assert timeline is not None
+        assert timeline.stretch == pytest.approx(1.0, rel=REL)
 
 
 @disagree("search sums levels at their full bandwidth, plan takes the slowest as measured")
@@ -213,15 +222,6 @@ def test_gradient_accumulation_is_the_same_in_the_estimate_and_in_its_file():
     after = dict(plan_record(found)["pipeline"]["after"])
     assert found.step.accumulate_s > 0.0
     assert after["gradient accumulation"] == pytest.approx(found.step.accumulate_s, rel=REL)
-
-
-def test_equal_stages_of_1f1b_take_the_same_step_everywhere():
-    """What all agree on today: equal stages, free transfers, at least as many microbatches."""
-    stages, microbatches = 4, 12
-    placed = step_s("1f1b", [3.0] * stages, [1.0] * stages, microbatches)
-    one = simulate_pipeline([1.0] * stages, [2.0] * stages, [0.0] * 3, microbatches).makespan_s
-    two = replay("1f1b", [[StagePass(1.0, 1.0, 1.0)]] * stages, microbatches).time_s
-    assert placed == pytest.approx(one, rel=REL) == pytest.approx(two, rel=REL)
 
 
 def test_a_replay_is_near_its_estimate():

@@ -20,8 +20,8 @@ from atoll.report import open_folder, plan_trace, search_trace
 from atoll.report.plan_file import pipeline_record, plan_record
 from atoll.report.timeline import plan_timeline
 from atoll.report.trace import LANES, LAYERS, STAGES
+from atoll.step.replay import PassTime, replay
 from atoll.training.estimate import Estimate
-from atoll.training.pipeline import StagePass, replay
 from atoll.training.replay import replay_estimate
 
 US = 1e6
@@ -175,7 +175,7 @@ def test_stage_lanes_show_the_bubbles_where_the_schedule_has_them() -> None:
     found = estimate()
     record = pipeline_record(found)
     trace = plan_trace(plan_record(found))
-    passes = [[StagePass(*c) for c in stage] for stage in record["passes"]]
+    passes = [[PassTime(*c) for c in stage] for stage in record["passes"]]
     replayed = replay("1f1b", passes, record["microbatches"], record["send_s"])
     stretch = trace["otherData"]["megatron-gpt2-8.3b"]["stretch"]
     for stage in range(found.layout.pp):

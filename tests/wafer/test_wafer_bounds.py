@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.placement.zero_bubble import SCHEDULES
 from atoll.wafer.batch import KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.bound_kernels import least_fill
 from atoll.wafer.bounds import StepBound
 from atoll.wafer.digits import digit_systems
 from atoll.wafer.encoding import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.genes import BlockMapping
+from atoll.wafer.genes import SCHEDULES, BlockMapping
 from atoll.wafer.layer_bounds import DEPTHS, LayerBounds, splits
 from atoll.wafer.moves import mutate
 from atoll.wafer.packing import pack

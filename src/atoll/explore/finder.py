@@ -17,7 +17,7 @@ from atoll.explore.result import Design, ModelPlan
 from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space, peak_power_W
 from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.placement.simulate import replay
+from atoll.placement.replay import replay_placement
 from atoll.workload.flops import model_flops
 
 _SAME = 1e-9  # relative: two step times that are the same to rounding
@@ -131,7 +131,7 @@ class Finder:
             power_W=energy.power_W,
             energy_per_token_J=energy.per_token_J,
             energy_parts_J=energy.parts_J,
-            replay_difference=replay(placement).difference,
+            replay_difference=replay_placement(placement).difference,
             layers=layers,
         )
 

@@ -1,8 +1,7 @@
 """One training step on every pipeline stage, from its first pass to the end, without a hole.
 
-Both kinds of answers come to the same thing: a search's placement is replayed by
-`placement.simulate`, a plan's layout by `training.pipeline`. Idle time is a slice of its own, so
-that the slices of a stage add up to the step.
+Placements and layouts are replayed alike (`step.replay`). Idle time is a slice of its own, so that
+the slices of a stage add up to the step.
 
 The replay and the closed form by which an answer was chosen differ a little (the answer says by how
 much). The clock of the replay is stretched so that the step takes what the answer says; `stretch`
@@ -15,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atoll.placement.simulate import simulate_pipeline
-from atoll.placement.zero_bubble import ZB_H1, simulate_zero_bubble
+from atoll.step.replay import PassTime, Replay, replay
 from atoll.training.replay import read_passes, replay_step
 
 FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
@@ -75,37 +73,19 @@ def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
     stages = placement["stages"]
     if any(stage.get("forward_s") is None for stage in stages):
         return None
-    forward = [stage["forward_s"] for stage in stages]
-    if placement.get("schedule") == ZB_H1:
-        return _zero_bubble_timeline(placement)
-    backward = [s["compute_s"] - s["forward_s"] + s["recompute_s"] for s in stages]
+    times = []
+    for stage in stages:
+        weight_s = stage.get("weight_s") or 0.0
+        both_s = stage["compute_s"] + stage["recompute_s"]
+        data_s = both_s - stage["forward_s"] - weight_s
+        times.append([PassTime(stage["forward_s"], data_s, weight_s)])
     transfers = [stage["receive_s"] for stage in stages[1:]]
     count = placement["microbatches"]
-    found = simulate_pipeline(forward, backward, transfers, count)
-    slices = [
-        Slice(e.stage, e.direction, e.start_s, e.end_s, "", e.microbatch) for e in found.events()
-    ]
+    found = replay(placement.get("schedule", "1f1b"), times, count, transfers)
     parts = placement["time_parts_s"]
     after = [(name, parts.get(name, 0.0)) for name in ("gradient reduction", "optimizer")]
     return _whole(
-        slices, len(stages), found.makespan_s, after, placement["step_time_s"],
-        max(transfers, default=0.0), count, count,
-    )  # fmt: skip
-
-
-def _zero_bubble_timeline(placement: Mapping[str, Any]) -> Timeline:
-    stages = placement["stages"]
-    forward = [s["forward_s"] for s in stages]
-    weight = [s["weight_s"] for s in stages]
-    data = [s["compute_s"] + s["recompute_s"] - s["forward_s"] - s["weight_s"] for s in stages]
-    transfers = [s["receive_s"] for s in stages[1:]]
-    count = placement["microbatches"]
-    events = simulate_zero_bubble(forward, data, weight, transfers, count)
-    slices = [
-        Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch) for e in events
-    ]
-    return _whole(
-        slices, len(stages), max(e.end_s for e in events), [], placement["step_time_s"],
+        _slices(found), len(stages), found.time_s, after, placement["step_time_s"],
         max(transfers, default=0.0), count, count,
     )  # fmt: skip
 
@@ -114,18 +94,21 @@ def plan_timeline(pipeline: Mapping[str, Any]) -> Timeline:
     """The step of a planned layout, from the record that `plan_file` keeps of it."""
     step = read_passes(pipeline)
     found = replay_step(step).pipeline
-    slices = [
-        Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch, e.chunk)
-        for e in found.events
-    ]
     after = list(step.after)
     if step.microbatches > step.replayed:
         more = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
         after.insert(0, (more, step.rest_s))
     return _whole(
-        slices, len(step.passes), found.time_s, after, step.step_time_s, step.send_s,
+        _slices(found), len(step.passes), found.time_s, after, step.step_time_s, step.send_s,
         step.replayed, step.microbatches, step.slack,
     )  # fmt: skip
+
+
+def _slices(found: Replay) -> list[Slice]:
+    return [
+        Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch, e.chunk)
+        for e in found.events
+    ]
 
 
 def _whole(

@@ -12,47 +12,44 @@ gradient w, w <= f <= b (recomputation belongs to b), equal stages take M loads 
     dualpipe       M <= p: (p - M) f + (p - 2) b;  M > p: max(h (f + b), 2 h b - f)
                    - max(0, h - max(0, 2 p - M)) w,  h = p / 2 - 1
 
-Each equals the replay (tests/step). Under zb-h2 stages do not wait for each other at the end of a
-step (its authors' optimizer validates afterwards): a step is the time from the first to the last
-pass of one stage; under the others it ends with the last pass of all.
-
-Unequal stages: the slowest is busy all the time, and every other adds its own part, with no more of
-its weight pass than the slowest stage's takes. Stages within 20 % of each other: at most 9 % below
-the replay and 18 % above it.
+Each equals the replay (`tests/step`). Unequal stages: the slowest is busy all the time, and every
+other adds its own part, with no more of its weight pass than the slowest stage's takes. Stages
+within 20 % of each other: at most 9 % below the replay and 18 % above it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.step.orders import groups
+from atoll.step.orders import LATE, chunks_of, groups
 from atoll.step.replay import PassTime
 
 
-def bubble_s(
-    order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1
-) -> float:
-    """Seconds that a step takes beyond the slowest stage's microbatches.
+def step_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
+    """Seconds of all microbatches; `stages` are the passes of one through all chunks of a stage."""
+    slowest_s = max(stage.total_s for stage in stages)
+    return microbatches * slowest_s + bubble_s(order, stages, microbatches, vpp)
 
-    `stages` are the passes of one microbatch through all chunks of a stage.
-    """
+
+def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
+    """Seconds of a step beyond the slowest stage's microbatches."""
     p, m = len(stages), microbatches
     if p == 1:
         return 0.0
     slowest = max(stages, key=lambda s: s.total_s)
-    # Per chunk and in units of the other stages' mean, so that a sum over them is (p - 1) of it.
-    chunks = 2 if order == "zb-v" else vpp
-    share = 1.0 / ((p - 1) * chunks)
-    f = (sum(s.forward_s for s in stages) - slowest.forward_s) * share
-    b = (sum(s.backward_s for s in stages) - slowest.backward_s) * share
-    all_w = (sum(s.weight_s for s in stages) - slowest.weight_s) * share
-    w = sum(min(s.weight_s, slowest.weight_s) for s in stages) - slowest.weight_s
-    w *= share
+    others = list(stages)
+    others.remove(slowest)
     n = p - 1
-    if order == "zb-h1":
-        return n * (f + b) - min(m - 1, n) * w
-    if order == "zb-h2":
-        return max(0.0, n * (f + b) - min(m - 1, 2 * n) * w)
+    weights = sorted(min(s.weight_s, slowest.weight_s) for s in others)
+    if order in LATE:
+        # A weight pass put off for each microbatch but the first; the shortest where some cannot.
+        put_off = sorted(weights * LATE[order])[: m - 1]
+        return max(0.0, sum(s.forward_s + s.backward_s for s in others) - sum(put_off))
+    # Per chunk and in units of the other stages' mean, so that their sum is n of it.
+    share = 1.0 / (n * (1 if order == "dualpipe" else chunks_of(order, vpp)))
+    f = sum(s.forward_s for s in others) * share
+    b = sum(s.backward_s for s in others) * share
+    w = sum(weights) * share
     if order == "zb-v":
         k = min(max(0, m - p), n)
         ways = (2 * n * b - 2 * k * w, (2 * n - k) * b - (n - k) * w)
@@ -62,7 +59,7 @@ def bubble_s(
         if m <= p:
             return (p - m) * f + (p - 2) * b
         return max(h * (f + b), 2 * h * b - f) - max(0, h - max(0, 2 * p - m)) * w
-    return (n + (vpp - 1) * max(0, p - m)) * (f + b + all_w)
+    return (n + (vpp - 1) * max(0, p - m)) * sum(s.total_s for s in others) * share
 
 
 def held(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> float:
@@ -84,9 +81,15 @@ def held(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -
 
 def waiting(order: str, stages: int, stage: int, microbatches: int) -> float:
     """More microbatches whose weight gradients are still to come when a stage holds the most."""
-    p, m = stages, microbatches
-    if order == "zb-h1":
-        return float(min(stage, m - min(p - stage, m)))
-    if order == "zb-h2":
-        return float(min(2 * stage, m - min(2 * (p - stage) - 1, m)))
-    return 0.0
+    late = LATE.get(order, 0) * stage
+    return min(float(late), microbatches - held(order, stages, stage, microbatches))
+
+
+def most_waiting(order: str, stages: int, stage: int, microbatches: int) -> float:
+    """The most microbatches whose weight gradients are still to come: after a backward pass, when
+    as many fewer are held, so that both together stay the same.
+    """
+    if order not in LATE:
+        return 0.0
+    where = order, stages, stage, microbatches
+    return min(LATE[order] * stage + 1.0, held(*where) + waiting(*where))

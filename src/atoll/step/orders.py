@@ -27,6 +27,8 @@ SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe")
 """Orders that run weight gradients apart."""
 TWO_CHUNKS = ("zb-v", "dualpipe")
 """Orders in which a stage holds two chunks of the model."""
+LATE = {"zb-h1": 1, "zb-h2": 2}
+"""Weight passes that a stage puts off, for every stage before it."""
 
 
 class Pass(NamedTuple):
@@ -59,7 +61,7 @@ def passes(order: str, stage: int, stages: int, chunks: int, microbatches: int) 
         return _left(_zb_v(stage, stages, max(microbatches, 2 * stages - 1)), microbatches)
     if order == "dualpipe":
         return _left(_dualpipe(stage, stages, max(microbatches, 2 * stages)), microbatches)
-    if order in SPLIT:
+    if order in LATE:
         return _delayed(order, stage, stages, microbatches)
     return _fused(order, stage, stages, chunks, microbatches)
 
@@ -104,9 +106,9 @@ def _delayed(order: str, stage: int, stages: int, microbatches: int) -> list[Pas
     """Weight passes put off by as many microbatches as there are stages before (H1), or by two for
     each (H2), which also runs that many more forward passes ahead.
     """
-    after = stages - stage
-    ahead, lag = (after, stage) if order == "zb-h1" else (2 * after - 1, 2 * stage)
-    ahead, lag = min(ahead, microbatches), min(lag, microbatches)
+    late = LATE[order]
+    ahead = min(late * (stages - stage - 1) + 1, microbatches)
+    lag = min(late * stage, microbatches)
     found = [Pass("F", 0, m) for m in range(ahead)]
     for m in range(microbatches):
         found.append(Pass("B", 0, m))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from atoll.step.orders import SPLIT, Pass, passes, route
+from atoll.step.orders import LATE, SPLIT, Pass, passes, route
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,10 @@ class Replay:
     """An order in time."""
 
     time_s: float
+    """From the first pass to the last. Under zb-h1 and zb-h2 those of one stage, the one that takes
+    longest: they are made for steps that follow one another without a barrier (their authors'
+    optimizer validates afterwards), and a stage that begins later may end later.
+    """
     events: tuple[Event, ...]
     held: tuple[int, ...]
     """The most chunk-microbatches that each stage held at once, from F to the end of B."""
@@ -52,7 +56,7 @@ class Replay:
     """The same with those whose weight gradients are still to come, from F to the end of W."""
 
     def idle_s(self, stage: int) -> float:
-        """Time in which a stage does nothing, until the last stage ends."""
+        """Time of the step in which a stage does nothing."""
         return self.time_s - sum(e.end_s - e.start_s for e in self.events if e.stage == stage)
 
 
@@ -118,10 +122,8 @@ def replay(
 
 
 def _step_s(order: str, events: Sequence[Event], stages: int) -> float:
-    """The last pass ends the step; under zb-h2 each stage's own last pass ends its step."""
-    last_s = max(e.end_s for e in events)
-    if order != "zb-h2":
-        return last_s
+    if order not in LATE:
+        return max(e.end_s for e in events)
     own = [[e for e in events if e.stage == stage] for stage in range(stages)]
     return max(max(e.end_s for e in row) - min(e.start_s for e in row) for row in own)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.notebook import answer_html, bar_text
-from atoll.placement.zero_bubble import LATE, SPLIT
+from atoll.step.bubbles import bubble_s
 from atoll.training.layers import LayerCost, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
@@ -23,7 +23,6 @@ from atoll.workload.layer import Model
 from atoll.workload.prepare import prepare
 
 ACCUMULATED_BYTES = 6  # three 16-bit passes, or fp32 read and written instead of 16-bit written
-SEARCHED = 0.85  # of the closed form's bubble; measured 0.74 to 0.81 (arXiv:2401.10241, table 4)
 # Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32: fitted on
 # the optimizer times of h200_steps.csv.
 HALF_OPTIMIZER_EXCESS = 1.8
@@ -235,7 +234,7 @@ class Estimator:
         parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
         accumulate_s = max(self._accumulate_s(layout, *p) for p in parameters) if m > 1 else 0.0
         steady_s = m * (slowest.total_s + accumulate_s)
-        bubble_s = pipeline_bubble_s(layout, stages, m)
+        idle_s = bubble_s(layout.schedule, [s.passes for s in stages], m, layout.vpp)
         send_total_s = 0.0
         if layout.pp > 1:
             send_total_s = m * sends_s + 2 * (layout.pp - 1) * one_way_s
@@ -244,7 +243,7 @@ class Estimator:
         behind_s = slowest.total_s - slowest.forward.total_s
         gradient_s -= min(gradient_s * overlap.gradient, overlap.gradient * behind_s)
         optimizer_s = max(self._optimizer_s(layout, *p) for p in parameters)
-        parts_s = steady_s + bubble_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s
+        parts_s = steady_s + idle_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s
         time_s = parts_s * run.stack.slack
         total = slowest.forward + slowest.backward
         again = slowest.recompute
@@ -257,7 +256,7 @@ class Estimator:
             context_s=m * (total.context_s + again.context_s),
             expert_s=m * (total.expert_s + again.expert_s),
             sharded_s=m * (total.sharded_s + again.sharded_s),
-            bubble_s=bubble_s,
+            bubble_s=idle_s,
             send_s=send_total_s,
             gradient_s=gradient_s,
             optimizer_s=optimizer_s,
@@ -290,38 +289,6 @@ def _parameters(chunks: Sequence[Share], shared: int) -> tuple[float, float]:
     dense = sum(c.parameters * n for chunk in chunks for c, n in chunk) - shared
     expert = sum(c.expert_parameters * n for chunk in chunks for c, n in chunk)
     return float(dense), float(expert)
-
-
-def pipeline_bubble_s(layout: Layout, stages: Sequence[StageTime], m: int) -> float:
-    """Idle time of the slowest stage while the pipeline fills and drains.
-
-    1F1B: the other stages' passes once each (Narayanan et al., SC 2021); interleaving divides them
-    by the chunks; zero-bubble schedules fill them with weight gradients (arXiv:2401.10241).
-    """
-    if layout.pp == 1:
-        return 0.0
-    slowest = max(stages, key=lambda s: s.total_s)
-    others_s = sum(s.total_s for s in stages) - slowest.total_s
-    if layout.schedule not in SPLIT:
-        return others_s / layout.vpp
-    weights_s = sum(s.weight_s for s in stages) - slowest.weight_s
-    # H1: F + B - W is left of every other stage's F + B + W, H2: F + B - 2 W; fewer microbatches
-    # have fewer weight passes to put off. Searched schedules fill some more.
-    put_off = min(m - 1, LATE[layout.schedule] * (layout.pp - 1)) / (layout.pp - 1)
-    left_s = SEARCHED * max(0.0, others_s - (1 + put_off) * weights_s)
-    return max(left_s, _path_s(stages, m) - m * slowest.total_s)
-
-
-def _path_s(stages: Sequence[StageTime], m: int) -> float:
-    """No schedule is shorter: one microbatch to a stage, all through it, one back, and the last
-    weight gradients.
-    """
-    before_s = longest_s = 0.0
-    for stage in stages:
-        own_s = stage.total_s - stage.weight_s
-        longest_s = max(longest_s, before_s + m * own_s)
-        before_s += own_s
-    return longest_s + stages[0].weight_s
 
 
 def estimate(run: Run, layout: Layout) -> Estimate:

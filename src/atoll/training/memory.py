@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.placement import zero_bubble
+from atoll.step.bubbles import held, most_waiting, waiting
+from atoll.step.orders import LATE
 from atoll.training.layers import LayerCost
 from atoll.training.layout import Layout
 from atoll.training.run import Run
@@ -63,37 +64,22 @@ class Memory:
         }
 
 
-def in_flight(layout: Layout, stage: int, microbatches: int) -> float:
-    """Microbatches (in units of a whole stage) whose activations a stage holds at its peak.
-
-    1F1B: Narayanan et al., SC 2021, section 2.2.1; interleaved: the warm-up of the same paper's
-    schedule, counted in chunks. Zero-bubble schedules (arXiv:2401.10241, section 2) hold something
-    for more microbatches: those whose weight gradients are put off.
-    """
-    p, v = layout.pp, layout.vpp
-    if layout.schedule == "gpipe":
-        return float(microbatches)
-    if v > 1:
-        chunks = min((p - stage - 1) * 2 + (v - 1) * p + 1, microbatches * v)
-        return chunks / v
-    if layout.schedule in zero_bubble.SPLIT:
-        return float(zero_bubble.held(layout.schedule, stage, p, microbatches))
-    return float(min(p - stage, microbatches))
-
-
 def held_bytes(
-    layout: Layout, stage: int, microbatches: int, kept: float, waiting: float
+    layout: Layout, stage: int, microbatches: int, kept_bytes: float, waiting_bytes: float
 ) -> float:
-    """Bytes of all microbatches at a stage's peak, where one keeps `kept` for its backward pass and
-    `waiting` after it, for weight gradients that a zero-bubble schedule puts off.
+    """Bytes of all microbatches at a stage's peak, where one keeps some for its backward pass and
+    some after it, for weight gradients that a zero-bubble schedule puts off.
     """
-    flying = in_flight(layout, stage, microbatches)
-    if layout.schedule not in zero_bubble.SPLIT:
-        return kept * flying
-    where = layout.schedule, stage, layout.pp, microbatches
-    late, latest = zero_bubble.delayed(*where), zero_bubble.most_delayed(*where)
+    flying = held(layout.schedule, layout.pp, stage, microbatches, layout.vpp)
+    if layout.schedule not in LATE:
+        return kept_bytes * flying
+    where = layout.schedule, layout.pp, stage, microbatches
+    late, latest = waiting(*where), most_waiting(*where)
     # Before a backward pass, or after it, where weight gradients wait for more than is kept.
-    return max(kept * flying + waiting * late, kept * (flying + late - latest) + waiting * latest)
+    return max(
+        kept_bytes * flying + waiting_bytes * late,
+        kept_bytes * (flying + late - latest) + waiting_bytes * latest,
+    )
 
 
 def losses_in_flight(layout: Layout, microbatches: int) -> int:
@@ -127,12 +113,12 @@ def stage_memory(
         layout,
         stage,
         microbatches,
-        kept=sum(
+        kept_bytes=sum(
             _kept(run, cost, layout.recompute if cost.is_block else "none") * n
             for cost, n in layers
             if cost.name != "loss"
         ),
-        waiting=sum(cost.waiting_bytes * n for cost, n in layers),
+        waiting_bytes=sum(cost.waiting_bytes * n for cost, n in layers),
     )
     logits = _logits_bytes(run, layout, layers, losses_in_flight(layout, microbatches))
     blocks = [cost for cost, _ in layers if cost.is_block]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.step.replay import PassTime, Replay, replay
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.pipeline import Replay, StagePass, replay
 from atoll.training.stages import stage_shares
 from atoll.training.step import Stepper
 
@@ -21,7 +21,7 @@ class StepPasses:
     """
 
     schedule: str
-    passes: tuple[tuple[StagePass, ...], ...]
+    passes: tuple[tuple[PassTime, ...], ...]
     """Of every stage, its chunks on one microbatch."""
     microbatches: int
     replayed: int
@@ -57,7 +57,7 @@ def read_passes(record: Mapping[str, Any]) -> StepPasses:
     """What `StepPasses.to_dict` wrote."""
     return StepPasses(
         schedule=record["schedule"],
-        passes=tuple(tuple(StagePass(*c) for c in row) for row in record["passes"]),
+        passes=tuple(tuple(PassTime(*c) for c in row) for row in record["passes"]),
         microbatches=record["microbatches"],
         replayed=record["replayed"],
         send_s=record["send_s"],
@@ -92,28 +92,17 @@ class ReplayedStep:
         }
 
 
-def stage_passes(estimate: Estimate) -> list[list[StagePass]]:
+def stage_passes(estimate: Estimate) -> list[list[PassTime]]:
     """Seconds of every chunk of every stage on one microbatch, host time spread over both ways."""
     run, layout = estimate.run, estimate.layout
     if estimate.policy:
         layout = replace(layout, recompute=estimate.policy)
     costs = Estimator(run).costs(layout)
     stepper = Stepper(run, layout)
-    found = []
-    for chunks in stage_shares(costs, layout.pp, layout.vpp):
-        row = []
-        for chunk in chunks:
-            time = stepper.stage_time([chunk])
-            backward_s = time.backward.total_s + time.recompute.total_s - time.weight_s
-            row.append(
-                StagePass(
-                    time.forward.total_s + time.host_s / 2,
-                    backward_s + time.host_s / 2,
-                    time.weight_s,
-                )
-            )
-        found.append(row)
-    return found
+    return [
+        [stepper.stage_time([chunk]).passes for chunk in chunks]
+        for chunks in stage_shares(costs, layout.pp, layout.vpp)
+    ]
 
 
 def step_passes(estimate: Estimate) -> StepPasses:

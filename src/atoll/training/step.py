@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.cost.cluster_collective import all_to_all_s, collective_time_s, neighbours_s
+from atoll.step.replay import PassTime
 from atoll.training.layers import LayerCost
 from atoll.training.layout import Layout
 from atoll.training.policies import TensorLink
@@ -67,6 +68,13 @@ class StageTime:
     def total_s(self) -> float:
         device_s = self.forward.total_s + self.backward.total_s + self.recompute.total_s
         return device_s + self.host_s
+
+    @property
+    def passes(self) -> PassTime:
+        """What a pipeline runs; host time is spread over both ways."""
+        backward_s = self.backward.total_s + self.recompute.total_s - self.weight_s
+        host_s = self.host_s / 2
+        return PassTime(self.forward.total_s + host_s, backward_s + host_s, self.weight_s)
 
 
 @dataclass(frozen=True, slots=True)

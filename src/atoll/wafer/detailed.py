@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.placement.simulate import replay
-from atoll.placement.zero_bubble import step_s
+from atoll.placement.replay import replay_placement
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.digits import Digits
 from atoll.wafer.evaluate import Evaluation, tables_of
@@ -337,10 +336,7 @@ def replay_mapping(
                 weight_s=None if plan.weight_s is None else plan.weight_s * scale,
             )
         )
-    loads = [stage.load_s for stage in stages]
-    weights = [stage.weight_s or 0.0 for stage in stages]
-    step = step_s(placement.schedule, loads, weights, placement.microbatches)
-    replayed = replay(replace(placement, stages=tuple(stages), step_time_s=step))
+    replayed = replay_placement(replace(placement, stages=tuple(stages)))
     return {
         "step_time_s": replayed.step_time_s,
         "difference": replayed.step_time_s / found.step_s - 1.0,

@@ -18,10 +18,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits
-from atoll.wafer.genes import AGAIN, FATES, KEEP, OFFLOAD, BlockMapping
+from atoll.wafer.genes import (
+    AGAIN,
+    FATES,
+    KEEP,
+    OFFLOAD,
+    ONE_F_ONE_B,
+    SCHEDULES,
+    BlockMapping,
+)
 from atoll.wafer.tables import ALGORITHMS, HOMES, legal
 
 Die = tuple[int, int]

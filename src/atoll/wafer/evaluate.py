@@ -5,7 +5,7 @@
     memory of a die = layers x (state + kept x microbatches in flight) + rebuilt + ends + buffers
                       + guests (what other stages left there)
 
-The zero-bubble schedule's step is in `placement.zero_bubble`. A weight pass that is put off holds
+The zero-bubble schedule's step is in `step.bubbles`. A weight pass that is put off holds
 what it needs: the inputs of its operators and the gradients of their outputs.
 
 where a stage that is w-th from the end holds min(w, microbatches) microbatches. Work done once a
@@ -21,7 +21,8 @@ from math import prod
 
 import numpy as np
 
-from atoll.placement.zero_bubble import delayed, step_s
+from atoll.step.bubbles import held, step_s, waiting
+from atoll.step.replay import PassTime
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.block import Block
@@ -64,6 +65,12 @@ class StageCost:
     def total_bytes(self) -> float:
         return sum(self.memory_bytes.values())
 
+    @property
+    def passes(self) -> PassTime:
+        """The load as passes of one microbatch; transfers are waited for in the backward pass."""
+        backward_s = self.load_s - self.forward_s - self.weight_s
+        return PassTime(self.forward_s, backward_s, self.weight_s)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -97,10 +104,7 @@ def evaluate(
         for number, stage in enumerate(mapping.stages)
     )
     stages = _with_guests(mapping, stages)
-    step = step_s(
-        mapping.schedule, [stage.load_s for stage in stages],
-        [stage.weight_s for stage in stages], mapping.microbatches,
-    )  # fmt: skip
+    step = step_s(mapping.schedule, [stage.passes for stage in stages], mapping.microbatches)
     return Evaluation(
         mapping=mapping,
         stages=stages,
@@ -156,7 +160,7 @@ def _link_loads(
 
 def in_flight(mapping: WaferMapping, stage: int) -> int:
     """Microbatches whose activations a stage holds at most."""
-    return min(len(mapping.stages) - stage, mapping.microbatches)
+    return int(held(mapping.schedule, len(mapping.stages), stage, mapping.microbatches))
 
 
 def _stage(
@@ -164,9 +168,9 @@ def _stage(
     crossing: Boundary, away: Away | None,
 ) -> StageCost:  # fmt: skip
     count = len(mapping.stages)
-    held = in_flight(mapping, number)
+    flying = in_flight(mapping, number)
     layer = block_cost(block, stage.digits, setting, stage.block, away)
-    cost, late = layer.cost, delayed(mapping.schedule, number, count, mapping.microbatches)
+    cost, late = layer.cost, waiting(mapping.schedule, count, number, mapping.microbatches)
     first, last = number == 0, number == count - 1
     external = "external" in stage.block.homes
     ends = ends_cost(
@@ -178,7 +182,7 @@ def _stage(
         "states": stage.layers * cost.state_bytes + (
             8.0 * block.parameters / block.layers / stage.rectangle.size if external else 0.0
         ),
-        "activations": stage.layers * (held * cost.kept_bytes + late * layer.delayed_bytes),
+        "activations": stage.layers * (flying * cost.kept_bytes + late * layer.delayed_bytes),
         "rebuilt": cost.rebuilt_bytes,
         "ends": ends.bytes,
         "buffers": layer.buffer_bytes,

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import InfeasibleError
-from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.encoding import Die, problems
 from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.genes import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.stages import INFINITY, Planner
 from atoll.wafer.template import Wafer
 from atoll.wafer.tiling import guillotine

@@ -8,6 +8,9 @@ AGAIN, KEEP, OFFLOAD = range(3)
 """What happens to a saved tensor between forward and backward: its producer runs again; it stays;
 it waits in another stage's memory."""
 FATES = ("again", "keep", "offload")
+ONE_F_ONE_B = "1f1b"
+SCHEDULES = (ONE_F_ONE_B, "zb-h1")
+"""Pipeline orders that a mapping may have."""
 
 
 @dataclass(frozen=True)

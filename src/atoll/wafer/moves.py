@@ -12,11 +12,18 @@ from typing import TypeVar
 import numpy as np
 
 from atoll.errors import AtollError
-from atoll.placement.zero_bubble import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.block import Block, Unit
 from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import StageMapping, WaferMapping, saved_tensors
-from atoll.wafer.genes import AGAIN, FATES, KEEP, OFFLOAD, BlockMapping
+from atoll.wafer.genes import (
+    AGAIN,
+    FATES,
+    KEEP,
+    OFFLOAD,
+    ONE_F_ONE_B,
+    SCHEDULES,
+    BlockMapping,
+)
 from atoll.wafer.tables import ALGORITHMS, HOMES, SEARCHED_HOMES, legal, legal_codes
 
 T = TypeVar("T")

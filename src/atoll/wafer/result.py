@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.explore.result import Certificate, accelerator_dict
 from atoll.placement.plan import Placement, Stage
-from atoll.placement.simulate import replay
+from atoll.placement.replay import replay_placement
 from atoll.units import format_mfu
 from atoll.wafer.baselines import Baseline
 from atoll.wafer.draw import text_map, wafer_object
@@ -130,7 +130,7 @@ class WaferResult:
 
     @cached_property
     def replay_difference(self) -> float:
-        return replay(self.placement).difference
+        return replay_placement(self.placement).difference
 
     def to_dict(self) -> dict[str, Any]:
         power = running_power_W(self.wafer, self.best)

@@ -11,14 +11,14 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from atoll.placement.zero_bubble import ONE_F_ONE_B, delayed
+from atoll.step.bubbles import held, waiting
 from atoll.wafer.block import make_block
 from atoll.wafer.code_sets import code_sets, most_codes
 from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
 from atoll.wafer.exact import Exact
-from atoll.wafer.genes import OFFLOAD, Away, Solved
+from atoll.wafer.genes import OFFLOAD, ONE_F_ONE_B, Away, Solved
 from atoll.wafer.offload import Helpers, plan_with_helpers
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import boundaries
@@ -273,7 +273,8 @@ class Planner:
         holds about as much as one in flight.
         """
         rounds = self.rounds(microbatch)
-        return min(stages - stage, rounds) + delayed(schedule, stage, stages, rounds)
+        where = schedule, stages, stage, rounds
+        return int(held(*where) + waiting(*where))
 
     def _end_bytes(self, rectangles: Sequence[Rectangle], stage: int, microbatch: int) -> float:
         """What embedding or head will take, before the stream's layout is known: the most."""
