@@ -25,12 +25,11 @@ from atoll.placement.replay import replay_placement
 from atoll.profile import DEFAULT
 from atoll.report.plan_file import plan_record
 from atoll.report.timeline import placement_timeline, plan_timeline
-from atoll.step.bubbles import held, step_s, waiting
+from atoll.step.bubbles import held, held_bytes, step_s, waiting
 from atoll.step.orders import passes
 from atoll.step.replay import PassTime, replay
 from atoll.training.estimate import Estimator
 from atoll.training.layout import Layout
-from atoll.training.memory import held_bytes
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import STATES
@@ -105,8 +104,7 @@ def test_zero_bubble_holds_what_its_order_holds(microbatches):
             most = max(most, kept)
         where = "zb-h1", stages, stage, microbatches
         assert held(*where) + waiting(*where) == most
-        layout = Layout(pp=stages, schedule="zb-h1")
-        assert held_bytes(layout, stage, microbatches, 1.0, 1.0) == most
+        assert held_bytes(*where, kept_bytes=1.0, waiting_bytes=1.0) == most
         assert planner._held(stages, stage, 1, "zb-h1") == most
 
 

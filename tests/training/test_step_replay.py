@@ -7,10 +7,11 @@ from itertools import product
 import pytest
 from training_cases import dense, mixture, small_run
 
+from atoll.step.bubbles import held_bytes
 from atoll.step.replay import PassTime, replay
 from atoll.training.estimate import Estimator
 from atoll.training.layout import Layout
-from atoll.training.memory import held_bytes, losses_in_flight
+from atoll.training.memory import losses_in_flight
 from atoll.training.replay import replay_estimate, stage_passes
 from atoll.training.stack import MEGATRON
 
@@ -55,7 +56,6 @@ def test_a_stage_never_holds_more_than_the_memory_model_counts(schedule: str, st
     each of three prices, of which the last is that of recomputation.
     """
     for m, (kept, waiting) in product(range(1, 21), [(1.0, 0.0), (1.0, 0.9), (0.1, 1.0)]):
-        layout = Layout(pp=stages, schedule=schedule)
         events = replay(schedule, equal(stages), m).events
         split = any(e.kind == "W" for e in events)
         for stage in range(stages):
@@ -63,7 +63,9 @@ def test_a_stage_never_holds_more_than_the_memory_model_counts(schedule: str, st
             for event in sorted((e for e in events if e.stage == stage), key=lambda e: e.start_s):
                 held += {"F": kept, "B": waiting * split - kept, "W": -waiting}[event.kind]
                 most = max(most, held)
-            assert most == pytest.approx(held_bytes(layout, stage, m, kept, waiting))
+            assert most == pytest.approx(held_bytes(
+                schedule, stages, stage, m, kept_bytes=kept, waiting_bytes=waiting
+            ))
 
 
 def test_zero_bubble_holds_what_waits_for_weight_gradients() -> None:

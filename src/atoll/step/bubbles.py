@@ -93,3 +93,25 @@ def most_waiting(order: str, stages: int, stage: int, microbatches: int) -> floa
         return 0.0
     where = order, stages, stage, microbatches
     return min(LATE[order] * stage + 1.0, held(*where) + waiting(*where))
+
+
+def held_bytes(
+    order: str,
+    stages: int,
+    stage: int,
+    microbatches: int,
+    vpp: int = 1,
+    *,
+    kept_bytes: float,
+    waiting_bytes: float,
+) -> float:
+    """Bytes of all microbatches at a stage's peak, where one keeps some for its backward pass and
+    some after it, for weight gradients that the order puts off.
+    """
+    flying = held(order, stages, stage, microbatches, vpp)
+    where = order, stages, stage, microbatches
+    late, latest = waiting(*where), most_waiting(*where)
+    # Before a backward pass, or after it, where weight gradients wait for more than is kept.
+    before = kept_bytes * flying + waiting_bytes * late
+    after = kept_bytes * (flying + late - latest) + waiting_bytes * latest
+    return max(before, after) if order in LATE else before

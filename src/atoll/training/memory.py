@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.step.bubbles import held, most_waiting, waiting
-from atoll.step.orders import LATE
+from atoll.step.bubbles import held_bytes
 from atoll.training.layers import LayerCost
 from atoll.training.layout import Layout
 from atoll.training.run import Run
@@ -64,24 +63,6 @@ class Memory:
         }
 
 
-def held_bytes(
-    layout: Layout, stage: int, microbatches: int, kept_bytes: float, waiting_bytes: float
-) -> float:
-    """Bytes of all microbatches at a stage's peak, where one keeps some for its backward pass and
-    some after it, for weight gradients that a zero-bubble schedule puts off.
-    """
-    flying = held(layout.schedule, layout.pp, stage, microbatches, layout.vpp)
-    if layout.schedule not in LATE:
-        return kept_bytes * flying
-    where = layout.schedule, layout.pp, stage, microbatches
-    late, latest = waiting(*where), most_waiting(*where)
-    # Before a backward pass, or after it, where weight gradients wait for more than is kept.
-    return max(
-        kept_bytes * flying + waiting_bytes * late,
-        kept_bytes * (flying + late - latest) + waiting_bytes * latest,
-    )
-
-
 def losses_in_flight(layout: Layout, microbatches: int) -> int:
     """Microbatches whose loss waits for its backward pass: it follows at once, except in GPipe."""
     return microbatches if layout.schedule == "gpipe" else 1
@@ -110,9 +91,11 @@ def stage_memory(
     gradients = states.gradient * share(layout.zero >= 2)
     optimizer = states.optimizer * share(layout.zero >= 1)
     activations = held_bytes(
-        layout,
+        layout.schedule,
+        layout.pp,
         stage,
         microbatches,
+        layout.vpp,
         kept_bytes=sum(
             _kept(run, cost, layout.recompute if cost.is_block else "none") * n
             for cost, n in layers

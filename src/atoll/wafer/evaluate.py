@@ -21,7 +21,7 @@ from math import prod
 
 import numpy as np
 
-from atoll.step.bubbles import held, step_s, waiting
+from atoll.step.bubbles import held, held_bytes, step_s
 from atoll.step.replay import PassTime
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
@@ -168,9 +168,8 @@ def _stage(
     crossing: Boundary, away: Away | None,
 ) -> StageCost:  # fmt: skip
     count = len(mapping.stages)
-    flying = in_flight(mapping, number)
     layer = block_cost(block, stage.digits, setting, stage.block, away)
-    cost, late = layer.cost, waiting(mapping.schedule, count, number, mapping.microbatches)
+    cost = layer.cost
     first, last = number == 0, number == count - 1
     external = "external" in stage.block.homes
     ends = ends_cost(
@@ -182,7 +181,10 @@ def _stage(
         "states": stage.layers * cost.state_bytes + (
             8.0 * block.parameters / block.layers / stage.rectangle.size if external else 0.0
         ),
-        "activations": stage.layers * (flying * cost.kept_bytes + late * layer.delayed_bytes),
+        "activations": stage.layers * held_bytes(
+            mapping.schedule, count, number, mapping.microbatches,
+            kept_bytes=cost.kept_bytes, waiting_bytes=layer.delayed_bytes,
+        ),
         "rebuilt": cost.rebuilt_bytes,
         "ends": ends.bytes,
         "buffers": layer.buffer_bytes,
