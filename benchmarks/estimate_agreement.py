@@ -23,11 +23,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import operator_costs
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import Run
-from atoll.training.stages import stage_shares
 from atoll.training.step import Stepper
 from atoll.workload import config_from_hf
 

@@ -139,7 +139,7 @@ def print_runs(shown: Mapping[str, Any]) -> None:
 def write_launch_file(result: Estimate, target: str, path: Path | None) -> None:
     """The launch file of an estimate, and on standard error what its user must know."""
     from atoll.export import export, write_export
-    from atoll.training.stages import chunk_sizes
+    from atoll.step.stages import even_sizes
 
     layout = result.layout
     made = export(
@@ -150,7 +150,7 @@ def write_launch_file(result: Estimate, target: str, path: Path | None) -> None:
         global_batch=result.run.global_batch,
         precision=result.run.precision,
         devices_per_node=result.run.network.node,
-        stages=chunk_sizes(result.run.model.layers, layout.pp * layout.vpp),
+        stages=even_sizes(result.run.model.layers, layout.pp * layout.vpp),
     )
     written = write_export(made, path or Path(made.filename))
     print(f"atoll: wrote {written}", file=sys.stderr)

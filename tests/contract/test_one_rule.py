@@ -28,12 +28,12 @@ from atoll.report.timeline import placement_timeline, plan_timeline
 from atoll.step.bubbles import held, held_bytes, step_s, waiting
 from atoll.step.orders import passes
 from atoll.step.replay import PassTime, replay
+from atoll.step.stages import even_sizes
 from atoll.training.estimate import Estimator
 from atoll.training.layout import Layout
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import STATES
-from atoll.training.stages import chunk_sizes
 from atoll.training.step import Pass, StageTime
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.files import load_wafer
@@ -73,9 +73,8 @@ def test_zero_divides_gradients_alike_in_time_and_memory():
     assert len(times) == 1
 
 
-@disagree("three rules for an even split")
 def test_blocks_are_spread_evenly_by_one_rule():
-    planned = chunk_sizes(22, 4)
+    planned = even_sizes(22, 4)
     starts = even_starts(np.ones(22, np.bool_), 4)
     assert starts is not None
     placed = tuple(np.diff([*starts, 22]).tolist())

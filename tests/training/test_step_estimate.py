@@ -21,13 +21,13 @@ from training_cases import (
 )
 
 from atoll.hardware.network import Network
+from atoll.step.stages import even_sizes, stage_counts
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import STATES, Run
 from atoll.training.stack import STACKS
-from atoll.training.stages import chunk_sizes, stage_counts
 
 CLOSE = 1e-9
 
@@ -205,11 +205,11 @@ def test_a_ring_over_nodes_is_slower_than_one_inside() -> None:
 
 
 def test_stages_share_the_layers_evenly_and_the_ends_get_fewer() -> None:
-    assert chunk_sizes(8, 4) == (2, 2, 2, 2)
-    assert chunk_sizes(6, 4) == (1, 2, 2, 1)
-    assert chunk_sizes(7, 4) == (1, 2, 2, 2)
-    assert chunk_sizes(2, 4) == (0, 1, 1, 0)
-    assert chunk_sizes(5, 1) == (5,)
+    assert even_sizes(8, 4) == (2, 2, 2, 2)
+    assert even_sizes(6, 4) == (1, 2, 2, 1)
+    assert even_sizes(7, 4) == (1, 2, 2, 2)
+    assert even_sizes(2, 4) == (0, 1, 1, 0)
+    assert even_sizes(5, 1) == (5,)
 
 
 @given(st.integers(1, 40), st.integers(0, 10), st.integers(1, 6), st.integers(1, 4))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from atoll.placement.chain import ChainFacts, Division
 from atoll.placement.chain_kernels import Chain, System
 from atoll.placement.flat import FlatPlan, chain_stage, flat_tables
 from atoll.placement.table_dp import TablePlan, cost_of_plan
+from atoll.step.stages import even_sizes
 
 FloatArray = NDArray[np.float64]
 
@@ -26,9 +28,8 @@ FloatArray = NDArray[np.float64]
 def fixed_division(chain: Chain, system: System, *, pipeline: int, data: int) -> Division | None:
     """The even layout of so many stages and replicas, or None where it is not possible.
 
-    Blocks are spread evenly, as Megatron-LM does (the first stages take one more when they do not
-    divide); what comes before them is on the first stage, what comes after on the last. Each stage
-    still recomputes as little as its memory allows.
+    Blocks are spread evenly (`step.stages`); what comes before them is on the first stage, what
+    comes after on the last. Each stage still recomputes as little as its memory allows.
     """
     starts = even_starts(chain.block, pipeline)
     if starts is None:
@@ -94,8 +95,7 @@ def even_starts(block: NDArray[np.bool_], pipeline: int) -> tuple[int, ...] | No
     blocks = np.flatnonzero(block)
     if not 1 <= pipeline <= len(blocks):
         return None
-    share, more = divmod(len(blocks), pipeline)
-    before = [stage * share + min(stage, more) for stage in range(1, pipeline)]
+    before = accumulate(even_sizes(len(blocks), pipeline)[:-1])
     return (0, *(int(blocks[count]) for count in before))
 
 

@@ -12,13 +12,13 @@ from atoll.cost.cluster_collective import collective_time_s
 from atoll.errors import AtollError
 from atoll.explore.files import check_folder
 from atoll.export import EXPORTERS, export
+from atoll.step.stages import even_sizes, stage_shares
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import operator_costs
 from atoll.training.layout import Layout
 from atoll.training.plan import Plan
 from atoll.training.replay import replay_estimate, step_passes
 from atoll.training.run import Run
-from atoll.training.stages import chunk_sizes, stage_shares
 from atoll.training.step import Pass
 
 PLAN = "plan.json"
@@ -177,7 +177,7 @@ def launch_files(best: Estimate) -> list[dict[str, Any]]:
                 global_batch=run.global_batch,
                 precision=run.precision,
                 devices_per_node=run.network.node,
-                stages=chunk_sizes(run.model.layers, layout.pp * layout.vpp),
+                stages=even_sizes(run.model.layers, layout.pp * layout.vpp),
             )
         except AtollError as error:
             found.append({"target": target, "refused": str(error)})

@@ -16,12 +16,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.step.stages import stage_counts
 from atoll.training.layers import LayerCost
 from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, FRAGMENTATION
 from atoll.training.run import Run
 from atoll.training.space import Block
-from atoll.training.stages import stage_counts
 from atoll.training.step import Stepper
 
 Floats = NDArray[np.float64]

@@ -9,12 +9,12 @@ from typing import Any
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.notebook import answer_html, bar_text
 from atoll.step.bubbles import bubble_s
-from atoll.training.layers import LayerCost, layer_costs
+from atoll.step.stages import stage_shares
+from atoll.training.layers import LayerCost, Share, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
 from atoll.training.pricing import Pricer
 from atoll.training.run import Run
-from atoll.training.stages import Share, stage_shares
 from atoll.training.step import StageTime, Step, Stepper
 from atoll.units import format_bytes, format_mfu, format_seconds
 from atoll.workload.flops import model_flops

@@ -76,6 +76,10 @@ class LayerCost:
         return self.data + self.weight
 
 
+Share = tuple[tuple[LayerCost, int], ...]
+"""Layers of one chunk of a stage, and how often each occurs there."""
+
+
 def layer_costs(
     model: Model, pricer: Pricer, cp: int = 1, ep: int = 1, *, optimal: bool = False
 ) -> tuple[LayerCost, ...]:

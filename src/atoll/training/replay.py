@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.step.replay import PassTime, Replay, replay
+from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.stages import stage_shares
 from atoll.training.step import Stepper
 
 MOST_PASSES = 60_000  # of all stages; more microbatches only repeat the steady state

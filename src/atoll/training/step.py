@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from atoll.cost.cluster_collective import all_to_all_s, collective_time_s, neighbours_s
 from atoll.step.replay import PassTime
-from atoll.training.layers import LayerCost
+from atoll.training.layers import LayerCost, Share
 from atoll.training.layout import Layout
 from atoll.training.policies import TensorLink
 from atoll.training.run import Run
-from atoll.training.stages import Share
 
 
 @dataclass(frozen=True, slots=True)

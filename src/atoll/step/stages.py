@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from atoll.training.layers import LayerCost
-
-Share = tuple[tuple[LayerCost, int], ...]
+from typing import Protocol, TypeVar
 
 
-def chunk_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
+class Repeated(Protocol):
+    """A kind of layer in a chain: whether it is a block, and how often it stands there."""
+
+    @property
+    def is_block(self) -> bool: ...
+
+    @property
+    def repeat(self) -> int: ...
+
+
+L = TypeVar("L", bound=Repeated)
+
+
+def even_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
     """Blocks of each model chunk: equal, or where that cannot be, one fewer at the two ends first,
     which also hold the embedding and the head.
     """
@@ -21,11 +31,13 @@ def chunk_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def stage_shares(costs: Sequence[LayerCost], pp: int, vpp: int) -> tuple[tuple[Share, ...], ...]:
+def stage_shares(
+    layers: Sequence[L], pp: int, vpp: int
+) -> tuple[tuple[tuple[tuple[L, int], ...], ...], ...]:
     """For each stage, the layers of each of its chunks with how often they occur."""
-    structure = tuple((cost.is_block, cost.repeat) for cost in costs)
+    structure = tuple((layer.is_block, layer.repeat) for layer in layers)
     return tuple(
-        tuple(tuple((costs[kind], n) for kind, n in chunk) for chunk in stage)
+        tuple(tuple((layers[kind], n) for kind, n in chunk) for chunk in stage)
         for stage in stage_counts(structure, pp, vpp)
     )
 
@@ -40,7 +52,7 @@ def stage_counts(
     blocks = [(kind, repeat) for kind, (is_block, repeat) in enumerate(structure) if is_block]
     first = blocks[0][0]
     ends = [kind for kind, (is_block, _) in enumerate(structure) if not is_block]
-    sizes = chunk_sizes(sum(repeat for _, repeat in blocks), pp * vpp)
+    sizes = even_sizes(sum(repeat for _, repeat in blocks), pp * vpp)
     chunks: list[tuple[tuple[int, int], ...]] = []
     start = 0
     for index, size in enumerate(sizes):
