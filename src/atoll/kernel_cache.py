@@ -4,15 +4,23 @@ Numba looks only at the file of the kernel itself when it decides whether a cach
 good, so that an edit of a callee elsewhere goes unnoticed. Here the directory's name carries a hash
 of all kernel sources: any edit starts a fresh cache. It also works where the package itself is
 installed read-only.
+
+A cache is code: its index is a pickle, its entries are machine code. A folder is used only if
+nobody else can have written to it or can put another in its place.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
+_PRIVATE = 0o700
 _fresh = False
 
 
@@ -34,14 +42,86 @@ def use_kernel_cache() -> None:
     global _fresh
     if "NUMBA_CACHE_DIR" in os.environ:
         return
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    for base in (home / "atoll", Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"):
-        folder = base / f"kernels-{kernels_digest()}"
-        try:
-            _fresh = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
+    name = f"kernels-{kernels_digest()}"
+    for base in _bases():
+        folder = base / name
+        _fresh = not os.path.lexists(folder)
+        if _private_folder(folder):
             os.environ["NUMBA_CACHE_DIR"] = str(folder)
             return
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="atoll-kernels-"))
+    except OSError:
+        return  # numba looks for a place itself
+    _fresh = True
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    atexit.register(_remove, folder, os.getpid())
+
+
+def _bases() -> list[Path]:
+    """Where kernels may be kept, the best place first."""
+    bases = []
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    with suppress(RuntimeError):  # a user without a home
+        bases.append((given if given.is_absolute() else Path.home() / ".cache") / "atoll")
+    if (user := _user()) is not None:
+        bases.append(Path(tempfile.gettempdir()) / f"atoll-{user}")
+    return bases
+
+
+def _user() -> int | None:
+    """Who owns what this process creates; None where folders have no such owner."""
+    return os.geteuid() if hasattr(os, "geteuid") else None
+
+
+def _private_folder(folder: Path) -> bool:
+    """Make the folder if need be; whether only this user can write there, and can at all."""
+    try:
+        there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+        if not _out_of_reach(there):
+            return False
+        for parent in (*reversed(folder.parents), folder):
+            if not os.path.lexists(parent):
+                parent.mkdir(_PRIVATE, exist_ok=True)
+        return (
+            _out_of_reach(folder)
+            and (_user() is None or _is_mine(folder))
+            and os.access(folder, os.W_OK)
+        )
+    except OSError:
+        return False
+
+
+def _is_mine(folder: Path) -> bool:
+    """A real folder of this user, closed to all others."""
+    found = folder.lstat()
+    closed = stat.S_IMODE(found.st_mode) & ~_PRIVATE == 0
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == _user() and closed
+
+
+def _out_of_reach(path: Path) -> bool:
+    """Whether no other user (the administrator apart) can replace the path or a part of it.
+
+    Every folder and link on the way belongs to this user or the administrator; where others may
+    write, as in the shared temporary directory, the sticky bit keeps their hands off what is ours.
+    """
+    user = _user()
+    if user is None:
+        return True
+    path.stat()  # links that go round in circles end here
+    for part in (path, *path.parents):
+        found = part.lstat()
+        if found.st_uid not in (user, 0):
+            return False
+        if stat.S_ISLNK(found.st_mode):
+            if not _out_of_reach(part.parent / part.readlink()):
+                return False
+        elif found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            return False
+    return True
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """At the end of the process that made it, not of the workers forked from it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
