@@ -9,8 +9,6 @@ from atoll.kernel_cache import use_kernel_cache
 
 use_kernel_cache()
 
-__version__ = "0.1.0"
-
 from atoll.api import (  # noqa: E402  (the cache must be set before numba is imported)
     capture,
     describe_hardware,
@@ -23,6 +21,9 @@ from atoll.api import (  # noqa: E402  (the cache must be set before numba is im
     validate,
 )
 from atoll.errors import AtollError, InfeasibleError  # noqa: E402
+from atoll.identity import VERSION  # noqa: E402
+
+__version__ = VERSION
 
 __all__ = [
     "AtollError",

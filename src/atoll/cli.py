@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from atoll import __version__
 from atoll.commands.capture import capture
 from atoll.commands.catalogue import hardware, models
 from atoll.commands.designs import designs
@@ -22,6 +21,7 @@ from atoll.commands.serve import serve
 from atoll.commands.training import estimate, plan
 from atoll.commands.validate import calibrate, validate
 from atoll.errors import AtollError
+from atoll.identity import VERSION
 
 app = typer.Typer(
     name="atoll",
@@ -53,7 +53,7 @@ def main() -> None:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"atoll {__version__}")
+        print(f"atoll {VERSION}")
         raise typer.Exit
 
 

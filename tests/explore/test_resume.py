@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
 import signal
+import sqlite3
 import time
 from pathlib import Path
 
@@ -15,7 +17,8 @@ from some_job import answer, some_job
 from atoll.errors import AtollError
 from atoll.explore.job import Job
 from atoll.explore.run import run_search
-from atoll.store import RunReader
+from atoll.identity import VERSION, this_code
+from atoll.store import FILE, RunReader, canonical_json, fingerprint
 
 KILLS = 20
 
@@ -105,6 +108,52 @@ def test_another_job_in_the_folder_is_refused(tmp_path: Path) -> None:
     run_search(some_job(tmp_path), out=tmp_path / "run")
     with pytest.raises(AtollError, match=r"another job.*devices 64 there, 32 here"):
         run_search(some_job(tmp_path, devices=32), out=tmp_path / "run")
+
+
+def test_a_store_that_other_sources_began_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An edit anywhere, not only of a kernel: what is on record came from other code."""
+    job = some_job(tmp_path)
+    first = answer(run_search(job, out=tmp_path / "run"))
+    begun = counts(tmp_path / "run")
+    with monkeypatch.context() as other:
+        code = {"version": VERSION, "sources": "0123456789abcdef"}
+        other.setattr("atoll.explore.stored.this_code", lambda: code)
+        with pytest.raises(AtollError) as refused:
+            run_search(job, out=tmp_path / "run")
+    ours = this_code()["sources"][:8]
+    assert str(refused.value) == (
+        f"out: {tmp_path / 'run'} was begun by atoll {VERSION} (sources {ours}), this is atoll "
+        f"{VERSION} (sources 01234567), and what the two compute must not be mixed; give another "
+        "folder, or continue with the atoll that began it."
+    )
+    assert counts(tmp_path / "run") == begun
+    assert answer(run_search(job, out=tmp_path / "run")) == first
+
+
+def test_a_store_from_before_sources_were_kept_is_refused_alike(tmp_path: Path) -> None:
+    job = some_job(tmp_path)
+    run_search(job, out=tmp_path / "run")
+    with sqlite3.connect(tmp_path / "run" / FILE) as store:
+        told = json.loads(store.execute("SELECT value FROM meta WHERE key = 'job'").fetchone()[0])
+        del told["sources"], told["network_content"]
+        told["kernels"] = "0123456789abcdef"
+        texts = [(canonical_json(told), "job"), (fingerprint(told), "fingerprint")]
+        store.executemany("UPDATE meta SET value = ? WHERE key = ?", texts)
+    with pytest.raises(AtollError, match=r"begun by atoll .* \(sources unknown\), this is atoll"):
+        run_search(job, out=tmp_path / "run")
+
+
+def test_an_edited_network_file_is_another_job(tmp_path: Path) -> None:
+    network = tmp_path / "network.yaml"
+    levels = "levels: [{name: all, devices: 64, bandwidth: 100 GB/s, latency: 1 us}]\n"
+    network.write_text("name: mine\n" + levels)
+    job = some_job(tmp_path, network=str(network))
+    run_search(job, out=tmp_path / "run")
+    network.write_text("name: mine\n" + levels.replace("100", "50"))
+    with pytest.raises(AtollError, match=r"another job \(network_content"):
+        run_search(job, out=tmp_path / "run")
 
 
 def test_a_full_disk_ends_the_search_and_the_next_run_continues(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll import __version__
 from atoll.cost.chips import Chips
 from atoll.errors import InfeasibleError
 from atoll.explore.energy import StepEnergy
@@ -21,9 +20,9 @@ from atoll.explore.job import Job
 from atoll.explore.journal import Evaluation, Found, Key
 from atoll.explore.result import SearchResult
 from atoll.explore.workloads import Variants
-from atoll.hardware import ProductSpace, Space
+from atoll.hardware import Network, ProductSpace, Space, load_network
 from atoll.hardware.space import ARRAYS
-from atoll.kernel_cache import kernels_digest
+from atoll.identity import this_code
 from atoll.profile import Profile
 from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint
 
@@ -165,8 +164,10 @@ def open_run(
 ) -> Iterator[StoredJournal]:
     """The journal of a folder, as long as the search runs; the folder is locked meanwhile."""
     content = space_identity(space) if isinstance(space, Space) else space.identity()
-    described = identity(job, content, variants, __version__)
-    store = RunStore(folder, described, executor, __version__)
+    code = this_code()
+    network = load_network(job.network or profile.network)
+    described = identity(job, content, network, variants, code)
+    store = RunStore(folder, described, executor, code["version"])
     journal = StoredJournal(store, variants, profile)
     try:
         yield journal
@@ -234,7 +235,11 @@ def _found(plan: Mapping[str, Any]) -> Found:
 
 
 def identity(
-    job: Job, space: Mapping[str, Any], variants: Variants, version: str
+    job: Job,
+    space: Mapping[str, Any],
+    network: Network,
+    variants: Variants,
+    code: Mapping[str, str],
 ) -> dict[str, Any]:
     """What a result depends on: two jobs with the same identity share their evaluations.
 
@@ -258,8 +263,8 @@ def identity(
     return told | {
         "models": models,
         "space_content": dict(space),
-        "version": version,
-        "kernels": kernels_digest(),
+        "network_content": fingerprint({"levels": repr(network.levels)}),
+        **code,
     }
 
 

@@ -9,8 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from atoll import __version__
 from atoll.errors import AtollError
+from atoll.identity import VERSION
 from atoll.report.folder import Source, open_folder
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
@@ -46,7 +46,7 @@ def render(view: dict[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f'<meta name="generator" content="atoll {__version__}">\n'
+        f'<meta name="generator" content="atoll {VERSION}">\n'
         f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
         '<main id="page"><noscript>This report draws itself with a script of its own; '
         "allow scripts for this file.</noscript></main>\n"

@@ -10,8 +10,8 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from atoll import __version__
 from atoll.errors import AtollError
+from atoll.identity import VERSION
 from atoll.serve.change import Change, parse_change
 from atoll.serve.guard import HEADERS, Guard
 from atoll.serve.query import (
@@ -118,7 +118,7 @@ class App:
         if path[:2] == ["api", "runs"]:
             if len(path) == 2:
                 runs = [run.summary() for run in self.runs.values()]
-                return _json({"runs": runs, "version": __version__})
+                return _json({"runs": runs, "version": VERSION})
             return self._run(path[2], path[3:], query)
         raise RefusedError(404, f"Nothing at /{'/'.join(path)}.")
 

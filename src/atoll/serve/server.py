@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from atoll import __version__
 from atoll.errors import AtollError
+from atoll.identity import VERSION
 from atoll.serve.app import App
 from atoll.serve.guard import Guard, make_guard
 from atoll.serve.runs import SearchRun, open_runs
@@ -21,7 +21,7 @@ DEFAULT_PORT = 8737
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server_version = f"atoll/{__version__}"
+    server_version = f"atoll/{VERSION}"
     sys_version = ""
     timeout = 60
 

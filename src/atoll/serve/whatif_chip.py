@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll import __version__
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
 from atoll.explore.energy import step_energy
@@ -28,9 +27,11 @@ from atoll.explore.stored import space_identity
 from atoll.explore.workloads import Variants, make_variants, make_workload
 from atoll.hardware import ProductSpace, Space
 from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.identity import code_words, this_code
 from atoll.placement.plan import Placement
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
 from atoll.store import fingerprint
+from atoll.store.fingerprint import CODE
 from atoll.workload import widths
 from atoll.workload.flops import model_flops
 
@@ -121,10 +122,11 @@ class ChipWhatIf:
         return self._opened
 
     def _note(self) -> str:
-        version = self._identity.get("version")
-        if version == __version__:
+        here = this_code()
+        if all(self._identity.get(name) == value for name, value in here.items()):
             return ""
-        return f"Searched with atoll {version}, estimated again with atoll {__version__}."
+        searched = code_words(self._identity)
+        return f"Searched with {searched}, estimated again with {code_words(here)}."
 
     def _variant(self, model: int, microbatch: int, tensor: int) -> Variants:
         key = model, microbatch, tensor
@@ -256,7 +258,7 @@ def job_of(identity: Mapping[str, Any]) -> Job:
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in identity.items()
-        if name not in ("models", "space_content", "version", "kernels")
+        if name not in ("models", "space_content", "network_content", *CODE)
     }
     try:
         models = tuple(

@@ -7,6 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+CODE = ("version", "sources", "kernels")
+"""The fields of a stored job that tell which Atoll computed its records; the last in old ones."""
+
 
 def canonical_json(content: Mapping[str, Any]) -> str:
     """The same text for the same content: sorted keys, no spaces, floats to the last digit."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.store.fingerprint import canonical_json, differences, fingerprint
+from atoll.identity import code_words
+from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
 from atoll.store.lock import FolderLock
 from atoll.store.schema import FIGURES, FILE, PARAMETERS, PLAN, check_version, create, in_sentences
 
@@ -102,9 +103,19 @@ class RunStore:
                     [("fingerprint", fingerprint(job)), ("job", canonical_json(job))],
                 )
         elif known["fingerprint"] != fingerprint(job):
-            told = "; ".join(differences(job, json.loads(known["job"]))[:3])
             self._connection.close()
-            raise AtollError(f"out: {self.folder} holds another job ({told}); give another folder.")
+            raise AtollError(self._refusal(job, json.loads(known["job"])))
+
+    def _refusal(self, here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+        # Fields that only one of them has come from another version too.
+        if all(here[name] == there[name] for name in (here.keys() & there.keys()) - set(CODE)):
+            return (
+                f"out: {self.folder} was begun by {code_words(there)}, this is {code_words(here)}, "
+                "and what the two compute must not be mixed; give another folder, or continue "
+                "with the atoll that began it."
+            )
+        told = "; ".join(differences(here, there)[:3])
+        return f"out: {self.folder} holds another job ({told}); give another folder."
 
     def _begin_run(self, executor: str, version: str) -> int:
         self._elapsed_before = float(

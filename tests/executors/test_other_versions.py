@@ -1,0 +1,135 @@
+"""A Dask worker with another Atoll is refused by name before it gets a task."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import atoll
+from atoll.errors import AtollError
+from atoll.executors.dask_cluster import DaskCluster, _run, refusal
+from atoll.identity import VERSION, code_words, this_code
+
+distributed = pytest.importorskip("distributed")
+
+HERE = this_code()
+OTHER = {"version": "0.0.9", "sources": "0123456789abcdef"}
+WORKER = "tcp://10.0.0.3:4000"
+
+
+def scaled(context: int, value: int) -> int:
+    return context * value
+
+
+def test_the_sentence_names_the_worker_and_both_versions() -> None:
+    assert refusal(WORKER, OTHER, HERE) == (
+        f"cluster: worker {WORKER} runs atoll 0.0.9 (sources 01234567), this search "
+        f"{code_words(HERE)}; install the same atoll on every worker and start them again."
+    )
+    assert "no atoll, or another version" in refusal(WORKER, ModuleNotFoundError("atoll"), HERE)
+    assert refusal(WORKER, dict(HERE), HERE) == ""
+    assert refusal(WORKER, OSError("closed"), HERE) == "", "a worker that has gone does no harm"
+
+
+def test_the_same_version_with_other_sources_is_another_atoll() -> None:
+    assert refusal(WORKER, HERE | {"sources": "0" * 16}, HERE)
+
+
+def test_a_task_asks_again_for_workers_that_have_just_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(distributed, "get_worker", lambda: SimpleNamespace(address=WORKER))
+    assert _run(scaled, 10, (7,), HERE) == 70
+    with pytest.raises(AtollError, match=f"worker {WORKER} runs .* this search atoll 0.0.9"):
+        _run(scaled, 10, (7,), OTHER)
+
+
+class FakeClient:
+    """Workers that say what they are; counts how often they were asked."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, object] = {"tcp://a": HERE}
+        self.asked: list[str] = []
+
+    def scheduler_info(self, **_: Any) -> dict[str, Any]:
+        return {"workers": {name: {"nthreads": 1} for name in self.told}}
+
+    def run(self, function: Any, workers: list[str], on_error: str) -> dict[str, object]:
+        assert function is this_code
+        self.asked += workers
+        return {name: self.told[name] for name in workers}
+
+
+def test_each_worker_is_asked_once_and_those_that_join_later_too() -> None:
+    cluster = object.__new__(DaskCluster)
+    client = FakeClient()
+    cluster._client, cluster._asked = client, set()
+    for _ in range(3):
+        cluster._ask_workers()
+    assert client.asked == ["tcp://a"]
+    client.told["tcp://b"] = HERE
+    cluster._ask_workers()
+    client.told["tcp://c"] = OTHER
+    with pytest.raises(AtollError, match=r"worker tcp://c runs atoll 0\.0\.9"):
+        cluster._ask_workers()
+
+
+def test_a_worker_that_cannot_even_read_a_task_is_told_apart_from_a_mistake_of_ours() -> None:
+    cluster = object.__new__(DaskCluster)
+    client = FakeClient()
+    cluster._client = client
+    mistake = TypeError("_run() takes 3 positional arguments but 4 were given")
+    assert cluster._explained(mistake) is mistake
+    client.told["tcp://b"] = ImportError("no atoll.identity")
+    assert "worker tcp://b runs no atoll, or another" in str(cluster._explained(mistake))
+
+
+@contextmanager
+def other_worker(scheduler: str, folder: Path) -> Iterator[None]:
+    """A worker of the same version, one line of whose sources was edited."""
+    copy = folder / "src" / "atoll"
+    source = Path(atoll.__file__).parent
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "placement" / "chain.py").open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
+    command = [
+        sys.executable, "-m", "distributed.cli.dask_worker", scheduler, "--no-nanny",
+        "--nthreads", "1", "--no-dashboard", "--local-directory", str(folder),
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(folder / "src")}
+    with subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as worker:
+        try:
+            yield
+        finally:
+            worker.kill()
+
+
+@pytest.mark.slow
+def test_a_worker_with_an_edited_source_is_refused_on_a_real_cluster(tmp_path: Path) -> None:
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        address = cluster.scheduler_address
+        executor = DaskCluster(address)
+        executor.start(10)
+        assert executor.submit(scaled, 7).result(60) == 70
+        with other_worker(address, tmp_path):
+            executor._client.wait_for_workers(2, timeout=60)
+            with pytest.raises(AtollError, match=rf"runs atoll {VERSION} \(sources .* this search"):
+                executor.submit(scaled, 8)
+            late = DaskCluster(address)
+            with pytest.raises(AtollError, match="install the same atoll on every worker"):
+                late.start(10)
+            late.close()
+        executor.close()
