@@ -6,6 +6,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from atoll.errors import AtollError
 from atoll.executors import Call, Crew, Executor, InProcess, choose_executor
 from atoll.executors.growing import Growing
-from atoll.executors.processes import LocalProcesses
+from atoll.executors.processes import LocalProcesses, _pass_on
 from atoll.jit import threads
 
 
@@ -97,6 +99,43 @@ def test_a_crew_that_is_asked_to_stop_leaves_the_rest(executor: Executor) -> Non
         seen += 1
         stopped = seen >= 5
     assert 5 <= seen <= 5 + crew.room
+
+
+def test_dropping_calls_under_way_leaves_no_word_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A result that comes after its call was dropped is nobody's business, and no error."""
+    pool = LocalProcesses(2)
+    pool.start(0)
+    crew = Crew(pool)
+    calls = [crew.send(Call(slow, (i,))) for i in range(20)]
+    crew.drop(calls)
+    assert crew.result(Call(slow, (7,))) == 7
+    pool.close()
+    assert not [record for record in caplog.records if record.name == "concurrent.futures"]
+
+
+@pytest.mark.parametrize("ending", ["result", "error", "lost", "cancelled"])
+def test_however_a_dropped_task_ends_its_future_stays_cancelled(ending: str) -> None:
+    inner: Future[int] = Future()
+    outer: Future[int] = Future()
+    assert outer.cancel()
+    if ending == "cancelled":
+        inner.cancel()
+    elif ending == "result":
+        inner.set_result(1)
+    else:
+        inner.set_exception(BrokenProcessPool() if ending == "lost" else ValueError())
+    _pass_on(inner, outer)
+    assert outer.cancelled()
+
+
+def test_a_task_that_the_pool_cancelled_wakes_whoever_waits_for_it() -> None:
+    inner: Future[int] = Future()
+    outer: Future[int] = Future()
+    inner.cancel()
+    _pass_on(inner, outer)
+    assert wait([outer], timeout=0).done == {outer}
 
 
 def test_workers_use_one_thread_each() -> None:

@@ -82,6 +82,8 @@ class LocalProcesses:
 def _pass_on(done: Future[Any], outer: Future[Any]) -> None:
     if done.cancelled():
         outer.cancel()
+    # A call that was dropped wants no result; after this question nobody can drop it any more.
+    if not outer.set_running_or_notify_cancel():
         return
     error = done.exception()
     if isinstance(error, BrokenProcessPool):
