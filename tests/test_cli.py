@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,31 @@ def assert_refused(answer: tuple[int, str, str], *words: str) -> None:
     assert "Traceback" not in err
     for word in words:
         assert word in err
+
+
+def test_ctrl_c_is_one_line_and_the_shells_exit_code(
+    atoll: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("atoll.api.describe_hardware", interrupted)
+    assert atoll("hardware") == (130, "", "atoll: interrupted\n")
+
+
+def test_ctrl_c_while_the_command_is_being_loaded_is_one_line_too() -> None:
+    program = (
+        "import builtins, sys\n"
+        "known = builtins.__import__\n"
+        "def hurry(name, *rest):\n"
+        "    if name == 'typer': raise KeyboardInterrupt\n"
+        "    return known(name, *rest)\n"
+        "builtins.__import__ = hurry\n"
+        "from atoll.__main__ import main\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "atoll: interrupted\n")
 
 
 def test_prints_its_version(atoll: Run) -> None:

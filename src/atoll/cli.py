@@ -13,6 +13,7 @@ import typer
 
 from atoll.commands.capture import capture
 from atoll.commands.catalogue import hardware, models
+from atoll.commands.common import INTERRUPTED, say_interrupted
 from atoll.commands.designs import designs
 from atoll.commands.place import place
 from atoll.commands.report import report, trace
@@ -46,9 +47,18 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("atoll: interrupted", file=sys.stderr)
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as ended:
+        if not _by_ctrl_c(ended):
+            raise
+        say_interrupted()
+        sys.exit(INTERRUPTED)
+
+
+def _by_ctrl_c(ended: BaseException | None) -> bool:
+    """Typer turns Ctrl-C into an exit without a word; where that came from is still known."""
+    while ended is not None and not isinstance(ended, KeyboardInterrupt):
+        ended = ended.__cause__ or ended.__context__
+    return ended is not None
 
 
 def _version(wanted: bool) -> None:

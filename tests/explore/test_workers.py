@@ -16,6 +16,7 @@ from tiny import random_space, tiny_config, tiny_setting, tiny_variants
 from atoll.executors import Crew, choose_executor
 from atoll.explore.branch_and_bound import Outcome, Search
 from atoll.explore.objective import Objective
+from atoll.explore.pareto import Front, fronts
 from atoll.explore.run import run_search
 from atoll.explore.stop import Stop
 from atoll.explore.workloads import Workload, make_variants
@@ -109,6 +110,41 @@ def test_a_time_limit_gives_the_best_so_far_with_its_gap(tmp_path: Path) -> None
     assert part.stopped == "time limit"
     assert part.certificate.gap > 0.0
     assert part.score <= whole.score <= part.score / (1.0 - part.certificate.gap) * (1 + 1e-12)
+    assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)
+
+
+class InFront(Stop):
+    """Ctrl-C, so many questions after the front was begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        if self.left == 0:
+            self.signal = signal.SIGINT
+        return super().__call__()
+
+
+def test_ctrl_c_in_the_front_keeps_the_answer_and_leaves_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = some_job(tmp_path, pareto=True)
+    whole = run_search(job)
+    stop = InFront()
+
+    def begun(search: Search) -> dict[str, Front]:
+        stop.left = 3  # calls are under way then
+        return fronts(search)
+
+    with monkeypatch.context() as change:
+        change.setattr("atoll.explore.run.fronts", begun)
+        part = run_search(job, out=tmp_path / "run", workers=2, stop=stop)
+    assert part.stopped == "interrupted"
+    assert part.pareto == {}
+    assert (part.score, part.certificate.gap) == (whole.score, whole.certificate.gap)
+    assert not [record for record in caplog.records if record.name == "concurrent.futures"]
     assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,6 +34,43 @@ def test_without_torch_one_sentence_says_how_to_install_it(
         atoll.capture(object, ())
     assert atoll.describe_model("gpt2-xl")["parameters"] == 1_557_611_200
     assert not list(tmp_path.iterdir())
+
+
+INTERRUPTED = """
+import os
+import signal
+
+from torch import nn
+
+
+def press(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class Pressed(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        press() if os.environ["WHEN"] == "forward" else y.register_hook(press)
+        return y
+
+
+def build():
+    return nn.Sequential(Pressed(64, 64), nn.Linear(64, 64))
+"""
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_ctrl_c_ends_a_capture_with_one_line_and_no_file(tmp_path: Path, when: str) -> None:
+    """Also where torch calls Python from places that an exception cannot leave."""
+    pytest.importorskip("torch")
+    (tmp_path / "my_mod.py").write_text(INTERRUPTED, encoding="utf-8")
+    arguments = ["capture", "my_mod:build", "--inputs", "float32[1,16,64]", "--out", "model.json"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "atoll", *arguments, "--sequence", "16"],
+        cwd=tmp_path, env=os.environ | {"WHEN": when}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "atoll: interrupted\n")
+    assert not (tmp_path / "model.json").exists()
 
 
 def test_a_builder_is_captured_and_its_file_is_a_model(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll import printing
-from atoll.commands.common import JsonFlag, print_json
+from atoll.commands.common import JsonFlag, leave_when_interrupted, print_json
 
 
 def capture(
@@ -51,15 +51,16 @@ def capture(
 
     check_target(out)
     start = time.perf_counter()
-    model: StoredModel = capture_target(
-        target,
-        inputs or [],
-        name=name,
-        sequence=sequence,
-        batch_dim=None if batch_dim < 0 else batch_dim,
-        dtype=None if dtype == "keep" else dtype,
-        keep=keep,
-    )
+    with leave_when_interrupted():
+        model: StoredModel = capture_target(
+            target,
+            inputs or [],
+            name=name,
+            sequence=sequence,
+            batch_dim=None if batch_dim < 0 else batch_dim,
+            dtype=None if dtype == "keep" else dtype,
+            keep=keep,
+        )
     seconds = time.perf_counter() - start
     model.save(out)
     microbatch = model.file.microbatch or 1

@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+INTERRUPTED = 130
+"""What a shell reports of a process that Ctrl-C ended."""
+
+
+def say_interrupted() -> None:
+    print("atoll: interrupted", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def leave_when_interrupted() -> Iterator[None]:
+    """Ctrl-C ends the process where it stands, for work in libraries that cannot take an exception.
+
+    An exception that is raised in Python code called from torch's destructors has nowhere to go:
+    the process would abort. Nothing may be half done meanwhile.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        say_interrupted()
+        os._exit(INTERRUPTED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread hears signals
+        return
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def print_json(value: dict[str, Any]) -> None:
