@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from atoll import __version__
-from atoll.cli import main
+from atoll.cli import app, main
 
 ROOT = Path(__file__).parent.parent
 TINY = str(ROOT / "examples" / "jobs" / "tiny.yaml")
@@ -66,6 +67,18 @@ def test_ctrl_c_while_the_command_is_being_loaded_is_one_line_too() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (130, "atoll: interrupted\n")
+
+
+def test_every_command_says_how_it_is_used(atoll: Run) -> None:
+    """With the oldest typer that is allowed too: earlier ones fail here with today's click."""
+    commands = [info.callback.__name__ for info in app.registered_commands if info.callback]
+    assert len(commands) == 14
+    for command in commands:
+        code, out, err = atoll(command, "--help")
+        assert (code, err) == (0, ""), command
+        assert f"atoll {command}" in out
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert "typer>=0.16" in wanted
 
 
 def test_prints_its_version(atoll: Run) -> None:
