@@ -6,15 +6,19 @@ import json
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from atoll.cli import app
 from atoll.errors import AtollError
-from atoll.wafer.api import search_wafer
+from atoll.report.plan_file import FORMAT
+from atoll.wafer.api import search_wafer, write_wafer_result
 from atoll.wafer.encoding import from_json
 from atoll.wafer.explain import explain
 from atoll.wafer.job import WaferJob
 from atoll.wafer.run import make_search, run_wafer_search
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options
+from atoll.wafer.why import explain_wafer_result
 
 from .test_wafer_search import small_file
 from .wafer_cases import small_model, small_wafer
@@ -45,6 +49,52 @@ def test_only_where_it_is_asked_for(tmp_path):
     shown = asked.to_dict()["explanation"]
     assert [row["resource"] for row in shown] == ["compute", "SRAM", "HBM", "links"]
     assert asked.best.step_s == run_wafer_search(job).best.step_s
+
+
+def test_a_wafers_folder_is_explained_with_what_more_of_each_resource_is_worth(tmp_path):
+    """Also where the job did not ask: the stored mapping is priced again."""
+    job = WaferJob(
+        wafer=str(small_file(tmp_path)), model=small_model(heads=8), batch=8, sequence=64,
+        microbatches=(1, 2), dead_links=(((0, 0), (1, 0)),),
+    )  # fmt: skip
+    asked = run_wafer_search(replace(job, explain=True))
+    folder = tmp_path / "run"
+    write_wafer_result(run_wafer_search(job), folder)
+    ended = CliRunner().invoke(app, ["explain", str(folder), "--json"])
+    assert ended.exit_code == 0
+    shown = json.loads(ended.output)
+    assert shown["explanation"] == [row.to_dict() for row in asked.explanation] != []
+    assert sum(shown["time_parts_s"].values()) == pytest.approx(shown["step_time_s"])
+    assert shown["runners_up"] == [], "those of the whole wafer are no runners-up of this one"
+    words = CliRunner().invoke(app, ["explain", str(folder)]).output
+    for word in ("Wafer", "Pace", "Memory", "More of", "links", "Beside", "Proof"):
+        assert word in words
+
+
+@pytest.mark.parametrize("change", ["gone", "slower"])
+def test_what_cannot_be_priced_again_is_said_beside_the_rest(tmp_path, change):
+    wafer = small_file(tmp_path)
+    job = WaferJob(
+        wafer=str(wafer), model=small_model(heads=8), batch=8, sequence=64, microbatches=(1, 2),
+        baselines=False,
+    )  # fmt: skip
+    result = run_wafer_search(job).to_dict()
+    if change == "gone":
+        wafer.unlink()
+    else:
+        wafer.write_text(wafer.read_text().replace("clock: 1 GHz", "clock: 900 MHz"))
+    shown = explain_wafer_result(result)
+    assert shown["explanation"] == []
+    assert "run the search again" in shown["note"] or "no such file" in shown["note"]
+    assert shown["slowest_stage"]["load_s"] > 0.0
+    assert all(0.0 <= other["slower_by"] < 1.0 for other in shown["runners_up"])
+
+
+def test_a_plans_folder_is_refused_with_what_shows_it(tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps({"kind": "plan", "format": FORMAT}))
+    ended = CliRunner().invoke(app, ["explain", str(tmp_path)])
+    assert isinstance(ended.exception, AtollError)
+    assert "atoll report" in str(ended.exception)
 
 
 def test_stages_can_be_fixed(tmp_path):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from atoll import printing
 from atoll.commands.common import JsonFlag, print_json
+from atoll.errors import AtollError
 
 
 def search(
@@ -160,12 +162,29 @@ def explain(
     folder: Annotated[Path, typer.Argument(help="Folder that `atoll search --out` wrote.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Say why this chip: where the time goes, what limits it, what the runner-up lacks."""
-    from atoll.explore.files import read_result
-    from atoll.explore.why import explain_result
+    """Say why this answer: where the time goes, what limits it, what the runner-up lacks.
 
-    shown = explain_result(read_result(folder))
+    On a wafer's folder also what more of each resource would be worth.
+    """
+    from atoll.explore.why import explain_result
+    from atoll.report import open_folder
+
+    source = open_folder(folder)
+    if source.kind in ("plan", "estimate"):
+        raise AtollError(
+            f"{folder}: holds a training layout, whose reasons `atoll plan` prints with it; "
+            "`atoll report` draws them."
+        )
+    show: Callable[[Mapping[str, Any]], None] = printing.print_explanation
+    explained: Callable[[dict[str, Any]], dict[str, Any]] = explain_result
+    if source.kind == "wafer":
+        from atoll.wafer.printing import print_wafer_explanation
+        from atoll.wafer.why import explain_wafer_result
+
+        show, explained = print_wafer_explanation, explain_wafer_result
+    with source.read_whole():
+        shown = explained(source.content)
     if as_json:
         print_json(shown)
     else:
-        printing.print_explanation(shown)
+        show(shown)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +30,7 @@ def print_wafer_result(result: WaferResult) -> None:
     _print_baselines(console, result)
     _print_faults(console, result)
     _print_designs(console, result)
-    _print_explanation(console, result)
+    _print_worth(console, [row.to_dict() for row in result.explanation])
     console.print(f"Certificate  {result.certificate.sentence()}; {result.wall_time_s:.1f} s")
     _print_map(console, result.text_map())
 
@@ -111,14 +114,64 @@ def _print_faults(console: Console, result: WaferResult) -> None:
         )
 
 
-def _print_explanation(console: Console, result: WaferResult) -> None:
-    for number, row in enumerate(result.explanation):
-        per_area = row.gain_per_1000_mm2
-        words = f"{row.gain:+.2%}" + (
+def print_wafer_explanation(shown: Mapping[str, Any]) -> None:
+    """What `atoll explain` says of a wafer's folder."""
+    console = console_for_output()
+    wafer = shown["wafer"]
+    rows, columns = wafer["grid"]
+    console.print(
+        f"Wafer        {wafer['name']}: {rows} x {columns} dies, {wafer['peak_PFLOPs']:.3g} "
+        "PFLOP/s",
+        markup=False,
+    )
+    console.print(
+        f"Throughput   {shown['model']}: {shown['samples_per_s']:,.2f} samples/s, MFU "
+        f"{shown['mfu']:.1%}; a step of {format_seconds(shown['step_time_s'])} by cause:",
+        markup=False,
+    )
+    print_bars(console, shown["time_parts_s"], shown["step_time_s"])
+    slowest = shown["slowest_stage"]
+    _, _, width, height = slowest["rectangle"]
+    console.print(
+        f"Pace         set by stage {slowest['stage']} of {shown['stages']}: {slowest['layers']} "
+        f"layers on {width} x {height} dies, {format_seconds(slowest['load_s'])} a round"
+    )
+    parts = shown["memory_bytes"]
+    console.print(
+        f"Memory       {format_bytes(sum(parts.values()))} of "
+        f"{format_bytes(shown['memory_bytes_per_die'])} a die at most: "
+        + ", ".join(f"{name} {format_bytes(value)}" for name, value in parts.items() if value)
+    )
+    _print_worth(console, shown["explanation"])
+    if shown["note"]:
+        console.print(f"Note         {shown['note']}", markup=False)
+    for number, other in enumerate(shown["runners_up"]):
+        width, height = other["rectangle"]
+        console.print(
+            f"{'Runners-up' if number == 0 else '':<12} {other['slower_by']:.2%} slower: "
+            f"{other['stages']} stages of {width} x {height} dies, microbatch "
+            f"{other['microbatch']}"
+        )
+    for number, (name, value) in enumerate(shown["baselines"].items()):
+        ours = shown["samples_per_s"]
+        words = "does not run" if value is None else f"{value:,.2f} samples/s ({ours / value:.2f}x)"
+        console.print(f"{'Beside' if number == 0 else '':<12} {name:<17}{words}", markup=False)
+    proof = shown["certificate"]
+    console.print(
+        f"Proof        {'' if proof['status'] == 'optimal' else 'not '}proven optimal, gap "
+        f"{proof['gap']:.2%} over {proof['architectures']:,} "
+        f"wafer{'s' if proof['architectures'] > 1 else ''}"
+    )
+
+
+def _print_worth(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    for number, row in enumerate(rows):
+        per_area = row["gain_per_1000_mm2"]
+        words = f"{row['gain']:+.2%}" + (
             "" if per_area is None else f", {per_area:+.2%} for 1,000 mm2 of the wafer"
         )
         label = "More of" if number == 0 else ""
-        console.print(f"{label:<12} {row.resource:<17}{row.change}: {words}", markup=False)
+        console.print(f"{label:<12} {row['resource']:<17}{row['change']}: {words}", markup=False)
 
 
 def _print_designs(console: Console, result: WaferResult) -> None:
