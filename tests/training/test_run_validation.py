@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+import errno
+import io
+import tempfile
+from collections.abc import Iterable, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
@@ -17,7 +20,15 @@ from atoll.training.estimate import estimate
 from atoll.training.rows import run_of
 from atoll.training.run_table import RunRow, read_runs
 from atoll.training.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, step_run_of
-from atoll.training.validate import predict, regret, validate_runs, validate_steps
+from atoll.training.validate import (
+    FIELDS,
+    Prediction,
+    predict,
+    regret,
+    validate_runs,
+    validate_steps,
+    write_predictions,
+)
 
 ROW = {
     "id": "own-1",
@@ -230,11 +241,75 @@ def test_no_cell_brings_it_down(name: str, text: str) -> None:
         assert prediction.estimate.step.time_s > 0
 
 
-def test_steps_with_bad_cells_are_refused_with_their_line(tmp_path: Path) -> None:
+    (line,) = csv.reader(io.StringIO(written([prediction])))
+    assert len(line) == len(FIELDS)
+
+
+def written(predictions: Sequence[Prediction]) -> str:
+    """The lines that `--out` writes of predictions, without the header."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "lines.csv"
+        write_predictions(predictions, path)
+        return path.read_text(encoding="utf-8").partition("\n")[2]
+
+
+def test_a_row_without_a_batch_that_is_timed_by_tokens_is_one_line_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    """Its time cannot be told from its rate; the others are written all the same."""
+    rows = [
+        {"measured_iter_time_s": "10"},
+        {"id": "own-2", "global_batch": "", "measured_tokens_per_s_per_device": "1000"},
+        {"id": "own-3", "measured_iter_time_s": "soon"},
+        {"id": "own-4", "measured_iter_time_s": "20", "measured_peak_mem_GB": "much"},
+    ]
+    out = tmp_path / "lines.csv"
+    shown = validate(write(tmp_path / "runs.csv", rows), out=out)
+    assert (shown["rows"], shown["predicted"]) == (4, 1)
+    with out.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["id"] for line in lines] == ["own-1", "own-2", "own-3", "own-4"]
+    assert [line["reason"] for line in lines] == [
+        "",
+        "line 3 (own-2): global_batch is empty",
+        "line 4 (own-3): measured_iter_time_s is 'soon', expected a number",
+        "line 5 (own-4): measured_peak_mem_GB is 'much', expected a number",
+    ]
+    assert [line["measured_s"] for line in lines] == ["10.0", "", "", "20.0"]
+
+
+def test_a_table_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "lines.csv"
+    out.write_text("before\n")
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "replace", no_room)
+        with pytest.raises(AtollError, match=r"cannot be written \(No space left"):
+            write_predictions((), out)
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.csv"]
+    assert out.read_text() == "before\n"
+    write_predictions((), Path("/dev/null"))
+    assert not Path("/dev/null").is_file()
+
+
+def test_steps_with_bad_cells_are_skipped_with_their_line(tmp_path: Path) -> None:
     header, first = H200_STEPS.read_text(encoding="utf-8").splitlines()[:2]
     path = tmp_path / "steps.csv"
-    path.write_text(f"{header}\n{first.replace('44.901', 'fast')}\n", encoding="utf-8")
-    with pytest.raises(AtollError, match=r"line 2 \(gpt2-small-8-1024\): step_ms is 'fast'"):
-        validate(path)
+    column = header.split(",").index("mbs")
+    cells = first.split(",")
+    empty = ",".join([*cells[:column], "", *cells[column + 1 :]])
+    lines = [header, first.replace("44.901", "fast"), empty, first]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shown = validate(path, out=tmp_path / "lines.csv")
+    assert shown["predicted"] == 1
+    assert list(shown["skipped"]) == [
+        "line 2 (gpt2-small-8-1024): step_ms is 'fast', expected a number",
+        "line 3 (gpt2-small--1024): mbs is empty",
+    ]
     path.write_text(f"{header}\n{first.replace('gpt2,12', 'rnn,12')}\n", encoding="utf-8")
     assert "family 'rnn' of measured steps is not known" in validate(path)["skipped"]

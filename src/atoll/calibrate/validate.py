@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources.abc import Traversable
@@ -24,7 +23,7 @@ from atoll.calibrate.rows import (
 from atoll.cost.gpu_attention import attention_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
 from atoll.cost.gpu_vector import KERNELS, vector_times_s
-from atoll.errors import AtollError
+from atoll.csvfile import write_csv
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.yamlfile import suggestion
 
@@ -144,16 +143,11 @@ def _write(
     path: str | Path, rows: Sequence[OperatorRow], measured_s: Floats, predicted_s: Floats
 ) -> None:
     """One line a row, with prediction and error."""
-    try:
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("line", "operator", "measured_s", "predicted_s", "error"))
-            for row, measured, predicted in zip(rows, measured_s, predicted_s, strict=True):
-                error = f"{predicted / measured - 1:.4f}"
-                line = (row.line, row.describe(), f"{measured:.6g}", f"{predicted:.6g}", error)
-                writer.writerow(line)
-    except OSError as error_:
-        raise AtollError(f"{path}: cannot be written ({error_.strerror})") from None
+    lines = [
+        (row.line, row.describe(), f"{m:.6g}", f"{p:.6g}", f"{p / m - 1:.4f}")
+        for row, m, p in zip(rows, measured_s, predicted_s, strict=True)
+    ]
+    write_csv(path, ("line", "operator", "measured_s", "predicted_s", "error"), lines)
 
 
 def error_summary(errors: Floats) -> dict[str, float | int]:

@@ -28,6 +28,14 @@ class RunRow:
     device: str
     quality: str
     values: Mapping[str, str]
+    trouble: str = ""
+    """Why its own columns could not be read, where they could not."""
+
+    def check(self) -> None:
+        """Refuse a row that was not understood, or whose measurements are no numbers."""
+        if self.trouble:
+            raise AtollError(self.trouble)
+        _ = self.time_s, self.peak_bytes
 
     def number(self, name: str, default: float = math.nan) -> float:
         text = self.values.get(name, "").strip()

@@ -56,23 +56,23 @@ def read_steps(path: str | Path | Traversable, device: str) -> tuple[RunRow, ...
 def _run_row(line: int, values: Mapping[str, str], path: str, device: str) -> RunRow:
     """A step in the terms of a run's table, its own columns kept beside them."""
     name = "-".join((values.get("model") or values["family"], values["mbs"], values["seq"]))
-    own = RunRow(line, name, path, device, "A", values)
-    batch = own.count("mbs") * own.count("accum", 1)
+    own = RunRow(line, name, path, device, "A", {**values, "device": device, "devices": "1"})
+    try:
+        return replace(own, values={**own.values, **_as_run(own)})
+    except AtollError as error:
+        return replace(own, trouble=str(error))  # the other rows are still worth reading
+
+
+def _as_run(own: RunRow) -> dict[str, str]:
     peak_GB = own.number("peak_bytes", 0.0) / 1e9
-    return replace(
-        own,
-        values={
-            **values,
-            "device": device,
-            "devices": "1",
-            "global_batch": str(batch),
-            "micro_batch": values["mbs"],
-            "recompute": "full" if own.whole("recompute", 0) else "none",
-            "measured_iter_time_s": str(own.number("step_ms") / 1e3),
-            "measured_peak_mem_GB": str(peak_GB) if peak_GB else "",
-            "n_experts": values.get("experts", ""),
-        },
-    )
+    return {
+        "global_batch": str(own.count("mbs") * own.count("accum", 1)),
+        "micro_batch": own.values["mbs"],
+        "recompute": "full" if own.whole("recompute", 0) else "none",
+        "measured_iter_time_s": str(own.number("step_ms") / 1e3),
+        "measured_peak_mem_GB": str(peak_GB) if peak_GB else "",
+        "n_experts": own.values.get("experts", ""),
+    }
 
 
 def step_run_of(row: RunRow) -> tuple[Run, Layout]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.csvfile import write_csv
 from atoll.errors import AtollError
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layout import Layout
@@ -49,10 +49,11 @@ Reader = Callable[[RunRow], tuple[Run, Layout]]
 
 
 def predict(rows: Iterable[RunRow], reader: Reader = run_of) -> tuple[Prediction, ...]:
-    """Every row, priced; one that cannot be expressed keeps the reason."""
+    """Every row, priced; one that cannot be read or expressed keeps the reason."""
     found = []
     for row in rows:
         try:
+            row.check()
             run, layout = reader(row)
             found.append(Prediction(row, Estimator(run).estimate(layout)))
         except AtollError as error:
@@ -226,30 +227,37 @@ FIELDS = (
 
 
 def write_predictions(predictions: Sequence[Prediction], path: str | Path) -> None:
-    """One line a row, with prediction and error."""
-    try:
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(FIELDS)
-            for p in predictions:
-                writer.writerow(_line(p))
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be written ({error.strerror})") from None
+    """One line a row, with prediction and error, or the reason why there is none."""
+    write_csv(path, FIELDS, [_line(p) for p in predictions])
 
 
 def _line(p: Prediction) -> list[Any]:
     e = p.estimate
+    if e is None:
+        measured_s, peak = _readable(p.row, "time_s"), _readable(p.row, "peak_bytes")
+        devices = p.row.text("devices")
+        return [
+            p.row.id, p.row.device, devices, "", measured_s, "", "", peak, "", "", "", p.reason
+        ]  # fmt: skip
     return [
         p.row.id,
         p.row.device,
         p.row.whole("devices"),
-        "" if e is None else str(e.layout),
+        str(e.layout),
         p.row.time_s or "",
-        "" if e is None else f"{e.step.time_s:.6g}",
+        f"{e.step.time_s:.6g}",
         "" if p.time_error is None else f"{p.time_error:.4f}",
         p.row.peak_bytes or "",
-        "" if e is None else f"{peak_of(p.row, e.worst):.6g}",
+        f"{peak_of(p.row, e.worst):.6g}",
         "" if p.memory_error is None else f"{p.memory_error:.4f}",
-        "" if e is None else int(e.fits),
+        int(e.fits),
         p.reason,
     ]
+
+
+def _readable(row: RunRow, name: str) -> Any:
+    """A measurement of a row that was skipped, if it can be read."""
+    try:
+        return getattr(row, name) or ""
+    except AtollError:
+        return ""
