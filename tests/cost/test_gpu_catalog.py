@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 from gpu_operators import gemm_s
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.hardware.gpu import GpuFile, calibration_names, gpu_names, load_calibration, load_gpu
+from atoll.hardware.gpu import (
+    GpuFile,
+    calibration_names,
+    gpu_name,
+    gpu_names,
+    load_calibration,
+    load_gpu,
+)
 from atoll.yamlfile import load_yaml
 
 OWN = """
@@ -72,6 +81,46 @@ def test_a_device_that_comes_less_close_to_its_peak_is_scaled_by_what_was_measur
 def test_calibrations_are_not_devices() -> None:
     assert calibration_names() == ("h200",)
     assert not any(name.startswith("calibration") for name in gpu_names())
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("B300", "b300"), ("MI300X", "mi300x"), ("AMD Instinct MI300X", "mi300x"),
+        ("Gaudi2", "gaudi2"), ("Gaudi-3 128GB", "gaudi3"), ("TPU-v7x", "tpu-7x"),
+        ("Ironwood", "tpu-7x"), ("TPUv5p", "tpu-v5p"), ("tpu_v5e", "tpu-v5e"),
+        ("Trillium", "tpu-v6e"), ("Trn1", "trainium1"), ("H100", "h100"), ("H100-SXM", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"), ("H100-SXM-96GB-HBM2e", "h100-96"),
+        ("H100 94GB", "h100-96"), ("A100-80GB", "a100-80"), ("A100-SXM4-40GB", "a100-40"),
+        ("V100-SXM2", "v100"), ("V100-SXM2-16GB", "v100-16"), ("B200 180GB", "b200"),
+        ("GB200-NVL72", "gb200"), ("Trainium1 NeuronCore-v2 (half chip)", "trainium1-core"),
+    ],
+)  # fmt: skip
+def test_devices_are_found_as_people_write_them(given: str, name: str) -> None:
+    assert load_gpu(given).name == name
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_neither_case_nor_separators_matter(name: str) -> None:
+    for given in (name.upper(), name.replace("-", " "), name.replace("-", "_").title()):
+        assert gpu_name(given) == name
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["H100-PCIe", "H100 NVL", "H100-64GB", "H100 0GB", "GB300", "H20", "A100", "80GB", "", "-"],
+)
+def test_another_device_is_not_taken_for_one_of_the_catalogue(given: str) -> None:
+    """An A100 comes with 40 or 80 GB: the sentence names both."""
+    with pytest.raises(AtollError, match="is not in the catalogue") as refused:
+        load_gpu(given)
+    if given == "A100":
+        assert "a100-40 or a100-80" in str(refused.value)
+
+
+@drawn(st.text(max_size=20))
+def test_no_text_brings_the_catalogue_down(text: str) -> None:
+    assert gpu_name(text) in (None, *gpu_names())
 
 
 def test_unknown_names_get_the_close_ones() -> None:

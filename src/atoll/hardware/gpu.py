@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from atoll.errors import AtollError
+from atoll.hardware.device_names import catalogue_name, same_device
 from atoll.yamlfile import (
     Bandwidth,
     Bytes,
@@ -256,6 +257,19 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(name for name in _entries() if not name.startswith(_CALIBRATION))
 
 
+def gpu_name(given: str) -> str | None:
+    """The catalogue's name of a device as people write it (H100-SXM, MI300X); None if unknown."""
+    names = gpu_names()
+    if given in names:
+        return given
+    return catalogue_name(given, names, lambda name: _entry(name).hbm_capacity / 2**30)
+
+
+def _entry(name: str) -> GpuFile:
+    text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text, GpuFile, f"catalogue entry {name}")
+
+
 def calibration_names() -> tuple[str, ...]:
     found = (name for name in _entries() if name.startswith(_CALIBRATION))
     return tuple(name.removeprefix(_CALIBRATION) for name in found)
@@ -269,14 +283,18 @@ def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) ->
         beside = path.parent / file.calibration
         own: str | Path = beside if beside.suffix in (".yaml", ".yml") else file.calibration
     else:
-        name = str(name_or_path)
-        if name not in gpu_names():
-            hint = "" if path.name == name else "; a file of your own must end in .yaml"
-            raise AtollError(
-                f"device {name!r} is not in the catalogue{suggestion(name, gpu_names())}{hint}"
+        given = str(name_or_path)
+        name = gpu_name(given)
+        if name is None:
+            hint = "" if path.name == given else "; a file of your own must end in .yaml"
+            sizes = same_device(given, gpu_names())
+            near = (
+                f", did you mean {' or '.join(sizes)}?"
+                if sizes
+                else suggestion(given.lower(), gpu_names())
             )
-        text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
-        file = parse_yaml(text, GpuFile, f"catalogue entry {name}")
+            raise AtollError(f"device {given!r} is not in the catalogue{near}{hint}")
+        file = _entry(name)
         own = file.calibration
     return file.gpu(load_calibration(own if calibration is None else calibration))
 

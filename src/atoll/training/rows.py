@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
-from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.hardware.gpu import Gpu, gpu_name, load_gpu
 from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, Memory
 from atoll.training.run import STATES, Run
@@ -16,6 +17,9 @@ from atoll.training.sources import SourceFile, facts_of
 from atoll.training.stack import load_stack
 from atoll.workload.config import load_config
 from atoll.workload.model_config import ModelConfig
+
+USUAL_GB = 80
+"""Of a device that comes with several sizes, where a table does not say."""
 
 
 def run_of(row: RunRow) -> tuple[Run, Layout]:
@@ -102,33 +106,14 @@ def _recompute(row: RunRow, facts: SourceFile) -> str:
     return given
 
 
-_DEVICES = {
-    "A100-SXM": ("a100-40", "a100-80", 60),
-    "V100-SXM2": ("v100-16", "v100", 24),
-    "V100-SXM3": ("v100-16", "v100", 24),
-}
-_PLAIN = {
-    "H100-SXM": "h100",
-    "H100-SXM-96GB-HBM2e": "h100-96",
-    "H200-SXM": "h200",
-    "B200-SXM": "b200",
-    "GB200": "gb200",
-    "TPU-v4": "tpu-v4",
-    "TPU-v5e": "tpu-v5e",
-    "TPU-v5p": "tpu-v5p",
-    "TPU-v6e": "tpu-v6e",
-    "Trainium1 NeuronCore-v2 (half chip)": "trainium1-core",
-}
-
-
 def device_of(row: RunRow) -> Gpu:
-    """The catalogue's device for a table's name of it."""
-    if row.device in _DEVICES:
-        small, large, limit = _DEVICES[row.device]
-        return _gpu(small if row.number("device_mem_GB", 80) < limit else large)
-    if row.device in _PLAIN:
-        return _gpu(_PLAIN[row.device])
-    raise AtollError(f"device {row.device!r} is not in the catalogue")
+    """The catalogue's device for a table's name of it; the memory tells some apart."""
+    memory_GB = row.number("device_mem_GB")
+    given = "" if math.isnan(memory_GB) else f" {memory_GB:.0f}GB"
+    for spelling in (row.device + given, row.device, f"{row.device} {USUAL_GB}GB"):
+        if (name := gpu_name(spelling)) is not None:
+            return _gpu(name)
+    return load_gpu(row.device)  # which refuses it
 
 
 @lru_cache(maxsize=32)
