@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import atoll as atoll_package
 from atoll import __version__
+from atoll.api import describe_hardware
 from atoll.cli import app, main
 
 ROOT = Path(__file__).parent.parent
@@ -99,6 +101,59 @@ def test_shows_hardware(atoll: Run) -> None:
     assert "phaze-tpuv4" in json.loads(out)["accelerators"]
     _, out, _ = atoll("hardware", "phaze-tpuv4", "--json")
     assert json.loads(out)["area_mm2"] == pytest.approx(278.826676, rel=1e-6)
+
+
+CATALOG = Path(atoll_package.__file__).parent / "hardware" / "catalog"
+FILES = sorted(
+    file
+    for folder in (CATALOG, ROOT / "examples")
+    for file in folder.glob("*/*.yaml")
+    if not file.parent.name.endswith("jobs")
+)
+KINDS = {
+    "gpus": "device", "accelerators": "accelerator", "networks": "network", "wafers": "wafer",
+    "spaces": "space",
+}  # fmt: skip
+
+
+def test_every_file_of_hardware_is_shown_for_what_it_is() -> None:
+    assert len(FILES) > 50
+    for file in FILES:
+        kind = "calibration" if file.stem.startswith("calibration") else KINDS[file.parent.name]
+        shown = describe_hardware(str(file))
+        assert next(iter(shown)) == kind, file
+        json.dumps(shown, allow_nan=False)
+
+
+def test_every_name_of_the_catalogue_is_shown() -> None:
+    for kind, names in describe_hardware().items():
+        for name in names:
+            shown = describe_hardware(name)
+            assert name in next(iter(shown.values())), kind
+
+
+def test_a_users_own_device_file_is_shown(atoll: Run, tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text((CATALOG / "gpus" / "h100.yaml").read_text().replace("name: h100", "name: mine"))
+    code, out, err = atoll("hardware", str(own))
+    assert (code, err) == (0, "")
+    assert "mine" in out and "989" in out
+    own.write_text(own.read_text().replace("sms:", "smss:"))
+    code, _, err = atoll("hardware", str(own))
+    assert code == 2
+    assert "smss: unknown field, did you mean sms?" in err
+
+
+def test_a_job_is_not_hardware(atoll: Run) -> None:
+    assert_refused(atoll("hardware", TINY), "tiny.yaml", "model, devices", "atoll search")
+
+
+def test_names_of_devices_as_people_write_them(atoll: Run) -> None:
+    for given, name in (("MI300X", "mi300x"), ("TPU-v7x", "tpu-7x"), ("A100-80GB", "a100-80")):
+        _, out, _ = atoll("hardware", given, "--json")
+        assert json.loads(out)["device"] == name
+    _, out, _ = atoll("hardware", "dgx-h100", "--json")
+    assert json.loads(out)["network"] == "dgx-h100"
 
 
 def test_places_a_table_of_layers(atoll: Run) -> None:

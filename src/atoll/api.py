@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from atoll.explore.job import Job
     from atoll.explore.result import SearchResult
     from atoll.explore.stop import Stop
-    from atoll.hardware.network import Network
     from atoll.placement.table_dp import TablePlan
     from atoll.training.estimate import Estimate
     from atoll.training.plan import Plan
@@ -204,71 +203,10 @@ def capture(
 
 
 def describe_hardware(name: str | None = None) -> dict[str, Any]:
-    """The catalogue, or one device, accelerator or network of it."""
-    from atoll.explore.result import accelerator_dict
-    from atoll.hardware import (
-        accelerator_names,
-        area_parts,
-        load_accelerator,
-        load_network,
-        network_names,
-        peak_power_W,
-    )
-    from atoll.hardware.gpu import gpu_names, load_gpu
-    from atoll.wafer.files import wafer_names
+    """The catalogue, or one device, accelerator, network, space or wafer of it or of a file."""
+    from atoll.catalogue import catalogue, describe
 
-    if name is None:
-        return {
-            "devices": list(gpu_names()),
-            "accelerators": list(accelerator_names()),
-            "networks": list(network_names()),
-            "spaces": ["phaze"],
-            "wafers": list(wafer_names()),
-        }
-    if name in gpu_names():
-        gpu = load_gpu(name)
-        return {
-            "device": name,
-            "bf16_TFLOPs": None if gpu.bf16_flops is None else gpu.bf16_flops / 1e12,
-            "fp16_TFLOPs": None if gpu.fp16_flops is None else gpu.fp16_flops / 1e12,
-            "fp8_TFLOPs": None if gpu.fp8_flops is None else gpu.fp8_flops / 1e12,
-            "hbm_GiB": gpu.hbm_bytes / 2**30,
-            "hbm_TBps": gpu.hbm_Bps / 1e12,
-            "sms": gpu.sms,
-            "power_W": gpu.power_W,
-            "calibration": gpu.calibration.name,
-            "network": gpu.network,
-            "levels": _levels(load_network(gpu.network)),
-        }
-    if name in network_names():
-        network = load_network(name)
-        return {
-            "network": name,
-            "levels": _levels(network),
-        }
-    chip = load_accelerator(name)
-    parts = area_parts(chip)
-    return {
-        "accelerator": name,
-        **accelerator_dict(chip),
-        "peak_power_W": peak_power_W(chip),
-        "area_mm2": parts.total_mm2,
-        "area_parts_mm2": asdict(parts),
-    }
-
-
-def _levels(network: Network) -> list[dict[str, Any]]:
-    """The levels of a network, with what messages reach of their bandwidth."""
-    return [
-        {
-            "name": level.name,
-            "devices": level.devices,
-            "bandwidth_GBps": level.bandwidth_Bps / 1e9,
-            "latency_us": level.latency_s * 1e6,
-            "efficiency": level.share(float("inf")),
-        }
-        for level in network.levels
-    ]
+    return catalogue() if name is None else describe(name)
 
 
 def calibrate(

@@ -38,11 +38,15 @@ def models(
 
 def hardware(
     name: Annotated[
-        str | None, typer.Argument(help="Accelerator or network; without: the catalogue.")
+        str | None,
+        typer.Argument(
+            help="Device, accelerator, network, space or wafer, or a file of one (YAML); "
+            "without: the catalogue."
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List chips, networks and spaces, or show one: area, power, peak rates."""
+    """List devices, chips, networks, spaces and wafers, or show one: area, power, peak rates."""
     from atoll.api import describe_hardware
 
     shown = describe_hardware(name)

@@ -1,0 +1,199 @@
+"""One entry of the catalogue, or of a user's own file, as plain data for a reader.
+
+What a file describes is told from its fields, so that any file that another command takes can be
+shown: devices, accelerators, networks, spaces, wafers and calibrations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from atoll.errors import AtollError
+from atoll.explore.result import accelerator_dict
+from atoll.hardware import (
+    Hbm,
+    Network,
+    accelerator_names,
+    area_parts,
+    load_accelerator,
+    load_network,
+    network_names,
+    peak_power_W,
+    phaze_space,
+    read_space,
+)
+from atoll.hardware.catalog import AcceleratorFile, NetworkFile
+from atoll.hardware.device_names import same_device
+from atoll.hardware.gpu import (
+    CalibrationFile,
+    GpuFile,
+    gpu_name,
+    gpu_names,
+    load_calibration,
+    load_gpu,
+)
+from atoll.hardware.spacefile import SpaceFile
+from atoll.wafer.files import WaferFile, load_wafer, load_wafers, wafer_names
+from atoll.yamlfile import load_yaml, suggestion
+
+Shown = dict[str, Any]
+SPACES = ("phaze",)
+
+
+def catalogue() -> Shown:
+    """Every name, by kind."""
+    return {
+        "devices": list(gpu_names()),
+        "accelerators": list(accelerator_names()),
+        "networks": list(network_names()),
+        "spaces": list(SPACES),
+        "wafers": list(wafer_names()),
+    }
+
+
+def describe(name: str) -> Shown:
+    """A name of the catalogue, a device as people write it, or a file."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        return _FILES[_kind(name)][1](name)
+    names: dict[Callable[[str], Shown], tuple[str, ...]] = {
+        _device: gpu_names(),
+        _network: network_names(),
+        _accelerator: accelerator_names(),
+        _wafer: wafer_names(),
+        _space: SPACES,
+    }
+    for show, own in names.items():
+        if name in own:
+            return show(name)
+    if (device := gpu_name(name)) is not None:
+        return _device(device)
+    known = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
+    near = suggestion(name.lower(), known)
+    hint = "" if Path(name).name == name else "; a file of your own must end in .yaml"
+    raise AtollError(f"hardware {name!r} is not in the catalogue{near}{hint}")
+
+
+def _device(name: str) -> Shown:
+    gpu = load_gpu(name)
+    return {
+        "device": gpu.name,
+        "bf16_TFLOPs": None if gpu.bf16_flops is None else gpu.bf16_flops / 1e12,
+        "fp16_TFLOPs": None if gpu.fp16_flops is None else gpu.fp16_flops / 1e12,
+        "fp8_TFLOPs": None if gpu.fp8_flops is None else gpu.fp8_flops / 1e12,
+        "hbm_GiB": gpu.hbm_bytes / 2**30,
+        "hbm_TBps": gpu.hbm_Bps / 1e12,
+        "sms": gpu.sms,
+        "power_W": gpu.power_W,
+        "calibration": gpu.calibration.name,
+        "network": gpu.network,
+        "levels": _levels(load_network(gpu.network)),
+    }
+
+
+def _network(name: str) -> Shown:
+    network = load_network(name)
+    return {"network": network.name, "levels": _levels(network)}
+
+
+def _levels(network: Network) -> list[Shown]:
+    """The levels of a network, with what messages reach of their bandwidth."""
+    return [
+        {
+            "name": level.name,
+            "devices": level.devices,
+            "bandwidth_GBps": level.bandwidth_Bps / 1e9,
+            "latency_us": level.latency_s * 1e6,
+            "efficiency": level.share(float("inf")),
+        }
+        for level in network.levels
+    ]
+
+
+def _accelerator(name: str) -> Shown:
+    chip = load_accelerator(name)
+    parts = area_parts(chip)
+    return {
+        "accelerator": chip.name,
+        **accelerator_dict(chip),
+        "peak_power_W": peak_power_W(chip),
+        "area_mm2": parts.total_mm2,
+        "area_parts_mm2": asdict(parts),
+    }
+
+
+def _space(name: str) -> Shown:
+    if name in SPACES:
+        built = phaze_space()
+        return {"space": built.name, "designs": len(built), "hbm": _hbm(built.hbm_options)}
+    space = read_space(name)
+    limits = {field: value for field, value in asdict(space.limits).items() if value}
+    return {
+        "space": space.name,
+        "points": len(space),
+        **{field: str(list(v)) for field, v in asdict(space.axes).items() if v is not None},
+        "hbm": _hbm(space.hbm_options),
+        **({"limits": limits} if limits else {}),
+    }
+
+
+def _hbm(options: tuple[Hbm, ...]) -> list[Shown]:
+    return [
+        {"GiB": option.capacity_bytes / 2**30, "TBps": option.bandwidth_Bps / 1e12}
+        for option in options
+    ]
+
+
+def _wafer(name: str) -> Shown:
+    wafer = load_wafer(name)
+    shown = {"wafer": wafer.name, **wafer.to_dict()}
+    del shown["name"]
+    count = len(load_wafers(name))
+    return shown if count == 1 else shown | {"wafers_in_its_space": count}
+
+
+def _calibration(name: str) -> Shown:
+    shown = asdict(load_calibration(name))
+    return {"calibration": shown.pop("name"), **shown, "traffic": dict(shown["traffic"])}
+
+
+_FILES: dict[str, tuple[type[BaseModel], Callable[[str], Shown]]] = {
+    "device": (GpuFile, _device),
+    "accelerator": (AcceleratorFile, _accelerator),
+    "network": (NetworkFile, _network),
+    "space": (SpaceFile, _space),
+    "wafer": (WaferFile, _wafer),
+    "calibration": (CalibrationFile, _calibration),
+}
+_COMMON = {"name", "source"}
+_CHOICES = ("tensor_cores", "vector_cores", "width", "depth", "glb", "hbm")
+"""Of an accelerator one value, of a space a list or a rule."""
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+def _kind(path: str) -> str:
+    """What a file describes: the kind that knows most of its fields."""
+    given = load_yaml(path, _Fields).model_extra or {}
+    known = {
+        kind: len(given.keys() & (model.model_fields.keys() - _COMMON))
+        for kind, (model, _) in _FILES.items()
+    }
+    kind = max(known, key=lambda name: known[name])
+    if known[kind] == 0 or 2 * known[kind] < len(given.keys() - _COMMON):
+        *most, last = _FILES
+        raise AtollError(
+            f"{path}: its fields ({', '.join(list(given)[:5])}) are not those of a "
+            f"{', '.join(most)} or {last}; jobs are for atoll search."
+        )
+    if kind == "accelerator":
+        several = any(isinstance(given.get(name), list) for name in _CHOICES)
+        ruled = any(isinstance(given.get(name), dict) for name in _CHOICES if name != "hbm")
+        return "space" if several or ruled else "accelerator"
+    return kind
