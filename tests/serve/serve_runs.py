@@ -14,7 +14,7 @@ import atoll
 from atoll.serve.app import App, Response
 from atoll.serve.guard import Guard
 from atoll.serve.query import compile_all
-from atoll.serve.runs import SearchRun, open_runs
+from atoll.serve.runs import SearchRun, left_out, open_runs
 from atoll.serve.server import Explorer
 from atoll.store import DesignRow, RunReader, RunStore
 
@@ -92,12 +92,20 @@ def loaded(run: SearchRun) -> SearchRun:
     return run
 
 
+def write_wafer(folder: Path) -> Path:
+    """What a wafer search leaves, as far as the explorer looks."""
+    folder.mkdir(parents=True)
+    for name in ("result.json", "mapping.json"):
+        (folder / name).write_text("{}", encoding="utf-8")
+    return folder
+
+
 def make_app(*folders: Path, guard: Guard | None = None) -> App:
     runs = open_runs(folders)
     for run in runs.values():
         if isinstance(run, SearchRun):
             loaded(run)
-    return App(runs, guard or Guard("127.0.0.1", 8737))
+    return App(runs, guard or Guard("127.0.0.1", 8737), left_out(folders))
 
 
 def ask(app: App, target: str, method: str = "GET", **headers: str) -> Response:

@@ -11,7 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serve_runs import ask, ask_json, make_app, open_store, random_designs, serving, write_designs
+from serve_runs import (
+    ask,
+    ask_json,
+    make_app,
+    open_store,
+    random_designs,
+    serving,
+    write_designs,
+    write_wafer,
+)
 
 from atoll.cli import main
 from atoll.errors import AtollError
@@ -208,6 +217,33 @@ def test_a_folder_of_runs_gives_all_of_them(tmp_path: Path) -> None:
     assert list(open_runs([tmp_path / "a", tmp_path / "else" / "a"])) == ["a", "a-2"]
 
 
+def test_a_wafer_among_the_runs_is_said_to_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the list of runs, to whoever asks for it, and once on the terminal."""
+    write_designs(tmp_path / "a", random_designs(3))
+    wafer = write_wafer(tmp_path / "wafer")
+    reason = (
+        f"{wafer} holds the answer of a wafer search, which the explorer does not show; "
+        f"`atoll report {wafer}` draws it."
+    )
+    app = make_app(tmp_path)
+    listed = ask_json(app, "/api/runs")
+    assert [run["id"] for run in listed["runs"]] == ["a"]
+    assert listed["left_out"] == [{"id": "wafer", "reason": reason}]
+    assert ask_json(app, "/api/runs/wafer", 404)["error"] == reason
+    assert ask_json(app, "/api/runs/b", 404)["error"] == "No run 'b'; there are a."
+    monkeypatch.setattr(Explorer, "serve_forever", Explorer.close)
+    monkeypatch.setattr("http.server.ThreadingHTTPServer.shutdown", lambda self: None)
+    monkeypatch.setattr(sys, "argv", ["atoll", "serve", str(tmp_path), "--port", "0"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    shown = capsys.readouterr()
+    assert stop.value.code == 0
+    assert shown.err == f"atoll: {reason}\n"
+    assert shown.out.startswith("http://127.0.0.1:")
+
+
 def newer(folder: Path) -> Path:
     write_designs(folder, random_designs(3))
     with sqlite3.connect(folder / FILE) as connection:
@@ -243,6 +279,8 @@ def empty(folder: Path) -> Path:
     [
         (lambda folder: folder, "no such folder"),
         (empty, "neither search.sqlite nor plan.json in it"),
+        (write_wafer, "holds the answer of a wafer search, which the explorer does not show"),
+        (lambda folder: write_wafer(folder / "w").parent, "/w` draws it"),
         (newer, "written by a newer atoll"),
         (no_plan, "not a plan of atoll plan: device is missing"),
         (later_plan, "written by another atoll (format 2, this one reads 1)"),

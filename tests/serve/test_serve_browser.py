@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from serve_runs import design, open_store, random_designs, serving, write_designs
+from serve_runs import design, open_store, random_designs, serving, write_designs, write_wafer
 
 from atoll.serve.server import Explorer
 
@@ -229,4 +229,26 @@ def test_a_token_is_taken_from_the_address_and_not_left_there(
         assert "token" not in page.eval("location.href")
         page.goto(page.eval("location.href"))
         page.wait_for(ROWS)
+        assert_clean(page)
+
+
+def test_a_run_that_is_not_here_is_said_and_no_other_shown_for_it(
+    browser: Browser, tmp_path: Path
+) -> None:
+    write_designs(tmp_path / "one", random_designs(30))
+    write_wafer(tmp_path / "wafer")
+    said = "document.querySelector('#missing')?.textContent ?? ''"
+    with serving(tmp_path) as explorer, browser.page(1280, 900) as page:
+        for name, words in (("wafer", "atoll report"), ("gone", "No run gone here")):
+            page.goto(f"{explorer.address}?run={name}&view=designs")
+            page.wait_for(f"({said}).includes('{words}')")
+            assert page.eval("document.querySelectorAll('tr[data-chip]').length") == 0
+        choices = "[...document.querySelectorAll('#run option')]"
+        assert page.eval(f"{choices}.map(choice => choice.disabled)") == [False, True]
+        page.eval(
+            "(() => {const s = document.querySelector('#run'); s.value = 'one';"
+            "s.dispatchEvent(new Event('change'))})()"
+        )
+        page.wait_for(ROWS)
+        assert page.eval("document.querySelector('#missing')") is None
         assert_clean(page)

@@ -49,6 +49,8 @@ def serve(
         folders, host=host, port=port, token=token, allow_hosts=allow_host or ()
     )
     explorer.warm()
+    for other in explorer.left_out:
+        print(f"atoll: {other.reason}", file=sys.stderr)
     print(explorer.address, flush=True)
     if sys.stderr.isatty():
         print("Ctrl-C ends it.", file=sys.stderr)

@@ -24,7 +24,7 @@ from atoll.serve.query import (
     parse_filters,
     scatter,
 )
-from atoll.serve.runs import PlanRun, Run, SearchRun
+from atoll.serve.runs import LeftOut, PlanRun, Run, SearchRun
 
 Query = Mapping[str, Sequence[str]]
 
@@ -58,8 +58,10 @@ class RefusedError(Exception):
 class App:
     """Answers GET requests about some runs."""
 
-    def __init__(self, runs: Mapping[str, Run], guard: Guard) -> None:
-        self.runs, self.guard = runs, guard
+    def __init__(
+        self, runs: Mapping[str, Run], guard: Guard, left_out: Sequence[LeftOut] = ()
+    ) -> None:
+        self.runs, self.guard, self.left_out = runs, guard, left_out
         self._static = {
             entry.name: entry.read_bytes()
             for entry in STATIC.iterdir()
@@ -118,7 +120,8 @@ class App:
         if path[:2] == ["api", "runs"]:
             if len(path) == 2:
                 runs = [run.summary() for run in self.runs.values()]
-                return _json({"runs": runs, "version": VERSION})
+                others = [{"id": other.name, "reason": other.reason} for other in self.left_out]
+                return _json({"runs": runs, "left_out": others, "version": VERSION})
             return self._run(path[2], path[3:], query)
         raise RefusedError(404, f"Nothing at /{'/'.join(path)}.")
 
@@ -130,7 +133,9 @@ class App:
     def _run(self, name: str, rest: list[str], query: Query) -> Response:
         run = self.runs.get(name)
         if run is None:
-            raise RefusedError(404, f"No run {name!r}; there are {', '.join(self.runs)}.")
+            reasons = [other.reason for other in self.left_out if other.name == name]
+            none = f"No run {name!r}; there are {', '.join(self.runs)}."
+            raise RefusedError(404, next(iter(reasons), none))
         if not rest:
             return _json(run.details())
         if rest[0] == "whatif" and len(rest) <= 2:

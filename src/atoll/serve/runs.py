@@ -8,8 +8,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.store import FILE, ProgressPoint, RunReader
 
 PLAN = "plan.json"
+WAFER = ("result.json", "mapping.json")
+"""What a wafer search leaves in its folder."""
 PLAN_FORMAT = 1
 LOOK_S = 0.5
 """How often a store is asked whether it has changed."""
@@ -249,14 +251,14 @@ def open_runs(folders: Sequence[Path]) -> dict[str, Run]:
             raise AtollError(f"{folder}: no such folder; give one that atoll search --out wrote.")
         if not folder.is_dir():
             raise AtollError(f"{folder}: is a file; give the folder of a run.")
-        try:
-            inside = [folder] if _is_run(folder) else sorted(filter(_is_run, folder.iterdir()))
-        except OSError as error:
-            raise AtollError(f"{folder}: cannot be read ({error.strerror}).") from None
+        inside = _inside(folder, _is_run)
         if not inside:
+            wafers = _inside(folder, _is_wafer)
             raise AtollError(
-                f"{folder}: neither {FILE} nor {PLAN} in it, nor in a folder inside it; give a "
-                "folder that atoll search --out or atoll plan --out wrote."
+                LeftOut(wafers[0]).reason
+                if wafers
+                else f"{folder}: neither {FILE} nor {PLAN} in it, nor in a folder inside it; give "
+                "a folder that atoll search --out or atoll plan --out wrote."
             )
         found.extend(inside)
     runs: dict[str, Run] = {}
@@ -267,8 +269,48 @@ def open_runs(folders: Sequence[Path]) -> dict[str, Run]:
     return runs
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A folder with an answer that is not shown here."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def reason(self) -> str:
+        return (
+            f"{self.folder} holds the answer of a wafer search, which the explorer does not show; "
+            f"`atoll report {self.folder}` draws it."
+        )
+
+
+def left_out(folders: Sequence[Path]) -> list[LeftOut]:
+    """The wafers in these folders, or in the folders right inside them."""
+    found = (wafer for folder in folders for wafer in _inside(folder, _is_wafer))
+    return [LeftOut(folder) for folder in dict.fromkeys(found)]
+
+
+def _inside(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    """The folder itself, or those right inside it."""
+    try:
+        return [folder] if wanted(folder) else sorted(filter(wanted, folder.iterdir()))
+    except OSError as error:
+        raise AtollError(f"{folder}: cannot be read ({error.strerror}).") from None
+
+
 def _is_run(folder: Path) -> bool:
-    return any(os.path.isfile(folder / name) for name in (FILE, PLAN))  # noqa: PTH113  (no raise)
+    return any(map(_is_file, (folder / FILE, folder / PLAN)))
+
+
+def _is_wafer(folder: Path) -> bool:
+    return not _is_run(folder) and all(_is_file(folder / name) for name in WAFER)
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113  (no raise)
 
 
 def _free_name(folder: Path, taken: Mapping[str, Run]) -> str:

@@ -15,13 +15,15 @@ const VIEWS = {
   plan: { layouts: "Layouts", compare: "Compare", whatif: "What if" },
 };
 const byId = (id) => document.getElementById(id);
-let runs = [], view = null, present = "";
+let runs = [], leftOut = [], view = null, present = "";
 
-const current = () => runs.find((run) => run.id === state.get("run")) ?? runs[0];
+/** The run that the address names, the first if it names none; undefined where it is not here. */
+const current = () => (state.get("run") ? runs.find((run) => run.id === state.get("run")) : runs[0]);
 const viewName = (run) => (state.get("view") in VIEWS[run.kind] ? state.get("view") : Object.keys(VIEWS[run.kind])[0]);
 
 function show() {
   const run = current();
+  if (!run) return showMissing(state.get("run"));
   const name = viewName(run);
   drawHead(run, name);
   if (present === `${run.id} ${name}`) return;
@@ -37,12 +39,33 @@ function show() {
   document.title = `${VIEWS[run.kind][name]}, ${run.id} – Atoll`;
 }
 
-function drawHead(run, name) {
+/** Another run must not stand in for the one that was asked for. */
+function showMissing(name) {
+  const reason = leftOut.find((other) => other.id === name)?.reason ?? `No run ${name} here; choose one of the list.`;
+  drawList();
+  byId("run").selectedIndex = -1;
+  byId("badge").textContent = "not here";
+  byId("badge").className = "badge";
+  byId("tabs").replaceChildren();
+  byId("tabs").dataset.kind = "";
+  present = "";
+  view = null;
+  byId("view").replaceChildren(h("p", { class: "card warn", role: "alert", id: "missing" }, reason));
+  document.title = "Atoll explorer";
+}
+
+function drawList() {
   const select = byId("run");
-  if (select.options.length !== runs.length) {
-    select.replaceChildren(...runs.map((r) => h("option", { value: r.id }, `${r.id}: ${r.models.join(", ")}`)));
-  }
-  select.value = run.id;
+  if (select.options.length === runs.length + leftOut.length) return;
+  select.replaceChildren(
+    ...runs.map((r) => h("option", { value: r.id }, `${r.id}: ${r.models.join(", ")}`)),
+    ...leftOut.map((r) => h("option", { disabled: true, title: r.reason }, `${r.id}: wafer, see atoll report`)),
+  );
+}
+
+function drawHead(run, name) {
+  drawList();
+  byId("run").value = run.id;
   const badge = byId("badge");
   const done = run.kind === "plan" ? "plan" : run.state;
   const reading = run.reading && !run.loaded ? `, reading ${number(run.reading)} designs` : "";
@@ -68,6 +91,7 @@ async function keepUp() {
     const before = current();
     runs = (await ask("")).runs;
     const now = current();
+    if (!now) return void setTimeout(keepUp, pause);
     const moved = before && (before.version !== now.version || before.state !== now.state || before.seconds !== now.seconds);
     drawHead(now, viewName(now));
     if (moved && view instanceof RunView) await view.update();
@@ -109,7 +133,7 @@ async function start() {
     state.set({ run: byId("run").value }, true);
   });
   try {
-    runs = (await ask("")).runs;
+    ({ runs, left_out: leftOut } = await ask(""));
   } catch (error) {
     byId("view").replaceChildren(h("p", { class: "card warn", role: "alert" }, error.message));
     return;
