@@ -172,7 +172,7 @@ def _operators(by: Estimator, found: Estimate) -> list[str]:
         for direction in ("forward", "backward"):
             ops = getattr(layer, direction)
             for op, cost in zip(
-                ops, operator_costs(layer, ops, by.pricer, layout.cp, layout.ep), strict=True
+                ops, operator_costs(layer, ops, by.pricer, layout), strict=True
             ):
                 lines.append(
                     f"      {direction[0]} {op.name:<44}{op.kind:<18}"

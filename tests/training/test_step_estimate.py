@@ -20,6 +20,7 @@ from training_cases import (
     variants,
 )
 
+from atoll.errors import AtollError
 from atoll.hardware.network import Network
 from atoll.step.stages import even_sizes, stage_counts
 from atoll.training.estimate import Estimate, Estimator, estimate
@@ -202,6 +203,58 @@ def test_a_ring_over_nodes_is_slower_than_one_inside() -> None:
     inside = estimate(run, Layout(dp=2, cp=2, tp=4)).step.context_s
     across = estimate(run, Layout(dp=1, cp=4, tp=4)).step.context_s
     assert across > 6 * inside
+
+
+CONTEXTS = [
+    ("llama3-8b", "a100-80", 8192, 1, 1),
+    ("llama3-8b", "h100", 8192, 2, 1),
+    ("llama3-70b", "h100", 8192, 8, 2),
+    ("gpt3-175b", "h100", 2048, 8, 4),
+    ("mixtral-8x7b", "h200", 4096, 1, 1),
+    ("deepseek-v3", "h100", 4096, 1, 2),
+    ("bert-large", "a100-40", 512, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("model", "device", "sequence", "tp", "pp"), CONTEXTS)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_context_parallelism_is_never_faster_at_equal_tokens_a_device(
+    model: str, device: str, sequence: int, tp: int, pp: int, recompute: str
+) -> None:
+    """Dividing the sequences of a microbatch changes no product; attention comes in more and
+    smaller kernels whose results must be merged.
+    """
+    run = make_run(model, device, 64 * tp * pp, global_batch=2048, sequence=sequence)
+    estimator = Estimator(run)
+    for samples in (1, 2):
+        times = [
+            estimator.estimate(
+                Layout(
+                    dp=64 // cp, tp=tp, pp=pp, cp=cp, microbatch=samples * cp, recompute=recompute
+                )
+            ).step.time_s
+            for cp in (1, 2, 4, 8)
+        ]
+        assert times == sorted(times)
+        assert times[1] > times[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(random_runs(), st.sampled_from((2, 4)), st.sampled_from((1, 2)))
+def test_context_parallelism_is_never_faster_on_any_device_and_stack(
+    run: Run, cp: int, samples: int
+) -> None:
+    run = replace(run, attention="flash", devices=16, global_batch=96 * samples)
+    alone = estimate(run, Layout(dp=16, microbatch=samples)).step.time_s
+    divided = Layout(dp=16 // cp, cp=cp, microbatch=samples * cp)
+    assert estimate(run, divided).step.time_s >= alone
+
+
+def test_a_ring_of_unfused_attention_is_refused() -> None:
+    run = small_run(dense(), devices=8, attention="unfused")
+    with pytest.raises(AtollError, match="cp is 2, but only flash attention goes round a ring"):
+        estimate(run, Layout(dp=4, cp=2))
+    assert all(v.cp == 1 for v in variants(run, WIDE))
 
 
 def test_stages_share_the_layers_evenly_and_the_ends_get_fewer() -> None:

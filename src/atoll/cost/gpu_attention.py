@@ -32,34 +32,38 @@ def attention_times_s(
     head_dim: ArrayLike,
     causal: ArrayLike,
     *,
+    keys: ArrayLike | None = None,
     backward: bool = False,
     dtype: str = "bf16",
     sustained: bool = False,
 ) -> Floats:
-    """Seconds of flash attention over equal query and key lengths, for arrays of sizes at once."""
-    arrays = (np.asarray(a, dtype=np.float64) for a in (batch, heads, kv_heads, seq, head_dim))
-    b, h, hk, s, d, masked = np.broadcast_arrays(*arrays, np.asarray(causal, dtype=bool))
+    """Seconds of flash attention, for arrays of sizes at once; as many keys as queries unless
+    `keys` says how many (then without a causal mask).
+    """
+    sizes = (batch, heads, kv_heads, seq, head_dim, seq if keys is None else keys)
+    arrays = (np.asarray(a, dtype=np.float64) for a in sizes)
+    b, h, hk, s, d, sk, masked = np.broadcast_arrays(*arrays, np.asarray(causal, dtype=bool))
     direction = gpu.calibration.backward if backward else gpu.calibration.forward
     products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
 
     pair_s = 2 * products * np.maximum(d, _min_head(gpu, direction)) * gpu.sms
     pair_s = pair_s / (direction.matmul * gpu.matmul_scale * gpu.peak_flops(dtype))
-    steps = np.ceil(s / BLOCK_ROWS)
+    rows, steps = np.ceil(s / BLOCK_ROWS), np.ceil(sk / BLOCK_ROWS)
     visited = np.where(masked, (steps + 1) / 2, steps)  # key blocks that a row block walks, mean
     square_s = pair_s * BLOCK_ROWS**2
     longest_s = square_s * steps + direction.block_s
     mean_s = square_s * visited + direction.block_s
-    share = b * h * steps / gpu.sms
+    share = b * h * rows / gpu.sms
     busy_s = np.minimum(np.ceil(share) * longest_s, share * mean_s + longest_s)
 
     bandwidth_Bps = gpu.calibration.hbm * gpu.hbm_Bps
-    element = 2 * b * s * d
+    element, key = 2 * b * s * d, 2 * b * sk * d
     if backward:
         grouped = np.where(hk < h, GROUPED_PASSES * h, 0.0)
-        moved = element * (BACKWARD_QUERY_PASSES * h + KEY_PASSES * hk + grouped)
+        moved = element * BACKWARD_QUERY_PASSES * h + key * (KEY_PASSES * hk + grouped)
         busy_s = busy_s + moved / bandwidth_Bps  # mostly kernels before and after the main one
     else:
-        busy_s = np.maximum(busy_s, element * 2 * (h + hk) / bandwidth_Bps)
+        busy_s = np.maximum(busy_s, 2 * (element * h + key * hk) / bandwidth_Bps)
     return throttled_s(gpu.calibration, busy_s, sustained=sustained) + direction.kernel_s
 
 

@@ -120,7 +120,7 @@ def _operators(best: Estimate) -> list[dict[str, Any]]:
     for layer, repeat in model.layers:
         for name, operators in (("forward", layer.forward), ("backward", layer.backward)):
             rows, clock = [], 0.0
-            costs = operator_costs(layer, operators, estimator.pricer, layout.cp, layout.ep)
+            costs = operator_costs(layer, operators, estimator.pricer, layout)
             for op, cost in zip(operators, costs, strict=True):
                 seconds, lane = cost.total_s, _lane(cost.matrix_s, cost.attention_s, cost.vector_s)
                 if op.collective is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.cost.gpu_vector import LEAST_BYTES
+from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.step.bubbles import bubble_s
 from atoll.step.stages import stage_shares
@@ -180,6 +181,11 @@ class Estimator:
         """What one layout costs; "optimal" recomputation is the fastest choice that fits."""
         run = self.run
         check_layout(layout, run.model, run.devices, run.global_batch, run.sequence)
+        if layout.cp > 1 and run.attention == "unfused":
+            raise AtollError(
+                f"cp is {layout.cp}, but only flash attention goes round a ring; use cp 1 or "
+                "attention flash"
+            )
         if layout.recompute != "optimal":
             return self._estimate(layout)
         levels = max(len(cost.optimal) for cost in self.costs(layout))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from atoll.training.layout import Layout
 from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies, total
 from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer, Model
@@ -89,7 +90,9 @@ def layer_costs(
     """
     blocks = block_names(model)
     return tuple(
-        _layer_cost(layer, repeat, pricer, cp, ep, layer.name in blocks, optimal=optimal)
+        _layer_cost(
+            layer, repeat, pricer, cp, ep, layer.name in blocks, model.microbatch, optimal=optimal
+        )
         for layer, repeat in model.layers
     )
 
@@ -120,11 +123,12 @@ def _layer_cost(
     cp: int,
     ep: int,
     is_block: bool,
+    samples: int,
     *,
     optimal: bool,
 ) -> LayerCost:
     costs = {
-        op.name: pricer.cost(layer, _spread(layer, op, ep), cp)
+        op.name: pricer.cost(layer, _spread(layer, op, ep), cp, samples)
         for op in (*layer.forward, *layer.backward)
     }
     weight_ops = [op for op in layer.backward if _weighs(op)]
@@ -187,10 +191,13 @@ def _weighs(op: Operator) -> bool:
 
 
 def operator_costs(
-    layer: Layer, operators: Iterable[Operator], pricer: Pricer, cp: int, ep: int
+    layer: Layer, operators: Iterable[Operator], pricer: Pricer, layout: Layout
 ) -> list[Cost]:
     """Each operator's own cost on one device; collectives cost nothing here."""
-    return [pricer.cost(layer, _spread(layer, op, ep), cp) for op in operators]
+    return [
+        pricer.cost(layer, _spread(layer, op, layout.ep), layout.cp, layout.microbatch)
+        for op in operators
+    ]
 
 
 def _spread(layer: Layer, op: Operator, ep: int) -> Operator:

@@ -25,6 +25,8 @@ FIRST_FLASH = 2.0
 # Kernels written for Ampere leave Hopper's asynchronous products unused: its third version gains
 # 1.5 to 2 times over the second (arXiv:2407.08608, abstract), of which libraries have most by now.
 AMPERE_ON_HOPPER = 1.3
+# Bytes per element when one turn's result is added to the turns before: both read, one written.
+MERGED_BYTES = 6
 # The calibration's names for the functions of a graph.
 _CALIBRATED = {
     "cross_entropy": "xent_fwd",
@@ -99,12 +101,14 @@ class Pricer:
         self.product_s = cache(self._product_s)
         self.attention_s = cache(self._attention_s)
 
-    def cost(self, layer: Layer, op: Operator, ring: int = 1) -> Cost:
-        """One operator; `ring` devices share the sequence of its attention (context parallel)."""
+    def cost(self, layer: Layer, op: Operator, ring: int = 1, samples: int = 1) -> Cost:
+        """One operator; `ring` devices share the sequences of its attention (context parallel), of
+        which a microbatch has so many `samples`.
+        """
         if op.collective is not None:
             return Cost()
         if op.kind in ("attention", "attention_bwd"):
-            return self._attention(layer, op, ring)
+            return self._attention(op, ring, samples)
         if self.stored and not op.matmuls and not _is_loss(op):
             if op.steps and self.stack.composed_gelu:  # every step is a kernel
                 return self._steps(op)
@@ -187,20 +191,21 @@ class Pricer:
         return float(gemm_times_s(self.gpu, m, n, k, batch, dtype, sustained=True, operand_row=row))
 
     def _attention_s(
-        self, b: int, h: int, hk: int, s: int, d: int, causal: bool, backward: bool
+        self, h: float, hk: float, s: int, d: int, causal: bool, backward: bool, keys: int
     ) -> float:
         return float(
             attention_times_s(
-                self.gpu, b, h, hk, s, d, causal,
-                backward=backward, dtype=self.half, sustained=True,
+                self.gpu, 1, h, hk, s, d, causal,
+                keys=keys, backward=backward, dtype=self.half, sustained=True,
             )
         )  # fmt: skip
 
-    def _attention(self, layer: Layer, op: Operator, ring: int) -> Cost:
+    def _attention(self, op: Operator, ring: int, samples: int) -> Cost:
         """Flash attention; a window or a different value width scales by the products' share."""
         scores, values = op.matmuls[:2]
         backward = op.kind == "attention_bwd"
-        sequence = scores.n * ring
+        own = scores.n
+        sequence = own * ring
         # Key heads of all samples are the scores' batch, their query heads lie in its rows.
         kv_heads = scores.batch
         heads = kv_heads * max(1, scores.m // scores.n)
@@ -208,13 +213,45 @@ class Pricer:
         # The width of a value head; backwards the second product's other side is the sequence.
         width = min(values.m, values.n) if backward else values.n
         head = max(scores.k, 1)
-        seconds = self.attention_s(1, heads, kv_heads, sequence, head, causal, backward)
+        # Several sequences over a ring are as much work as fewer whole ones on each device.
+        whole = min(samples, ring)
+        seconds = self.attention_s(
+            heads / whole, kv_heads / whole, sequence, head, causal, backward, sequence
+        )
+        seconds *= whole / ring
+        if ring > 1:  # the same in smaller kernels, which take no less
+            turns_s = self._turns_s(heads, kv_heads, own, head, causal, backward, ring)
+            seconds = max(seconds, turns_s)
         seconds *= self.attention_factor
         seconds *= (head + width) / (2 * head)
         full = (sequence + 1) / (2 * sequence) if causal else 1.0
         if scores.fraction < 0.98 * full:  # a sliding window
             seconds *= scores.fraction / full
-        return Cost(attention_s=seconds / ring, kernels=3 if backward else 1)
+        cost = Cost(attention_s=seconds, kernels=ring * (3 if backward else 1))
+        if ring == 1:
+            return cost
+        # Partial outputs are weighed and summed, backwards the gradients of queries, keys, values.
+        merged = own * heads * width
+        if backward:
+            merged = own * (heads * head + kv_heads * (head + width))
+        moved = MERGED_BYTES * merged * (ring - 1)
+        return cost + Cost(vector_s=float(streaming_s(self.gpu, moved, ring - 1)), kernels=ring - 1)
+
+    def _turns_s(
+        self, h: float, hk: float, s: int, d: int, causal: bool, backward: bool, ring: int
+    ) -> float:
+        """One kernel a turn of ring attention. Under a causal mask every device holds one early and
+        one late part: its own keys are a smaller square, of all others it meets one half, with all
+        queries or with the later half of them (the slower sets the pace of a turn).
+        """
+        first_s = self.attention_s(h, hk, s, d, causal, backward, s)
+        if not causal:
+            return first_s * ring
+        later_s = max(
+            self.attention_s(h, hk, s, d, False, backward, s // 2),
+            self.attention_s(h, hk, s // 2, d, False, backward, s),
+        )
+        return first_s + (ring - 1) * later_s
 
     def _vector(self, work: VectorWork) -> Cost:
         passes = self._passes(work)

@@ -133,6 +133,8 @@ def variants(run: Run, axes: Axes) -> Iterator[Variant]:
             continue
         if cp > 1 and (run.stored is not None or model.encoder_layers):  # whole sequences only
             continue
+        if cp > 1 and run.attention == "unfused":  # rings pass blocks of flash attention on
+            continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue
         for sp in axes.sp if tp > 1 and run.stored is None else (False,):

@@ -186,12 +186,14 @@ class Stepper:
         return sum(collective_time_s(network, link.kind, link.bytes, tp) for link in links)
 
     def _ring_s(self, cost: LayerCost, attention_s: float, tensors: int = 1) -> float:
-        """What ring attention's sends add beyond the attention that they run beside."""
+        """What ring attention's sends add beyond the attention that they run beside: all turns but
+        the last send on what the next one needs.
+        """
         cp = self.layout.cp
         if cp == 1 or not cost.ring_bytes:
             return 0.0
         turn_s = neighbours_s(self.run.network, cost.ring_bytes, cp, self.layout.tp)
-        hidden_s = self.run.stack.overlap.ring * attention_s
+        hidden_s = self.run.stack.overlap.ring * attention_s * (cp - 1) / cp
         return max(0.0, turn_s * (cp - 1) * tensors - hidden_s)
 
     def _exchange_s(self, cost: LayerCost) -> float:
