@@ -11,6 +11,7 @@ from training_cases import (
     WIDE,
     block_of,
     dense,
+    flat,
     gpu,
     grouped,
     mixture,
@@ -23,12 +24,14 @@ from training_cases import (
 from atoll.errors import AtollError
 from atoll.hardware.network import Network
 from atoll.step.stages import even_sizes, stage_counts
-from atoll.training.estimate import Estimate, Estimator, estimate
+from atoll.training.estimate import ACCUMULATED_BYTES, Estimate, Estimator, estimate
+from atoll.training.layers import HALF
 from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import STATES, Run
 from atoll.training.stack import STACKS
+from atoll.workload.model_config import ModelConfig
 
 CLOSE = 1e-9
 
@@ -203,6 +206,46 @@ def test_a_ring_over_nodes_is_slower_than_one_inside() -> None:
     inside = estimate(run, Layout(dp=2, cp=2, tp=4)).step.context_s
     across = estimate(run, Layout(dp=1, cp=4, tp=4)).step.context_s
     assert across > 6 * inside
+
+
+def _zero(run: Run, zero: int) -> Estimate:
+    return estimate(run, Layout(dp=8, microbatch=1, zero=zero))
+
+
+@pytest.mark.parametrize("stack", ["megatron", "zero3-2021", "fsdp"])
+def test_divided_gradients_are_reduced_in_every_microbatch(stack: str) -> None:
+    """DeepSpeed, Megatron-FSDP and FSDP keep no whole gradients to reduce once a step."""
+    run = small_run(grouped(), devices=8, stack=STACKS[stack], network=flat())
+    once, eightfold = (replace(run, global_batch=8 * m) for m in (1, 8))
+    assert _zero(eightfold, 1).step.gradient_s == pytest.approx(_zero(once, 1).step.gradient_s)
+    one, eight = _zero(once, 2).step.gradient_s, _zero(eightfold, 2).step.gradient_s
+    assert 3 * one < eight <= 8 * one * (1 + CLOSE)
+
+
+def test_divided_gradients_leave_a_layers_whole_gradient_in_memory() -> None:
+    run = small_run(grouped(), devices=8)
+    one, two = _zero(run, 1).worst, _zero(run, 2).worst
+    assert two.gradients == pytest.approx(one.gradients / 8)
+    assert two.buffers > 0
+    assert two.allocated < one.allocated
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("model", [grouped(), mixture()], ids=lambda m: m.name)
+def test_accumulation_adds_what_memory_holds(zero: int, model: ModelConfig) -> None:
+    """Gradients are divided over data and context ranks, experts' over those that share them."""
+    run = small_run(model, devices=8, global_batch=64)
+    ep = 2 if model.experts else 1
+    data = estimate(run, Layout(dp=8, ep=ep, zero=zero, microbatch=1))
+    context = estimate(run, Layout(dp=4, cp=2, ep=ep, zero=zero, microbatch=2))
+    assert context.worst.gradients == pytest.approx(data.worst.gradients)
+    assert context.step.accumulate_s == pytest.approx(data.step.accumulate_s)
+    bytes_ = data.worst.gradients / run.states.gradient * ACCUMULATED_BYTES
+    if zero == 2:  # all are copied into the buckets that are reduced
+        whole = estimate(run, Layout(dp=8, ep=ep, zero=0)).worst.gradients
+        bytes_ += whole / run.states.gradient * (HALF + run.states.reduced)
+    through_hbm_s = bytes_ / (run.gpu.calibration.vector_hbm * run.gpu.hbm_Bps)
+    assert data.step.accumulate_s == pytest.approx(8 * through_hbm_s)
 
 
 CONTEXTS = [

@@ -11,7 +11,7 @@ from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.step.bubbles import bubble_s
 from atoll.step.stages import stage_shares
-from atoll.training.layers import LayerCost, Share, layer_costs
+from atoll.training.layers import HALF, LayerCost, Share, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
 from atoll.training.pricing import Pricer
@@ -238,16 +238,19 @@ class Estimator:
         # A microbatch meets one send and one receive in each direction on every stage.
         sends_s = 2 * one_way_s * layout.vpp * (1 - overlap.pipeline)
         parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
-        accumulate_s = max(self._accumulate_s(layout, *p) for p in parameters) if m > 1 else 0.0
+        accumulate_s = max(self._accumulate_s(layout, m, *p) for p in parameters)
         steady_s = m * (slowest.total_s + accumulate_s)
         idle_s = bubble_s(layout.schedule, [s.passes for s in stages], m, layout.vpp)
         send_total_s = 0.0
         if layout.pp > 1:
             send_total_s = m * sends_s + 2 * (layout.pp - 1) * one_way_s
-        gradient_s = max(stepper.gradient_s(dense, expert) for dense, expert in parameters)
-        # The last backward pass, stretched where the host's launches set the pace.
+        last_s, before_s = max(stepper.gradient_s(dense, expert) for dense, expert in parameters)
+        # A backward pass, stretched where the host's launches set the pace.
         behind_s = slowest.total_s - slowest.forward.total_s
-        gradient_s -= min(gradient_s * overlap.gradient, overlap.gradient * behind_s)
+        gradient_s = sum(
+            times * (wire_s - overlap.gradient * min(wire_s, behind_s))
+            for times, wire_s in ((1, last_s), (m - 1, before_s))
+        )
         optimizer_s = max(self._optimizer_s(layout, *p) for p in parameters)
         parts_s = steady_s + idle_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s
         time_s = parts_s * run.stack.slack
@@ -269,25 +272,34 @@ class Estimator:
             host_s=m * slowest.host_s + run.stack.step_s + time_s - parts_s,
         )
 
-    def _accumulate_s(self, layout: Layout, dense: float, expert: float) -> float:
+    def _accumulate_s(self, layout: Layout, m: int, dense: float, expert: float) -> float:
         """A microbatch's gradients added to the sum of those before: by a kernel of its own for
-        16-bit ones, in the product's epilogue for fp32 ones.
+        16-bit ones, in the product's epilogue for fp32 ones. Under ZeRO 2 all are copied into the
+        buckets that are reduced, and a rank's part is added (under ZeRO 3 copies are within what
+        was fitted to gathers).
         """
         gpu = self.run.gpu
-        own = (dense + expert) / (1 if layout.zero < 2 else layout.dp)
-        return own * ACCUMULATED_BYTES / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
+        own = _divided(layout, dense, expert) if layout.zero >= 2 else dense + expert
+        moved = own * ACCUMULATED_BYTES if m > 1 else 0.0
+        if layout.zero == 2:
+            moved += (dense + expert) * (HALF + self.run.states.reduced)
+        return moved / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
 
     def _optimizer_s(self, layout: Layout, dense: float, expert: float) -> float:
         """Bytes of states through HBM, at the calibrated excess of the optimizer's kernel."""
-        gpu, ranks = self.run.gpu, layout.dp * layout.cp
-        divided = layout.zero >= 1
-        own = dense / (ranks if divided else 1)
-        own += expert / (max(1, ranks // layout.ep) if divided else 1)
+        gpu = self.run.gpu
+        own = _divided(layout, dense, expert) if layout.zero >= 1 else dense + expert
         least = LEAST_BYTES["adamw_fp32_step"]
         excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / least
         if self.run.states.name == "bf16":
             excess = HALF_OPTIMIZER_EXCESS
         return own * self.run.states.update * excess / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
+
+
+def _divided(layout: Layout, dense: float, expert: float) -> float:
+    """What one rank holds of a stage's parameters where all that share them divide them."""
+    ranks = layout.dp * layout.cp
+    return dense / ranks + expert / max(1, ranks // layout.ep)
 
 
 def _parameters(chunks: Sequence[Share], shared: int) -> tuple[float, float]:

@@ -107,6 +107,9 @@ def stage_memory(
     blocks = [cost for cost, _ in layers if cost.is_block]
     transient = max((_transient(cost, layout.recompute) for cost in blocks), default=0.0)
     buffers = _gathered_bytes(run, layers) if layout.zero >= 3 else 0.0
+    if layout.zero == 2:  # a layer's whole gradient, until it is reduced
+        widest = max(cost.parameters + cost.expert_parameters for cost, _ in layers)
+        buffers = states.reduced * widest
     if run.stack.late_gradients and layout.zero < 2:
         # Gradients appear layer by layer as activations go, so that the peak is at either end;
         # with accumulation they are there from the second microbatch on. A tied embedding's two

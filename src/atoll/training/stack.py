@@ -77,6 +77,9 @@ class Stack:
     """Of the network's own, when weights are gathered: below 1 where tensor by tensor."""
     gathered_layers: float = 2.0
     """Layers whose divided weights are whole at the same time under ZeRO 3."""
+    regathers: bool = False
+    """Under ZeRO 2 weights are divided between microbatches too and gathered again for each, as
+    FSDP's SHARD_GRAD_OP does; others gather them once, behind the optimizer's step."""
     slack: float = 1.0
     """Time of a step over what its parts explain: stragglers, allocator, interpreter."""
     host_layer_s: float = 0.0
@@ -243,6 +246,7 @@ FSDP = replace(
     padded=False,
     keeps_gathered=False,
     loss_bytes=12,
+    regathers=True,
     slack=1.03,
     overlap=Overlap(gradient=1.0, gather=0.3),
 )

@@ -258,20 +258,29 @@ class Stepper:
             self.run.network, boundary_bytes / divided, layout.pp, layout.tp * layout.cp * layout.dp
         )
 
-    def gradient_s(self, dense: float, expert: float) -> float:
-        """Reduction of gradients over data-parallel ranks, and under ZeRO the gather of weights."""
+    def gradient_s(self, dense: float, expert: float) -> tuple[float, float]:
+        """Collectives of gradients over data-parallel ranks, and under ZeRO of weights: behind the
+        last backward pass of a step, and behind each one before.
+
+        Divided gradients cannot wait for the last microbatch, as nobody keeps the others' parts:
+        DeepSpeed reduces them in every backward pass (deepspeedai/DeepSpeed#2252), so do
+        Megatron-FSDP's "optim_grads" and FSDP (without that, its no_sync keeps whole gradients:
+        ZeRO 1; pytorch/pytorch#126166).
+        """
         layout, states, network = self.layout, self.run.states, self.run.network
-        if layout.zero >= 3:
-            return 0.0
-        total = 0.0
+        if layout.zero >= 3:  # layer by layer, in each pass
+            return 0.0, 0.0
+        reduce_s = gather_s = 0.0
+        kind = "all_reduce" if layout.zero == 0 else "reduce_scatter"
         for parameters, group, stride in self._groups(dense, expert):
             grads, weights = parameters * states.reduced, parameters * states.weight
-            if layout.zero == 0:
-                total += collective_time_s(network, "all_reduce", grads, group, stride)
-            else:
-                total += collective_time_s(network, "reduce_scatter", grads, group, stride)
-                total += collective_time_s(network, "all_gather", weights, group, stride)
-        return total
+            reduce_s += collective_time_s(network, kind, grads, group, stride)
+            if layout.zero > 0:
+                gather_s += collective_time_s(network, "all_gather", weights, group, stride)
+        before_s = 0.0
+        if layout.zero == 2:
+            before_s = reduce_s + (gather_s if self.run.stack.regathers else 0.0)
+        return reduce_s + gather_s, before_s
 
     def _groups(self, dense: float, expert: float) -> tuple[tuple[float, int, int], ...]:
         """Dense and expert parameters with the size and stride of the ranks that share them."""
