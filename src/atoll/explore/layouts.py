@@ -21,6 +21,7 @@ from atoll.profile import Profile
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Row = tuple[int, float, float, float, float]  # a layout, in the order of `Layouts`
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def list_layouts(
 ) -> Layouts:
     """`least_layer_s` bounds each variant's layers on the fastest chip: with it, layouts that
     lose on every chip are left out."""
-    rows: list[tuple[int, float, float, float, float]] = []
+    rows: list[Row] = []
     ptr = [0]
     for variant, layer_s in zip(variants, least_layer_s, strict=True):
         total_s = float((layer_s[variant.facts.kind]).sum())
@@ -109,7 +110,7 @@ def _depths(variant: Variant, setting: Setting, system: System) -> list[int]:
 
 def _rounds(
     variant: Variant, setting: Setting, system: System, stages: int, load_s: float
-) -> list[tuple[int, float, float, float, float]]:
+) -> list[Row]:
     """One row per number of rounds, without those that another beats on every chip."""
     facts = variant.facts
     top = min(setting.devices // (variant.tensor * stages), variant.microbatches)
@@ -121,29 +122,45 @@ def _rounds(
         bandwidth = setting.network.levels[-1].bandwidth_Bps
         fixed = 4.0 * (data - 1) / data * weights / bandwidth
         transfer = np.zeros(len(data))
-        loads, passes = rounds + stages - 1.0, 0.0
+        loads, passes = np.asarray(rounds + stages - 1.0, np.float64), 0.0
     else:
         reduce = system.reduce_s[data] + system.reduce_s_per_parameter[data] * per_stage
         fixed = reduce.min(axis=1) + system.optimizer_s * per_stage
         inner = facts.boundary_bytes[1:-1]
         least = float(inner.min()) if len(inner) else 0.0
         transfer = 2.0 * (stages - 1) * (system.cut_s[data] + system.cut_s_per_byte[data] * least)
-        loads, passes = rounds - 1.0, 1.0
-    score = loads * load_s + fixed + transfer
-    kept: list[tuple[int, float, float, float, float]] = []
-    least_fixed = np.inf
-    # From many copies to few: rounds only grow, so only a cheaper reduction can pay.
-    for index in range(len(data) - 1, -1, -1):
-        cost = fixed[index] + transfer[index]
-        if cost < least_fixed:
-            least_fixed = cost
-            if kept and score[index] >= _best(kept, load_s):
-                continue
-            kept.append(
-                (stages, float(loads[index]), passes, float(transfer[index]), float(fixed[index]))
-            )
-    return kept
+        loads, passes = np.asarray(rounds - 1.0, np.float64), 1.0
+    # From many copies to few: rounds only grow, so only cheaper transfers and reductions can pay.
+    kept = undominated(stages, loads[::-1], passes, transfer[::-1], fixed[::-1], load_s)
+    last = len(data) - 1
+    return [
+        (stages, float(loads[i]), passes, float(transfer[i]), float(fixed[i])) for i in last - kept
+    ]
 
 
-def _best(rows: list[tuple[int, float, float, float, float]], load_s: float) -> float:
-    return min(loads * load_s + transfer + fixed for _, loads, _, transfer, fixed in rows)
+def undominated(
+    stages: int,
+    loads: FloatArray,
+    passes: float,
+    transfer_s: FloatArray,
+    fixed_s: FloatArray,
+    load_s: float,
+) -> IntArray:
+    """Indices of layouts, in the order of their loads, without those that an earlier one beats on
+    every chip whose mean stage takes `load_s` or more.
+
+    Each pays loads x the largest load, passes x the whole and its fixed part. Transfers belong to
+    the whole and, divided over the stages, to the largest load: a later layout's is shorter than
+    an earlier one's by no more than its transfers are.
+    """
+    left = np.arange(len(loads))
+    kept = []
+    while len(left):
+        one, left = left[0], left[1:]
+        kept.append(int(one))
+        more = loads[left] - loads[one]
+        dearer_s = more * (load_s + transfer_s[one] / stages) + fixed_s[left] - fixed_s[one]
+        dearer_s += passes * (transfer_s[left] - transfer_s[one])
+        shorter_s = np.maximum(0.0, transfer_s[one] - transfer_s[left]) / stages
+        left = left[dearer_s < loads[left] * shorter_s]
+    return np.array(kept, np.int64)
