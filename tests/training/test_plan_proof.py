@@ -105,6 +105,23 @@ def test_the_plan_is_the_best_of_all_layouts(name: str, share: float) -> None:
     assert proof.bound_s <= found.best.step.time_s
 
 
+@settings(max_examples=25, deadline=None)
+@given(random_runs(), st.randoms(use_true_random=False))
+def test_fewer_values_never_give_a_faster_plan(run: Run, random: Random) -> None:
+    """Also with schedules of pipelines alone: what has no pipeline stays."""
+    wide = replace(WIDE, cp=(1, 2), microbatch=(1, 2))
+    few = {
+        name: tuple(random.sample(values, random.randint(1, len(values))))
+        for name in ("microbatch", "zero", "recompute", "schedule")
+        for values in [getattr(wide, name)]
+    }
+    try:
+        narrow = plan(run, replace(wide, **few), runners_up=0)
+    except AtollError:
+        return
+    assert plan(run, wide, runners_up=0).best.step.time_s <= narrow.best.step.time_s
+
+
 def test_the_first_stage_may_have_fewest_parameters() -> None:
     """Experts on the later stages lift the mean of all stages' states above the first's, which
     holds the most activations: mean states and first activations together would be no bound.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from training_cases import all_layouts, dense, grouped, is_allowed, mixture, small_run
 
 from atoll.errors import AtollError
-from atoll.training.layout import Layout
+from atoll.training.layout import SCHEDULES, Layout
 from atoll.training.run import Run
 from atoll.training.space import Axes
 
@@ -26,18 +27,21 @@ AXES = Axes(
 )
 
 
-def by_brute_force(run: Run, axes: Axes) -> list[Layout]:
+def by_brute_force(run: Run, axes: Axes) -> set[Layout]:
     """The product of all axes, less what the checks and the rules of the axes refuse: sequence
-    parallelism only with a tensor width, a schedule of its own only with stages of one chunk.
+    parallelism only with a tensor width, a schedule of its own only with stages of one chunk; a
+    layout without a pipeline has none, whichever are wanted.
     """
-    found = []
+    found = set()
     for tp, pp, cp, ep, vpp, microbatch, sp, zero, recompute, schedule in product(
         axes.tp, axes.pp, axes.cp, axes.ep, axes.vpp, axes.microbatch, (True, False),
         axes.zero, axes.recompute, axes.schedule,
     ):  # fmt: skip
         if run.devices % (tp * pp * cp) or (sp and tp == 1):
             continue
-        if schedule != "1f1b" and (pp == 1 or vpp > 1):
+        if pp == 1:
+            schedule = "1f1b"
+        if schedule != "1f1b" and vpp > 1:
             continue
         layout = Layout(
             dp=run.devices // (tp * pp * cp),
@@ -53,7 +57,7 @@ def by_brute_force(run: Run, axes: Axes) -> list[Layout]:
             schedule="interleaved" if vpp > 1 else schedule,
         )
         if is_allowed(layout, run):
-            found.append(layout)
+            found.add(layout)
     return found
 
 
@@ -67,11 +71,21 @@ def by_brute_force(run: Run, axes: Axes) -> list[Layout]:
     ],
     ids=["dense", "grouped", "experts", "encoder"],
 )
-def test_every_allowed_layout_is_enumerated_once(run: Run) -> None:
-    listed = all_layouts(run, AXES)
+@pytest.mark.parametrize("schedules", [AXES.schedule, ("zb-h1",), ("zb-h2", "gpipe")], ids=str)
+def test_every_allowed_layout_is_enumerated_once(run: Run, schedules: tuple[str, ...]) -> None:
+    axes = replace(AXES, schedule=schedules)
+    listed = all_layouts(run, axes)
     assert len(listed) == len(set(listed))
-    assert set(listed) == set(by_brute_force(run, AXES))
+    assert set(listed) == by_brute_force(run, axes)
     assert len(listed) > 30
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_any_schedule_alone_keeps_the_layouts_without_a_pipeline(schedule: str) -> None:
+    run = small_run(dense(6), devices=8)
+    alone = {x for x in all_layouts(run, Axes(schedule=(schedule,))) if x.pp == 1}
+    assert alone == {x for x in all_layouts(run, Axes()) if x.pp == 1}
+    assert alone
 
 
 @pytest.mark.parametrize("model", [dense(12), grouped(10), mixture(8)], ids=lambda m: m.name)

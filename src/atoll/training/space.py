@@ -41,7 +41,8 @@ class Axes:
     zero: tuple[int, ...] = (1, 3)
     recompute: tuple[str, ...] = ("none", "selective", "full")
     schedule: tuple[str, ...] = ("1f1b",)
-    """1f1b stands for interleaved where vpp is above 1."""
+    """Of pipelines (layouts without one are always tried); 1f1b stands for interleaved where vpp is
+    above 1."""
 
     def __post_init__(self) -> None:
         for item in fields(self):  # a value given twice is one value
@@ -104,7 +105,9 @@ class Block:
         v = self.variant
         vpp = int(self.vpp[i])
         schedule = self.schedules[int(self.schedule[i])]
-        if schedule == "1f1b" and vpp > 1:
+        if self.pp[i] == 1:
+            schedule = "1f1b"
+        elif schedule == "1f1b" and vpp > 1:
             schedule = "interleaved"
         return Layout(
             dp=int(self.dp[i]),
@@ -170,12 +173,16 @@ def block_of(run: Run, axes: Axes, variant: Variant) -> Block:
 
 
 def _scheduled(schedule: str, pp: int, vpp: int, wanted: tuple[str, ...]) -> bool:
-    """Whether a schedule makes sense there: without stages or with chunks only one does."""
+    """Whether a schedule makes sense there. Without stages there is none: the first stands for all;
+    with chunks only one does.
+    """
+    if pp == 1:
+        return schedule == wanted[0]
     if schedule == "interleaved":
         return vpp > 1
     if schedule == "1f1b":
         return vpp == 1 or "interleaved" not in wanted
-    return pp > 1 and vpp == 1
+    return vpp == 1
 
 
 def _chunks(run: Run, axes: Axes, pp: int, microbatches: int) -> Iterator[int]:
