@@ -72,17 +72,14 @@ def _print_parts(
 
 
 def print_plan(result: Plan) -> None:
-    from atoll.training.explain import reasons
     from atoll.training.replay import replay_estimate
 
     console = console_for_output()
     print_estimate(result.best)
     proof = result.certificate
-    console.print(
-        f"\nproven best of {proof.layouts:,} layouts in {proof.variants} variants: "
-        f"{proof.too_large:,} cannot fit, {proof.too_slow:,} cannot be faster, "
-        f"{proof.estimated:,} estimated"
-    )
+    console.print(f"\n{proof.sentence()}", markup=False)
+    if proof.excluded:
+        console.print(proof.left_out(), markup=False)
     replayed = replay_estimate(result.best)
     console.print(
         f"replayed pass by pass: {format_seconds(replayed.time_s)} ({replayed.difference:+.1%})"
@@ -92,7 +89,7 @@ def print_plan(result: Plan) -> None:
         slower = other.step.time_s / result.best.step.time_s - 1
         console.print(f"  {slower:+6.1%}  {other.layout}", markup=False)
     console.print("why:")
-    for reason in reasons(result):
+    for reason in result.reasons:
         console.print(f"  {reason['why']}", markup=False)
 
 

@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.placement import recompute
-from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
+from atoll.placement.recompute import (
+    KeepChoice,
+    frontier,
+    hull_choices,
+    keep_choices,
+    rerun_table,
+)
 from atoll.workload import load_config, prepare
 from atoll.workload.layer import Layer
 from atoll.workload.operator import Operator, Role, Tensor
@@ -115,6 +121,20 @@ def test_beyond_the_limit_the_smallest_tensors_stay(layer: Layer, limit: int) ->
         assert len(larger) < limit
     assert all(rebuilds(layer, choice.keep, choice.rerun) for choice in choices)
     assert choices[-1].rerun == ()
+
+
+@settings(max_examples=100, deadline=None)
+@given(layers(), st.lists(st.integers(0, 3), min_size=5, max_size=5))
+def test_the_hull_is_that_of_all_choices(layer: Layer, given_s: list[int]) -> None:
+    seconds = np.array(given_s[: len(layer.forward)], np.float64)
+    choices = keep_choices(layer)
+    kept = np.array([float(c.kept_bytes) for c in choices])
+    extra = rerun_table(choices, len(layer.forward)) @ seconds
+    bytes_, extra_s, _ = frontier(kept, extra)
+    hull = hull_choices(layer, seconds)
+    assert [c.kept_bytes for c in hull] == bytes_.tolist()
+    assert [seconds[list(c.rerun)].sum() for c in hull] == extra_s.tolist()
+    assert set(hull) <= set(choices)
 
 
 # --- Layers of models -----------------------------------------------------------------------------

@@ -161,12 +161,14 @@ def plan(
     microbatch: Annotated[
         list[int] | None, typer.Option(help="Values to try; default 1, 2, 4, 8.")
     ] = None,
-    zero: Annotated[list[int] | None, typer.Option(help="Values to try; default 1, 3.")] = None,
+    zero: Annotated[list[int] | None, typer.Option(help="Values to try; default 0 to 3.")] = None,
     recompute: Annotated[
-        list[str] | None, typer.Option(help="Values to try; default none, selective, full.")
+        list[str] | None,
+        typer.Option(help="Values to try; default none, selective, full, optimal."),
     ] = None,
     schedule: Annotated[
-        list[str] | None, typer.Option(help="Values to try; default 1f1b (and interleaved).")
+        list[str] | None,
+        typer.Option(help="Of pipelines; values to try; default 1f1b (and interleaved)."),
     ] = None,
     network: Network = None,
     stack: Stack = "megatron",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,44 @@ def keep_choices(layer: Layer) -> tuple[KeepChoice, ...]:
     The layer's input is always there to start from, and counted wherever it is used; what else
     enters and is saved cannot be made again here, and stays.
     """
+    table = _subsets(layer)
+    return table.choices(_undominated(table.bytes, table.rerun))
+
+
+def hull_choices(layer: Layer, forward_s: FloatArray) -> tuple[KeepChoice, ...]:
+    """Choices on the convex hull of bytes and seconds, from the fewest bytes to all, where each
+    forward operator takes so long: those of `keep_choices` that `frontier` takes, without the
+    long way over what no times favour.
+    """
+    table = _subsets(layer)
+    # Of equal choices the one with the fewest operators: it comes first.
+    order = np.lexsort((table.rerun.sum(axis=1), table.bytes))
+    seconds = table.rerun.astype(np.float64) @ forward_s
+    _, _, hull = frontier(table.bytes[order].astype(np.float64), seconds[order])
+    return table.choices(order[hull].tolist())
+
+
+@dataclass(frozen=True)
+class _Subsets:
+    """Sets of saved tensors to keep, with what they cost."""
+
+    fixed: list[str]
+    kept: dict[str, NDArray[np.bool_]]
+    rerun: NDArray[np.bool_]
+    bytes: NDArray[np.int64]
+
+    def choices(self, rows: Sequence[int]) -> tuple[KeepChoice, ...]:
+        return tuple(
+            KeepChoice(
+                keep=(*self.fixed, *(name for name, held in self.kept.items() if held[i])),
+                rerun=tuple(int(j) for j in np.flatnonzero(self.rerun[i])),
+                kept_bytes=int(self.bytes[i]),
+            )
+            for i in rows
+        )
+
+
+def _subsets(layer: Layer) -> _Subsets:
     size = {name: tensor.bytes for name, tensor in layer.tensors.items()}
     droppable = sorted(
         (name for name in layer.saved if name not in layer.entering),
@@ -44,58 +83,75 @@ def keep_choices(layer: Layer) -> tuple[KeepChoice, ...]:
         reverse=True,
     )[:_MOST_TENSORS]
     fixed = [name for name in layer.saved if name not in droppable]
-    subset = np.arange(1 << len(droppable))
-    kept = {name: (subset >> i & 1).astype(np.bool_) for i, name in enumerate(droppable)}
-    rerun = _rerun(layer, kept, set(fixed))
-    bytes_ = sum(size[name] for name in fixed) + sum(
-        (size[name] * held for name, held in kept.items()), np.zeros(len(subset), np.int64)
-    )
+    edges = tuple((op.reads, op.writes) for op in layer.forward)
+    held, rerun = _distinct(edges, tuple(droppable), frozenset(fixed))
+    kept = {name: held[:, i] for i, name in enumerate(droppable)}
+    sizes = np.array([size[name] for name in droppable], np.int64)
+    bytes_ = sum(size[name] for name in fixed) + held @ sizes
     if layer.input not in fixed:
         # Backward itself does not read it, but operators that run again may.
-        first = [i for i, op in enumerate(layer.forward) if layer.input in op.reads]
+        first = [i for i, (reads, _) in enumerate(edges) if layer.input in reads]
         uses_input: NDArray[np.bool_] = np.asarray(rerun[:, first].any(axis=1))
         bytes_ += size[layer.input] * uses_input
         kept[layer.input] = uses_input
-    return tuple(
-        KeepChoice(
-            keep=(*fixed, *(name for name, held in kept.items() if held[i])),
-            rerun=tuple(int(j) for j in np.flatnonzero(rerun[i])),
-            kept_bytes=int(bytes_[i]),
-        )
-        for i in _undominated(bytes_, rerun)
-    )
+    return _Subsets(fixed, kept, rerun, bytes_)
 
 
-def _rerun(layer: Layer, kept: dict[str, NDArray[np.bool_]], fixed: set[str]) -> NDArray[np.bool_]:
+Edges = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+
+
+@lru_cache(maxsize=64)
+def _distinct(
+    edges: Edges, droppable: tuple[str, ...], fixed: frozenset[str]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """(sets, tensors) kept and (sets, operators) run again: of all subsets with the same operators
+    the one that keeps least (what they write is there anyway), whatever the sizes.
+    """
+    subset = np.arange(1 << len(droppable))
+    kept = {name: (subset >> i & 1).astype(np.bool_) for i, name in enumerate(droppable)}
+    rerun = _rerun(edges, kept, fixed)
+    held = np.array(list(kept.values()), np.bool_).reshape(len(droppable), len(subset)).T
+    fewest = np.lexsort((subset, held.sum(axis=1)))
+    _, first = np.unique(_masks(rerun)[fewest], axis=0, return_index=True)
+    rows = np.sort(fewest[first])
+    return np.ascontiguousarray(held[rows]), np.ascontiguousarray(rerun[rows])
+
+
+def _rerun(
+    edges: Edges, kept: dict[str, NDArray[np.bool_]], fixed: frozenset[str]
+) -> NDArray[np.bool_]:
     """(subsets, operators): which operators rebuild the dropped tensors of every subset.
 
     From the last operator to the first: one runs again if it writes a dropped tensor, or one that
     was never saved and that a later operator needs to run again.
     """
     subsets = len(next(iter(kept.values()), np.zeros(1)))
-    rerun = np.zeros((subsets, len(layer.forward)), np.bool_)
-    for index in reversed(range(len(layer.forward))):
-        for name in layer.forward[index].writes:
+    rerun = np.zeros((subsets, len(edges)), np.bool_)
+    for index in reversed(range(len(edges))):
+        for name in edges[index][1]:
             if name in kept:
                 rerun[:, index] |= ~kept[name]
             elif name not in fixed:
-                readers = [i for i, op in enumerate(layer.forward) if name in op.reads]
+                readers = [i for i, (reads, _) in enumerate(edges) if name in reads]
                 rerun[:, index] |= rerun[:, readers].any(axis=1)
     return rerun
+
+
+def _masks(rerun: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Each row's operators as bits of whole words."""
+    padded = np.zeros((len(rerun), 64 * -(-rerun.shape[1] // 64)), np.bool_)
+    padded[:, : rerun.shape[1]] = rerun
+    return np.packbits(padded, axis=1).view(np.uint64)
 
 
 def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[int]:
     """Rows for which no other has as few bytes and reruns no other operators; bytes ascending."""
     # Among equal bytes fewer operators first, so that what comes later never beats what is taken.
     order = np.lexsort((rerun.sum(axis=1), bytes_))
-    words = -(-rerun.shape[1] // 64)
-    padded = np.zeros((len(rerun), 64 * words), np.bool_)
-    padded[:, : rerun.shape[1]] = rerun
-    masks = np.packbits(padded, axis=1).view(np.uint64)
-    _, first = np.unique(masks[order], axis=0, return_index=True)
+    masks = _masks(rerun)
     taken: list[int] = []
-    known = np.zeros((len(first), words), np.uint64)
-    for row in order[np.sort(first)]:
+    known = np.zeros(masks.shape, np.uint64)
+    for row in order:
         # A taken set of operators within this one's beats it: no bit of it lies outside.
         if not ((known[: len(taken)] & ~masks[row]) == 0).all(axis=1).any():
             known[len(taken)] = masks[row]

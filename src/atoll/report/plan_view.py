@@ -104,10 +104,13 @@ def _sentence(record: Mapping[str, Any]) -> str:
 
 def _proof(record: Mapping[str, Any]) -> str:
     proof = record["certificate"]
+    target, excluded = proof.get("target", ""), proof.get("excluded", ())
+    usable = f", of those that {target} can run" if target else ""
+    left_out = f" Not tried: {'; '.join(excluded)}." if excluded else ""
     return (
-        f"Proven best of {proof['layouts']:,} layouts in {proof['variants']:,} variants: "
-        f"{proof['too_large']:,} cannot fit, {proof['too_slow']:,} cannot be faster, "
-        f"{proof['estimated']:,} were estimated."
+        f"{'Proven best' if proof['proven'] else 'Best known'} of {proof['layouts']:,} layouts in "
+        f"{proof['variants']:,} variants{usable}: {proof['too_large']:,} cannot fit, "
+        f"{proof['too_slow']:,} cannot be faster, {proof['estimated']:,} were estimated.{left_out}"
     )
 
 

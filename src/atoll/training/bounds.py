@@ -1,23 +1,28 @@
 """Lower bounds on time and memory for all layouts of a space at once.
 
-A step is never shorter than the mean stage's microbatches and the fill and drain of mean stages;
-the fullest device never holds less than the mean stage's states, nor than the first stage's states
-and activations. All follow from the estimate by leaving terms out or replacing a maximum by a mean
-or by one of its members, so that a layout whose bound exceeds a known estimate need not be
-estimated.
+A step is never shorter than the slowest stage's microbatches, the fill and drain of the others,
+the sends between them, and what the mean stage's parameters take to accumulate and update; the
+fullest device never holds less than the mean stage's states, nor than the first stage's states and
+activations. All follow from the estimate by leaving terms out or replacing a maximum by a mean or
+by one of its members, so that a layout whose bound exceeds a known estimate need not be estimated.
+
+Recomputation by operator ("optimal") comes to one of several choices: its bound is that of the
+fastest one whose bound on memory fits. Until its choices are priced (which takes longer than all
+else) it is bounded as if it kept least and ran nothing again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.step.stages import stage_counts
-from atoll.training.layers import LayerCost
+from atoll.training.estimate import accumulation_s, update_s
+from atoll.training.layers import LayerCost, choices_of
 from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, FRAGMENTATION
 from atoll.training.run import Run
@@ -26,21 +31,28 @@ from atoll.training.step import Stepper
 
 Floats = NDArray[np.float64]
 
+ROUNDING = 1e-12  # of a bound: sums in another order than the estimate's
+
 
 @dataclass(frozen=True)
 class Figures:
-    """What the bounds need of one variant."""
+    """What the bounds need of one variant; all but the last two by layout."""
 
-    microbatch_s: Floats
-    """All layers on one microbatch, by recomputation policy."""
+    slowest_s: Floats
+    """(layouts, choices): the slowest stage on one microbatch."""
+    whole_s: Floats
+    """(layouts, choices): all stages together."""
+    beside_s: Floats
+    """Sends, accumulation and the optimizer, in one step."""
+    first_kept: Floats
+    """(layouts, choices): bytes that the first stage keeps of one microbatch; infinite where a
+    policy has fewer choices."""
+    first_dense: Floats
+    """Parameters of the first stage."""
+    first_expert: Floats
     dense: float
     """Parameters of the whole model on one tensor (and expert) rank."""
     expert: float
-    first_dense: Floats
-    """Parameters of the first stage, by layout."""
-    first_expert: Floats
-    first_kept: Floats
-    """Bytes that the first stage keeps of one microbatch, by layout."""
 
 
 def figures(run: Run, block: Block, costs: Sequence[LayerCost]) -> Figures:
@@ -48,61 +60,129 @@ def figures(run: Run, block: Block, costs: Sequence[LayerCost]) -> Figures:
     shared = 0
     if run.model.tied_embeddings:  # one stage with both ends holds them once
         shared = max((c.parameters for c in costs if not c.is_block), default=0)
-    counts = _first_counts(tuple((c.is_block, c.repeat) for c in costs), block)
-    kept = np.array([[_least_kept(c, p) for c in costs] for p in block.names])
+    dense = sum(c.parameters * c.repeat for c in costs) - shared
+    expert = sum(c.expert_parameters * c.repeat for c in costs)
+    priced = any(c.optimal for c in costs)
+    choices = [_bounding(costs, policy, priced) for policy in block.names]
+    most = max(len(found) for found in choices)
+    held_as = {held for found in choices for _, held in found}
+    least = {held: np.array([_least_kept(cost, held) for cost in costs]) for held in held_as}
+    passes = _Passes(run, block, costs)
+    structure = tuple((c.is_block, c.repeat) for c in costs)
+    shape = len(block), most
+    slowest_s, whole_s = np.zeros(shape), np.zeros(shape)
+    kept = np.full(shape, np.inf)
+    first = np.zeros((len(block), len(costs)))
+    beside_s = np.zeros(len(block))
+    rows = np.stack([block.pp, block.vpp, block.zero], axis=1)
+    distinct, which = np.unique(rows, axis=0, return_inverse=True)
+    for index, (pp, vpp, zero) in enumerate(distinct.tolist()):
+        here = np.flatnonzero(which.reshape(-1) == index)
+        counts = _counts(structure, pp, vpp)
+        first[here] = counts[0]
+        dp, m = int(block.dp[here[0]]), int(block.microbatches[here[0]])
+        layout = block.variant.layout(dp=dp, pp=pp, vpp=vpp, zero=zero)
+        beside_s[here] = _beside_s(run, layout, m, costs, dense / pp, expert / pp)
+        for policy, found in enumerate(choices):
+            same = here[block.recompute[here] == policy]
+            if not len(same):
+                continue
+            for c, (timed, held) in enumerate(found):
+                stages_s = counts @ passes.of(layout, timed)
+                slowest_s[same, c], whole_s[same, c] = stages_s.max(), stages_s.sum()
+                kept[same, c] = counts[0] @ least[held]
     alone = np.where(block.pp == 1, shared, 0)
     return Figures(
-        microbatch_s=np.array([_microbatch_s(run, block, costs, p) for p in block.names]),
-        dense=sum(c.parameters * c.repeat for c in costs) - shared,
-        expert=sum(c.expert_parameters * c.repeat for c in costs),
-        first_dense=counts @ np.array([c.parameters for c in costs]) - alone,
-        first_expert=counts @ np.array([c.expert_parameters for c in costs]),
-        first_kept=(counts * kept[block.recompute]).sum(axis=1),
+        slowest_s,
+        whole_s,
+        beside_s,
+        kept,
+        first @ np.array([c.parameters for c in costs]) - alone,
+        first @ np.array([c.expert_parameters for c in costs]),
+        dense,
+        expert,
     )
 
 
-def _first_counts(structure: tuple[tuple[bool, int], ...], block: Block) -> Floats:
-    """(layouts, kinds of layer): how many of each the first stage holds."""
-    pairs = np.stack([block.pp, block.vpp], axis=1)
-    distinct, which = np.unique(pairs, axis=0, return_inverse=True)
-    counts = [_first_stage(structure, int(pp), int(vpp)) for pp, vpp in distinct]
-    return np.array(counts, dtype=np.float64)[which.reshape(-1)]
+def _bounding(costs: Sequence[LayerCost], policy: str, priced: bool) -> tuple[tuple[str, str], ...]:
+    """(as timed, as held) of every choice that a policy may come to."""
+    if policy == "optimal" and not priced:
+        return (("none", "full"),)
+    return tuple((choice, choice) for choice in choices_of(costs, policy))
 
 
 @lru_cache(maxsize=4096)
-def _first_stage(structure: tuple[tuple[bool, int], ...], pp: int, vpp: int) -> tuple[int, ...]:
-    counts = [0] * len(structure)
-    for chunk in stage_counts(structure, pp, vpp)[0]:
-        for kind, n in chunk:
-            counts[kind] += n
-    return tuple(counts)
+def _counts(structure: tuple[tuple[bool, int], ...], pp: int, vpp: int) -> Floats:
+    """(stages, kinds of layer): how many of each a stage holds."""
+    counts = np.zeros((pp, len(structure)))
+    for stage, chunks in enumerate(stage_counts(structure, pp, vpp)):
+        for chunk in chunks:
+            for kind, n in chunk:
+                counts[stage, kind] += n
+    return counts
 
 
 def _least_kept(cost: LayerCost, policy: str) -> float:
     """No more than a layer keeps of a microbatch: what a stack adds is left out."""
     if cost.name == "loss":
         return 0.0
-    if not cost.is_block:
-        return cost.kept("none").bytes
-    return cost.kept("full" if policy == "optimal" else policy).bytes
+    return cost.kept(policy if cost.is_block else "none").bytes - cost.loss_bytes
 
 
-def _microbatch_s(run: Run, block: Block, costs: Sequence[LayerCost], policy: str) -> float:
-    """All layers on one microbatch, with the communication that no layout of the block avoids."""
-    v = block.variant
-    policy = "none" if policy == "optimal" else policy
-    alone = Layout(
-        dp=1, tp=v.tp, cp=v.cp, ep=v.ep, microbatch=v.microbatch, sp=v.sp, zero=0, recompute=policy
-    )
-    # Experts lie through the context group or outside it, depending on dp.
-    return min(
-        sum(cost.repeat * _passes_s(stepper, cost) for cost in costs)
-        for stepper in (Stepper(run, alone), Stepper(run, replace(alone, dp=v.ep)))
-    )
+class _Passes:
+    """Seconds of every kind of layer on one microbatch, host apart; equal ones are priced once."""
+
+    def __init__(self, run: Run, block: Block, costs: Sequence[LayerCost]) -> None:
+        self.run, self.block, self.costs = run, block, costs
+        self._known: dict[tuple[str, bool], list[tuple[float, float, float]]] = {}
+        self._wires: dict[int, list[tuple[float, float]]] = {}
+
+    def of(self, layout: Layout, choice: str) -> Floats:
+        plain = self._plain(layout, choice)
+        if layout.zero < 3:
+            return np.array([total for total, _, _ in plain])
+        if layout.dp not in self._wires:
+            stepper = Stepper(self.run, layout)
+            self._wires[layout.dp] = [stepper.sharded_s(cost) for cost in self.costs]
+        stepper = Stepper(self.run, layout)
+        return np.array(
+            [
+                total
+                + stepper.exposed_s(gather_s, forward_s)
+                + stepper.exposed_s(gather_s + scatter_s, backward_s)
+                for (total, forward_s, backward_s), (gather_s, scatter_s) in zip(
+                    plain, self._wires[layout.dp], strict=True
+                )
+            ]
+        )
+
+    def _plain(self, layout: Layout, choice: str) -> list[tuple[float, float, float]]:
+        """Without divided weights: all passes, and the compute of forward and of backward."""
+        # Experts lie through the context group or outside it, depending on dp.
+        outside = layout.dp % layout.ep == 0
+        if (choice, outside) not in self._known:
+            dp = layout.ep if outside else 1
+            stepper = Stepper(self.run, self.block.variant.layout(dp=dp, zero=0, recompute=choice))
+            found = []
+            for cost in self.costs:
+                passes = stepper.layer_passes(cost)
+                forward_s, backward_s, again_s = (part.compute_s for part in passes)
+                whole_s = sum(part.total_s for part in passes)
+                found.append((whole_s, forward_s, backward_s + again_s))
+            self._known[choice, outside] = found
+        return self._known[choice, outside]
 
 
-def _passes_s(stepper: Stepper, cost: LayerCost) -> float:
-    return sum(part.total_s for part in stepper.layer_passes(cost))
+def _beside_s(
+    run: Run, layout: Layout, m: int, costs: Sequence[LayerCost], dense: float, expert: float
+) -> float:
+    """What a step takes beside its passes, where the mean stage has so many parameters."""
+    boundary = max((cost.boundary_bytes for cost in costs if cost.is_block), default=0)
+    one_way_s = Stepper(run, layout).send_s(boundary)
+    sends_s = m * 2 * one_way_s * layout.vpp * (1 - run.stack.overlap.pipeline)
+    sends_s += 2 * (layout.pp - 1) * one_way_s
+    parameters_s = m * accumulation_s(run, layout, m, dense, expert)
+    return sends_s + parameters_s + update_s(run, layout, dense, expert) + run.stack.step_s
 
 
 class Table:
@@ -119,12 +199,15 @@ class Table:
         self.recompute = np.concatenate([b.recompute for b in blocks])
         self.schedule = np.concatenate([b.schedule for b in blocks])
         self.schedules = blocks[0].schedules
+        self.names = blocks[0].names
         self.ranks = np.concatenate([b.dp * b.variant.cp for b in blocks])
         self.ep = np.repeat([b.variant.ep for b in blocks], sizes)
-        self.microbatch_s = np.array([f.microbatch_s for f in known])
+        self.slowest_s = _side_by_side([f.slowest_s for f in known])
+        self.whole_s = _side_by_side([f.whole_s for f in known])
+        self.first_kept = _side_by_side([f.first_kept for f in known], np.inf)
+        self.beside_s = np.concatenate([f.beside_s for f in known])
         self.first_dense = np.concatenate([f.first_dense for f in known])
         self.first_expert = np.concatenate([f.first_expert for f in known])
-        self.first_kept = np.concatenate([f.first_kept for f in known])
         self.dense = np.array([f.dense for f in known])
         self.expert = np.array([f.expert for f in known])
 
@@ -132,28 +215,47 @@ class Table:
         return int(self.pp.size)
 
 
+def _side_by_side(parts: Sequence[Floats], beyond: float = 0.0) -> Floats:
+    """Rows under one another, filled up to the widest."""
+    most = max(part.shape[1] for part in parts)
+    return np.concatenate(
+        [
+            np.pad(part, ((0, 0), (0, most - part.shape[1])), constant_values=beyond)
+            for part in parts
+        ]
+    )
+
+
 def time_bounds_s(run: Run, table: Table) -> Floats:
-    """Seconds that no layout can beat."""
-    whole_s = table.microbatch_s[table.owner, table.recompute]
-    mean_s = whole_s / table.pp
+    """Seconds that no layout can beat that fits; infinite where none of its choices does."""
     zero_bubble = np.array([s.startswith("zb") for s in table.schedules])[table.schedule]
-    bubble_s = np.where(zero_bubble, 0.0, (whole_s - mean_s) / table.vpp)
-    return np.asarray((table.microbatches * mean_s + bubble_s) * run.stack.slack)
+    filled = np.where(zero_bubble, 0.0, 1.0 / table.vpp)
+    steady = (table.microbatches - filled)[:, None] * table.slowest_s
+    passes_s = steady + np.where(zero_bubble[:, None], 0.0, table.whole_s / table.vpp[:, None])
+    fits = _needed_bytes(run, table) <= run.gpu.hbm_bytes
+    least_s = np.where(fits, passes_s, np.inf).min(axis=1)
+    return np.asarray((least_s + table.beside_s) * run.stack.slack * (1 - ROUNDING))
 
 
 def memory_bounds_bytes(run: Run, table: Table) -> Floats:
-    """Bytes that the fullest device of each layout needs at least: those of the mean stage's
-    states, and those of the first stage's states and activations.
+    """Bytes that the fullest device of each layout needs at least."""
+    return np.asarray(_needed_bytes(run, table).min(axis=1) * (1 - ROUNDING))
+
+
+def _needed_bytes(run: Run, table: Table) -> Floats:
+    """By choice: bytes of the mean stage's states, and of the first stage's states and activations,
+    whichever are more.
     """
     mean_states, mean_gradients = _states_bytes(
         run, table, table.dense[table.owner] / table.pp, table.expert[table.owner] / table.pp
     )
     states, gradients = _states_bytes(run, table, table.first_dense, table.first_expert)
-    activations = table.first_kept * _in_flight(table)
-    together = gradients + activations
+    activations = table.first_kept * _in_flight(table)[:, None]
+    together = gradients[:, None] + activations
     if run.stack.late_gradients:  # gradients come as activations go, unless they are divided
-        together = np.where(table.zero < 2, np.maximum(gradients, activations), together)
-    held = np.maximum(mean_states + mean_gradients, states + together)
+        either = np.maximum(gradients[:, None], activations)
+        together = np.where(table.zero[:, None] < 2, either, together)
+    held = np.maximum((mean_states + mean_gradients)[:, None], states[:, None] + together)
     return np.asarray(held * (1 + FRAGMENTATION) + CONTEXT_BYTES, dtype=np.float64)
 
 

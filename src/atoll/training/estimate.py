@@ -10,8 +10,9 @@ from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.step.bubbles import bubble_s
+from atoll.step.orders import LATE
 from atoll.step.stages import stage_shares
-from atoll.training.layers import HALF, LayerCost, Share, layer_costs
+from atoll.training.layers import HALF, LayerCost, Share, choices_of, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
 from atoll.training.pricing import Pricer
@@ -47,6 +48,13 @@ class Estimate:
     @property
     def worst(self) -> Memory:
         return max(self.memory, key=lambda m: m.needed)
+
+    @property
+    def recomputed(self) -> str:
+        """The recomputation policy that it comes to."""
+        if self.policy and not any(operators for _, operators in self.rerun):
+            return "none"
+        return self.policy or self.layout.recompute
 
     @property
     def fits(self) -> bool:
@@ -188,18 +196,35 @@ class Estimator:
             )
         if layout.recompute != "optimal":
             return self._estimate(layout)
-        levels = max(len(cost.optimal) for cost in self.costs(layout))
-        # The named policies are choices too, and need not lie on the hull.
-        choices = [f"optimal-{level}" for level in range(levels)] + ["selective", "full"]
-        found = [self._estimate(replace(layout, recompute=choice)) for choice in choices]
-        fitting = [e for e in found if e.fits]
-        if fitting:
-            best = min(fitting, key=lambda e: e.step.time_s)
-        else:
-            best = min(found, key=lambda e: e.worst.needed)
-        policy = best.layout.recompute
+        policy = self._policy(layout)
+        best = self._estimate(replace(layout, recompute=policy))
         rerun = tuple((c.name, c.kept(policy).rerun) for c in self.costs(layout) if c.optimal)
         return replace(best, layout=layout, policy=policy, rerun=rerun)
+
+    def _policy(self, layout: Layout) -> str:
+        """What "optimal" comes to: the fastest choice that fits, or the one that needs least."""
+        costs = self.costs(layout)
+        shares = stage_shares(costs, layout.pp, layout.vpp)
+        needed: dict[str, float] = {}
+        seconds: dict[str, tuple[float, ...]] = {}
+        for choice in choices_of(costs, "optimal"):
+            stepper = Stepper(self.run, replace(layout, recompute=choice))
+            memory = (self._memory(stepper, stage, x) for stage, x in enumerate(shares))
+            needed[choice] = max(m.needed for m in memory)
+            seconds[choice] = tuple(s for cost in costs for s in stepper.layer_s(cost))
+        fitting = [c for c in needed if needed[c] <= self.run.gpu.hbm_bytes]
+        if not fitting:
+            return min(needed, key=lambda c: needed[c])
+        # A step is no shorter with longer layers (but for weight passes that fill a bubble): only
+        # those that no other beats are estimated.
+        kept: list[str] = []
+        for choice in sorted(fitting, key=lambda c: sum(seconds[c])):
+            beaten = any(_no_longer(seconds[other], seconds[choice]) for other in kept)
+            if layout.schedule in LATE or not beaten:
+                kept.append(choice)
+        if len(kept) == 1:
+            return kept[0]
+        return min(kept, key=lambda c: self._estimate(replace(layout, recompute=c)).step.time_s)
 
     def _estimate(self, layout: Layout) -> Estimate:
         run = self.run
@@ -238,7 +263,7 @@ class Estimator:
         # A microbatch meets one send and one receive in each direction on every stage.
         sends_s = 2 * one_way_s * layout.vpp * (1 - overlap.pipeline)
         parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
-        accumulate_s = max(self._accumulate_s(layout, m, *p) for p in parameters)
+        accumulate_s = max(accumulation_s(run, layout, m, *p) for p in parameters)
         steady_s = m * (slowest.total_s + accumulate_s)
         idle_s = bubble_s(layout.schedule, [s.passes for s in stages], m, layout.vpp)
         send_total_s = 0.0
@@ -251,7 +276,7 @@ class Estimator:
             times * (wire_s - overlap.gradient * min(wire_s, behind_s))
             for times, wire_s in ((1, last_s), (m - 1, before_s))
         )
-        optimizer_s = max(self._optimizer_s(layout, *p) for p in parameters)
+        optimizer_s = max(update_s(run, layout, *p) for p in parameters)
         parts_s = steady_s + idle_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s
         time_s = parts_s * run.stack.slack
         total = slowest.forward + slowest.backward
@@ -272,28 +297,35 @@ class Estimator:
             host_s=m * slowest.host_s + run.stack.step_s + time_s - parts_s,
         )
 
-    def _accumulate_s(self, layout: Layout, m: int, dense: float, expert: float) -> float:
-        """A microbatch's gradients added to the sum of those before: by a kernel of its own for
-        16-bit ones, in the product's epilogue for fp32 ones. Under ZeRO 2 all are copied into the
-        buckets that are reduced, and a rank's part is added (under ZeRO 3 copies are within what
-        was fitted to gathers).
-        """
-        gpu = self.run.gpu
-        own = _divided(layout, dense, expert) if layout.zero >= 2 else dense + expert
-        moved = own * ACCUMULATED_BYTES if m > 1 else 0.0
-        if layout.zero == 2:
-            moved += (dense + expert) * (HALF + self.run.states.reduced)
-        return moved / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
 
-    def _optimizer_s(self, layout: Layout, dense: float, expert: float) -> float:
-        """Bytes of states through HBM, at the calibrated excess of the optimizer's kernel."""
-        gpu = self.run.gpu
-        own = _divided(layout, dense, expert) if layout.zero >= 1 else dense + expert
-        least = LEAST_BYTES["adamw_fp32_step"]
-        excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / least
-        if self.run.states.name == "bf16":
-            excess = HALF_OPTIMIZER_EXCESS
-        return own * self.run.states.update * excess / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
+def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:
+    """A microbatch's gradients added to the sum of those before: by a kernel of its own for 16-bit
+    ones, in the product's epilogue for fp32 ones. Under ZeRO 2 all are copied into the buckets that
+    are reduced, and a rank's part is added (under ZeRO 3 copies are within what was fitted to
+    gathers). Linear in the parameters.
+    """
+    own = _divided(layout, dense, expert) if layout.zero >= 2 else dense + expert
+    moved = own * ACCUMULATED_BYTES if m > 1 else 0.0
+    if layout.zero == 2:
+        moved += (dense + expert) * (HALF + run.states.reduced)
+    return moved / (run.gpu.calibration.vector_hbm * run.gpu.hbm_Bps)
+
+
+def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
+    """The optimizer's step: bytes of states through HBM, at the calibrated excess of its kernel.
+    Linear in the parameters.
+    """
+    gpu = run.gpu
+    own = _divided(layout, dense, expert) if layout.zero >= 1 else dense + expert
+    least = LEAST_BYTES["adamw_fp32_step"]
+    excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / least
+    if run.states.name == "bf16":
+        excess = HALF_OPTIMIZER_EXCESS
+    return own * run.states.update * excess / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
+
+
+def _no_longer(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def _divided(layout: Layout, dense: float, expert: float) -> float:

@@ -1,84 +1,90 @@
-"""Why this layout: what each axis would cost at its next best value."""
+"""Why this layout: the best of the space with another value on each axis, and what it costs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from atoll.errors import AtollError
-from atoll.training.estimate import Estimate, Estimator
+import numpy as np
+
+from atoll.training.estimate import Estimate
 from atoll.training.layout import Layout
+from atoll.training.search import Bools, Space
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from atoll.training.plan import Plan
 
+AXES = ("tp", "pp", "cp", "ep", "vpp", "microbatch", "zero", "recompute", "sp", "schedule")
+MOST_TRIED = 20  # layouts looked at for how much memory is missing
+
 
 def reasons(plan: Plan) -> list[dict[str, str]]:
-    """One sentence an axis: the best neighbour that differs in it, and what it costs."""
-    estimator = Estimator(plan.run)
+    """One sentence an axis that the space leaves open: the best layout with another value on it,
+    all other axes free, and what it costs.
+    """
     found = []
-    for axis in ("tp", "pp", "cp", "ep", "vpp", "microbatch", "zero", "recompute", "sp"):
-        sentence = _reason(plan, estimator, axis)
+    for axis in AXES:
+        sentence = _reason(plan, axis)
         if sentence:
             found.append({"axis": axis, "why": sentence})
     return found
 
 
-def _reason(plan: Plan, estimator: Estimator, axis: str) -> str:
-    best = plan.best
-    chosen = getattr(best.layout, axis)
-    tried: list[Estimate] = []
-    for layout in _neighbours(plan, axis):
-        try:
-            tried.append(estimator.estimate(layout))
-        except AtollError:
-            continue
-    if not tried:
+def _reason(plan: Plan, axis: str) -> str:
+    best, space = plan.best, plan.space
+    rows = _others(space, best.layout, axis)
+    if not rows.any():
         return ""
-    fitting = [e for e in tried if e.fits]
-    name = f"{axis} {_shown(chosen)}"
-    if fitting:
-        nearest = min(fitting, key=lambda e: e.step.time_s)
-        other = _shown(getattr(nearest.layout, axis))
-        slower = nearest.step.time_s / best.step.time_s - 1
-        if slower < 0:  # the space did not have it
-            return f"{name}: {axis} {other} takes {slower:+.1%}, but was not among the values tried"
-        return f"{name}: {axis} {other} takes {slower:+.1%}, {_where(best, nearest)}"
-    least = min(tried, key=lambda e: e.worst.needed)
-    other = _shown(getattr(least.layout, axis))
+    name = f"{axis} {_value(best.layout, axis)}"
+    chosen = best.recomputed if axis == "recompute" else ""
+    nearest = space.search(1, rows, lambda other: other.recomputed != chosen).best
+    if nearest:
+        other = nearest[0]
+        slower = other.step.time_s / best.step.time_s - 1
+        value = f"{axis} {_value(other.layout, axis)}"
+        if slower == 0:
+            return f"{name}: {value} takes as long, as {other.layout}"
+        return f"{name}: {value} takes {slower:+.1%} as {other.layout}, {_where(best, other)}"
+    least = _least(space, rows)
+    if least.fits:  # fits, but cannot be used
+        return ""
     over = least.worst.needed - plan.run.gpu.hbm_bytes
-    return f"{name}: {axis} {other} needs {format_bytes(over)} more memory than there is"
+    return (
+        f"{name}: no other fits, {axis} {_value(least.layout, axis)} needs {format_bytes(over)} "
+        f"more memory than there is, as {least.layout}"
+    )
 
 
-def _neighbours(plan: Plan, axis: str) -> list[Layout]:
-    """Layouts with another value on one axis; data parallelism takes up what changes."""
-    base = plan.best.layout
-    values: dict[str, tuple[Any, ...]] = {
-        "zero": (0, 1, 2, 3),
-        "recompute": ("none", "selective", "full"),
-        "sp": (True, False),
-    }
-    chosen = getattr(base, axis)
-    if axis in values:
-        candidates = values[axis]
-    else:
-        candidates = tuple(v for v in (chosen // 2, chosen * 2) if v >= 1)
-    found = []
-    for value in candidates:
-        if value == chosen or (axis == "sp" and base.tp == 1):
-            continue
-        layout = replace(base, **{axis: value})
-        rest = layout.tp * layout.pp * layout.cp
-        if plan.run.devices % rest:
-            continue
-        layout = replace(layout, dp=plan.run.devices // rest)
+def _others(space: Space, layout: Layout, axis: str) -> Bools:
+    """Rows with another value; sequence parallelism only where there is a tensor group, schedules
+    only where there is a pipeline.
+    """
+    table = space.table
+    none = np.zeros(len(space), dtype=np.bool_)
+    if axis in ("tp", "cp", "ep", "microbatch", "sp"):
+        if axis == "sp" and layout.tp == 1:
+            return none
+        known = [getattr(block.variant, axis) for block in space.blocks]
+        rows = np.asarray(np.array(known)[table.owner] != getattr(layout, axis))
+        if axis == "sp":
+            rows &= np.array([block.variant.tp > 1 for block in space.blocks])[table.owner]
+        return rows
+    if axis == "recompute":
+        return np.asarray(np.array(table.names)[table.recompute] != layout.recompute)
+    if axis == "schedule":
         if layout.pp == 1:
-            layout = replace(layout, vpp=1)
-        if layout.schedule in ("1f1b", "interleaved"):
-            layout = replace(layout, schedule="interleaved" if layout.vpp > 1 else "1f1b")
-        found.append(layout)
-    return found
+            return none
+        names = ["1f1b" if name == "interleaved" else name for name in table.schedules]
+        mine = "1f1b" if layout.schedule == "interleaved" else layout.schedule
+        return np.asarray((np.array(names)[table.schedule] != mine) & (table.pp > 1))
+    return np.asarray(getattr(table, axis) != getattr(layout, axis))
+
+
+def _least(space: Space, rows: Bools) -> Estimate:
+    """Of some rows, the layout that needs least memory, as far as bounds tell."""
+    listed = np.flatnonzero(rows)
+    order = listed[np.argsort(space.needed[listed], kind="stable")][:MOST_TRIED]
+    return min((space.estimate(int(at)) for at in order), key=lambda e: e.worst.needed)
 
 
 def _where(best: Estimate, other: Estimate) -> str:
@@ -88,7 +94,8 @@ def _where(best: Estimate, other: Estimate) -> str:
     return f"mostly {grown.replace('_', ' ')} (+{format_seconds(theirs[grown] - mine[grown])})"
 
 
-def _shown(value: object) -> str:
+def _value(layout: Layout, axis: str) -> str:
+    value = getattr(layout, axis)
     if isinstance(value, bool):
         return "on" if value else "off"
-    return str(value)
+    return "1f1b" if value == "interleaved" else str(value)

@@ -81,6 +81,16 @@ Share = tuple[tuple[LayerCost, int], ...]
 """Layers of one chunk of a stage, and how often each occurs there."""
 
 
+def choices_of(costs: Iterable[LayerCost], policy: str) -> tuple[str, ...]:
+    """What a recomputation policy may come to: "optimal" to the choices by operator, and to the
+    named policies, which need not lie on the hull of those.
+    """
+    if policy != "optimal":
+        return (policy,)
+    levels = max((len(cost.optimal) for cost in costs), default=0)
+    return (*(f"optimal-{level}" for level in range(levels)), "selective", "full")
+
+
 def layer_costs(
     model: Model, pricer: Pricer, cp: int = 1, ep: int = 1, *, optimal: bool = False
 ) -> tuple[LayerCost, ...]:

@@ -1,37 +1,30 @@
-"""The best layout of a run, proven over the space that it states.
-
-Branch and bound: every layout of every variant is bounded at once (arrays); those that cannot fit
-or cannot beat what is known are never estimated; the others are, in the order of their bounds,
-until the next bound is no better than the last of the plans to return.
-"""
+"""The best layout of a run, proven over the space that it states (`search.py`)."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
-from atoll.training.bounds import (
-    Figures,
-    Floats,
-    Table,
-    figures,
-    memory_bounds_bytes,
-    time_bounds_s,
-)
-from atoll.training.estimate import Estimate, Estimator
+from atoll.training.estimate import Estimate
 from atoll.training.run import Run
-from atoll.training.space import Axes, Block, block_of, variants
+from atoll.training.search import Found, Space, Usable
+from atoll.training.space import Axes, excluded
 from atoll.units import format_bytes
 
 RUNNERS_UP = 4
+TOLERANCE = 0.0  # the search goes on until nothing can be faster
 MOST_TRIED = 200  # layouts looked at for a sentence on why nothing fits
 MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
+
+
+class UnusableError(AtollError):
+    """Layouts fit, but what they are asked for can use none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +37,53 @@ class Certificate:
     """Ruled out by the bound on memory."""
     too_slow: int
     """Ruled out by the bound on time."""
+    refused: int
+    """Not usable by the target of an export; others of that kind may be among the too slow."""
     estimated: int
-    proven: bool
-    bound_s: float
-    """No layout of the space is faster than this, or than the plan itself if that is less."""
+    score: float
+    """Samples a second of the plan."""
+    bound: float
+    """Samples a second that no layout of the space exceeds."""
+    tolerance: float
     bounded_per_s: float
     """Layouts bounded per second of bounding."""
+    excluded: tuple[str, ...]
+    """Values of the axes that the space leaves out."""
+    target: str = ""
+    """The space is restricted to what this target of exports can run."""
+
+    @property
+    def gap(self) -> float:
+        """1 - score / bound: how far the plan may be from the best of its space."""
+        return max(0.0, 1.0 - self.score / self.bound)
+
+    @property
+    def proven(self) -> bool:
+        return self.gap <= self.tolerance
 
     def sentence(self) -> str:
-        return (
-            f"proven best of {self.layouts:,} layouts in {self.variants} variants: "
-            f"{self.too_large:,} cannot fit, {self.too_slow:,} cannot be faster, "
-            f"{self.estimated:,} estimated"
-        )
+        space = f"{self.layouts:,} layouts in {self.variants} variants"
+        if self.target:
+            space += f", of those that {self.target} can run"
+        verdict = f"proven best of {space}"
+        if not self.proven:
+            verdict = f"best known of {space}; another may be faster by {self.gap:.2%} of its time"
+        counts = [
+            f"{self.too_large:,} cannot fit",
+            f"{self.too_slow:,} cannot be faster",
+            *([f"{self.refused:,} cannot be run by {self.target}"] if self.target else []),
+            f"{self.estimated:,} estimated",
+        ]
+        proof = f"gap {self.gap:.2%}, tolerance {self.tolerance:.2%}"
+        return f"{verdict}: {', '.join(counts)} ({proof})"
+
+    def left_out(self) -> str:
+        """What the proof does not speak about, on one line."""
+        return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        shown = {name: getattr(self, name) for name in self.__slots__}
+        return {**shown, "excluded": list(self.excluded), "gap": self.gap, "proven": self.proven}
 
 
 @dataclass(frozen=True)
@@ -71,6 +95,13 @@ class Plan:
     best: Estimate
     runners_up: tuple[Estimate, ...]
     certificate: Certificate
+    space: Space = field(repr=False, compare=False)
+
+    @cached_property
+    def reasons(self) -> list[dict[str, str]]:
+        from atoll.training.explain import reasons
+
+        return reasons(self)
 
     def _repr_html_(self) -> str:
         others = [
@@ -80,10 +111,10 @@ class Plan:
         return answer_html(*self.best.summary(), self.certificate.sentence(), others)
 
     def __str__(self) -> str:
-        return f"{self.best}\n{self.certificate.sentence()}"
+        proof = self.certificate
+        return "\n".join(filter(None, (str(self.best), proof.sentence(), proof.left_out())))
 
     def to_dict(self) -> dict[str, Any]:
-        from atoll.training.explain import reasons
         from atoll.training.replay import replay_estimate
 
         return {
@@ -96,7 +127,7 @@ class Plan:
                 }
                 for e in self.runners_up
             ],
-            "reasons": reasons(self),
+            "reasons": self.reasons,
             "replay": replay_estimate(self.best).to_dict(),
             "certificate": self.certificate.to_dict(),
         }
@@ -107,101 +138,48 @@ def plan(
     axes: Axes | None = None,
     *,
     runners_up: int = RUNNERS_UP,
+    usable: Usable | None = None,
+    target: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """The fastest layout that fits."""
+    """The fastest layout that fits, of those that `usable` says nothing against (which are those
+    that the target of an export can run).
+    """
     axes = axes or Axes()
-    estimator = Estimator(run)
-    blocks, table = _bounded(run, axes, estimator, progress)
-    if table is None:
-        raise _no_layout(run)
-    return _search(run, axes, estimator, blocks, table, runners_up)
+    space = Space(run, axes, usable=usable, progress=progress)
+    found = space.search(runners_up + 1)
+    if not found.best:
+        if found.refused:
+            raise UnusableError(
+                f"{found.refusal} (so it is with all {found.refused:,} layouts that may fit)"
+            )
+        raise _nothing_fits(space)
+    return Plan(run, axes, found.best[0], found.best[1:], _certificate(space, found, target), space)
 
 
-def _bounded(
-    run: Run,
-    axes: Axes,
-    estimator: Estimator,
-    progress: Callable[[str], None] | None = None,
-) -> tuple[list[Block], Table | None]:
-    """All layouts of the space, with what their bounds need; no table where there are none."""
-    blocks: list[Block] = []
-    known: list[Figures] = []
-    for variant in variants(run, axes):
-        block = block_of(run, axes, variant)
-        if not len(block):
-            continue
-        if progress is not None:
-            progress(f"pricing {variant}")
-        blocks.append(block)
-        known.append(figures(run, block, estimator.costs(variant.layout())))
-    return blocks, Table(blocks, known) if blocks else None
-
-
-def _search(
-    run: Run,
-    axes: Axes,
-    estimator: Estimator,
-    blocks: list[Block],
-    table: Table,
-    runners_up: int,
-) -> Plan:
-    begin = time.perf_counter()
-    time_s = time_bounds_s(run, table)
-    needed = memory_bounds_bytes(run, table)
-    possible = np.flatnonzero(needed <= run.gpu.hbm_bytes)
-    order = possible[np.lexsort((possible, time_s[possible]))]
-    bounding_s = time.perf_counter() - begin
-    found: list[Estimate] = []
-    estimated = 0
-    bound_s = float("inf")
-    for at in order:
-        if len(found) > runners_up and time_s[at] >= found[-1].step.time_s:
-            bound_s = float(time_s[at])
-            break
-        estimate = estimator.estimate(blocks[table.owner[at]].layout(int(table.inside[at])))
-        estimated += 1
-        if estimate.fits:
-            found.append(estimate)
-            found.sort(key=lambda e: (e.step.time_s, str(e.layout)))
-            del found[runners_up + 1 :]
-    if not found:
-        raise _nothing_fits(run, estimator, blocks, table, needed)
-    certificate = Certificate(
-        variants=len(blocks),
-        layouts=len(table),
-        too_large=len(table) - int(possible.size),
-        too_slow=int(possible.size) - estimated,
-        estimated=estimated,
-        proven=True,
-        bound_s=min(bound_s, found[0].step.time_s),
-        bounded_per_s=len(table) / max(bounding_s, 1e-9),
-    )
-    return Plan(run, axes, found[0], tuple(found[1:]), certificate)
-
-
-def _no_layout(run: Run) -> AtollError:
-    return AtollError(
-        f"{run.model.name} on {run.devices} devices with a global batch of {run.global_batch}: no "
-        "layout divides devices, heads, layers and batch; change the number of devices or the "
-        "batch, or allow more values"
+def _certificate(space: Space, found: Found, target: str) -> Certificate:
+    run, step_s = space.run, found.best[0].step.time_s
+    return Certificate(
+        variants=len(space.blocks),
+        layouts=len(space),
+        too_large=found.too_large,
+        too_slow=found.too_slow,
+        refused=found.refused,
+        estimated=found.estimated,
+        score=run.global_batch / step_s,
+        bound=run.global_batch / min(found.bound_s, step_s),
+        tolerance=TOLERANCE,
+        bounded_per_s=space.bounded_per_s,
+        excluded=excluded(run, space.axes),
+        target=target,
     )
 
 
-def _nothing_fits(
-    run: Run,
-    estimator: Estimator,
-    blocks: list[Block],
-    table: Table,
-    needed: Floats,
-) -> InfeasibleError:
+def _nothing_fits(space: Space) -> InfeasibleError:
     """Which part is too much in the layout that needs least, by how much, and what would fit."""
-    candidates = np.argsort(needed, kind="stable")[:MOST_TRIED]
-    tried = (
-        estimator.estimate(blocks[table.owner[at]].layout(int(table.inside[at])))
-        for at in candidates
-    )
-    nearest = min(tried, key=lambda e: e.worst.needed)
+    run = space.run
+    candidates = np.argsort(space.needed, kind="stable")[:MOST_TRIED]
+    nearest = min((space.estimate(int(at)) for at in candidates), key=lambda e: e.worst.needed)
     parts = nearest.worst.parts()
     largest = max(parts, key=lambda name: parts[name])
     over = nearest.worst.needed - run.gpu.hbm_bytes
@@ -232,15 +210,14 @@ def _nearest_fit(run: Run) -> Estimate | None:
         if run.devices << doubling > most:
             return None
         larger = replace(run, devices=run.devices << doubling)
-        estimator = Estimator(larger)
-        blocks, table = _bounded(larger, axes, estimator)
-        if table is None:
+        try:
+            space = Space(larger, axes)
+        except AtollError:  # nothing divides
             continue
-        needed = memory_bounds_bytes(larger, table)
-        for at in np.argsort(needed, kind="stable")[:MOST_TRIED]:
-            if needed[at] > run.gpu.hbm_bytes:
+        for at in np.argsort(space.needed, kind="stable")[:MOST_TRIED]:
+            if space.needed[at] > run.gpu.hbm_bytes:
                 break
-            estimate = estimator.estimate(blocks[table.owner[at]].layout(int(table.inside[at])))
+            estimate = space.estimate(int(at))
             if estimate.fits:
                 return estimate
     return None

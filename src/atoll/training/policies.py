@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.placement.recompute import frontier, keep_choices
+from atoll.placement.recompute import hull_choices
 from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer
 from atoll.workload.operator import Operator, Role
@@ -68,18 +68,15 @@ def optimal_policies(
     layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]
 ) -> tuple[tuple[str, Kept], ...]:
     """The convex hull of bytes kept and seconds run again over all sets of saved tensors."""
-    choices = keep_choices(layer)
-    rerun = [[layer.forward[i] for i in choice.rerun] for choice in choices]
-    seconds = np.array([total(costs[op.name] for op in ops).total_s for ops in rerun])
-    _, _, hull = frontier(np.array([float(choice.kept_bytes) for choice in choices]), seconds)
+    choices = hull_choices(layer, np.array([costs[op.name].total_s for op in layer.forward]))
     entry = _entry(layer)
     beyond = max(1, layer.saved_bytes - entry)
     extra = _extra(layer, pricer)
     found = []
-    for level, index in enumerate(reversed(hull.tolist())):
-        kept_bytes = choices[index].kept_bytes
-        share = min(1.0, max(0.0, (kept_bytes - entry) / beyond))
-        kept = _kept(layer, kept_bytes + extra * share, rerun[index], costs)
+    for level, choice in enumerate(reversed(choices)):
+        share = min(1.0, max(0.0, (choice.kept_bytes - entry) / beyond))
+        rerun = [layer.forward[i] for i in choice.rerun]
+        kept = _kept(layer, choice.kept_bytes + extra * share, rerun, costs)
         found.append((f"optimal-{level}", kept))
     return tuple(found)
 

@@ -8,8 +8,9 @@ stage, recomputation and schedule; there may be thousands, so they are held as a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,9 @@ class Axes:
     microbatch: tuple[int, ...] = (1, 2, 4, 8)
     sp: tuple[bool, ...] = (True,)
     """Matters where tp is above 1."""
-    zero: tuple[int, ...] = (1, 3)
-    recompute: tuple[str, ...] = ("none", "selective", "full")
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    """2 without a pipeline only."""
+    recompute: tuple[str, ...] = ("none", "selective", "full", "optimal")
     schedule: tuple[str, ...] = ("1f1b",)
     """Of pipelines (layouts without one are always tried); 1f1b stands for interleaved where vpp is
     above 1."""
@@ -79,8 +81,11 @@ class Variant:
     def __str__(self) -> str:
         return f"tp{self.tp} cp{self.cp} ep{self.ep} mbs{self.microbatch}"
 
-    def layout(self) -> Layout:
-        return Layout(tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, sp=self.sp)
+    def layout(self, **rest: Any) -> Layout:
+        """A layout of this variant; the other axes as given."""
+        return Layout(
+            tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, sp=self.sp, **rest
+        )
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,11 @@ class Block:
     def __len__(self) -> int:
         return int(self.pp.size)
 
+    def part(self, rows: NDArray[np.bool_]) -> Block:
+        """Some of its layouts."""
+        arrays = ("pp", "dp", "vpp", "zero", "recompute", "schedule", "microbatches")
+        return replace(self, **{name: getattr(self, name)[rows] for name in arrays})
+
     def layout(self, i: int) -> Layout:
         v = self.variant
         vpp = int(self.vpp[i])
@@ -109,15 +119,10 @@ class Block:
             schedule = "1f1b"
         elif schedule == "1f1b" and vpp > 1:
             schedule = "interleaved"
-        return Layout(
+        return v.layout(
             dp=int(self.dp[i]),
-            tp=v.tp,
             pp=int(self.pp[i]),
-            cp=v.cp,
-            ep=v.ep,
             vpp=vpp,
-            microbatch=v.microbatch,
-            sp=v.sp,
             zero=int(self.zero[i]),
             recompute=self.names[int(self.recompute[i])],
             schedule=schedule,
@@ -129,7 +134,7 @@ def variants(run: Run, axes: Axes) -> Iterator[Variant]:
     model = run.model
     tps = axes.tp or _powers(min(run.network.node, run.devices))
     tps = tuple(t for t in tps if _tensor_fits(run, t))
-    cps = axes.cp or ((1, 2, 4, 8) if run.sequence >= 8192 else (1, 2))
+    cps = axes.cp or _contexts(run)
     eps = axes.ep or _powers(max(1, model.experts))
     for tp, cp, ep, microbatch in product(tps, cps, eps, axes.microbatch):
         if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
@@ -197,6 +202,46 @@ def _chunks(run: Run, axes: Axes, pp: int, microbatches: int) -> Iterator[int]:
                     yield vpp
             elif layers % (pp * vpp) == 0 or (layers + 2) % (pp * vpp) == 0:
                 yield vpp
+
+
+def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
+    """What a space leaves out of what could be run, axis by axis."""
+    found: list[str] = []
+    model = run.model
+    if axes.tp:
+        found.append(_other("tp", axes.tp))
+    elif run.devices > 1:
+        found.append(f"tp above {min(run.network.node, run.devices)} or no power of two")
+    if axes.pp:
+        found.append(_other("pp", axes.pp))
+    whole = run.stored is not None or model.encoder_layers or run.attention == "unfused"
+    if not whole:
+        found.append(_other("cp", axes.cp) if axes.cp else f"cp above {max(_contexts(run))}")
+    if model.experts:
+        found.append(_other("ep", axes.ep) if axes.ep else "ep that is no power of two")
+    found.append(_other("vpp", axes.vpp) if axes.vpp else "vpp with unequal chunks")
+    found.append(_other("microbatch", axes.microbatch))
+    if len(axes.sp) == 1 and run.stored is None:
+        found.append("sp off" if axes.sp[0] else "sp on")
+    known: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
+        ("zero", ZERO_STAGES, axes.zero),
+        ("recompute", RECOMPUTE, axes.recompute),
+        # 1f1b stands for interleaved.
+        ("schedule", SCHEDULES, (*axes.schedule, *(("interleaved",) * ("1f1b" in axes.schedule)))),
+    )
+    for name, values, tried in known:
+        rest = [str(value) for value in values if value not in tried]
+        if rest:
+            found.append(f"{name} {', '.join(rest)}")
+    return tuple(found)
+
+
+def _other(name: str, values: tuple[int, ...]) -> str:
+    return f"{name} other than {', '.join(str(value) for value in values)}"
+
+
+def _contexts(run: Run) -> tuple[int, ...]:
+    return (1, 2, 4, 8) if run.sequence >= 8192 else (1, 2)
 
 
 def _tensor_fits(run: Run, tp: int) -> bool:

@@ -141,6 +141,10 @@ class Stepper:
         host_s = max(0.0, beside_s - device_s) + waiting_s
         return StageTime(forward, backward, recompute, weight_s, host_s)
 
+    def layer_s(self, cost: LayerCost) -> tuple[float, float]:
+        """Seconds of all passes of one layer: on the device, and of the host beside it."""
+        return sum(part.total_s for part in self.layer_passes(cost)), self._host_s(cost)[0]
+
     def layer_passes(self, cost: LayerCost) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer."""
         run, layout = self.run, self.layout
@@ -164,9 +168,9 @@ class Stepper:
         # Backwards, the gradients of keys and values go round with them.
         ring_back_s = self._ring_s(cost, cost.backward.attention_s, tensors=2)
         exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
-        gather_s, scatter_s = self._sharded_s(cost)
-        visible_f = self._exposed_s(gather_s, forward_s)
-        visible_b = self._exposed_s(gather_s + scatter_s, backward_s + again_s)
+        gather_s, scatter_s = self.sharded_s(cost)
+        visible_f = self.exposed_s(gather_s, forward_s)
+        visible_b = self.exposed_s(gather_s + scatter_s, backward_s + again_s)
 
         again_link_s = self._links_s(kept.links)
         return (
@@ -209,7 +213,7 @@ class Stepper:
         stride = layout.tp * layout.cp if outside else layout.tp
         return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, stride)
 
-    def _sharded_s(self, cost: LayerCost) -> tuple[float, float]:
+    def sharded_s(self, cost: LayerCost) -> tuple[float, float]:
         """Gather of a fully sharded layer's weights, and scatter of its gradients."""
         layout, states = self.layout, self.run.states
         if layout.zero < 3:
@@ -226,7 +230,7 @@ class Stepper:
         efficiency = self.run.stack.gather_efficiency
         return gather_s / efficiency, scatter_s / efficiency
 
-    def _exposed_s(self, wire_s: float, compute_s: float) -> float:
+    def exposed_s(self, wire_s: float, compute_s: float) -> float:
         hidden_s = self.run.stack.overlap.gather * wire_s
         return wire_s - min(hidden_s, compute_s)
 
