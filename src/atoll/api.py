@@ -353,9 +353,14 @@ def plan(
     precision: str | None = None,
     attention: str = "flash",
     imbalance: float = 1.0,
+    export: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """The fastest layout that fits, proven over the values that each axis may take."""
+    """The fastest layout that fits, proven over the values that each axis may take.
+
+    With `export`, of those that this tool can run: megatron, torchtitan, deepspeed or nemo.
+    """
+    from atoll.export import VALUES, refusals
     from atoll.training.plan import plan as run
     from atoll.training.request import make_run
     from atoll.training.space import Axes
@@ -384,5 +389,10 @@ def plan(
         "recompute": recompute,
         "schedule": schedule,
     }
-    axes = Axes(**{name: tuple(values) for name, values in given.items() if values})  # type: ignore[arg-type]
-    return run(job, axes, progress=progress)
+    chosen = {name: tuple(values) for name, values in given.items() if values}
+    usable = None
+    if export:
+        usable = refusals(export, job)
+        chosen = VALUES[export] | chosen
+    axes = Axes(**chosen)  # type: ignore[arg-type]
+    return run(job, axes, usable=usable, target=export or "", progress=progress)

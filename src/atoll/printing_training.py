@@ -135,20 +135,9 @@ def print_runs(shown: Mapping[str, Any]) -> None:
 
 def write_launch_file(result: Estimate, target: str, path: Path | None) -> None:
     """The launch file of an estimate, and on standard error what its user must know."""
-    from atoll.export import export, write_export
-    from atoll.step.stages import even_sizes
+    from atoll.export import export_run, write_export
 
-    layout = result.layout
-    made = export(
-        target,
-        result.run.model,
-        layout,
-        sequence=result.run.sequence,
-        global_batch=result.run.global_batch,
-        precision=result.run.precision,
-        devices_per_node=result.run.network.node,
-        stages=even_sizes(result.run.model.layers, layout.pp * layout.vpp),
-    )
+    made = export_run(target, result.run, result.layout)
     written = write_export(made, path or Path(made.filename))
     print(f"atoll: wrote {written}", file=sys.stderr)
     for note in made.notes:

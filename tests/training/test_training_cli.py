@@ -116,6 +116,47 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
     assert err.count("\n") == 1
 
 
+def test_a_plan_is_printed_and_saved_before_an_export_fails(atoll: Run, tmp_path: Path) -> None:
+    out, launch = tmp_path / "run", tmp_path / "train.toml"
+    code, printed, err = atoll(
+        "plan", "--model", "gpt2-xl", "--device", "h100", "--devices", "16", "--global-batch", "32",
+        "--tp", "1", *QUICK, "--json", "--export", "torchtitan", "--export-to", str(launch),
+        "--out", str(out),
+    )  # fmt: skip
+    assert code == 2
+    assert json.loads(printed)["certificate"]["target"] == ""
+    assert err.startswith("atoll: export to torchtitan: ")
+    assert err.count("\n") == 1
+    assert (out / "plan.json").exists()
+    assert not launch.exists()
+
+
+def test_a_plan_for_a_tool_comes_with_its_launch_file(atoll: Run, tmp_path: Path) -> None:
+    launch = tmp_path / "train.toml"
+    code, printed, err = atoll(
+        *PLAN[:2], "llama3-8b", *PLAN[3:], "--global-batch", "32", *QUICK, "--stack", "fsdp",
+        "--export", "torchtitan", "--export-to", str(launch),
+    )  # fmt: skip
+    assert code == 0
+    assert "of those that torchtitan can run" in printed.replace("\n", " ")
+    assert f"atoll: wrote {launch}" in err
+    assert launch.exists()
+
+
+def test_an_estimate_is_printed_before_an_export_fails(atoll: Run) -> None:
+    code, printed, err = atoll(*ESTIMATE, "--global-batch", "32", "--export", "torchtitan")
+    assert code == 2
+    assert "step " in printed
+    assert err.startswith("atoll: export to torchtitan: ")
+
+
+@pytest.mark.parametrize("command", [ESTIMATE, (*PLAN, "--global-batch", "32")], ids=["one", "all"])
+def test_an_unknown_tool_is_refused_before_any_work(atoll: Run, command: tuple[str, ...]) -> None:
+    code, printed, err = atoll(*command, "--export", "torchtitam")
+    assert (code, printed, err.count("\n")) == (2, "", 1)
+    assert "did you mean torchtitan" in err
+
+
 def test_nothing_fits_is_one_sentence_too(atoll: Run) -> None:
     code, out, err = atoll(
         "plan", "--model", "llama3-70b", "--device", "a100-40", "--devices", "4",

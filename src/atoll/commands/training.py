@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,7 +37,11 @@ Attention = Annotated[str, typer.Option(help="flash, flash2, flash1 or unfused."
 Imbalance = Annotated[float, typer.Option(help="Tokens of the busiest expert over the mean.")]
 Target = Annotated[
     str | None,
-    typer.Option("--export", help="Write a launch file: megatron, torchtitan, deepspeed or nemo."),
+    typer.Option(
+        "--export",
+        help="Write a launch file: megatron, torchtitan, deepspeed or nemo; "
+        "a plan then has only layouts that it can run.",
+    ),
 ]
 ExportTo = Annotated[Path | None, typer.Option(help="Where to write the launch file.")]
 Out = Annotated[
@@ -113,7 +118,7 @@ def estimate(
     if model is None or device is None:
         missing = "--model" if model is None else "--device"
         raise AtollError(f"estimate: {missing} is missing; or give a wafer job file.")
-    _check_files(out, trace)
+    _check_files(out, trace, export)
     result = run(
         model,
         device,
@@ -138,13 +143,13 @@ def estimate(
         attention=attention,
         imbalance=imbalance,
     )
-    if export is not None:
-        printing_training.write_launch_file(result, export, export_to)
     _write_files(result, out, trace)
     if as_json:
         print_json(result.to_dict())
     else:
         printing_training.print_estimate(result)
+    if export is not None:  # last: a target may refuse the layout
+        printing_training.write_launch_file(result, export, export_to)
 
 
 def plan(
@@ -187,10 +192,12 @@ def plan(
     Example: atoll plan --model gpt3-175b --device h100 --devices 1024 --global-batch 2048
     """
     from atoll.api import plan as run
+    from atoll.training.plan import UnusableError
 
-    _check_files(out, trace)
+    _check_files(out, trace, export)
     with printing_training.progress(quiet=as_json) as show:
-        result = run(
+        made = partial(
+            run,
             model,
             device,
             devices,
@@ -213,19 +220,30 @@ def plan(
             imbalance=imbalance,
             progress=show,
         )
-    if export is not None:
-        printing_training.write_launch_file(result.best, export, export_to)
+        refused = None
+        try:
+            result = made(export=export)
+        except UnusableError as error:  # the plan is worth having without a launch file
+            refused, result = error, made()
     _write_files(result, out, trace)
     if as_json:
         print_json(result.to_dict())
     else:
         printing_training.print_plan(result)
+    if refused is not None:
+        raise refused
+    if export is not None:
+        printing_training.write_launch_file(result.best, export, export_to)
 
 
-def _check_files(out: Path | None, trace: Path | None) -> None:
+def _check_files(out: Path | None, trace: Path | None, target: str | None) -> None:
     """Refuse, before any work, what could not be written in the end."""
     from atoll.explore.files import check_folder
+    from atoll.export import check_target
     from atoll.report.trace import check_trace_path
+
+    if target is not None:
+        check_target(target)
 
     if out is not None:
         check_folder(out)

@@ -11,12 +11,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll.errors import AtollError
+from atoll.export.deepspeed import VALUES as DEEPSPEED_VALUES
 from atoll.export.deepspeed import deepspeed
 from atoll.export.megatron import megatron
+from atoll.export.megatron_core import VALUES as MEGATRON_VALUES
 from atoll.export.nemo import nemo
-from atoll.export.plan import Export, Plan, make_plan
+from atoll.export.plan import Export, Plan, Values, make_plan
+from atoll.export.torchtitan import VALUES as TORCHTITAN_VALUES
 from atoll.export.torchtitan import torchtitan
 from atoll.training.layout import Layout
+from atoll.training.run import Run
+from atoll.step.stages import even_sizes
 from atoll.workload.model_config import ModelConfig
 from atoll.yamlfile import suggestion
 
@@ -27,7 +32,24 @@ EXPORTERS: dict[str, Callable[[Plan], Export]] = {
     "nemo": nemo,
 }
 
-__all__ = ["EXPORTERS", "Export", "export", "write_export"]
+VALUES: dict[str, Values] = {
+    "megatron": MEGATRON_VALUES,
+    "torchtitan": TORCHTITAN_VALUES,
+    "deepspeed": DEEPSPEED_VALUES,
+    "nemo": MEGATRON_VALUES,
+}
+"""What a plan for a target tries on some axes, unless it is told otherwise."""
+
+__all__ = [
+    "VALUES",
+    "EXPORTERS",
+    "Export",
+    "check_target",
+    "export",
+    "export_run",
+    "refusals",
+    "write_export",
+]
 
 
 def export(
@@ -42,13 +64,46 @@ def export(
     stages: Sequence[int] | None = None,
 ) -> Export:
     """The launch file of `target`. `stages`: blocks of each model chunk, in the model's order."""
+    check_target(target)
+    plan = make_plan(model, layout, sequence, global_batch, precision, devices_per_node, stages)
+    return EXPORTERS[target](plan)
+
+
+def check_target(target: str) -> None:
+    """Refuse a target that is not known."""
     if target not in EXPORTERS:
         raise AtollError(
             f"export target is {target!r}, but must be one of {', '.join(EXPORTERS)}"
             f"{suggestion(target, tuple(EXPORTERS))}"
         )
-    plan = make_plan(model, layout, sequence, global_batch, precision, devices_per_node, stages)
-    return EXPORTERS[target](plan)
+
+
+def export_run(target: str, run: Run, layout: Layout) -> Export:
+    """The launch file of a training run under a layout, its stages as they were estimated."""
+    return export(
+        target,
+        run.model,
+        layout,
+        sequence=run.sequence,
+        global_batch=run.global_batch,
+        precision=run.precision,
+        devices_per_node=run.network.node,
+        stages=even_sizes(run.model.layers, layout.pp * layout.vpp),
+    )
+
+
+def refusals(target: str, run: Run) -> Callable[[Layout], str | None]:
+    """For layouts of a run: why the target cannot run one, or nothing where it can."""
+    check_target(target)
+
+    def refusal(layout: Layout) -> str | None:
+        try:
+            export_run(target, run, layout)
+        except AtollError as error:
+            return str(error)
+        return None
+
+    return refusal
 
 
 def write_export(made: Export, path: str | Path) -> Path:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from atoll.export.plan import Export, Plan, refuse
+from atoll.export.plan import Export, Plan, Values, refuse
 
 TARGET = "deepspeed"
+VALUES: Values = {"recompute": ("none", "full"), "sp": (False,), "vpp": (1,)}
+"""Of the axes of a plan, those that it can say."""
 
 
 def deepspeed(plan: Plan) -> Export:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from atoll.export.plan import Plan, refuse
+from atoll.export.plan import Plan, Values, refuse
+
+VALUES: Values = {"recompute": ("none", "selective", "full")}
+"""Of the axes of a plan, those that it can say."""
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from atoll.errors import AtollError
 from atoll.training.layout import Layout, check_layout
 from atoll.workload.model_config import ModelConfig
+
+Values = dict[str, tuple[Any, ...]]
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from atoll.export.plan import Export, Plan, refuse
+from atoll.export.plan import Export, Plan, Values, refuse
 from atoll.export.torchtitan_models import Flavor, find_flavor
 
 TARGET = "torchtitan"
+VALUES: Values = {"recompute": ("none", "alternate", "full"), "sp": (True,)}
+"""Of the axes of a plan, those that it can say; alternate is its selective mode by operator."""
 SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe"}
 """Of one chunk a stage; more chunks run Interleaved1F1B."""
 

@@ -1,0 +1,44 @@
+"""Plans for a training tool: layouts that it can run, and nothing is lost where it can run none."""
+
+from __future__ import annotations
+
+import pytest
+
+import atoll
+from atoll.errors import AtollError
+from atoll.export import EXPORTERS, export_run
+from atoll.training.plan import UnusableError
+
+
+@pytest.mark.parametrize("target", EXPORTERS)
+@pytest.mark.parametrize("stack", ["megatron", "fsdp"])
+def test_a_plan_for_a_tool_has_layouts_that_it_can_run(target: str, stack: str) -> None:
+    job = {"global_batch": 32, "sequence": 2048, "microbatch": [1, 2], "stack": stack}
+    found = atoll.plan("llama3-8b", "h100", 16, **job, export=target)
+    for estimate in (found.best, *found.runners_up):
+        assert export_run(target, found.run, estimate.layout).target == target
+    proof = found.certificate
+    assert f", of those that {target} can run: " in proof.sentence()
+    parts = proof.too_large + proof.too_slow + proof.refused + proof.estimated
+    assert (parts, proof.target) == (proof.layouts, target)
+    assert atoll.plan("llama3-8b", "h100", 16, **job).best.step.time_s <= found.best.step.time_s
+
+
+def test_no_usable_layout_was_missed() -> None:
+    job = {"global_batch": 32, "sequence": 2048, "microbatch": [1], "cp": [1], "pp": [1, 2]}
+    found = atoll.plan("llama3-8b", "h100", 16, **job, export="torchtitan")
+    usable = []
+    for at in range(len(found.space)):
+        layout = found.space.layout(at)
+        try:
+            export_run("torchtitan", found.run, layout)
+        except AtollError:
+            continue
+        usable.append(found.space.estimate(at))
+    assert found.best.step.time_s == min(e.step.time_s for e in usable if e.fits)
+
+
+def test_a_tool_that_can_run_none_says_why() -> None:
+    with pytest.raises(UnusableError, match="torchtitan 0.2.2 has no model of the kind") as caught:
+        atoll.plan("gpt2-xl", "h100", 8, global_batch=8, tp=[1], export="torchtitan")
+    assert "(so it is with all " in str(caught.value)
