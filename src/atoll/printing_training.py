@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,14 @@ def print_estimate(result: Estimate) -> None:
         f"{result.layout}",
         markup=False,
     )
-    console.print(
-        f"step {format_seconds(step.time_s)}, {result.tokens_per_s_per_device:,.0f} tokens/s a "
-        f"device, MFU {format_mfu(result.mfu)}"
-    )
+    time, throughput, mfu = result.figures()
+    console.print(f"step {time}, {throughput}, MFU {mfu}")
+    if result.expected_error is not None:
+        console.print(f"note: {result.expected_error.sentence()}", markup=False)
     for note in run.notes:
         console.print(f"note: {note}", markup=False)
-    _print_parts(console, step.breakdown(), step.time_s, format_seconds)
+    seconds = partial(format_seconds, digits=result.digits)
+    _print_parts(console, step.breakdown(), step.time_s, seconds)
     verdict = "fits" if result.fits else "DOES NOT FIT"
     console.print(
         f"memory of stage {worst.stage}: {format_bytes(worst.allocated)} allocated, "
@@ -82,7 +84,8 @@ def print_plan(result: Plan) -> None:
         console.print(proof.left_out(), markup=False)
     replayed = replay_estimate(result.best)
     console.print(
-        f"replayed pass by pass: {format_seconds(replayed.time_s)} ({replayed.difference:+.1%})"
+        f"replayed pass by pass: {format_seconds(replayed.time_s, result.best.digits)} "
+        f"({replayed.difference:+.1%})"
     )
     console.print("runners-up:")
     for other in result.runners_up:

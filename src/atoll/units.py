@@ -180,8 +180,8 @@ def format_bandwidth(value_Bps: float) -> str:
     return format_quantity(value_Bps, BANDWIDTH)
 
 
-def format_seconds(value_s: float) -> str:
-    return format_quantity(value_s, TIME)
+def format_seconds(value_s: float, digits: int = 4) -> str:
+    return format_quantity(value_s, TIME, digits)
 
 
 def format_flops(value: float) -> str:
@@ -206,6 +206,6 @@ NOT_COUNTED = "masked attention and recomputation not counted"
 """The convention of every MFU."""
 
 
-def format_mfu(mfu: float) -> str:
+def format_mfu(mfu: float, decimals: int = 1) -> str:
     """A model FLOPs utilisation with its convention beside it (`workload/flops.py`)."""
-    return f"{mfu:.1%} ({NOT_COUNTED})"
+    return f"{mfu:.{decimals}%} ({NOT_COUNTED})"

@@ -41,8 +41,8 @@ VALUES: dict[str, Values] = {
 """What a plan for a target tries on some axes, unless it is told otherwise."""
 
 __all__ = [
-    "VALUES",
     "EXPORTERS",
+    "VALUES",
     "Export",
     "check_target",
     "export",

@@ -8,6 +8,7 @@ from typing import Any
 from atoll.report.folder import Source
 from atoll.report.timeline import plan_timeline
 from atoll.report.timeline_view import timeline_view
+from atoll.training.accuracy import Expected
 from atoll.units import format_bytes, format_mfu, format_seconds
 
 
@@ -99,7 +100,14 @@ def _sentence(record: Mapping[str, Any]) -> str:
         f"with {axes or 'one device alone'}, microbatch {layout['microbatch']}, schedule "
         f"{layout['schedule']}, ZeRO {layout['zero']}, recompute {layout['recompute']}; it needs "
         f"{format_bytes(memory['needed'])} of {format_bytes(memory['capacity'])} a device."
+        f"{_expected(record)}"
     )
+
+
+def _expected(record: Mapping[str, Any]) -> str:
+    """How far such estimates were off, where the kind of run was not validated."""
+    told = record.get("expected_error")
+    return f" Note: {Expected(**told).sentence()}." if told else ""
 
 
 def _proof(record: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from atoll.notebook import answer_html, bar_text
 from atoll.step.bubbles import bubble_s
 from atoll.step.orders import LATE
 from atoll.step.stages import stage_shares
+from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
 from atoll.training.layers import HALF, LayerCost, Share, choices_of, layer_costs
 from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
@@ -50,6 +51,26 @@ class Estimate:
         return max(self.memory, key=lambda m: m.needed)
 
     @property
+    def expected_error(self) -> Expected | None:
+        """How far such estimates were off; none for the kinds of runs that were validated."""
+        return expected_error(self.run, self.layout)
+
+    @property
+    def digits(self) -> int:
+        """Significant digits that times of this estimate are worth."""
+        return FEW_DIGITS if self.expected_error else DIGITS
+
+    def figures(self) -> tuple[str, str, str]:
+        """Step, throughput and MFU, to the digits that they are worth."""
+        rate, few = self.tokens_per_s_per_device, self.digits < DIGITS
+        tokens = float(f"{rate:.{self.digits - 1}e}") if few else rate
+        return (
+            format_seconds(self.step.time_s, self.digits),
+            f"{tokens:,.0f} tokens/s a device",
+            format_mfu(self.mfu, 0 if few else 1),
+        )
+
+    @property
     def recomputed(self) -> str:
         """The recomputation policy that it comes to."""
         if self.policy and not any(operators for _, operators in self.rerun):
@@ -79,11 +100,14 @@ class Estimate:
         """Title, facts and parts of the step, for people."""
         run, worst = self.run, self.worst
         verdict = "fits" if self.fits else "does not fit"
+        step, throughput, mfu = self.figures()
+        error = self.expected_error
         facts = [
             ("layout", str(self.layout)),
-            ("step", format_seconds(self.step.time_s)),
-            ("throughput", f"{self.tokens_per_s_per_device:,.0f} tokens/s a device"),
-            ("MFU", format_mfu(self.mfu)),
+            ("step", step),
+            ("throughput", throughput),
+            ("MFU", mfu),
+            *([("note", error.sentence())] if error else []),
             (
                 "memory",
                 f"{format_bytes(worst.needed)} of {format_bytes(run.gpu.hbm_bytes)} on stage "
@@ -126,6 +150,7 @@ class Estimate:
             },
             "breakdown_s": self.step.breakdown(),
             **({"notes": list(self.run.notes)} if self.run.notes else {}),
+            **({"expected_error": error.to_dict()} if (error := self.expected_error) else {}),
             **({"recomputed": {name: list(ops) for name, ops in self.rerun}} if self.rerun else {}),
         }
 

@@ -91,7 +91,8 @@ def _where(best: Estimate, other: Estimate) -> str:
     """The part of the step that grows most."""
     mine, theirs = best.step.breakdown(), other.step.breakdown()
     grown = max(mine, key=lambda name: theirs[name] - mine[name])
-    return f"mostly {grown.replace('_', ' ')} (+{format_seconds(theirs[grown] - mine[grown])})"
+    more = format_seconds(theirs[grown] - mine[grown], best.digits)
+    return f"mostly {grown.replace('_', ' ')} (+{more})"
 
 
 def _value(layout: Layout, axis: str) -> str:

@@ -1,0 +1,65 @@
+"""How far estimates of a kind of run were from measured ones (docs/training.md, "Measured errors").
+
+Runs of dense models in 16 bit on A100 and H100 are what the model was fitted and held against; a
+run outside of that says so, and its times are shown to the digits that the error leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.training.layout import Layout
+from atoll.training.run import Run
+
+VALIDATED = ("a100-40", "a100-80", "h100", "h200", "v100", "v100-16")
+LONG = 65536  # tokens from which rings were measured to be slower than estimated
+DIGITS, FEW_DIGITS = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The mean absolute error of the step time over measured runs of a kind; none were measured
+    where there is no mean.
+    """
+
+    of: str
+    mean: float | None = None
+    runs: int = 0
+
+    def sentence(self) -> str:
+        if self.mean is None:
+            return (
+                f"step time: no measured run {self.of} is known to Atoll, so its error is unknown"
+            )
+        return f"step time: {self.mean:.0%} off on average over {self.runs} measured runs {self.of}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"of": self.of, "mean": self.mean, "runs": self.runs}
+
+
+DEVICES = {
+    "b200": Expected("on b200", 0.284, 14),
+    "h100-96": Expected("on h100-96", 0.175, 27),
+    "tpu-v5e": Expected("on tpu-v5e", 0.169, 24),
+    "tpu-v5p": Expected("on tpu-v5p", 0.207, 6),
+    "tpu-v6e": Expected("on tpu-v6e", 0.130, 11),
+    "trainium1-core": Expected("on trainium1-core", 0.118, 16),
+}
+EXPERTS = Expected("of models with experts", 0.238, 20)
+FP8 = Expected("in fp8", 0.148, 43)
+LONG_RINGS = Expected("with context parallelism from 65,536 tokens", 0.385, 3)
+
+
+def expected_error(run: Run, layout: Layout) -> Expected | None:
+    """The worst kind that a run belongs to; none for what was validated."""
+    found = []
+    if run.gpu.name not in VALIDATED:
+        found.append(DEVICES.get(run.gpu.name, Expected(f"on {run.gpu.name}")))
+    if run.model.experts:
+        found.append(EXPERTS)
+    if run.precision == "fp8":
+        found.append(FP8)
+    if layout.cp > 1 and run.sequence >= LONG:
+        found.append(LONG_RINGS)
+    return max(found, key=lambda e: 1.0 if e.mean is None else e.mean, default=None)
