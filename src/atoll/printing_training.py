@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from atoll.printing import console_for_output
-from atoll.units import format_bytes, format_mfu, format_seconds
+from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from atoll.training.estimate import Estimate
