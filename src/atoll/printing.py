@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from atoll.proof import relative_gap, stored_sentence
 from atoll.units import format_bytes, format_count, format_mfu, format_seconds
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int, float, float], No
     with console.status("preparing") as status:
 
         def show(phase: str, left: int, total: int, best: float, bound: float) -> None:
-            gap = f", gap {1 - best / bound:.2%}" if best > 0 else ""
+            gap = f", gap {relative_gap(best, bound):.2%}" if best > 0 else ""
             status.update(
                 f"{phase}: {left:,} of {total:,} chips left, best {best:,.1f}{gap} "
                 f"({time.monotonic() - began:.0f} s)"
@@ -317,10 +318,7 @@ def print_explanation(shown: Mapping[str, Any]) -> None:
                 markup=False,
             )
     status = shown["certificate"]
-    console.print(
-        f"\nProof: {status['status']}, gap {status['gap']:.2%} over "
-        f"{status['architectures']:,} architectures."
-    )
+    console.print(f"\nProof: {stored_sentence(status)}")
 
 
 def _difference(changed: Mapping[str, Sequence[Any]]) -> str:

@@ -209,3 +209,8 @@ NOT_COUNTED = "masked attention and recomputation not counted"
 def format_mfu(mfu: float, decimals: int = 1) -> str:
     """A model FLOPs utilisation with its convention beside it (`workload/flops.py`)."""
     return f"{mfu:.{decimals}%} ({NOT_COUNTED})"
+
+
+def counted(number: int, noun: str) -> str:
+    """"1 design", "1,024 designs"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

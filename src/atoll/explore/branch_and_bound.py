@@ -43,6 +43,7 @@ from atoll.explore.tighten import tighten
 from atoll.explore.trial import Placed, Rule, Shape, Trial, replayed, try_chip
 from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space
+from atoll.proof import relative_gap
 from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]
@@ -73,7 +74,7 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        return max(0.0, 1.0 - self.score / self.bound) if self.bound > 0 else 0.0
+        return relative_gap(self.score, self.bound)
 
 
 Progress = Callable[[str, int, int, float, float], None]

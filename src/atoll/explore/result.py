@@ -10,7 +10,8 @@ from atoll.explore.job import Job
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
-from atoll.units import format_mfu, format_seconds
+from atoll.proof import is_optimal, most_better, proof_sentence
+from atoll.units import counted, format_mfu, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 class Certificate:
     """How good the answer is, and over what.
 
-    `gap` is the relative distance between the best design and the bound on every other; "optimal"
-    means that it is at most `tolerance`.
+    `gap` is 1 - score / bound on every other design; "optimal" means that none is better than this
+    one by more than `tolerance`.
     """
 
     gap: float
@@ -31,28 +32,27 @@ class Certificate:
     pruned: Mapping[str, int]
     """Architectures ruled out, by the bound that did it."""
     tightened: int
+    subject: str = ""
+    """What the proof is over, in words; empty: the architectures."""
 
     @property
     def status(self) -> str:
-        # The search stops at the tolerance itself: allow for the rounding of the division.
-        return "optimal" if self.gap <= self.tolerance * (1 + 1e-9) else "gap"
+        return "optimal" if is_optimal(self.gap, self.tolerance) else "gap"
+
+    @property
+    def over(self) -> str:
+        return self.subject or counted(self.architectures, "architecture")
 
     def sentence(self) -> str:
-        if self.status == "optimal":
-            return (
-                f"proven optimal over {self.architectures:,} architectures "
-                f"(gap {self.gap:.2%}, tolerance {self.tolerance:.2%})"
-            )
-        return (
-            f"not proven optimal: at most {self.gap:.2%} below the best of "
-            f"{self.architectures:,} architectures"
-        )
+        return proof_sentence(self.gap, self.tolerance, self.over)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "status": self.status,
             "gap": self.gap,
+            "most_better": most_better(self.gap),
             "tolerance": self.tolerance,
+            "over": self.over,
             "architectures": self.architectures,
             "evaluated": self.evaluated,
             "pruned": sum(self.pruned.values()),

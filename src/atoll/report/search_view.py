@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.hardware import accelerator_area_mm2, area_parts, load_accelerator
+from atoll.proof import stored_sentence
 from atoll.report.folder import Source
 from atoll.report.sensitivity import chip_of, sensitivity
 from atoll.report.space_view import job_of, space_points
@@ -92,16 +93,7 @@ def model_view(plan: Mapping[str, Any], chip: Mapping[str, Any]) -> dict[str, An
 
 def certificate_words(proof: Mapping[str, Any]) -> str:
     """What was proven, and over what."""
-    if proof["status"] == "optimal":
-        said = (
-            f"Proven optimal over {proof['architectures']:,} architectures: no other is more than "
-            f"{proof['gap']:.2%} better."
-        )
-    else:
-        said = (
-            f"Not proven optimal: the best of {proof['architectures']:,} architectures may be up "
-            f"to {proof['gap']:.2%} better."
-        )
+    said = stored_sentence(proof)
     by = ", ".join(f"{count:,} by {name}" for name, count in proof["pruned_by"].items())
     return f"{said} {proof['evaluated']:,} were evaluated; ruled out: {by or 'none'}."
 

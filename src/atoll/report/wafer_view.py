@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.proof import stored_sentence
 from atoll.report.folder import Source
 from atoll.report.search_view import model_view
 from atoll.units import NOT_COUNTED, format_bytes, format_seconds
@@ -26,7 +27,7 @@ def wafer_view(source: Source) -> dict[str, Any]:
             f"{where['pipeline']} stages, microbatch {where['microbatch']}, recompute "
             f"{plan['recompute']}."
         ),
-        "certificate": _proof(content["certificate"]),
+        "certificate": stored_sentence(content["certificate"]),
         "notes": [],
         "facts": [
             ["Step", format_seconds(where["step_time_s"])],
@@ -48,14 +49,6 @@ def wafer_view(source: Source) -> dict[str, Any]:
         "models": [model_view(plan, chip)],
         "wafer": _map(wafer),
     }
-
-
-def _proof(proof: Mapping[str, Any]) -> str:
-    """What the bound says of all other mappings, and of the wafers that were looked at."""
-    over = "this wafer" if proof["architectures"] == 1 else f"{proof['architectures']:,} wafers"
-    if proof["status"] == "optimal":
-        return f"Proven optimal: no mapping on {over} is more than {proof['gap']:.2%} better."
-    return f"Not proven optimal: the best mapping on {over} may be up to {proof['gap']:.2%} better."
 
 
 def _map(wafer: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.proof import stored_sentence
 from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
@@ -169,7 +170,8 @@ class SearchRun:
         result = reader.result()
         if result is not None:
             self._told = {
-                "certificate": result["certificate"],
+                "certificate": result["certificate"]
+                | {"sentence": stored_sentence(result["certificate"])},
                 "accelerator": result["best"]["accelerator"],
                 "models": [
                     {k: v for k, v in model.items() if k != "layers"}

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.proof import relative_gap
 from atoll.store.lock import holder_of
 from atoll.store.schema import (
     COVERED,
@@ -66,7 +67,7 @@ class RunStatus:
         """Relative distance of the best design to the bound; None before the first design."""
         if self.score <= 0.0 or self.bound <= 0.0:
             return None
-        return max(0.0, 1.0 - self.score / self.bound)
+        return relative_gap(self.score, self.bound)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.explore.result import Certificate
+from atoll.proof import relative_gap
+from atoll.units import counted
 from atoll.wafer.anneal import anneal
 from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
 from atoll.wafer.baselines import Baseline, run_baselines
@@ -83,12 +85,13 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         wafer=wafer,
         best=best,
         certificate=Certificate(
-            gap=max(0.0, 1.0 - _healthy(job, found.best, best) / explored.bound_samples_per_s),
+            gap=relative_gap(_healthy(job, found.best, best), explored.bound_samples_per_s),
             tolerance=TOLERANCE,
             architectures=len(wafers),
             evaluated=len(explored.solved),
             pruned=explored.pruned,
             tightened=found.solved,
+            subject=_subject(job, len(wafers)),
         ),
         baselines=baselines,
         detailed=detailed | {"annealing_gain": annealed.gain if annealed else 0.0},
@@ -100,6 +103,14 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         phases_s=phases,
         wall_time_s=time.monotonic() - began,
     )
+
+
+def _subject(job: WaferJob, wafers: int) -> str:
+    """What the bound is about."""
+    if wafers > 1:
+        return f"all mappings on {counted(wafers, 'wafer')}"
+    faults = job.dead_dies or job.dead_links
+    return f"all mappings on this wafer{' without its faults' if faults else ''}"
 
 
 def _healthy(job: WaferJob, found: Evaluation, best: Evaluation) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.errors import InfeasibleError
+from atoll.proof import relative_gap
 from atoll.units import format_bytes
 from atoll.wafer.block import make_block
 from atoll.wafer.bounds import Lowest, StepBound
@@ -60,7 +61,8 @@ class Found:
 
     @property
     def gap(self) -> float:
-        return max(0.0, 1.0 - self.bound_s / self.best.step_s)
+        # Throughput is the inverse of the step.
+        return relative_gap(self.bound_s, self.best.step_s)
 
 
 class WaferSearch:

@@ -38,11 +38,9 @@ export class RunView {
     const proof = result.certificate;
     const live = status.state === "running";
     const sentence = proof
-      ? proof.status === "optimal"
-        ? `Proven best of ${number(proof.architectures)} architectures, to ${percent(proof.gap, 2)}.`
-        : `Not proven: at most ${percent(proof.gap, 2)} below the best of ${number(proof.architectures)} architectures.`
+      ? proof.sentence
       : status.gap !== null && status.gap !== undefined
-        ? `So far: at most ${percent(status.gap, 2)} below the best of ${number(status.total)} architectures.`
+        ? `So far: the best of ${number(status.total)} architectures may be up to ${percent(status.gap / (1 - status.gap), 2)} better.`
         : "Nothing is found yet.";
     const chip = !live && result.accelerator;
     this.top.replaceChildren(...[

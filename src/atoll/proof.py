@@ -1,0 +1,55 @@
+"""How far an answer can be from the best possible: one definition, one sentence.
+
+The gap is 1 - score / bound: how far the answer is below the bound, of the bound. What a reader
+asks is how much better another answer could be, of this one: bound / score - 1, which is more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.units import counted
+
+_ROUNDING = 1e-9  # relative: searches stop at the tolerance itself
+
+
+def relative_gap(score: float, bound: float) -> float:
+    """1 - score / bound: how far the best answer known is below the bound on all."""
+    return max(0.0, 1.0 - score / bound) if bound > 0.0 else 0.0
+
+
+def most_better(gap: float) -> float:
+    """bound / score - 1: no other answer is better by more than this share."""
+    return gap / (1.0 - gap) if gap < 1.0 else math.inf
+
+
+def is_optimal(gap: float, tolerance: float) -> bool:
+    """Whether no other answer is better by more than the tolerance."""
+    return most_better(gap) <= tolerance * (1.0 + _ROUNDING)
+
+
+def proof_sentence(gap: float, tolerance: float, over: str) -> str:
+    """What was proven over all of `over` ("29,360 architectures")."""
+    more = percent_at_most(most_better(gap))
+    if is_optimal(gap, tolerance):
+        return (
+            f"proven optimal over {over}: none is more than {more} better "
+            f"(tolerance {tolerance:.2%})"
+        )
+    return f"not proven optimal: the best of {over} may be up to {more} better (gap {gap:.2%})"
+
+
+def stored_sentence(proof: Mapping[str, Any]) -> str:
+    """The sentence of a certificate in a file, as one that begins."""
+    over = proof.get("over") or counted(proof["architectures"], "architecture")
+    said = proof_sentence(proof["gap"], proof["tolerance"], over)
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def percent_at_most(share: float) -> str:
+    """A share that is not exceeded, to two digits: rounded up, for rounding down would be false."""
+    if not math.isfinite(share):
+        return "any share"
+    return f"{math.ceil(share * 1e4 * (1.0 - _ROUNDING)) / 1e4:.2%}"
