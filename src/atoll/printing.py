@@ -28,7 +28,9 @@ def console_for_output() -> Console:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str, int, int, float, float], None] | None]:
+def progress(
+    quiet: bool, noun: str = "chips"
+) -> Iterator[Callable[[str, int, int, float, float], None] | None]:
     """A status line on a terminal; nothing on a pipe or when quiet."""
     if quiet or not sys.stderr.isatty():
         yield None
@@ -40,7 +42,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str, int, int, float, float], No
         def show(phase: str, left: int, total: int, best: float, bound: float) -> None:
             gap = f", gap {relative_gap(best, bound):.2%}" if best > 0 else ""
             status.update(
-                f"{phase}: {left:,} of {total:,} chips left, best {best:,.1f}{gap} "
+                f"{phase}: {left:,} of {total:,} {noun} left, best {best:,.1f}{gap} "
                 f"({time.monotonic() - began:.0f} s)"
             )
 

@@ -35,10 +35,13 @@ from .wafer_cases import small_file, small_model, small_wafer
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def search(wafer=None, *, model=None, batch=16, options=None, microbatches=(1, 2), accept=None):
+def search(
+    wafer=None, *, model=None, batch=16, options=None, microbatches=(1, 2), accept=None,
+    progress=None,
+):  # fmt: skip
     return WaferSearch(
         wafer or small_wafer(2, 4), model or small_model(), batch, 24, options, microbatches,
-        accept=accept,
+        progress, accept=accept,
     )  # fmt: skip
 
 
@@ -68,6 +71,17 @@ def test_the_same_job_gives_the_same_answer_twice():
     a, b = (search().run() for _ in range(2))
     assert a.best.mapping == b.best.mapping
     assert a.best.step_s == b.best.step_s
+
+
+def test_progress_shows_the_bound_of_the_certificate_not_that_of_the_next_candidate():
+    shown = []
+    found = search(
+        progress=lambda phase, left, total, best, bound: shown.append(1.0 - best / bound)
+    ).run()
+    assert shown and all(gap >= found.gap * (1 - 1e-9) for gap in shown)
+    assert shown[-1] == pytest.approx(found.gap, rel=1e-9, abs=1e-12)
+    quiet = search().run()
+    assert (quiet.best.step_s, quiet.bound_s) == (found.best.step_s, found.bound_s)
 
 
 def test_less_memory_never_helps_and_recomputation_does():

@@ -37,7 +37,7 @@ def search_wafer(
         from atoll.explore.files import check_folder
 
         check_folder(out)
-    with printing.progress(quiet=as_json) as show:
+    with printing.progress(quiet=as_json, noun="candidates") as show:
         result = run(
             job, wafer=wafer, model=models[0] if models else None, progress=show, **given
         )

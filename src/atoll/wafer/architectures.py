@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.wafer.search import Found, WaferSearch
+from atoll.wafer.search import Found, Progress, WaferSearch
 from atoll.wafer.template import Wafer
 
 
@@ -31,6 +31,7 @@ def explore_wafers(
     searches: Sequence[WaferSearch],
     front: bool,
     thorough: Callable[[Wafer], WaferSearch] | None = None,
+    progress: Progress | None = None,
 ) -> Explored:
     """Solve as few wafers as the bounds allow; `thorough` solves again what the bound hangs on."""
     bounds = [search.batch / search.ideal_step_s() for search in searches]
@@ -38,8 +39,9 @@ def explore_wafers(
     solved: list[tuple[Wafer, Found]] = []
     pruned = {"bound": 0, "memory": 0}
     reason: AtollError | None = None
-    for index in order:
+    for place, index in enumerate(order):
         search = searches[index]
+        _report(progress, len(order) - place, len(order), solved, bounds[index])
         if _ruled_out(search.wafer, bounds[index], solved, front):
             pruned["bound"] += 1
             continue
@@ -55,6 +57,7 @@ def explore_wafers(
     solved.sort(key=_fastest_first)
     if thorough is not None:
         # The one with the highest bound: the gap hangs on it.
+        _report(progress, 1, len(order), solved, 0.0)
         place = min(range(len(solved)), key=lambda i: solved[i][1].bound_s)
         wafer, found = solved[place]
         more = thorough(wafer).run([found.best])
@@ -62,6 +65,24 @@ def explore_wafers(
         solved.sort(key=_fastest_first)
     batch = searches[0].batch
     return Explored(tuple(solved), pruned, max(batch / found.bound_s for _, found in solved))
+
+
+def _report(
+    progress: Progress | None,
+    left: int,
+    total: int,
+    solved: Sequence[tuple[Wafer, Found]],
+    next_bound: float,
+) -> None:
+    """How far the space is searched: wafers left, the best of all and the bound on all.
+
+    Wafers come with their bounds falling, so that the next one's holds for all that are left.
+    """
+    if progress is not None and solved:
+        best = max(found.best.samples_per_s for _, found in solved)
+        # A batch is the samples of a step.
+        known = [f.best.samples_per_s * f.best.step_s / f.bound_s for _, f in solved]
+        progress("wafers", left, total, best, max(best, next_bound, *known))
 
 
 def _fastest_first(pair: tuple[Wafer, Found]) -> tuple[float, float]:

@@ -54,8 +54,8 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         explored = Explored(((wafers[0], found),), {}, job.batch / found.bound_s)
         timed("search")
     else:
-        searches = [make_search(job, wafer, progress, QUICK_CODES) for wafer in wafers]
-        explored = explore_wafers(searches, job.pareto, lambda w: make_search(job, w, progress))
+        searches = [make_search(job, wafer, None, QUICK_CODES) for wafer in wafers]
+        explored = explore_wafers(searches, job.pareto, lambda w: make_search(job, w), progress)
         search = next(s for s in searches if s.wafer is explored.solved[0][0])
         timed("search")
         if job.baselines:

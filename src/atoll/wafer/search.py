@@ -90,6 +90,8 @@ class WaferSearch:
         self.bounds = StepBound((self.fine,), self.microbatches)
         """On everything; `_reach` is on what candidates are compared with."""
         self._reach = StepBound(self.planners, self.microbatches)
+        self._overall_s: float | None = None
+        """No mapping has a shorter step, as far as is known; None before the first mapping."""
 
     # -- candidates ----------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class WaferSearch:
         kept = [seed for seed in (*seeds, self._seed(queue)) if seed is not None and seed.fits]
         best = min(kept, key=lambda e: e.step_s) if kept else None
         solved = 0
+        self._report("mappings", len(queue), total, best)
         while queue:
             candidate = heapq.heappop(queue)
             limit = INFINITY if best is None else best.step_s
@@ -150,13 +153,12 @@ class WaferSearch:
                     kept.append(found)
                     if best is None or found.step_s < best.step_s:
                         best = found
-            if self.progress and best is not None:
-                self.progress("mappings", len(queue), total, best.samples_per_s,
-                              self.batch / candidate.bound_s)  # fmt: skip
+            self._report("mappings", len(queue), total, best)
         mixed = self._mixed(best)
         if mixed is not None:
             kept.append(mixed)
             best = mixed
+        self._report("refining", len(queue), total, best)
         best = self._polished(kept, self.candidates(self.bounds) if best is None else ())
         if best is None:
             raise InfeasibleError(
@@ -165,11 +167,26 @@ class WaferSearch:
                 "more memory a die, a shorter sequence or a smaller model."
             )
         best, lowest = self._suggested(best, kept)
+        self._overall_s = lowest.bound_s
+        self._report("proven", 0, total, best)
         kept.sort(key=lambda e: e.step_s)
         return Found(
             best, lowest.bound_s, total, solved, total - solved,
             tuple(e for e in kept if e is not best)[:3],
         )  # fmt: skip
+
+    def _report(self, phase: str, left: int, total: int, best: Evaluation | None) -> None:
+        """How far the search is, under the bound on all mappings: that of the certificate.
+
+        It is worked out with or without a listener, so that nobody's answer depends on one.
+        """
+        if best is None:
+            return
+        if self._overall_s is None:
+            self._overall_s = self.bounds.lowest(best.step_s, solve=False).bound_s
+        if self.progress is not None:
+            bound = self.batch / min(self._overall_s, best.step_s)
+            self.progress(phase, left, total, best.samples_per_s, bound)
 
     def _polished(
         self, kept: list[Evaluation], candidates: Sequence[Candidate]
