@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from atoll.proof import relative_gap, stored_sentence
+from atoll.proof import relative_gap, stored_sentence, times
 from atoll.units import format_bytes, format_count, format_mfu, format_seconds
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def print_result(result: SearchResult) -> None:
         f"             {best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} TFLOP/s, "
         f"{best.peak_power_W:.0f} W at peak"
     )
+    for number, line in enumerate(result.plateau_lines()):
+        console.print(f"{'Plateau' if number == 0 else '':<12} {line}", markup=False)
     for plan in best.plans:
         console.print(f"Model        {plan.model}", markup=False)
         console.print(
@@ -72,6 +74,8 @@ def print_result(result: SearchResult) -> None:
     counts = result.certificate
     if result.stopped:
         console.print(f"Stopped      {result.stopped}: the best design so far")
+    elif result.front_stopped:
+        console.print(f"Stopped      {result.front_stopped}: the fronts are not complete")
     console.print(f"Certificate  {counts.sentence()}")
     pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.pruned.items())
     console.print(
@@ -113,11 +117,14 @@ def _print_baselines(console: Console, result: SearchResult) -> None:
     table.add_column("Beside")
     table.add_column(unit, justify="right")
     table.add_column("ours is", justify="right")
+    if result.baseline_remarks:
+        table.add_column("")
     for name, value in result.baselines.items():
         if value is None:
-            table.add_row(name, "does not fit", "")
+            table.add_row(name, "does not fit")
         else:
-            table.add_row(name, f"{value:,.1f}", f"{result.score / value:.2f}x")
+            remark = [result.baseline_remarks[name]] if name in result.baseline_remarks else []
+            table.add_row(name, f"{value:,.1f}", times(result.score, value), *remark)
     console.print(table)
 
 

@@ -53,3 +53,9 @@ def percent_at_most(share: float) -> str:
     if not math.isfinite(share):
         return "any share"
     return f"{math.ceil(share * 1e4 * (1.0 - _ROUNDING)) / 1e4:.2%}"
+
+
+def times(ours: float, theirs: float) -> str:
+    """"1.29x"; a ratio that would be shown as 1 although it is less, with more digits."""
+    ratio = ours / theirs
+    return f"{ratio:.2f}x" if ratio >= 1.0 or ratio < 0.995 else f"{ratio:.4f}x"

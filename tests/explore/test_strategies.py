@@ -84,6 +84,7 @@ def test_the_front_holds_every_chip_that_no_smaller_one_equals() -> None:
     search.run()
     tolerance = 0.01
     front = area_front(search, tolerance)
+    assert front is not None
     scores = all_scores(make_search(2, 150))
     area = search.frontier.chips.area_mm2
     for chip in range(len(area)):
@@ -91,6 +92,19 @@ def test_the_front_holds_every_chip_that_no_smaller_one_equals() -> None:
         assert as_small, "the smallest chip is on the front"
         assert scores[chip] <= max(as_small) * (1 + tolerance + 1e-3)
     assert list(scores[front]) == sorted(scores[front], reverse=True)
+
+
+def test_a_chip_that_could_not_beat_the_best_may_still_be_the_best_of_its_size() -> None:
+    search, whole = make_search(2, 150), make_search(2, 150)
+    search.run()
+    whole.run()
+    front = area_front(whole)
+    assert front is not None
+    # As the search leaves a chip whose placements do not beat the incumbent: without a plan.
+    small = front[-1]
+    search.frontier.found[small] = {}
+    search.frontier.stage[small] = 2
+    assert area_front(search) == front
 
 
 def test_two_models_at_once_are_optimal_too() -> None:

@@ -79,7 +79,9 @@ def test_points_are_what_the_store_and_the_bounds_say(seed_run: Path) -> None:
     points = space_points(seed_run, content)
     assert points is not None
     evaluated = points.state == EVALUATED
-    assert points.score[evaluated].max() == pytest.approx(content["score"])
+    # The answer is the most frugal of those within the tolerance.
+    least = points.score[evaluated].max() / (1 + content["certificate"]["tolerance"])
+    assert content["score"] >= least * (1 - 1e-9)
     # What was ruled out cannot beat the best by more than the tolerance that was proven.
     limit = content["score"] * (1 + content["certificate"]["tolerance"])
     assert points.score[~evaluated].max() <= limit * (1 + 1e-9)

@@ -152,7 +152,7 @@ def search(
         print_json(result.to_dict())
     else:
         printing.print_result(result)
-    if result.stopped == "interrupted":
+    if stop.interrupted:
         again = "" if out is None else "; the same command continues"
         print(f"atoll: interrupted{again}", file=sys.stderr)
         raise typer.Exit(128 + stop.signal)

@@ -8,12 +8,13 @@ random         the best of randomly drawn chips, with our placement
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
-from atoll.explore.branch_and_bound import Outcome, Search
+from atoll.explore.branch_and_bound import Found, Search
 from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
@@ -21,10 +22,12 @@ from atoll.explore.spotlight import spotlight_chip
 from atoll.explore.workloads import Variant, Variants
 from atoll.hardware import (
     Accelerator,
+    Hbm,
     ProductSpace,
     Space,
     accelerator_area_mm2,
     load_accelerator,
+    peak_power_W,
 )
 from atoll.placement.chain import make_chain
 from atoll.placement.fixed import fixed_division, fixed_flat
@@ -68,30 +71,99 @@ def reference_space(like: Space | ProductSpace) -> Space:
     return space_of(load_accelerator(REFERENCE), like)
 
 
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """A design to compare with."""
+
+    score: float | None
+    """None: the model does not fit."""
+    area_mm2: float
+    peak_power_W: float
+    chip: int | None = None
+    """Its number in the space that is searched; None: it is not a chip of it."""
+    found: Mapping[int, Found] = field(default_factory=dict, repr=False)
+    """By model: the plans behind the score."""
+
+    def to_note(self) -> dict[str, Any]:
+        """What is kept with a search; the plans have their own place."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "found"}
+
+
 def run_baselines(
-    space: Space, variants: Variants, setting: Setting, objective: Objective, seed: int
-) -> Mapping[str, float | None]:
-    """Scores by name; None where the model does not fit."""
+    space: Space | ProductSpace,
+    drawn_from: Space,
+    variants: Variants,
+    setting: Setting,
+    objective: Objective,
+    seed: int,
+) -> Mapping[str, Baseline]:
+    """By name; chips of the space itself are drawn from the part of it in memory."""
     reference = reference_space(space)
 
-    def best_of(candidates: Space) -> float | None:
-        outcome = Search(candidates, variants, setting, objective, tolerance=1e-3).run()
-        return score_of(outcome)
+    def best_of(candidates: Space) -> Baseline:
+        search = Search(candidates, variants, setting, objective, tolerance=1e-3)
+        outcome = search.run()
+        if outcome.best is None:
+            return _alone(candidates, 0, candidates.hbm_options)
+        chips = outcome.frontier.chips
+        design = int(chips.design[outcome.best])
+        hbm_Bps, override = chips.hbm_Bps[outcome.best], setting.profile.hbm_bandwidth_Bps
+        options = [o for o in candidates.hbm_options if override or o.bandwidth_Bps == hbm_Bps]
+        number = design_number(space, candidates.accelerator(design))
+        bandwidths = len(search.bandwidths)
+        band = int(outcome.frontier.ids[outcome.best]) % bandwidths
+        return replace(
+            _alone(candidates, design, options),
+            score=outcome.score,
+            chip=None if number is None else number * bandwidths + band,
+            found=outcome.frontier.found[outcome.best],
+        )
 
     drawn = np.random.default_rng(seed).choice(
-        len(space), size=min(RANDOM_CHIPS, len(space)), replace=False
+        len(drawn_from), size=min(RANDOM_CHIPS, len(drawn_from)), replace=False
     )
-    spotlight = spotlight_chip(space, variants, setting, seed)
+    spotlight = spotlight_chip(drawn_from, variants, setting, seed)
+    placed = best_of(reference)
     return {
-        "tpuv4-expert": _expert(reference, variants, setting, objective),
-        "tpuv4-placed": best_of(reference),
-        "spotlight": best_of(space.subset([spotlight])),
-        "random": best_of(space.subset(np.sort(drawn))),
+        "tpuv4-expert": replace(
+            placed, score=_expert(reference, variants, setting, objective), found={}
+        ),
+        "tpuv4-placed": placed,
+        "spotlight": best_of(drawn_from.subset([spotlight])),
+        "random": best_of(drawn_from.subset(np.sort(drawn))),
     }
 
 
-def score_of(outcome: Outcome) -> float | None:
-    return None if outcome.best is None else outcome.score
+def _alone(candidates: Space, design: int, options: Sequence[Hbm]) -> Baseline:
+    """A design that no model is placed on, with its least area and power over the HBM options."""
+    chips = [candidates.accelerator(design, hbm) for hbm in options]
+    least = min(chips, key=lambda chip: (accelerator_area_mm2(chip), peak_power_W(chip)))
+    return Baseline(None, accelerator_area_mm2(least), peak_power_W(least))
+
+
+def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
+    """The number of a chip in a space, whatever its HBM; None where the space has none."""
+    names = (
+        "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes", "clock_Hz",
+    )  # fmt: skip
+    if isinstance(space, Space):
+        same = np.isclose(space.glb_bandwidth_Bpc, chip.glb_bandwidth_Bpc)
+        for name in names:
+            same &= getattr(space, name) == getattr(chip, name)
+        found = np.flatnonzero(same)
+        return int(found[0]) if len(found) else None
+    bandwidth = float(space.glb_bandwidth.bytes_per_clock(chip.glb_bytes))
+    tied = space.axes.vector_width is None
+    if not np.isclose(bandwidth, chip.glb_bandwidth_Bpc) or (
+        tied and chip.vector_width != chip.width
+    ):
+        return None
+    lists = space.axes.lists()
+    wanted = [0 if tied and name == "vector_width" else getattr(chip, name) for name in names]
+    if any(value not in values for value, values in zip(wanted, lists, strict=True)):
+        return None
+    places = [values.index(value) for value, values in zip(wanted, lists, strict=True)]
+    return int(np.ravel_multi_index(places, [len(values) for values in lists]))
 
 
 def _expert(

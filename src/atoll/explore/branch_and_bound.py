@@ -17,7 +17,7 @@ its results are taken in the order of one process alone, so that the answer is t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,12 +81,19 @@ Progress = Callable[[str, int, int, float, float], None]
 """Called with (phase, chips left, chips in all, best score, bound)."""
 
 
+_SHOWN = {"front": "front", "near": "plateau"}
+
+
 @dataclass
 class _Mode:
     """Whether chips compete with an incumbent, or are evaluated for their own sake."""
 
     phase: str = "place"
     sparing: bool = False
+    floor: float | None = None
+    """A score that chips are held against instead of the incumbent's."""
+    waiting: int = 0
+    """Chips that wait for this phase, those at hand included."""
 
 
 class Search:
@@ -170,16 +177,36 @@ class Search:
         waiting = 0.0 if self.reserve is None else self.reserve.bound()
         return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
 
-    def evaluate_all(self, order: IntArray) -> FloatArray:
+    def evaluate_all(self, order: IntArray, waiting: int | None = None) -> FloatArray:
         """Scores of these chips, each with its own best layouts, whatever the incumbent is.
 
-        Only what exists is computed; bounds stay those of the schedules.
+        Only what exists is computed; bounds stay those of the schedules. `waiting`: how many chips
+        are to be evaluated in all, for the report.
         """
-        incumbent = self.best, self.score
-        self.best, self.score, self.mode = None, 0.0, _Mode("front", sparing=True)
-        self._batch(order)
-        (self.best, self.score), self.mode = incumbent, _Mode()
+        self._aside(order, _Mode("front", True, 0.0, len(order) if waiting is None else waiting))
         return np.array([self.found_score(int(chip)) for chip in order])
+
+    def evaluate_near(self, order: IntArray, least: float) -> None:
+        """Evaluate those of these chips whose bounds allow a score above `least`."""
+        self._aside(order, _Mode("near", True, least, len(order)))
+
+    def _aside(self, order: IntArray, mode: _Mode) -> None:
+        """A batch that does not change the incumbent."""
+        self.mode = mode
+        self._batch(order)
+        self.mode = _Mode()
+
+    def adopt(self, chip: int, found: Mapping[int, Found]) -> None:
+        """Take plans over that another search found for a chip, if they are better.
+
+        Without plans: those that were taken over when this search ran before.
+        """
+        key = Key("baseline", int(self.frontier.ids[chip]))
+        stored = self.journal.evaluation(key)
+        if stored is not None:
+            self.apply(chip, stored)
+        elif self._score_of(found) > self.found_score(chip):
+            self.finish(chip, key, Evaluation(self.frontier.lower_s[chip], found))
 
     def bring(self, ids: list[int]) -> dict[int, int]:
         """Where these chips are in the frontier, brought in if need be; those that exist."""
@@ -205,7 +232,9 @@ class Search:
 
     def found_score(self, chip: int) -> float:
         """Score of the plans found for a chip; -1 where some model has none."""
-        found = self.frontier.found.get(chip, {})
+        return self._score_of(self.frontier.found.get(chip, {}))
+
+    def _score_of(self, found: Mapping[int, Found]) -> float:
         if len(found) < len(self.by_model):
             return -1.0
         times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
@@ -216,11 +245,17 @@ class Search:
         return self.scores.copy()
 
     def threshold(self) -> float:
+        if self.mode.floor is not None:
+            return self.mode.floor
         return self.score * (1.0 + self.tolerance)
 
     def _cutoff(self) -> float:
         """With one model: a step time that would not improve the incumbent enough."""
-        if self.best is None or len(self.by_model) > 1:
+        if len(self.by_model) > 1:
+            return np.inf
+        if self.mode.floor is not None:
+            return self.objective.batches[0] / self.mode.floor if self.mode.floor else np.inf
+        if self.best is None:
             return np.inf
         return self.frontier.found[self.best][0].step_time_s / (1.0 + self.tolerance)
 
@@ -289,7 +324,9 @@ class Search:
     def _place(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
         """Placements of these chips, one after the other, each against the incumbent then."""
         ahead = Speculation(self.crew, self._worth_placing, lambda chip: self._task(chip, nodes))
-        for chip in ranked.tolist():
+        for done, chip in enumerate(ranked.tolist()):
+            if self.mode.waiting:
+                self.report(_SHOWN[self.mode.phase], self.mode.waiting - done)
             if self.scores[chip] <= self.threshold():
                 continue
             key = Key(self.mode.phase, int(self.frontier.ids[chip]))
@@ -326,7 +363,7 @@ class Search:
         trial = Trial(
             self.frontier.lower_s[chip],
             {model: plan.step_time_s for model, plan in found.items()},
-            self.score,
+            self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance),
             self._cutoff(),
             self.mode.sparing,
         )

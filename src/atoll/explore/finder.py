@@ -55,6 +55,13 @@ class Finder:
             plans=plans,
         )
 
+    def peak_power_W(self, chip: int) -> float:
+        """Peak power of a chip with the smallest HBM of its bandwidth."""
+        chips = self.search.frontier.chips
+        space, design = self._place_of(int(chips.design[chip]))
+        options = self._hbm_options(space, design, float(chips.hbm_Bps[chip]))
+        return peak_power_W(space.accelerator(design, options[0]))
+
     def _place_of(self, design: int) -> tuple[Space, int]:
         """A space in memory that holds the design, and its index there."""
         if isinstance(self.space, Space):
@@ -70,14 +77,7 @@ class Finder:
         found: dict[int, Found],
     ) -> Hbm:
         """The least capacity that keeps every model's step time."""
-        override = self.setting.profile.hbm_bandwidth_Bps
-        options = [
-            option
-            for index, option in enumerate(space.hbm_options)
-            if space.hbm_allowed[design, index]
-            and (override is not None or option.bandwidth_Bps == hbm_Bps)
-        ]
-        options.sort(key=lambda option: option.capacity_bytes)
+        options = self._hbm_options(space, design, hbm_Bps)
         for option in options[:-1]:
             if all(
                 self._step(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
@@ -85,6 +85,17 @@ class Finder:
             ):
                 return option
         return options[-1]
+
+    def _hbm_options(self, space: Space, design: int, hbm_Bps: float) -> list[Hbm]:
+        """What a design may take to have this bandwidth, the smallest first."""
+        override = self.setting.profile.hbm_bandwidth_Bps
+        options = [
+            option
+            for index, option in enumerate(space.hbm_options)
+            if space.hbm_allowed[design, index]
+            and (override is not None or option.bandwidth_Bps == hbm_Bps)
+        ]
+        return sorted(options, key=lambda option: option.capacity_bytes)
 
     def _step(self, priced: Priced, plan: Found, hbm: Hbm) -> float:
         variant = priced.variants.variants[0]
@@ -120,7 +131,7 @@ class Finder:
         peak = accelerator.peak_flops * placement.devices
         layers = []
         if with_layers:
-            solved = priced.schedules(0, variant, found.effort, self.job.tolerance / 4.0, 10.0)
+            solved = priced.schedules(0, variant, found.effort, self.search.tolerance / 4.0, 10.0)
             layers = layer_report(priced, 0, variant, solved)
         return ModelPlan(
             model=workload.name,

@@ -27,10 +27,14 @@ class Front:
     proven_within: float | None
 
 
-def fronts(search: Search) -> dict[str, Front]:
-    """The three fronts, by the name of what throughput is held against."""
+def fronts(search: Search) -> tuple[dict[str, Front], str]:
+    """The three fronts, by the name of what throughput is held against; and why they are not
+    complete, if the search was stopped: then all are among evaluated designs only.
+    """
     area = area_front(search, TOLERANCE)
-    return evaluated_fronts(search) | {"area_mm2": Front(area, TOLERANCE)}
+    if area is None:
+        return evaluated_fronts(search), search.stop.reason
+    return evaluated_fronts(search) | {"area_mm2": Front(area, TOLERANCE)}, ""
 
 
 def evaluated_fronts(search: Search) -> dict[str, Front]:
@@ -62,14 +66,18 @@ def _cheapest(search: Search, cost: dict[int, float]) -> list[int]:
     return chosen
 
 
-def area_front(search: Search, tolerance: float = 0.01) -> list[int]:
-    """Chips of the front, largest first; proven within `tolerance` of the true front."""
+def area_front(search: Search, tolerance: float = 0.01) -> list[int] | None:
+    """Chips of the front, largest first; proven within `tolerance` of the true front.
+
+    None where the search was stopped before that.
+    """
     chips = search.frontier.chips
     by_area = np.argsort(chips.area_mm2, kind="stable")
     known = np.full(len(chips), -np.inf)
     for chip in search.frontier.found:
         known[chip] = search.found_score(chip)
-    evaluated = known > -np.inf
+    # Without a plan so far: it could not beat the best, but may still be the best of its size.
+    evaluated = known > 0.0
     while True:
         best_smaller = np.empty(len(chips))
         best_smaller[by_area] = np.maximum.accumulate(known[by_area])
@@ -79,12 +87,16 @@ def area_front(search: Search, tolerance: float = 0.01) -> list[int]:
         if len(wanted) == 0:
             break
         chosen = _spread(wanted, chips.area_mm2, promise)
-        known[chosen] = search.evaluate_all(chosen)
+        if search.stop():
+            return None
+        known[chosen] = search.evaluate_all(chosen, waiting=len(wanted))
+        if search.stop():
+            return None  # some of them were not evaluated
         evaluated[chosen] = True
     front = []
     best = -np.inf
     for chip in np.lexsort((-known, chips.area_mm2)):
-        if evaluated[chip] and known[chip] > best:
+        if known[chip] > max(best, 0.0):
             best = known[chip]
             front.append(int(chip))
     return front[::-1]

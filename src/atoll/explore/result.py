@@ -10,11 +10,17 @@ from atoll.explore.job import Job
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
-from atoll.proof import is_optimal, most_better, proof_sentence
+from atoll.proof import is_optimal, most_better, proof_sentence, times
 from atoll.units import counted, format_mfu, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from atoll.explore.plateau import Near
+
+
+_WORTH_SAYING = 0.01
+"""Of the answer's peak power: a design that saves less is not named."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,12 @@ class SearchResult:
     wall_time_s: float = 0.0
     stopped: str = ""
     """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
+    front_stopped: str = ""
+    """Why the fronts that were asked for are not complete, in the same words."""
+    baseline_remarks: Mapping[str, str] = field(default_factory=dict)
+    """What keeps a baseline from being the answer, where it is not its score."""
+    plateau: tuple[Near, ...] = ()
+    """How many other designs come close, and the one of least peak power among them."""
 
     @property
     def throughput_samples_per_s(self) -> float:
@@ -163,7 +175,10 @@ class SearchResult:
             "score": self.score,
             "certificate": self.certificate.to_dict(),
             "baselines": dict(self.baselines),
+            "baseline_remarks": dict(self.baseline_remarks),
+            "plateau": [near.to_dict() for near in self.plateau],
             "stopped": self.stopped,
+            "front_stopped": self.front_stopped,
             "wall_time_s": self.wall_time_s,
             "phases_s": dict(self.phases_s),
             "runners_up": [design.to_dict() for design in self.runners_up],
@@ -177,6 +192,19 @@ class SearchResult:
 
         return pd.DataFrame(list(self.designs))
 
+    def plateau_lines(self) -> list[str]:
+        """What else comes close: how many designs, and what power they would save."""
+        if not self.plateau:
+            return []
+        lines = [", ".join(near.count_words() for near in self.plateau)]
+        shown_W = own_W = self.best.peak_power_W
+        for near in self.plateau:
+            least = near.least_power
+            if least is not None and shown_W - least.peak_power_W > _WORTH_SAYING * own_W:
+                shown_W = least.peak_power_W
+                lines.append(near.power_words(own_W))
+        return lines
+
     def __str__(self) -> str:
         lines = [f"{self.best.accelerator.describe()}, {self.best.area_mm2:.1f} mm2"]
         for plan in self.best.plans:
@@ -188,11 +216,16 @@ class SearchResult:
                 f"microbatch {where.microbatch}, recompute {where.recompute}"
             )
             lines.append(f"  {bar_text(where.time_parts_s)}")
+        lines += self.plateau_lines()
         for name, value in self.baselines.items():
             if value is None:
                 lines.append(f"  {name}: does not fit")
             else:
-                lines.append(f"  {name}: {value:,.1f} ({self.score / value:.2f}x)")
+                remark = self.baseline_remarks.get(name)
+                lines.append(
+                    f"  {name}: {value:,.1f} ({times(self.score, value)})"
+                    + (f"; {remark}" if remark else "")
+                )
         lines.append(self.certificate.sentence())
         return "\n".join(lines)
 
@@ -214,9 +247,18 @@ class SearchResult:
                 )
             )
         others = [
-            (name, "does not fit" if v is None else f"{v:,.1f} (ours is {self.score / v:.2f}x)")
+            (
+                name,
+                "does not fit"
+                if v is None
+                else "; ".join(
+                    [f"{v:,.1f} (ours is {times(self.score, v)})"]
+                    + [words for key, words in self.baseline_remarks.items() if key == name]
+                ),
+            )
             for name, v in self.baselines.items()
         ]
+        facts.append(("beside it", "; ".join(self.plateau_lines())))
         parts_s = first.placement.time_parts_s
         return answer_html(
             best.accelerator.describe(), facts, parts_s, self.certificate.sentence(), others

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor, choose_executor
-from atoll.explore.baselines import reference_space, run_baselines
+from atoll.explore.baselines import Baseline, reference_space, run_baselines
 from atoll.explore.branch_and_bound import Outcome, Progress, Search
 from atoll.explore.evolve import evolve_search
 from atoll.explore.files import check_folder, write_result
@@ -22,21 +23,24 @@ from atoll.explore.journal import Journal, NoJournal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import evaluated_fronts, fronts
-from atoll.explore.result import Certificate, SearchResult
+from atoll.explore.plateau import choose, evaluate_plateau, plateau
+from atoll.explore.result import Certificate, Design, SearchResult
 from atoll.explore.seed_strategy import seed_search
 from atoll.explore.stop import Stop
 from atoll.explore.stored import open_run
 from atoll.explore.workloads import Variants, make_variants, make_workload
-from atoll.hardware import ProductSpace, Space, load_network
+from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
 from atoll.placement.chain import get_optimizer
 from atoll.profile import Profile, get_profile
+from atoll.proof import relative_gap
 from atoll.units import format_bytes
 from atoll.warm import compile_in_background
 
 RUNNERS_UP = 3
 SAMPLE = 20_000
 """Designs of a space outside memory that the sampling baselines draw from."""
+_SAME = 1e-9  # relative: two numbers that are the same to rounding
 
 
 def run_search(
@@ -103,9 +107,11 @@ class _Road:
         phases: dict[str, float] = {}
         mark = _timed(phases, "preparation", self.began)
         objective = make_objective(job, space, setting, variants)
+        exact = job.strategy == "exact"
+        # Half of the tolerance is for the proof, half for the choice among designs as good.
         search = Search(
-            space, variants, setting, objective, job.tolerance, progress=progress,
-            stop=self.stop, crew=Crew(self.executor), journal=journal,
+            space, variants, setting, objective, job.tolerance / 2.0 if exact else job.tolerance,
+            progress=progress, stop=self.stop, crew=Crew(self.executor), journal=journal,
         )  # fmt: skip
         outcome = self._search(search)
         mark = _timed(phases, "search", mark)
@@ -113,46 +119,86 @@ class _Road:
             if self.stop.interrupted:
                 raise KeyboardInterrupt
             raise _nothing_found(job, space, variants, outcome)
+        complete_above = np.inf
+        if exact and not outcome.stopped:
+            complete_above = evaluate_plateau(search, job.tolerance)
+            mark = _timed(phases, "plateau", mark)
         finder = Finder(job, space, search, variants, setting)
-        ranked = _ranked(outcome, objective)
-        best = finder.design(ranked[0], with_layers=True)
-        runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
-        mark = _timed(phases, "description", mark)
         pareto: dict[str, Any] = {}
-        stopped = outcome.stopped
-        if job.pareto and not stopped:
-            found = evaluated_fronts(search) if job.strategy == "evolve" else fronts(search)
-            stopped = self.stop.reason
-            if not stopped:
-                pareto = {
-                    name: {
-                        "proven_within": front.proven_within,
-                        "designs": [finder.record(chip) for chip in front.chips],
-                    }
-                    for name, front in found.items()
-                }
+        front_stopped = outcome.stopped if job.pareto else ""
+        if job.pareto and not outcome.stopped:
+            pareto, front_stopped = self._fronts(search, finder)
             mark = _timed(phases, "pareto", mark)
-        baselines: dict[str, float | None] = {}
+        baselines: dict[str, Baseline] = {}
         if job.baselines and not self.stop.interrupted:
-            name = f"baselines {job.seed}"
-            if name not in notes:
-                drawn = space if isinstance(space, Space) else space.sample(SAMPLE, job.seed)
-                notes[name] = dict(run_baselines(drawn, variants, setting, objective, job.seed))
-            baselines = notes[name]
-            _timed(phases, "baselines", mark)
+            baselines = self._baselines(search, objective, notes)
+            mark = _timed(phases, "baselines", mark)
+        outcome = replace(search.outcome(), stopped=outcome.stopped)
+        assert outcome.best is not None
+        power_W = cache(finder.peak_power_W)
+        chosen = outcome.best
+        if exact:
+            chosen = choose(search, outcome.bound, job.tolerance, power_W)
+        ranked = _ranked(outcome, objective, chosen)
+        best = finder.design(chosen, with_layers=True)
+        runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
+        near = plateau(search, chosen, complete_above, power_W, finder.design)
+        score = search.found_score(chosen)
+        certificate = _certificate(search, outcome, job, len(space), score)
+        _timed(phases, "description", mark)
         return SearchResult(
             job=job,
             best=best,
-            score=outcome.score,
-            certificate=_certificate(search, outcome, job, len(space)),
-            baselines=baselines,
+            score=score,
+            certificate=certificate,
+            baselines={name: baseline.score for name, baseline in baselines.items()},
+            baseline_remarks=_remarks(job, baselines, score, best),
+            plateau=near,
             runners_up=runners_up,
             designs=[finder.record(chip) for chip in ranked],
             pareto=pareto,
             phases_s=phases,
             wall_time_s=time.monotonic() - self.began,
-            stopped=stopped,
+            stopped="" if certificate.status == "optimal" else outcome.stopped,
+            front_stopped=front_stopped,
         )
+
+    def _fronts(self, search: Search, finder: Finder) -> tuple[dict[str, Any], str]:
+        """The fronts as records, and why they are not complete, if they are not."""
+        found, why = (
+            (evaluated_fronts(search), "") if self.job.strategy == "evolve" else fronts(search)
+        )
+        shown = {
+            name: {
+                "proven_within": front.proven_within,
+                "designs": [finder.record(chip) for chip in front.chips],
+            }
+            for name, front in found.items()
+        }
+        return shown, why
+
+    def _baselines(
+        self, search: Search, objective: Objective, notes: MutableMapping[str, Any]
+    ) -> dict[str, Baseline]:
+        """Designs to compare with, run once; under the exact strategy those that are chips of the
+        space compete with the incumbent.
+        """
+        job, space = self.job, self.space
+        name = f"baseline designs {job.seed}"
+        if name in notes:
+            found = {key: Baseline(**value) for key, value in notes[name].items()}
+        else:
+            drawn = space if isinstance(space, Space) else space.sample(SAMPLE, job.seed)
+            found = dict(
+                run_baselines(space, drawn, self.variants, self.setting, objective, job.seed)
+            )
+            notes[name] = {key: baseline.to_note() for key, baseline in found.items()}
+        if job.strategy == "exact":
+            for baseline in found.values():
+                if baseline.chip is not None:
+                    for place in search.bring([baseline.chip]).values():
+                        search.adopt(place, baseline.found)
+        return found
 
 
 def _timed(phases: dict[str, float], name: str, since: float) -> float:
@@ -212,8 +258,43 @@ def _reference_samples(
     return outcome.score
 
 
-def _ranked(outcome: Outcome, objective: Objective) -> list[int]:
-    """Evaluated chips, best first."""
+def _remarks(
+    job: Job, baselines: Mapping[str, Baseline], score: float, best: Design
+) -> dict[str, str]:
+    """What keeps a baseline from being the answer, where it is not its score."""
+    area_mm2, power_W = _limits(job)
+    remarks = {}
+    for name, baseline in baselines.items():
+        if baseline.score is None:
+            continue
+        said = []
+        if area_mm2 is not None and baseline.area_mm2 > area_mm2 * (1 + _SAME):
+            said.append(f"{baseline.area_mm2:.1f} mm2: over the limit of {area_mm2:g} mm2")
+        if power_W is not None and baseline.peak_power_W > power_W * (1 + _SAME):
+            said.append(f"{baseline.peak_power_W:.0f} W at peak: over the limit of {power_W:g} W")
+        if not said and baseline.chip is None:
+            said.append("not a chip of this space")
+        faster = baseline.score / score - 1.0
+        if not said and job.strategy == "exact" and faster > _SAME:
+            said.append(
+                f"{faster:.2%} faster, within the tolerance, at {baseline.peak_power_W:.0f} W "
+                f"instead of {best.peak_power_W:.0f} W"
+            )
+        if said:
+            remarks[name] = "; ".join(said)
+    return remarks
+
+
+def _limits(job: Job) -> tuple[float | None, float | None]:
+    """Area and power that no design may exceed, by the job or by its space."""
+    own = Limits() if job.space == "phaze" else read_space(job.space).limits
+    area = [v for v in (job.max_area_mm2, own.max_area_mm2) if v is not None]
+    power = [v for v in (job.max_power_W, own.max_power_W) if v is not None]
+    return min(area, default=None), min(power, default=None)
+
+
+def _ranked(outcome: Outcome, objective: Objective, chosen: int) -> list[int]:
+    """Evaluated chips: the answer, then the fastest first."""
     models = len(objective.batches)
     chips = [chip for chip, found in outcome.frontier.found.items() if len(found) == models]
     times = np.array(
@@ -221,10 +302,15 @@ def _ranked(outcome: Outcome, objective: Objective) -> list[int]:
     )
     scores = objective.scores(times)
     area = outcome.frontier.chips.area_mm2
-    return [chips[i] for i in sorted(range(len(chips)), key=lambda i: (-scores[i], area[chips[i]]))]
+    order = sorted(
+        range(len(chips)), key=lambda i: (chips[i] != chosen, -scores[i], area[chips[i]])
+    )
+    return [chips[i] for i in order]
 
 
-def _certificate(search: Search, outcome: Outcome, job: Job, architectures: int) -> Certificate:
+def _certificate(
+    search: Search, outcome: Outcome, job: Job, architectures: int, score: float
+) -> Certificate:
     frontier = outcome.frontier
     designs, number = np.unique(frontier.chips.design, return_inverse=True)
     stage = np.zeros(len(designs), np.int64)
@@ -240,10 +326,10 @@ def _certificate(search: Search, outcome: Outcome, job: Job, architectures: int)
         name = "roofline or constraints"
         gone = np.unique(np.concatenate([scheduled, *search.reserve.scheduled]))
         scheduled = np.setdiff1d(gone, designs[(stage == 2) | ~closed])
-        elsewhere = search.reserve.open_points(outcome.score * (1.0 + job.tolerance))
+        elsewhere = search.reserve.open_points(search.threshold())
     left = int((~closed & (stage < 2)).sum()) + elsewhere
     return Certificate(
-        gap=outcome.gap,
+        gap=relative_gap(score, outcome.bound),
         tolerance=job.tolerance,
         architectures=architectures,
         evaluated=evaluated,

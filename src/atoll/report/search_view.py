@@ -35,6 +35,8 @@ def search_view(source: Source) -> dict[str, Any]:
     notes: list[str] = []
     if content.get("stopped"):
         notes.append(f"The search was stopped ({content['stopped']}): this is its best so far.")
+    elif content.get("front_stopped"):
+        notes.append(f"The fronts are not complete ({content['front_stopped']}).")
     if source.status is not None and source.status.state == "running":
         notes.append("Partial: a search is running in this folder; this is its last report.")
     view: dict[str, Any] = {
@@ -143,6 +145,8 @@ def _facts(content: Mapping[str, Any]) -> list[list[str]]:
         ["Power at peak", f"{chip['peak_power_W']:,.0f} W"],
         ["HBM", f"{chip['hbm_GiB']:g} GiB at {chip['hbm_bandwidth_GBps']:,.0f} GB/s"],
     ]
+    for near in content.get("plateau", ()):
+        facts.append([f"Others within {100 * near['share']:g} %", _near(near, chip)])
     for plan in best["models"]:
         where = plan["placement"]
         name = f", {plan['model']}" if len(best["models"]) > 1 else ""
@@ -156,12 +160,29 @@ def _facts(content: Mapping[str, Any]) -> list[list[str]]:
     return facts
 
 
+def _near(near: Mapping[str, Any], chip: Mapping[str, Any]) -> str:
+    """How many designs come close, and what the most frugal of them costs and saves."""
+    count = f"{near['others']:,}" if near["complete"] else f"at least {near['others']:,}"
+    least = near["least_power"]
+    if least is None:
+        return count
+    return (
+        f"{count}; with the least power {least['tensor_cores']} TC "
+        f"{least['width']}×{least['depth']}: {least['peak_power_W']:,.0f} W "
+        f"({least['peak_power_W'] / chip['peak_power_W'] - 1.0:+.0%}), "
+        f"{least['slower_by']:.2%} slower"
+    )
+
+
 def _baselines(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Scores to lay beside; where the chip is known, also its area and power."""
     reference = load_accelerator(REFERENCE)
     found = []
     for name, score in content["baselines"].items():
         row: dict[str, Any] = {"name": name, "score": score}
+        remark = content.get("baseline_remarks", {}).get(name)
+        if remark:
+            row["remark"] = remark
         if name.startswith("tpuv4") and score is not None:
             row["area_mm2"] = accelerator_area_mm2(reference)
         found.append(row)

@@ -178,6 +178,7 @@ class SearchRun:
                     for model in result["best"]["models"]
                 ],
                 "baselines": result["baselines"],
+                "baseline_remarks": result.get("baseline_remarks", {}),
                 "wall_time_s": result["wall_time_s"],
                 "stopped": result["stopped"],
             }

@@ -33,6 +33,7 @@ function baselinesView(data) {
     const cell = el(row, 'td'), bar = el(cell, 'div', {style: 'height:12px;border-radius:2px;margin-top:5px'});
     bar.style.width = Math.min(180, innerWidth / 4) * (b.score || 0) / most + 'px';
     bar.style.background = b.name === 'this answer' ? PALETTE[0] : PALETTE[5];
+    if (b.remark) el(cell, 'div', {class: 'soft'}, b.remark);
   }
 }
 

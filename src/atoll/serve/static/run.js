@@ -68,7 +68,8 @@ export class RunView {
       ["Tolerance", percent(job.tolerance, 2)], ["Runs on", `${status.executor} (process ${status.pid} on ${status.host})`], ["Phase", status.phase]];
     this.side.replaceChildren(...[
       baselines.length ? h("section", { class: "card" }, h("h2", {}, "Beside"),
-        plainBars([["this search", status.score], ...baselines], (v) => `${number(v)} ${unit}`)) : null,
+        plainBars([["this search", status.score], ...baselines], (v) => `${number(v)} ${unit}`),
+        Object.entries(result.baseline_remarks ?? {}).map(([name, remark]) => h("p", { class: "muted below" }, `${name}: ${remark}.`))) : null,
       h("section", { class: "card" }, h("h2", {}, "Job"), h("table", { class: "wrap told" }, h("tbody", {}, rows.map(([n, v]) => h("tr", {}, h("td", {}, n), h("td", {}, v)))))),
     ].filter(Boolean));
     this.plot.redraw();

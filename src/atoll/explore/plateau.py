@@ -1,0 +1,146 @@
+"""Designs as good as the best, to within little: which of them is the answer, and the others.
+
+A proof within a tolerance does not say which of the designs inside it is the best. Among those that
+it covers the answer is the one of least peak power; how many others come close, and what power they
+would save, is said beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atoll.explore.branch_and_bound import Search
+from atoll.explore.result import Design, accelerator_dict
+from atoll.units import counted
+
+SHARES = (0.005, 0.01)
+"""How much slower than the answer a design may be to be counted."""
+MOST_CHIPS = 1000
+"""Chips that are evaluated for the plateau alone, the highest bounds first."""
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Near:
+    """The designs that are slower than the answer by no more than a share."""
+
+    share: float
+    others: int
+    """Beside the answer."""
+    complete: bool
+    """Whether no other design of the space can be among them; False: at least so many."""
+    least_power: Design | None
+    """The one of least peak power, where it takes less than the answer."""
+    slower_by: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        least = self.least_power
+        return {
+            "share": self.share,
+            "others": self.others,
+            "complete": self.complete,
+            "least_power": None
+            if least is None
+            else accelerator_dict(least.accelerator)
+            | {
+                "area_mm2": least.area_mm2,
+                "peak_power_W": least.peak_power_W,
+                "slower_by": self.slower_by,
+            },
+        }
+
+    def count_words(self) -> str:
+        """"at least 9 others within 0.5%"."""
+        words = counted(self.others, "other")
+        if not self.complete:
+            words = f"at least {words}"
+        elif self.others == 0:
+            words = "no other"
+        return f"{words} within {100 * self.share:g}%"
+
+    def power_words(self, answer_W: float) -> str:
+        """What the design of least power is, and costs."""
+        least = self.least_power
+        assert least is not None
+        return (
+            f"{least.accelerator.describe()}: {self.slower_by:.2%} slower, "
+            f"{least.peak_power_W:.0f} W at peak ({least.peak_power_W / answer_W - 1.0:+.0%})"
+        )
+
+
+def evaluate_plateau(search: Search, tolerance: float) -> float:
+    """Evaluate the chips whose bounds may place them within the largest share of the answer.
+
+    Returns the score above which every chip of the space was looked at.
+    """
+    least = search.score / (1.0 + max(SHARES)) / (1.0 + tolerance)
+    high = np.flatnonzero(search.scores >= least)
+    open_ = np.array([c for c in high.tolist() if search.found_score(c) <= 0.0], np.int64)
+    ranked = open_[np.argsort(-search.scores[open_], kind="stable")]
+    if len(ranked) and not search.stop():
+        search.evaluate_near(ranked[:MOST_CHIPS], least)
+    if search.stop() or search.reserve is not None:  # chips that cannot win have left memory
+        return np.inf
+    left_out = ranked[MOST_CHIPS:]
+    return float(search.scores[left_out[0]]) if len(left_out) else least
+
+
+def choose(
+    search: Search, bound: float, tolerance: float, power_W: Callable[[int], float]
+) -> int:
+    """The chip that is the answer: of least peak power among those that the proof covers.
+
+    Covered are the designs that no other beats by more than the tolerance; where the search was
+    not that good, the fastest.
+    """
+    scores = _found_scores(search)
+    best = max(scores.values())
+    floor = min(best, bound / (1.0 + tolerance)) * (1.0 - _ROUNDING)
+    covered = [chip for chip, score in scores.items() if score >= floor]
+    ids = search.frontier.ids
+    return min(covered, key=lambda chip: (power_W(chip), -scores[chip], int(ids[chip])))
+
+
+def plateau(
+    search: Search,
+    chosen: int,
+    complete_above: float,
+    power_W: Callable[[int], float],
+    design: Callable[[int], Design],
+) -> tuple[Near, ...]:
+    """What else comes close to the answer; other bandwidths of the same design are not counted."""
+    scores = _found_scores(search)
+    chips = search.frontier.chips
+    score = scores[chosen]
+    fastest: dict[int, int] = {}
+    for chip in sorted(scores, key=lambda c: (-scores[c], int(search.frontier.ids[c]))):
+        fastest.setdefault(int(chips.design[chip]), chip)
+    fastest.pop(int(chips.design[chosen]))
+    described: dict[int, Design] = {}
+    rows = []
+    for share in SHARES:
+        least = score / (1.0 + share)
+        inside = [chip for chip in fastest.values() if scores[chip] >= least]
+        frugal = min(inside, key=lambda c: (power_W(c), -scores[c]), default=chosen)
+        saves = power_W(frugal) < power_W(chosen)
+        if saves and frugal not in described:
+            described[frugal] = design(frugal)
+        rows.append(
+            Near(
+                share,
+                len(inside),
+                least >= complete_above,
+                described[frugal] if saves else None,
+                score / scores[frugal] - 1.0 if saves else 0.0,
+            )
+        )
+    return tuple(rows)
+
+
+def _found_scores(search: Search) -> Mapping[int, float]:
+    known = ((chip, search.found_score(chip)) for chip in search.frontier.found)
+    return {chip: score for chip, score in known if score > 0.0}

@@ -1,0 +1,197 @@
+"""The answer among designs as good: the proof covers it, power breaks ties, the others are told."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from some_job import answer, some_job
+from tiny import random_space, tiny_config, tiny_setting
+
+from atoll.explore.branch_and_bound import Search
+from atoll.explore.objective import Objective
+from atoll.explore.plateau import SHARES, choose, evaluate_plateau, plateau
+from atoll.explore.run import run_search
+from atoll.explore.stop import Stop
+from atoll.explore.workloads import Workload, make_variants
+from atoll.printing import print_result
+from atoll.profile import DEFAULT
+
+SEEDS = (1, 2, 5, 11)
+BATCH = 16
+
+
+def make_search(seed: int, tolerance: float = 1e-3) -> Search:
+    workload = Workload("tiny", tiny_config(2, 256, 4), 128, BATCH)
+    variants = make_variants([workload], (1, 2, 4), (1,), 4, "optimal", DEFAULT)
+    setting = tiny_setting(DEFAULT, 4)
+    return Search(random_space(seed, 120), variants, setting, Objective.single(BATCH), tolerance)
+
+
+def all_scores(search: Search) -> Any:
+    return search.evaluate_all(np.arange(len(search.frontier.chips)))
+
+
+def power_of(search: Search) -> Callable[[int], float]:
+    """Peak power of each chip, so that there is something to break ties by."""
+    chips, space = search.frontier.chips, search.space
+    watts = space.peak_power_with(space.hbm_options[0])
+    return lambda chip: float(watts[chips.design[chip]])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("tolerance", [0.0, 1e-3, 0.05])
+def test_the_answer_takes_the_least_power_that_its_proof_allows(
+    seed: int, tolerance: float
+) -> None:
+    search = make_search(seed, tolerance=tolerance / 2.0)
+    search.run()
+    evaluate_plateau(search, tolerance)
+    power_W = power_of(search)
+    chosen = choose(search, search.bound(), tolerance, power_W)
+    score = search.found_score(chosen)
+    truth = all_scores(make_search(seed))
+    # The statement: no design is better by more than the tolerance.
+    assert search.bound() <= score * (1.0 + tolerance) * (1 + 1e-9)
+    assert truth.max() <= score * (1.0 + tolerance) * (1 + 1e-9)
+    covered = [c for c in search.frontier.found if search.found_score(c) >= score]
+    assert power_W(chosen) <= min(power_W(c) for c in covered)
+    if tolerance == 0.0:
+        assert score >= max(search.found_score(c) for c in search.frontier.found)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_plateau_counts_every_design_of_the_space_that_is_as_near(seed: int) -> None:
+    search = make_search(seed, tolerance=5e-4)
+    search.run()
+    above = evaluate_plateau(search, 1e-3)
+    power_W = power_of(search)
+    chosen = choose(search, search.bound(), 1e-3, power_W)
+    rows = plateau(search, chosen, above, power_W, lambda chip: _Named(chip))  # type: ignore[arg-type, return-value]
+    score, truth = search.found_score(chosen), all_scores(make_search(seed))
+    for row, share in zip(rows, SHARES, strict=True):
+        near = set(np.flatnonzero(truth >= score / (1.0 + share)).tolist()) - {chosen}
+        assert row.complete and row.others == len(near)
+        watts = {chip: power_W(chip) for chip in near}
+        if row.least_power is not None:
+            assert power_W(row.least_power.chip) == min(watts.values()) < power_W(chosen)  # type: ignore[attr-defined]
+            assert 0.0 < row.slower_by <= share
+        else:
+            assert min(watts.values(), default=np.inf) >= power_W(chosen)
+
+
+class _Named:
+    """Stands for a design, which costs more to describe than to count."""
+
+    def __init__(self, chip: int) -> None:
+        self.chip = chip
+
+
+def test_a_search_that_was_stopped_does_not_claim_to_have_seen_the_plateau() -> None:
+    search = make_search(2)
+    search.run()
+    search.stop.limit(0.0)
+    assert evaluate_plateau(search, 1e-3) == np.inf
+
+
+def test_the_answer_says_what_else_comes_close(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_search(some_job(tmp_path, tolerance=1e-3))
+    shown = json.loads(json.dumps(result.to_dict(), allow_nan=False))["plateau"]
+    assert [row["share"] for row in shown] == list(SHARES)
+    print_result(result)
+    assert re.search(r"Plateau +(no other|\d+ others?) within 0.5%, ", capsys.readouterr().out)
+    scores = [row["bert-large: samples_per_s"] for row in result.designs]
+    near = [score for score in scores if score >= result.score / 1.01]
+    assert shown[1]["others"] <= len(near) - 1 and shown[1]["complete"]
+
+
+class Recorder:
+    """Keeps what is reported; stops the search where it is told to."""
+
+    def __init__(self, stop: Stop, at: str = "") -> None:
+        self.seen: list[tuple[str, int]] = []
+        self._stop, self._at = stop, at
+
+    def __call__(self, phase: str, left: int, total: int, best: float, bound: float) -> None:
+        self.seen.append((phase, left))
+        assert self._at == "" or best > 0.0 or phase == "bounding"
+        if phase == self._at:
+            self._stop.limit(0.0)
+
+
+def test_a_limit_that_stops_the_front_leaves_the_proof_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run_search(some_job(tmp_path, pareto=True))
+    stop = Stop()
+    part = run_search(some_job(tmp_path, pareto=True), Recorder(stop, "front"), stop=stop)
+    assert part.certificate.status == "optimal" and part.score == whole.score
+    assert part.stopped == "" and part.front_stopped == "time limit"
+    assert all(front["proven_within"] is None for front in part.pareto.values())
+    print_result(part)
+    out = capsys.readouterr().out
+    assert "time limit: the fronts are not complete" in out and "proven optimal" in out
+    assert "best design so far" not in out
+
+
+def test_progress_moves_while_the_front_is_proven(tmp_path: Path) -> None:
+    stop = Stop()
+    recorder = Recorder(stop)
+    run_search(some_job(tmp_path, pareto=True), recorder, stop=stop)
+    left = [count for phase, count in recorder.seen if phase == "front"]
+    assert len(set(left)) > 5 and left[-1] < left[0] and min(left) >= 1
+
+
+def test_no_baseline_in_the_space_beats_the_answer_without_a_word(tmp_path: Path) -> None:
+    """With a wide tolerance the search ends early: drawn chips are often better."""
+    for tolerance in (0.02, 0.3):
+        result = run_search(some_job(tmp_path, tolerance=tolerance, baselines=True))
+        best = max(row["bert-large: samples_per_s"] for row in result.designs)
+        assert result.certificate.gap <= tolerance
+        for name, score in result.baselines.items():
+            remark = result.baseline_remarks.get(name, "")
+            if score is None or "space" in remark or "limit" in remark:
+                continue
+            assert score <= best * (1 + 1e-9), "it was offered"
+            assert score <= result.score * (1 + 1e-9) or "within the tolerance" in remark
+
+
+def test_a_plan_from_elsewhere_becomes_the_answer_if_it_is_better() -> None:
+    search, other = make_search(3, tolerance=0.3), make_search(3, tolerance=0.0)
+    search.run()
+    other.run()
+    assert other.best is not None
+    worse = dict(search.frontier.found[search.best or 0])
+    search.adopt(other.best, other.frontier.found[other.best])
+    assert search.best == other.best and search.score == other.score
+    search.adopt(other.best, worse)
+    assert search.score == other.score
+
+
+def test_a_baseline_over_a_limit_gets_a_remark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_search(
+        some_job(tmp_path, baselines=True, max_area_mm2=100.0, max_power_W=150.0)
+    )
+    for name in ("tpuv4-expert", "tpuv4-placed"):
+        assert "278.8 mm2: over the limit of 100 mm2" in result.baseline_remarks[name]
+        assert "W at peak: over the limit of 150 W" in result.baseline_remarks[name]
+    assert set(result.baseline_remarks) <= {"tpuv4-expert", "tpuv4-placed"}
+    print_result(result)
+    shown: Any = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert "over the limit of 100 mm2" in shown
+
+
+def test_a_search_continued_after_its_baselines_ends_the_same(tmp_path: Path) -> None:
+    job = some_job(tmp_path, tolerance=0.3, baselines=True)
+    first = run_search(job, out=tmp_path / "run")
+    again = run_search(job, out=tmp_path / "run")
+    assert answer(again) == answer(first) == answer(run_search(job))
