@@ -7,11 +7,13 @@ side; numba's own parallel loops take several times as long to compile.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from numba import njit
+from numba.core import event
 
 # Kernels carry no annotations: numba types them by their arguments.
 Kernel = Callable[..., Any]
@@ -20,14 +22,54 @@ Kernel = Callable[..., Any]
 def entry(function: Kernel) -> Kernel:
     """Compile a function that Python calls."""
     compiled: Kernel = njit(cache=True, nogil=True, error_model="numpy")(function)
-    return compiled
+    return _known(compiled)
 
 
 def kernel(function: Kernel) -> Kernel:
     """Compile a function that only other kernels call: without wrappers it compiles faster."""
     flags: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     compiled: Kernel = njit(cache=True, error_model="numpy", **flags)(function)
+    return _known(compiled)
+
+
+_kernels: set[int] = set()
+"""All kernels of the modules that were imported, compiled or not."""
+
+
+def _known(compiled: Kernel) -> Kernel:
+    _kernels.add(id(compiled))
     return compiled
+
+
+class Compilation(event.Listener):
+    """Listens to the compiler, to say that it is at work: a first run waits for it."""
+
+    def __init__(self) -> None:
+        self._begun: set[int] = set()
+        self._under_way = 0
+
+    def on_start(self, event: Any) -> None:
+        self._under_way += 1
+        kernel = id(event.data["dispatcher"])
+        if kernel in _kernels:
+            self._begun.add(kernel)
+
+    def on_end(self, event: Any) -> None:
+        self._under_way -= 1
+
+    def words(self) -> str:
+        """What is being compiled now; nothing where nothing is."""
+        if not self._under_way:
+            return ""
+        return f"compiling kernels, only once: {len(self._begun)} of at most {len(_kernels)}"
+
+
+@contextmanager
+def compilation() -> Iterator[Compilation]:
+    """Listen to the compiler for a while."""
+    listener = Compilation()
+    with event.install_listener("numba:compile", listener):
+        yield listener
 
 
 _threads: int | None = None

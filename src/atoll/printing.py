@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from atoll.proof import relative_gap, stored_sentence, times
-from atoll.units import format_bytes, format_count, format_mfu, format_seconds
+from atoll.units import counted, format_bytes, format_count, format_mfu, format_seconds
 
 if TYPE_CHECKING:
     from atoll.explore.result import SearchResult
@@ -35,18 +36,32 @@ def progress(
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    console = Console(stderr=True)
-    began = time.monotonic()
-    with console.status("preparing") as status:
+    from atoll.jit import compilation
 
-        def show(phase: str, left: int, total: int, best: float, bound: float) -> None:
-            gap = f", gap {relative_gap(best, bound):.2%}" if best > 0 else ""
-            status.update(
-                f"{phase}: {left:,} of {total:,} {noun} left, best {best:,.1f}{gap} "
-                f"({time.monotonic() - began:.0f} s)"
-            )
+    with compilation() as compiling:
+        line = StatusLine(noun, compiling.words)
+        with Console(stderr=True).status(line):
+            yield line.show
 
-        yield show
+
+class StatusLine:
+    """What a search is at, with the time so far; drawn again and again, whoever reports."""
+
+    def __init__(
+        self, noun: str, compiling: Callable[[], str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._noun, self._compiling, self._clock = noun, compiling, clock
+        self._began = clock()
+        self._text = "preparing"
+
+    def show(self, phase: str, left: int, total: int, best: float, bound: float) -> None:
+        """Take a report."""
+        gap = f", best {best:,.1f}, gap {relative_gap(best, bound):.2%}" if best > 0 else ""
+        self._text = f"{phase}: {left:,} of {total:,} {self._noun} left{gap}"
+
+    def __rich__(self) -> Text:
+        said = self._compiling() or self._text
+        return Text(f"{said} ({self._clock() - self._began:.0f} s)")
 
 
 def print_result(result: SearchResult) -> None:
@@ -87,8 +102,8 @@ def print_result(result: SearchResult) -> None:
 def _print_placement(console: Console, placement: Placement, replayed: float) -> None:
     console.print(
         f"Placement    pipeline {placement.pipeline} x tensor {placement.tensor} x data "
-        f"{placement.data} = {placement.devices} devices, microbatch {placement.microbatch}, "
-        f"{placement.microbatches} rounds"
+        f"{placement.data} = {counted(placement.devices, 'device')}, microbatch "
+        f"{placement.microbatch}, {counted(placement.microbatches, 'round')}"
     )
     console.print(f"Recompute    {placement.recompute}", markup=False)
     worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
@@ -132,7 +147,8 @@ def _print_front(console: Console, against: str, front: Mapping[str, Any]) -> No
     rows = front["designs"]
     proof = front["proven_within"]
     words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
-    console.print(f"Front        {len(rows)} chips of throughput against {against}, {words}")
+    size = counted(len(rows), "chip")
+    console.print(f"Front        {size} of throughput against {against}, {words}")
     table = Table(box=None, pad_edge=False, header_style="")
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
     cost = next(name for name in rows[0] if name.endswith(against))
@@ -155,9 +171,9 @@ def print_designs(shown: Mapping[str, Any]) -> None:
     status = shown["status"]
     gap = "" if status["gap"] is None else f", gap {status['gap']:.2%}"
     console.print(
-        f"{status['state']}: {shown['count']:,} designs, {status['evaluated']:,} chips evaluated, "
-        f"{status['bounded']:,} bounded, best {status['score']:,.1f}{gap}, "
-        f"{status['seconds']:.0f} s"
+        f"{status['state']}: {counted(shown['count'], 'design')}, "
+        f"{counted(status['evaluated'], 'chip')} evaluated, {status['bounded']:,} bounded, "
+        f"best {status['score']:,.1f}{gap}, {status['seconds']:.0f} s"
     )
     table = Table(box=None, pad_edge=False, header_style="")
     cores = ("tensor cores", "vector cores")
@@ -178,7 +194,8 @@ def print_designs(shown: Mapping[str, Any]) -> None:
     console.print(table)
     if "parquet" in shown:
         written = shown["parquet"]
-        console.print(f"{written['rows']:,} designs written to {written['file']}", markup=False)
+        rows = counted(written["rows"], "design")
+        console.print(f"{rows} written to {written['file']}", markup=False)
 
 
 def print_table_plan(plan: TablePlan) -> None:
@@ -187,8 +204,8 @@ def print_table_plan(plan: TablePlan) -> None:
         console.print("Infeasible: no placement fits in memory and devices.")
         return
     console.print(
-        f"{format_seconds(plan.time_per_batch_s)} per batch: {len(plan.stages)} stages x tensor "
-        f"{plan.tensor_parallel} x data {plan.data_parallel}"
+        f"{format_seconds(plan.time_per_batch_s)} per batch: "
+        f"{counted(len(plan.stages), 'stage')} x tensor {plan.tensor_parallel} x data {plan.data_parallel}"
     )
     table = Table(box=None, pad_edge=False, header_style="")
     for name in ("stage", "layers", "devices", "load", "memory"):
