@@ -205,7 +205,8 @@ def print_table_plan(plan: TablePlan) -> None:
         return
     console.print(
         f"{format_seconds(plan.time_per_batch_s)} per batch: "
-        f"{counted(len(plan.stages), 'stage')} x tensor {plan.tensor_parallel} x data {plan.data_parallel}"
+        f"{counted(len(plan.stages), 'stage')} x tensor {plan.tensor_parallel} x data "
+        f"{plan.data_parallel}"
     )
     table = Table(box=None, pad_edge=False, header_style="")
     for name in ("stage", "layers", "devices", "load", "memory"):

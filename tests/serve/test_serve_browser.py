@@ -74,6 +74,38 @@ def test_every_view_renders_without_errors(
             assert_clean(page)
 
 
+SWATCHES = (
+    "[...document.querySelectorAll('.parts')].map((chart) => [...chart.querySelectorAll('.swatch')]"
+    ".map((s) => getComputedStyle(s).backgroundColor))"
+)
+
+
+def test_no_two_parts_of_a_bar_have_the_same_colour(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        for name in ("compare", "layouts", "plan-compare", "whatif", "plan-whatif"):
+            query, ready = VIEWS[name]
+            page.goto(f"{explorer.address}?{query}")
+            page.wait_for(ready)
+            charts = page.eval(SWATCHES)
+            assert charts and all(len(set(chart)) == len(chart) for chart in charts), name
+        # Parts that have no colour of their own, or share it with another part of the chart.
+        chosen = page.eval(
+            "import('/static/bars.js').then((m) => [...m.colours(['activations', 'kept', 'rebuilt',"
+            " 'transient', 'states', 'weights', 'more'])].map(([, colour]) => colour))"
+        )
+        assert len(chosen) == len(set(chosen)) == 7
+
+
+def test_one_is_not_many(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(explorer.address)
+        page.wait_for("!!document.querySelector('#badge')")
+        words = page.eval(
+            "import('/static/units.js').then((m) => [0, 1, 2].map((n) => m.counted(n, 'design')))"
+        )
+        assert words == ["0 designs", "1 design", "2 designs"]
+
+
 def test_filters_change_the_counts_and_live_in_the_address(
     browser: Browser, explorer: Explorer
 ) -> None:

@@ -210,8 +210,9 @@ class SearchResult:
         for plan in self.best.plans:
             where = plan.placement
             lines.append(
-                f"{plan.model}: {plan.samples_per_s:,.1f} samples/s on {where.devices} devices, "
-                f"step {format_seconds(where.step_time_s)}, MFU {format_mfu(plan.mfu)}; "
+                f"{plan.model}: {plan.samples_per_s:,.1f} samples/s on "
+                f"{counted(where.devices, 'device')}, step "
+                f"{format_seconds(where.step_time_s)}, MFU {format_mfu(plan.mfu)}; "
                 f"pipeline {where.pipeline} x tensor {where.tensor} x data {where.data}, "
                 f"microbatch {where.microbatch}, recompute {where.recompute}"
             )

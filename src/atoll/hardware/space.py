@@ -20,6 +20,7 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2
 from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel, dynamic_die_power_W, hbm_power_W
+from atoll.units import counted
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -84,7 +85,8 @@ class Space:
 
     def __repr__(self) -> str:
         return (
-            f"Space({self.name}: {len(self):,} designs x {len(self.hbm_options)} HBM options, "
+            f"Space({self.name}: {counted(len(self), 'design')} x "
+            f"{counted(len(self.hbm_options), 'HBM option')}, "
             f"{self.area_mm2.min(initial=np.inf):.2f} to "
             f"{self.area_mm2.max(initial=-np.inf):.2f} mm2)"
         )

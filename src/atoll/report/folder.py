@@ -13,6 +13,7 @@ from atoll.errors import AtollError
 from atoll.explore.files import RESULT, read_result
 from atoll.report.plan_file import FORMAT, PLAN
 from atoll.store import FILE, RunReader, RunStatus
+from atoll.units import counted
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _no_result(folder: Path, status: RunStatus | None) -> str:
     if status.state == "running":
         return (
             f"{folder}: the search is still running (process {status.pid} on {status.host}, "
-            f"{status.designs:,} designs so far); wait for its end, or look at it with "
+            f"{counted(status.designs, 'design')} so far); wait for its end, or look at it with "
             f"`atoll designs {folder}`."
         )
     return (

@@ -14,7 +14,7 @@ from atoll.report.sensitivity import chip_of, sensitivity
 from atoll.report.space_view import job_of, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
-from atoll.units import NOT_COUNTED, format_seconds
+from atoll.units import NOT_COUNTED, counted, format_seconds
 
 PARTS = {
     "tensor_arrays_mm2": "tensor arrays",
@@ -130,9 +130,9 @@ def _sentence(content: Mapping[str, Any]) -> str:
         f"A chip of {chip['area_mm2']:.1f} mm² with {chip['tensor_cores']} tensor cores of "
         f"{chip['width']}×{chip['depth']}, {chip['vector_cores']} vector cores of "
         f"{chip['vector_width']}, {chip['glb_MiB']:g} MiB of shared buffer and "
-        f"{chip['hbm_GiB']:g} GiB of HBM {speed} on {where['devices']:,} devices: pipeline "
-        f"{where['pipeline']} × tensor {where['tensor']} × data {where['data']}, microbatch "
-        f"{where['microbatch']}."
+        f"{chip['hbm_GiB']:g} GiB of HBM {speed} on {counted(where['devices'], 'device')}: "
+        f"pipeline {where['pipeline']} × tensor {where['tensor']} × data {where['data']}, "
+        f"microbatch {where['microbatch']}."
     )
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from atoll.placement.plan import Placement
 from atoll.printing import console_for_output, print_bars
-from atoll.units import format_bytes, format_mfu, format_seconds
+from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.draw import offloaded
 from atoll.wafer.estimate import WaferEstimate
 from atoll.wafer.evaluate import Evaluation
@@ -72,9 +72,10 @@ def _print_mapping(
     )
     stage = mapping.stages[0]
     console.print(
-        f"Mapping      {placement.pipeline} stages, the first of {stage.rectangle.width} x "
-        f"{stage.rectangle.height} dies ({stage.digits.describe()}), microbatch "
-        f"{mapping.microbatch}, {mapping.microbatches} rounds, schedule {mapping.schedule}"
+        f"Mapping      {counted(placement.pipeline, 'stage')}, the first of "
+        f"{stage.rectangle.width} x {stage.rectangle.height} dies ({stage.digits.describe()}), "
+        f"microbatch {mapping.microbatch}, {counted(mapping.microbatches, 'round')}, schedule "
+        f"{mapping.schedule}"
     )
     names = [unit.name for unit in mapping.blocks().units]
     codes = ", ".join(f"{n} {c}" for n, c in zip(names, stage.block.codes, strict=True))
@@ -108,7 +109,8 @@ def _print_faults(console: Console, result: WaferResult) -> None:
     faults = result.faults
     if faults.get("samples"):
         console.print(
-            f"Faults       {faults['samples']} wafers with {faults['dead_share']:.1%} dead dies: "
+            f"Faults       {counted(faults['samples'], 'wafer')} with "
+            f"{faults['dead_share']:.1%} dead dies: "
             f"median {faults['median_kept']:.1%} of the throughput, least "
             f"{faults['least_kept']:.1%}"
         )

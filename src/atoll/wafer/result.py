@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.explore.result import Certificate, accelerator_dict
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
-from atoll.units import format_mfu
+from atoll.units import counted, format_mfu
 from atoll.wafer.baselines import Baseline
 from atoll.wafer.draw import text_map, wafer_object
 from atoll.wafer.evaluate import Evaluation
@@ -206,7 +206,7 @@ class WaferResult:
         lines = [
             f"wafer {self.wafer.name}: {self.wafer.rows} x {self.wafer.columns} dies",
             f"{self.job.model}: {self.best.samples_per_s:,.2f} samples/s, "
-            f"MFU {format_mfu(self.mfu)}; {where.pipeline} stages of "
+            f"MFU {format_mfu(self.mfu)}; {counted(where.pipeline, 'stage')} of "
             f"{where.tensor * where.data} dies, microbatch {where.microbatch}, "
             f"recompute {where.recompute}",
         ]

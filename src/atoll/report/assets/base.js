@@ -80,10 +80,11 @@ const NAMED = {compute: 0, 'tensor parallel': 1, collectives: 1, recompute: 2, r
   weights: 0, states: 0, gradients: 1, activations: 2, buffers: 5, rebuilt: 4};
 
 function colourOf(name, among) {
-  if (name in NAMED) return PALETTE[NAMED[name]];
-  const taken = among.filter((n) => n in NAMED).map((n) => NAMED[n]);
+  const own = among.filter((n, i) => n in NAMED && !among.slice(0, i).some((m) => NAMED[m] === NAMED[n]));
+  if (own.includes(name)) return PALETTE[NAMED[name]];
+  const taken = own.map((n) => NAMED[n]);
   const free = PALETTE.map((_, i) => i).filter((i) => !taken.includes(i));
-  const others = among.filter((n) => !(n in NAMED));
+  const others = among.filter((n) => !own.includes(n));
   return PALETTE[free[others.indexOf(name) % free.length]];
 }
 

@@ -6,7 +6,7 @@ import { download, h, say, settled } from "./dom.js";
 import { filterBox } from "./filters.js";
 import { Scatter } from "./scatter.js";
 import * as state from "./state.js";
-import { COLUMNS, describe, number, shown, title, withUnit } from "./units.js";
+import { COLUMNS, counted, describe, number, shown, title, withUnit } from "./units.js";
 
 const PAGE = 25;
 const AXES = ["score", "area_mm2", "power_W", "energy_per_token_J", "step_time_s", "samples_per_s", "tensor_cores", "vector_cores",
@@ -75,7 +75,7 @@ export class Designs {
       const found = await this.asks.summary(`/${this.run}/summary`, state.filterQuery());
       if (!found) return;
       this.count.textContent = found.count === found.total
-        ? `${number(found.total)} designs` : `${number(found.count)} of ${number(found.total)} designs`;
+        ? counted(found.total, "design") : `${number(found.count)} of ${counted(found.total, "design")}`;
       this.count.dataset.count = found.count;
       document.getElementById("clear")?.toggleAttribute("disabled", state.filters().length === 0);
       const held = document.activeElement?.getAttribute?.("aria-label");
@@ -97,13 +97,13 @@ export class Designs {
       this.scatter.show(found, this.picked());
       const front = found.front.length ? `; the front of ${number(found.front.length)} that no other beats in both` : "";
       this.caption.textContent = found.mode === "cells"
-        ? `${number(found.shown)} designs, counted in ${number(found.cells.length)} cells of a ${found.grid[0]} × ${found.grid[1]} grid${front}. Drag to look closer; up to 1,500 designs are drawn one by one.`
-        : `${number(found.shown)} designs, each a point${front}. Drag to look closer.`;
+        ? `${counted(found.shown, "design")}, counted in ${number(found.cells.length)} cells of a ${found.grid[0]} × ${found.grid[1]} grid${front}. Drag to look closer; up to 1,500 designs are drawn one by one.`
+        : `${counted(found.shown, "design")}, each a point${front}. Drag to look closer.`;
       const item = (mark, text) => h("span", {}, mark, text);
       const swatch = (colour, kind) => h("i", { class: `swatch ${kind}`, style: { background: `var(--${colour})` } });
       const most = found.mode === "cells" ? found.cells.reduce((m, c) => Math.max(m, c[2]), 1) : 0;
       this.key.replaceChildren(
-        found.mode === "cells" ? item(h("i", { class: "scale" }), `1 to ${number(most)} designs in a cell (logarithmic)`) : item(swatch("data", "round"), "design"),
+        found.mode === "cells" ? item(h("i", { class: "scale" }), `1 to ${counted(most, "design")} in a cell (logarithmic)`) : item(swatch("data", "round"), "design"),
         ...(found.front.length ? [item(swatch("front", "line"), "front")] : []),
         ...(state.get("a") ? [item(swatch("a", "round"), "A")] : []), ...(state.get("b") ? [item(swatch("b", "round"), "B")] : []));
     });

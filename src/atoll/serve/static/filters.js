@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import * as state from "./state.js";
-import { COLUMNS, number, precise, title } from "./units.js";
+import { COLUMNS, counted, precise, title } from "./units.js";
 
 /** One column's box; `change(range text or null)` when the user has moved it. */
 export function filterBox({ column, values, exact, logarithmic, counts }, change) {
@@ -14,11 +14,11 @@ export function filterBox({ column, values, exact, logarithmic, counts }, change
   };
   const most = Math.max(...counts, 1);
   const svg = h("svg:svg", { viewBox: `0 0 ${bars} 44`, preserveAspectRatio: "none", role: "img",
-    "aria-label": `${title(column)}: ${bars} bars, the largest holds ${number(most)} designs` });
+    "aria-label": `${title(column)}: ${bars} bars, the largest holds ${counted(most, "design")}` });
   counts.forEach((count, i) => {
     const height = count ? Math.max(1.5, 42 * (count / most)) : 0;
     svg.append(h("svg:rect", { class: inside(i) ? "bar in" : "bar", x: i + 0.06, width: 0.88, y: 44 - height, height },
-      h("svg:title", {}, `${exact ? precise(column, values[i]) : `${precise(column, values[i])} to ${precise(column, values[i + 1])}`} ${COLUMNS[column].unit}: ${number(count)} designs`)));
+      h("svg:title", {}, `${exact ? precise(column, values[i]) : `${precise(column, values[i])} to ${precise(column, values[i + 1])}`} ${COLUMNS[column].unit}: ${counted(count, "design")}`)));
   });
   const span = (i, j) => {
     const [a, b] = [Math.min(i, j), Math.max(i, j)];

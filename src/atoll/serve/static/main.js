@@ -7,7 +7,7 @@ import { h, say } from "./dom.js";
 import { Layouts } from "./layouts.js";
 import { RunView } from "./run.js";
 import * as state from "./state.js";
-import { COLUMNS, nameScore, number } from "./units.js";
+import { COLUMNS, counted, nameScore, number } from "./units.js";
 import { WhatIf } from "./whatif.js";
 
 const VIEWS = {
@@ -68,8 +68,8 @@ function drawHead(run, name) {
   byId("run").value = run.id;
   const badge = byId("badge");
   const done = run.kind === "plan" ? "plan" : run.state;
-  const reading = run.reading && !run.loaded ? `, reading ${number(run.reading)} designs` : "";
-  const text = run.state === "running" ? `running: ${number(run.left)} of ${number(run.total)} chips left${reading}` : `${done}${reading}`;
+  const reading = run.reading && !run.loaded ? `, reading ${counted(run.reading, "design")}` : "";
+  const text = run.state === "running" ? `running: ${number(run.left)} of ${counted(run.total, "chip")} left${reading}` : `${done}${reading}`;
   if (badge.textContent !== text) badge.textContent = text;
   badge.className = `badge ${run.state}`;
   const tabs = byId("tabs");

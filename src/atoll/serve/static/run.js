@@ -5,7 +5,7 @@ import { figures, plainBars } from "./bars.js";
 import { download, h } from "./dom.js";
 import { Plot, padded } from "./plot.js";
 import * as state from "./state.js";
-import { COLUMNS, number, percent, seconds } from "./units.js";
+import { COLUMNS, counted, number, percent, seconds } from "./units.js";
 
 export class RunView {
   constructor(run, single) {
@@ -40,11 +40,11 @@ export class RunView {
     const sentence = proof
       ? proof.sentence
       : status.gap !== null && status.gap !== undefined
-        ? `So far: the best of ${number(status.total)} architectures may be up to ${percent(status.gap / (1 - status.gap), 2)} better.`
+        ? `So far: the best of ${counted(status.total, "architecture")} may be up to ${percent(status.gap / (1 - status.gap), 2)} better.`
         : "Nothing is found yet.";
     const chip = !live && result.accelerator;
     this.top.replaceChildren(...[
-      h("h2", {}, `${details.models.join(", ")} on ${number(details.devices)} devices`),
+      h("h2", {}, `${details.models.join(", ")} on ${counted(details.devices, "device")}`),
       h("p", { id: "certificate" }, sentence),
       chip ? h("p", {}, `${chip.tensor_cores} tensor cores ${chip.width}×${chip.depth}, ${chip.vector_cores} vector cores ×${chip.vector_width}, ${number(chip.glb_MiB)} MiB buffer, ${number(chip.hbm_GiB)} GiB HBM, ${number(chip.peak_TFLOPs)} TFLOP/s peak`) : null,
       details.trouble ? h("p", { class: "warn", role: "alert" }, details.trouble) : null,

@@ -36,7 +36,7 @@ export function number(value, digits = 4) {
   return value.toLocaleString("en", { maximumFractionDigits: Math.max(0, digits - 1 - size) });
 }
 
-/** The same with trailing zeros, so that the values of a column line up. */
+/** `number` with trailing zeros, so that the values of a column line up. */
 function even(value, digits = 4) {
   if (!Number.isFinite(value) || Number.isInteger(value) || Math.abs(value) >= 10 ** (digits - 1)) return number(value, digits);
   const places = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
@@ -99,3 +99,6 @@ export function tickText(value, step) {
   const digits = Math.max(0, Math.min(8, Math.ceil(-Math.log10(step || 1) - 1e-9) + (step && String(step).includes("25") ? 1 : 0)));
   return value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: digits });
 }
+
+/** "1 design", "1,024 designs". */
+export const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;

@@ -4,7 +4,7 @@ import { ask, latest } from "./api.js";
 import { figures, stackedBars } from "./bars.js";
 import { h, say, settled } from "./dom.js";
 import * as state from "./state.js";
-import { bytes, number, percent, seconds } from "./units.js";
+import { bytes, counted, number, percent, seconds } from "./units.js";
 
 const NAMES = ["devices", "link", "hbm_GiB", "hbm_GBps", "microbatch", "tensor"];
 const key = (name) => `w_${name}`;
@@ -123,7 +123,7 @@ export class WhatIf {
             row("Energy a token", "energy_per_token_J", (v) => number(v * 1e3), "mJ")]),
         ]),
         h("p", { class: "muted", id: "answered", "data-ms": now.answered_ms },
-          `pipeline ${now.pipeline} × tensor ${now.tensor} × data ${now.data} on ${number(now.devices)} devices, microbatch ${now.microbatch}, ${number(now.microbatches)} rounds, recomputation ${now.recompute}. ` +
+          `pipeline ${now.pipeline} × tensor ${now.tensor} × data ${now.data} on ${counted(now.devices, "device")}, microbatch ${now.microbatch}, ${counted(now.microbatches, "round")}, recomputation ${now.recompute}. ` +
           `${now.schedules ? `Schedules ${now.schedules}. ` : ""}Answered in ${number(now.answered_ms, 2)} ms.`)),
       h("section", { class: "card" }, h("h2", {}, "Where a step's time goes"), stackedBars(rows.map(([n, v]) => [n, v.parts_s]), seconds)),
       h("section", { class: "card" }, h("h2", {}, `Memory of the fullest device, of ${bytes(now.memory_capacity_bytes)}`),
