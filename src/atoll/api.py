@@ -162,6 +162,7 @@ def describe_model(
 ) -> dict[str, Any]:
     """Parameters and the layer table of a model, with its operators."""
     from atoll.workload import layer_table, load_model, prepare
+    from atoll.workload.stored import warnings_of
 
     for field, value in (("microbatch", microbatch), ("sequence", sequence), ("tensor", tensor)):
         if value is not None and value < 1:
@@ -176,6 +177,7 @@ def describe_model(
         "sequence": model.sequence,
         "tensor_parallel": tensor,
         "layers": layer_table(model),
+        "warnings": list(warnings_of(config)),
     }
 
 

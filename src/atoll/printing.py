@@ -86,6 +86,8 @@ def print_result(result: SearchResult) -> None:
         _print_baselines(console, result)
     for against, front in result.pareto.items():
         _print_front(console, against, front)
+    for words in result.warnings:
+        console.print(f"Warning      {words}", markup=False)
     counts = result.certificate
     if result.stopped:
         console.print(f"Stopped      {result.stopped}: the best design so far")
@@ -254,6 +256,8 @@ def print_model(shown: Mapping[str, Any]) -> None:
             str(len(layer["operators"])),
         )
     console.print(table)
+    for words in shown["warnings"]:
+        console.print(f"warning: {words}", markup=False)
 
 
 def print_hardware(shown: Mapping[str, Any]) -> None:

@@ -98,6 +98,11 @@ def test_parameters_and_flops_are_equal_in_both_passes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_no_family_is_captured_with_a_warning(name: str) -> None:
+    assert captured(name).file.warnings == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_block_keeps_the_same_bytes(name: str) -> None:
     mine, built = pair(name)
     blocks = [max(m.layers, key=lambda e: (e[1], len(e[0].forward)))[0] for m in (mine, built)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,6 +67,8 @@ def capture(
     microbatch = model.file.microbatch or 1
     shown: dict[str, Any] = describe_model(str(out), microbatch=microbatch)
     shown |= {"file": str(out), "notes": list(model.file.notes), "seconds": seconds}
+    for words in model.file.warnings:
+        print(f"atoll: warning: {words}", file=sys.stderr)
     if as_json:
         print_json(shown)
         return

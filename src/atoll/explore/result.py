@@ -162,6 +162,8 @@ class SearchResult:
     """What keeps a baseline from being the answer, where it is not its score."""
     plateau: tuple[Near, ...] = ()
     """How many other designs come close, and the one of least peak power among them."""
+    warnings: tuple[str, ...] = ()
+    """What captured models may have counted wrongly."""
 
     @property
     def throughput_samples_per_s(self) -> float:
@@ -177,6 +179,7 @@ class SearchResult:
             "baselines": dict(self.baselines),
             "baseline_remarks": dict(self.baseline_remarks),
             "plateau": [near.to_dict() for near in self.plateau],
+            "warnings": list(self.warnings),
             "stopped": self.stopped,
             "front_stopped": self.front_stopped,
             "wall_time_s": self.wall_time_s,
@@ -227,6 +230,7 @@ class SearchResult:
                     f"  {name}: {value:,.1f} ({times(self.score, value)})"
                     + (f"; {remark}" if remark else "")
                 )
+        lines += [f"warning: {words}" for words in self.warnings]
         lines.append(self.certificate.sentence())
         return "\n".join(lines)
 
@@ -260,6 +264,7 @@ class SearchResult:
             for name, v in self.baselines.items()
         ]
         facts.append(("beside it", "; ".join(self.plateau_lines())))
+        facts += [("warning", words) for words in self.warnings]
         parts_s = first.placement.time_parts_s
         return answer_html(
             best.accelerator.describe(), facts, parts_s, self.certificate.sentence(), others

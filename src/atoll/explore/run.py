@@ -36,6 +36,7 @@ from atoll.profile import Profile, get_profile
 from atoll.proof import relative_gap
 from atoll.units import format_bytes
 from atoll.warm import compile_in_background
+from atoll.workload.stored import warnings_of
 
 RUNNERS_UP = 3
 SAMPLE = 20_000
@@ -161,6 +162,7 @@ class _Road:
             wall_time_s=time.monotonic() - self.began,
             stopped="" if certificate.status == "optimal" else outcome.stopped,
             front_stopped=front_stopped,
+            warnings=tuple(w for own in variants.workloads for w in warnings_of(own.config)),
         )
 
     def _fronts(self, search: Search, finder: Finder) -> tuple[dict[str, Any], str]:

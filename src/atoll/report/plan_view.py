@@ -32,7 +32,10 @@ def plan_view(source: Source) -> dict[str, Any]:
         "title": f"{record['model']} on {record['devices']:,} {record['device']}",
         "sentence": _sentence(record),
         "certificate": _proof(record) if planned else "One layout, estimated: nothing is searched.",
-        "notes": [] if record["fits"] else ["This layout does not fit in the device's memory."],
+        "notes": [
+            *(f"{note[0].upper()}{note[1:]}." for note in record.get("notes", ())),
+            *([] if record["fits"] else ["This layout does not fit in the device's memory."]),
+        ],
         "facts": _facts(record),
         "times": [{"title": record["model"], "rows": rows}],
         "models": [

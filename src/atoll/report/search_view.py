@@ -32,7 +32,7 @@ def search_view(source: Source) -> dict[str, Any]:
     content = source.content
     best = content["best"]
     several = len(best["models"]) > 1
-    notes: list[str] = []
+    notes = [f"Warning: {words}." for words in content.get("warnings", ())]
     if content.get("stopped"):
         notes.append(f"The search was stopped ({content['stopped']}): this is its best so far.")
     elif content.get("front_stopped"):

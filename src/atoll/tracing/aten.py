@@ -198,7 +198,7 @@ def _scores(q: View, k: View, causal: bool, call: Call) -> tuple[Matmul, tuple[P
     batch, heads, queries, width = q.shape
     kv_heads, keys = k.shape[1:3]
     if queries == keys:
-        fraction = attention_fraction(queries, causal, 0)
+        fraction = attention_fraction(queries, causal, 0) if call.seen is None else call.seen
         product = scores_product(batch, queries, heads, kv_heads, width, fraction)
     else:
         fraction = 1.0

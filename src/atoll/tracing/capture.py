@@ -12,6 +12,7 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.tracing.aten import node_of
 from atoll.tracing.causal import causal_softmaxes
+from atoll.tracing.caveats import caveats
 from atoll.tracing.emit import Emission
 from atoll.tracing.lift import without_layout_copies
 from atoll.tracing.pair import NotProportionalError, paired, summed_steps
@@ -164,6 +165,7 @@ def _capture_file(
         tensor_parallel=True,
         kernels="fused" if keep == "fused" else "eager",
         notes=(*notes, *_notes(trace)),
+        warnings=caveats(trace),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from atoll.tracing.aten_names import COPIES, ELEMENTWISE
 from atoll.tracing.trace import Call, Trace
 
@@ -14,7 +16,7 @@ def causal_softmaxes(trace: Trace) -> frozenset[int]:
     """Results of those softmaxes whose input a triangular mask went into: element by element,
     without a weight, a product or a look-up on the way.
     """
-    makers = {view.value: call for call in trace.calls if not call.backward for view in call.outs}
+    makers = makers_of(trace)
     found: set[int] = set()
     for call in trace.calls:
         if call.op in SOFTMAXES and not call.backward and _masked(call, makers):
@@ -22,19 +24,30 @@ def causal_softmaxes(trace: Trace) -> frozenset[int]:
     return frozenset(found)
 
 
+def makers_of(trace: Trace) -> dict[int, Call]:
+    """The forward call that made each value."""
+    return {view.value: call for call in trace.calls if not call.backward for view in call.outs}
+
+
 def _masked(softmax: Call, makers: dict[int, Call]) -> bool:
-    pending = [view.value for view in softmax.ins]
+    return bool(comparisons([view.value for view in softmax.ins], makers))
+
+
+def comparisons(values: Iterable[int], makers: dict[int, Call]) -> list[Call]:
+    """The comparisons of positions and triangles that went into values."""
+    pending = list(values)
     seen = set(pending)
+    found = []
     while pending:
         call = makers.get(pending.pop())
         if call is None:
             continue
         name = call.op.rstrip("_")
         if name in _TRIANGLES:
-            return True
-        if name in ELEMENTWISE or call.op in COPIES:
+            found.append(call)
+        elif name in ELEMENTWISE or call.op in COPIES:
             for view in call.ins:
                 if view.value not in seen:
                     seen.add(view.value)
                     pending.append(view.value)
-    return False
+    return found

@@ -2,8 +2,9 @@
 
 The library's own attention looks at the mask's values to choose a kernel, which fake tensors do not
 have. Through its public registry an attention function is put in place that calls torch's fused
-attention directly: causal or not as the model is, and with grouped key and value heads as they are.
-Experts run as one grouped product.
+attention directly: causal or not as the model is, with the window or chunk that the layer has, and
+with grouped key and value heads as they are. Experts run as one grouped product; Llama 4's, which
+the library runs on all tokens, as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.workload.config import config_from_hf
+from atoll.workload.products import attention_fraction
 from atoll.workload.stored import is_stored
 
 _CAUSAL, _FULL = "atoll_causal", "atoll_full"
@@ -62,8 +64,6 @@ def module_from_config(
             raise AtollError(f"transformers knows no model_type {model_type!r}") from None
         first = str(error).splitlines()[0][:200]
         raise AtollError(f"transformers cannot read this configuration ({first})") from None
-    if any("expert" in name for name in given):
-        settings._experts_implementation = "grouped_mm"  # one product, not a loop over the data
     if model_type in _IMAGE:
         loader = transformers.AutoModelForImageClassification
         size = settings.image_size
@@ -89,11 +89,19 @@ def module_from_config(
             f"transformers has no module to train model_type {model_type!r} on tokens or images "
             "alone; write a function that builds yours, and capture that"
         )
+    if (
+        any("expert" in name for name in given)
+        and loader._model_mapping[type(settings)]._can_set_experts_implementation()
+    ):
+        settings._experts_implementation = "grouped_mm"  # one product, not a loop over the data
 
     def build() -> Any:
         with initialization.no_init_weights():
             module = loader.from_config(settings, attn_implementation=settings._attn_implementation)
         module.tie_weights()  # left out together with the initial values
+        for child in module.modules():
+            if type(child).__name__ == "Llama4TextMoe":
+                _route(child)
         return module.eval()
 
     return build, inputs
@@ -139,14 +147,63 @@ def _attention(causal: bool) -> Callable[..., Any]:
     ) -> tuple[Any, None]:
         from torch.nn.functional import scaled_dot_product_attention
 
-        out = scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=causal,
-            scale=options.get("scaling"),
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        from atoll.tracing.torch_api import scores_seen
+
+        with scores_seen(_share(module, query, key, options) if causal else None):
+            out = scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                is_causal=causal,
+                scale=options.get("scaling"),
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
         return out.transpose(1, 2).contiguous(), None
 
     return run
+
+
+def _share(module: Any, query: Any, key: Any, options: dict[str, Any]) -> float | None:
+    """What a layer's window or chunk leaves of the scores; None for no more than the triangle."""
+    tokens = int(query.shape[2])
+    if tokens != int(key.shape[2]):
+        return None
+    window = options.get("sliding_window")
+    if isinstance(window, int) and 0 < window < tokens:
+        return attention_fraction(tokens, True, window)
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    kinds = getattr(config, "layer_types", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    if kinds and layer is not None and kinds[layer] == "chunked_attention" and chunk:
+        whole, rest = divmod(tokens, min(chunk, tokens))
+        seen = whole * min(chunk, tokens) * (min(chunk, tokens) + 1) + rest * (rest + 1)
+        return float(seen / 2 / tokens**2)
+    return None
+
+
+def _route(moe: Any) -> None:
+    """Give Llama 4's experts the tokens that are routed to them, as training does; the library's
+    own module runs every expert on every token and multiplies by zero.
+    """
+    import torch
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    experts = moe.experts
+    experts.has_gate, experts.has_bias, experts.is_transposed = True, False, True
+    experts.has_post_expert_norm = experts._is_expert_parallel = False
+
+    def gated(joint: Any) -> Any:
+        gate, up = joint.chunk(2, dim=-1)
+        return up * experts.act_fn(gate)
+
+    experts._apply_gate = gated
+
+    def forward(hidden_states: Any) -> tuple[Any, Any]:
+        tokens = hidden_states.reshape(-1, moe.hidden_dim)
+        logits = torch.nn.functional.linear(tokens, moe.router.weight)
+        chosen, index = torch.topk(logits, moe.top_k, dim=1)
+        weights = torch.sigmoid(chosen.float()).to(tokens.dtype)
+        routed = grouped_mm_experts_forward(experts, tokens, index, weights)
+        return moe.shared_expert(tokens) + routed, logits
+
+    moe.forward = forward

@@ -237,9 +237,27 @@ def _record(
         if isinstance(child, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict)
     )
     trace.classes = {path: type(child).__name__ for path, child in module.named_modules()}
+    trace.window = stated_window(getattr(module, "config", None))
     trace.without_dead_calls()
     trace.without_sums_of_shares()
     return trace
+
+
+def stated_window(config: object) -> int:
+    """Tokens that attention reaches back at most in some layer, by a configuration as the
+    transformers library has it; 0 where it says nothing of the kind.
+    """
+    config = getattr(config, "text_config", None) or config
+    kinds = getattr(config, "layer_types", None)
+    for field, kind in (
+        ("sliding_window", "sliding_attention"),
+        ("attention_chunk_size", "chunked_attention"),
+    ):
+        size = getattr(config, field, None)
+        used = kind in kinds if kinds else getattr(config, "use_sliding_window", True)
+        if isinstance(size, int) and size > 0 and used:
+            return size
+    return 0
 
 
 def _targets(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> list[torch.Tensor]:

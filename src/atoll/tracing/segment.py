@@ -243,7 +243,7 @@ def _signature(segment: Segment, trace: Trace) -> tuple[object, ...]:
         return argument
 
     def row(call: Call) -> object:
-        return (call.op, plain(call.args), plain(call.outs))
+        return (call.op, plain(call.args), plain(call.outs), call.seen)
 
     rows = [row(call) for call in (*segment.forward, *segment.backward)]
     leaving = tuple(numbers.get(value, -1) for value in segment.leaving)

@@ -10,7 +10,9 @@ forward one (torch._C._autograd).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,24 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 from atoll.errors import AtollError
 from atoll.tracing.trace import Argument, Call, Source, Trace, Value, View
 
-__all__ = ["TORCH", "FakeTensorMode", "Recorder", "ValueAskedFor", "held"]
+__all__ = ["TORCH", "FakeTensorMode", "Recorder", "ValueAskedFor", "held", "scores_seen"]
 
 _QUESTIONS = ("prim::device", "aten::is_pinned", "aten::sym_size", "aten::sym_stride")
 TORCH = Path(torch.__file__).parent
 ValueAskedFor = (DataDependentOutputException, DynamicOutputShapeException)
 """Raised where a program looks at a value that a fake tensor does not have."""
 _HERE = Path(__file__).parent
+_seen: ContextVar[float | None] = ContextVar("seen", default=None)
+
+
+@contextmanager
+def scores_seen(share: float | None) -> Iterator[None]:
+    """Attention that runs inside has a mask that leaves this share of the scores."""
+    before = _seen.set(share)
+    try:
+        yield
+    finally:
+        _seen.reset(before)
 
 
 class Recorder(TorchDispatchMode):
@@ -49,6 +62,8 @@ class Recorder(TorchDispatchMode):
         self._times: dict[str, int] = {}
         self._twins: dict[int, tuple[int, str, str]] = {}
         self._last = (0, "", "")
+        self._shares: dict[str, float] = {}
+        """Of each module call that told what its attention's mask leaves."""
 
     # --- modules ---------------------------------------------------------------------------------
 
@@ -174,7 +189,13 @@ class Recorder(TorchDispatchMode):
         if outs:
             twin, path, scope = place
             op = name.removeprefix("aten::")
-            self.trace.calls.append(Call(op, given, tuple(outs), scope, path, self.backward, twin))
+            share = _seen.get()
+            if share is not None and not self.backward:
+                self._shares[scope] = share
+            self.trace.calls.append(
+                Call(op, given, tuple(outs), scope, path, self.backward, twin,
+                     self._shares.get(scope) if "attention" in op else None)
+            )  # fmt: skip
 
     def known(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._values

@@ -76,6 +76,8 @@ class Call:
     backward: bool
     tick: int
     """When it ran (views tick too); of a backward call: when its forward twin ran."""
+    seen: float | None = None
+    """Of attention: the share of the scores that its mask leaves, where the module told."""
 
     @property
     def ins(self) -> tuple[View, ...]:
@@ -109,6 +111,9 @@ class Trace:
     """Class of the module at each path."""
     unused: tuple[str, ...] = ()
     """Parameters that no gradient reaches."""
+    window: int = 0
+    """Tokens that attention reaches back at most in some layer, as the module's own configuration
+    has it; 0 where it says nothing."""
 
     def without_dead_calls(self) -> None:
         """Drop calls whose results neither the outputs nor a weight's gradient depend on."""

@@ -9,7 +9,7 @@ from atoll.hardware.gpu import Gpu
 from atoll.hardware.network import Network
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.workload.model_config import ModelConfig
-from atoll.workload.stored import StoredModel
+from atoll.workload.stored import StoredModel, warnings_of
 from atoll.yamlfile import suggestion
 
 
@@ -79,16 +79,20 @@ class Run:
         """What to know before the figures are believed."""
         if self.stored is None:
             return ()
-        kernels = self.stored.file.kernels
+        return (*warnings_of(self.stored), *self._kernel_notes(self.stored))
+
+    def _kernel_notes(self, stored: StoredModel) -> tuple[str, ...]:
+        """Where the file's kernels are not those of the stack."""
+        kernels = stored.file.kernels
         eager = self.stack.composed_gelu  # every element-wise step is a kernel
         if eager and kernels == "fused":
             return (
-                f"{self.stored.name} was captured as a fusing compiler runs it; for the memory of "
+                f"{stored.name} was captured as a fusing compiler runs it; for the memory of "
                 "eager PyTorch capture it with --keep eager",
             )
         if not eager and kernels == "eager":
             return (
-                f"{self.stored.name} was captured as eager PyTorch runs it; for stack "
+                f"{stored.name} was captured as eager PyTorch runs it; for stack "
                 f"{self.stack.name} capture it with --keep fused",
             )
         return ()

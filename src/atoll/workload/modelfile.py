@@ -177,6 +177,8 @@ class ModelFile(FileModel):
     kernels: Literal["fused", "eager"] = "fused"
     """Vector operators as a fusing compiler runs them, or one kernel each as eager PyTorch does."""
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What the file may have counted wrongly; every answer that uses it repeats them."""
 
     @model_validator(mode="after")
     def _whole(self) -> ModelFile:

@@ -70,6 +70,13 @@ class StoredModel:
         return sum(layer.repeat for layer in self.file.layers)
 
 
+def warnings_of(model: object) -> tuple[str, ...]:
+    """What a captured model may have counted wrongly, each a clause behind its name."""
+    if not isinstance(model, StoredModel):
+        return ()
+    return tuple(f"{model.name}: {words}" for words in model.file.warnings)
+
+
 def is_stored(given: object) -> bool:
     """Whether JSON data claim to be an atoll-model file."""
     return isinstance(given, dict) and "format" in given and "model_type" not in given

@@ -1,0 +1,136 @@
+"""What a capture may have counted wrongly: experts that ran on all tokens, masks that hide more.
+
+A module can compute more than training on a cluster would. Where the trace shows it, the file says
+so, and every answer that uses the file repeats it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from atoll.tracing.causal import SOFTMAXES, comparisons, makers_of
+from atoll.tracing.trace import Call, Source, Trace, View
+
+_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear"))
+
+
+def caveats(trace: Trace) -> tuple[str, ...]:
+    """Sentences, without a full stop, each about the whole model."""
+    return (*_dense_experts(trace), *_windows(trace), *_masks(trace))
+
+
+# --- experts --------------------------------------------------------------------------------------
+
+
+def _dense_experts(trace: Trace) -> list[str]:
+    """Routers that choose some experts for each token, where all experts ran on all tokens."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for call in trace.calls:
+        if call.op != "topk" or call.backward or not call.ins:
+            continue
+        scores, chosen = call.ins[0], call.outs[0]
+        experts, few = scores.shape[-1], chosen.shape[-1]
+        tokens = scores.elements // experts
+        # The router may be the layer's own code or a module in it.
+        near = {call.path, call.path.rpartition(".")[0]}
+        dense = few < experts and any(
+            _rows(trace, where, experts) >= experts * tokens for where in near
+        )
+        if dense:
+            found.setdefault((few, experts), []).append(call.path)
+    return [
+        f"each token has {few} of {experts} experts, but the module runs all {experts} on every "
+        f"token ({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}): their work "
+        f"is counted {experts / few:g} times as often as training runs it; capture a module that "
+        "routes its tokens (grouped products)"
+        for (few, experts), paths in found.items()
+    ]
+
+
+def _rows(trace: Trace, where: str, experts: int) -> int:
+    """The most rows that one matrix of each expert in a module gets, all experts together."""
+    start = f"{where}." if where else ""
+    joint, alone = 0, dict[str, dict[str, int]]()
+    for call in trace.calls:
+        if call.backward or call.op not in _PRODUCTS:
+            continue
+        if call.path != where and not call.path.startswith(start):
+            continue
+        for view in call.ins:
+            value = trace.values[view.value]
+            if value.source is not Source.WEIGHT:
+                continue
+            rows = prod(call.outs[0].shape[:-1])
+            if len(view.shape) == 3 and view.shape[0] == experts:
+                joint = max(joint, rows)
+            item, matrix = _item(value.name, start)
+            if item is not None:
+                alone.setdefault(matrix, {})[item] = rows
+    lists = [sum(rows.values()) for rows in alone.values() if len(rows) == experts]
+    return max([joint, *lists])
+
+
+def _item(name: str, start: str) -> tuple[str | None, str]:
+    """A weight's place in a list of modules ("experts.3.up.weight"), and its name in each."""
+    if not name.startswith(start):
+        return None, name
+    parts = name[len(start) :].split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            return part, ".".join((*parts[:place], "*", *parts[place + 1 :]))
+    return None, name
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+def _is_attention(call: Call) -> bool:
+    return "attention" in call.op and not call.backward and len(call.ins) >= 3
+
+
+def _windows(trace: Trace) -> list[str]:
+    """A window that the configuration states and no attention has."""
+    attention = [call for call in trace.calls if _is_attention(call)]
+    products = [call for call in trace.calls if call.op in SOFTMAXES and not call.backward]
+    tokens = max([_tokens(call) for call in (*attention, *products)], default=0)
+    if not trace.window or trace.window >= tokens:
+        return []
+    if any(call.seen is not None for call in attention):
+        return []
+    return [
+        f"its configuration has attention windows of {trace.window} tokens, which the capture "
+        f"does not see: attention is counted over all {tokens} tokens; a capture of the "
+        "config.json itself sees them"
+    ]
+
+
+def _tokens(call: Call) -> int:
+    """Tokens that attention or a softmax looks at."""
+    view: View = call.ins[1] if _is_attention(call) else call.ins[0]
+    return view.shape[-2 if _is_attention(call) else -1]
+
+
+def _masks(trace: Trace) -> list[str]:
+    """Masks made by comparing positions that are counted as no mask, or as a triangle only."""
+    makers = makers_of(trace)
+    whole, several = 0, 0
+    for call in trace.calls:
+        if call.seen is not None or call.backward:
+            continue
+        if _is_attention(call):
+            mask = [view.value for view in call.ins[3:4]]
+            whole += bool(comparisons(mask, makers))
+        elif call.op in SOFTMAXES:
+            several += len(comparisons([view.value for view in call.ins], makers)) > 1
+    told = []
+    if whole:
+        told.append(
+            f"{whole} calls of fused attention have a mask that compares positions (a triangle, a "
+            "window): they are counted in full; pass is_causal instead of a triangle"
+        )
+    if several and not trace.window:
+        told.append(
+            f"{several} attentions have masks that compare positions more than once: they are "
+            "counted as causal, and a window in them is not seen"
+        )
+    return told
