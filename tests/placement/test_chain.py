@@ -150,6 +150,7 @@ def test_the_optimum_equals_exhaustive_search(case: tuple[Chain, System]) -> Non
         return
     assert found.step_time_s == pytest.approx(least_s, rel=EXACT)
     assert len(found.starts) == found.pipeline
+    assert system.microbatches % found.data == 0
     repriced_s = step_time_of(chain, system, found.starts, found.data)
     assert repriced_s == pytest.approx(found.step_time_s, rel=EXACT)
 
@@ -291,8 +292,18 @@ def test_a_pipeline_pays_its_slowest_stage_for_every_further_microbatch() -> Non
     system = plain_system(devices=3, microbatches=10)
     assert step_time_of(chain, system, (0,), 1) == 10 * 8.0
     assert step_time_of(chain, system, (0, 1, 2), 1) == 9 * 5.0 + 8.0
-    assert step_time_of(chain, system, (0,), 3) == 4 * 8.0
+    assert step_time_of(chain, system, (0,), 2) == 5 * 8.0
     assert step_time_of(chain, system, (0, 1), 2) == np.inf
+
+
+def test_replicas_that_do_not_divide_the_microbatches_are_no_layout() -> None:
+    chain = plain_chain(time_s=[1.0, 1.0])
+    system = plain_system(devices=4, microbatches=10)
+    assert step_time_of(chain, system, (0,), 3) == np.inf
+    best = divide(chain, system)
+    # 3 or 4 replicas would take 4 or 3 rounds, with some replicas idle in the last.
+    assert best is not None and (best.pipeline, best.data) == (2, 2)
+    assert best.step_time_s == 4 * 1.0 + 2.0
 
 
 def test_both_neighbours_of_a_cut_wait_for_what_they_receive() -> None:
@@ -429,6 +440,7 @@ def test_a_described_plan_adds_up(
     loads_s = [stage.load_s for stage in placement.stages]
     tail_s = sum(placement.time_parts_s[part] for part in ("gradient reduction", "optimizer"))
     rounds = placement.microbatches
+    assert rounds * placement.data == microbatches
     assert (rounds - 1) * max(loads_s) + sum(loads_s) + tail_s == pytest.approx(
         placement.step_time_s, rel=1e-9
     )

@@ -30,6 +30,7 @@ from atoll.hardware import (
     peak_power_W,
 )
 from atoll.placement.chain import make_chain
+from atoll.placement.chain_kernels import equal_replicas
 from atoll.placement.fixed import fixed_division, fixed_flat
 
 RANDOM_CHIPS = 64
@@ -223,6 +224,8 @@ def _layout_step(
     if data < 1:
         return None
     data = min(data, variant.microbatches)
+    if not setting.profile.whole_stage_recompute:
+        data = int(equal_replicas(variant.microbatches, data)[data])
     number = variants.variants.index(variant)
     _, upper = priced.schedule_bounds(np.zeros(1, np.int64), np.array([number]))
     times = upper[0][: variant.layers]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from atoll.explore.workloads import Variant
 from atoll.hardware.network import Network
 from atoll.placement.chain import Optimizer, make_chain, make_system
-from atoll.placement.chain_kernels import System, feasible_depths
+from atoll.placement.chain_kernels import System, equal_replicas, feasible_depths
 from atoll.profile import Profile
 
 FloatArray = NDArray[np.float64]
@@ -100,9 +100,10 @@ def _depths(variant: Variant, setting: Setting, system: System) -> list[int]:
     operators = len(variant.model.layers[facts.block_kind][0].forward)
     chain = make_chain(facts, np.zeros(variant.layers), np.ones(operators))
     fits = feasible_depths(chain, system)
+    replicas = equal_replicas(variant.microbatches, system.devices // variant.tensor)
     # With fewer microbatches than stages less is in flight: those depths are never ruled out.
     fewest_rounds = [
-        -(-variant.microbatches // max(1, system.devices // (variant.tensor * p)))
+        variant.microbatches // int(replicas[system.devices // (variant.tensor * p)])
         for p in range(1, most + 1)
     ]
     return [p for p in range(1, most + 1) if fits[p] or fewest_rounds[p - 1] < p]
@@ -115,6 +116,9 @@ def _rounds(
     facts = variant.facts
     top = min(setting.devices // (variant.tensor * stages), variant.microbatches)
     data = np.arange(1, top + 1)
+    if not setting.profile.whole_stage_recompute:
+        # The seed lets some replicas run a microbatch less; the default profile does not.
+        data = data[variant.microbatches % data == 0]
     rounds = -(-variant.microbatches // data)
     per_stage = facts.parameters.sum() / stages
     if setting.profile.whole_stage_recompute:

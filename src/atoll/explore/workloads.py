@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil, floor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,13 +91,15 @@ def make_variants(
     layers: list[Layer] = []
     for index, workload in enumerate(workloads):
         allowed = [t for t in widths(workload.config, tuple(tensor_widths)) if t <= devices]
-        sizes = [b for b in microbatches if b <= workload.global_batch]
-        if not allowed or not sizes:
+        if not allowed:
             raise AtollError(
                 f"model {workload.name}: no tensor width of {list(tensor_widths)} divides its heads"
-                f" on {devices} devices, or no microbatch of {list(microbatches)} fits a batch of "
-                f"{workload.global_batch}."
+                f" on {devices} devices; width 1 always does."
             )
+        # A microbatch that leaves a remainder would be credited with samples that it never runs.
+        sizes = [b for b in microbatches if workload.global_batch % b == 0]
+        if not sizes:
+            raise AtollError(_no_microbatch(workload, microbatches))
         for microbatch in sizes:
             for tensor in allowed:
                 model = prepare(
@@ -121,3 +124,18 @@ def make_variants(
                 )
                 layers.extend(layer for layer, _ in model.layers)
     return Variants(tuple(workloads), tuple(variants), flatten(layers))
+
+
+def _no_microbatch(workload: Workload, microbatches: Sequence[int]) -> str:
+    """The refusal, with the nearest batch and the largest microbatch that would do."""
+    batch = workload.global_batch
+    nearest = min(
+        {max(1, round_(batch / b)) * b for b in microbatches for round_ in (floor, ceil)},
+        key=lambda other: (abs(other - batch), other),
+    )
+    size = max(b for b in range(1, min(max(microbatches), batch) + 1) if batch % b == 0)
+    tried = ", ".join(str(b) for b in sorted(set(microbatches)))
+    return (
+        f"model {workload.name}: no microbatch of {tried} divides a batch of {batch}; take a batch "
+        f"of {nearest}, or a microbatch of {size}."
+    )

@@ -200,7 +200,7 @@ def describe(
     `forward_s` are the forward seconds per kind of layer, which a replay of the pipeline needs.
     """
     ends = (*division.starts[1:], len(facts.kind))
-    microbatches = -(-system.microbatches // division.data)
+    microbatches = system.microbatches // division.data
     stages = []
     for number, (first, last) in enumerate(zip(division.starts, ends, strict=True)):
         in_flight = min(division.pipeline - number, microbatches)

@@ -1,6 +1,7 @@
 """The exact stage division of a chain under the default profile, compiled.
 
-One-forward-one-backward pipeline of p stages and M microbatches per replica:
+One-forward-one-backward pipeline of p stages and M microbatches per replica; the replicas divide
+the batch's microbatches, so that all run equally many:
 
     step = (M - 1) max_i load_i + sum_i load_i + max_i tail_i
 
@@ -158,11 +159,20 @@ def step_time(system, data, microbatches, load, total, parameters):
     return (microbatches - 1) * load + total + reduce + system.optimizer_s * parameters
 
 
+@entry
+def equal_replicas(microbatches, most):
+    """at_most[n]: the largest number of replicas up to n that divides the microbatches; 0 for 0."""
+    at_most = np.zeros(most + 1, np.int64)
+    for d in range(1, most + 1):
+        at_most[d] = d if microbatches % d == 0 else at_most[d - 1]
+    return at_most
+
+
 @kernel
 def _even_step(chain, sums, system, pipeline, data, ends):
     """Step seconds with the layers' compute cut evenly, writing the ends; infinite if too large."""
     n = chain.time_s.shape[0]
-    m = -(-system.microbatches // data)
+    m = system.microbatches // data
     largest = 0.0
     total = 0.0
     most = 0.0
@@ -211,7 +221,9 @@ def best_plan(chain, system, cutoff, capacity):
     best_p = 0
     best_d = 0
     most = min(n, system.devices // system.tensor) if system.microbatches > 0 else 0
-    top_d = min(system.devices // system.tensor, system.microbatches)
+    widest = system.devices // system.tensor
+    replicas = equal_replicas(system.microbatches, widest)
+    top_d = replicas[widest]
     ends = np.zeros(n + 1, np.int64)
     # least[p]: no division into p stages has a smaller largest load.
     least = np.zeros(most + 1)
@@ -219,8 +231,8 @@ def best_plan(chain, system, cutoff, capacity):
     even = np.zeros(n + 1, np.int64)
     for p in range(1, most + 1):
         least[p] = max(total_s / p, max(largest, -(-blocks // p) * block_s))
-        d = min(top_d, system.devices // (system.tensor * p))
-        if (-(-system.microbatches // d) - 1) * least[p] + total_s >= best:
+        d = replicas[system.devices // (system.tensor * p)]
+        if (system.microbatches // d - 1) * least[p] + total_s >= best:
             continue
         seconds = _even_step(chain, sums, system, p, d, even)
         if seconds < best:
@@ -237,17 +249,17 @@ def best_plan(chain, system, cutoff, capacity):
         for d in range(top_d + 1):
             done[d] = False
         for lead in range(top_d, 0, -1):
-            if done[lead]:
+            if done[lead] or replicas[lead] < lead:
                 continue
-            lead_m = -(-system.microbatches // lead)
+            lead_m = system.microbatches // lead
             cut = system.cut_s[lead]
             slope = system.cut_s_per_byte[lead]
             # The pipeline depths for which some degree of this class can still win.
             deepest = np.int64(0)  # a plain 0 is a type of its own, and would compile _divide twice
             for d in range(lead, 0, -1):
-                m = -(-system.microbatches // d)
+                m = system.microbatches // d
                 same = system.cut_s[d] == cut and system.cut_s_per_byte[d] == slope
-                if not same or (clipped and m != lead_m):
+                if replicas[d] < d or not same or (clipped and m != lead_m):
                     continue
                 done[d] = True
                 for p in range(most, deepest, -1):
@@ -260,8 +272,8 @@ def best_plan(chain, system, cutoff, capacity):
                 continue
             clip = lead_m if clipped else n
             for s in range(1, deepest + 1):
-                d = min(lead, system.devices // (system.tensor * s))
-                rounds[s] = lead_m if clipped else max(s, -(-system.microbatches // d))
+                d = replicas[min(lead, system.devices // (system.tensor * s))]
+                rounds[s] = lead_m if clipped else max(s, system.microbatches // d)
             labels, counts, back = _divide(
                 chain, sums, system, deepest, clip, rounds, cut, slope, best, capacity)
             if counts[0, 0] < 0:
@@ -269,10 +281,12 @@ def best_plan(chain, system, cutoff, capacity):
             for p in range(1, deepest + 1):
                 for a in range(counts[p, 0]):
                     for d in range(1, lead + 1):
-                        m = -(-system.microbatches // d)
+                        m = system.microbatches // d
                         if p * d * system.tensor > system.devices:
                             break
-                        if (clipped == 1) != (p > m) or (clipped and m != lead_m):
+                        if replicas[d] < d or (clipped and m != lead_m):
+                            continue
+                        if (clipped == 1) != (p > m):
                             continue
                         if system.cut_s[d] != cut or system.cut_s_per_byte[d] != slope:
                             continue

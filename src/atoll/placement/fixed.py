@@ -102,15 +102,16 @@ def even_starts(block: NDArray[np.bool_], pipeline: int) -> tuple[int, ...] | No
 def step_time_of(chain: Chain, system: System, starts: Sequence[int], data: int) -> float:
     """Seconds of a step with stages that begin at these layers; infinite if it does not fit.
 
-    It does not fit with more devices than there are, more replicas than microbatches, or a stage
-    that exceeds its memory with every mixture of recomputation choices.
+    It does not fit with more devices than there are, with replicas that do not divide the batch's
+    microbatches, or with a stage that exceeds its memory with every mixture of recomputation
+    choices.
     """
     pipeline = len(starts)
-    if not 1 <= data <= system.microbatches:
+    if not 1 <= data <= system.microbatches or system.microbatches % data:
         return math.inf
     if pipeline * data * system.tensor > system.devices:
         return math.inf
-    rounds = math.ceil(system.microbatches / data)
+    rounds = system.microbatches // data
     loads_s = []
     tails_s = []
     for number, (first, last) in enumerate(

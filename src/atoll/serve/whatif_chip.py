@@ -71,7 +71,7 @@ class ChipWhatIf:
             workload = make_workload(job.models[model].name, 1)
             batch = job.models[model].global_batch or job.global_batch
             wide = widths(workload.config, (1, 2, 4, 8, 16, 32))
-            small = [2**power for power in range(8) if 2**power <= batch]
+            small = [2**power for power in range(8) if batch % 2**power == 0]
             sliders = [
                 slider("devices", "Devices", "", around(job.devices, 1), job.devices),
                 link_slider(setting.network),
@@ -110,8 +110,7 @@ class ChipWhatIf:
                 raise AtollError(
                     f"space: {job.space} is not what it was when the run was searched."
                 )
-            first = replace(job, microbatches=job.microbatches[:1])
-            setting, variants = prepare_search(first)
+            setting, variants = prepare_search(replace(job, microbatches=(1,)))
             for workload, known in zip(variants.workloads, self._identity["models"], strict=True):
                 if fingerprint({"config": repr(workload.config)}) != known["config"]:
                     raise AtollError(
