@@ -114,3 +114,14 @@ def test_the_seeds_profile_keeps_replicas_that_run_a_microbatch_less() -> None:
     # four of at most three.
     one_stage = {name: rows.loads[rows.stages == 1].min() for name, rows in layouts.items()}
     assert one_stage == {"default": 4.0, "phaze": 3.0}
+
+
+def test_baselines_of_models_whose_batches_share_no_microbatch() -> None:
+    job = Job(
+        models=(ModelJob("bert-large", global_batch=4), ModelJob("opt-350m", global_batch=9)),
+        devices=2,
+        microbatches=(2, 3),
+        tensor_widths=(1,),
+        space=str(TINY),
+    )
+    assert run_search(job).baselines["spotlight"] is not None

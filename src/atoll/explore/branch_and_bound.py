@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from atoll.executors import Call, Crew, InProcess
 from atoll.explore.batches import Pacer, Speculation
-from atoll.explore.energy import energy_of_work, variant_work
+from atoll.explore.energy import buffer_bytes_per_mac, energy_of_work, variant_work
 from atoll.explore.frontier import Frontier
 from atoll.explore.journal import Evaluation, Found, Journal, Key, NoJournal
 from atoll.explore.layouts import Setting
@@ -388,11 +388,17 @@ class Search:
     ) -> Found:
         variant = self.variants.variants[v]
         energy = energy_of_work(
-            variant_work(self.work, self.context.repeats[v], *traffic),
+            variant_work(
+                self.work,
+                self.context.repeats[v],
+                *traffic,
+                buffer_bytes_per_mac(self.frontier.chips, chip),
+            ),
             variant,
             area_mm2=float(self.frontier.chips.area_mm2[chip]),
             step_time_s=shape.step_s,
-            devices=self.setting.devices,
+            devices=shape.pipeline * variant.tensor * shape.data,
+            recompute_share=shape.recompute_share,
         )
         return Found(shape.step_s, v, pass_s, shape.pipeline, shape.data, energy, effort)
 

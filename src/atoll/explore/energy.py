@@ -1,21 +1,23 @@
 """Energy of one training step, by part, and the power that goes with it.
 
 Dynamic energy follows from the work (multiply-adds, vector operations, bytes by level), static
-power from area and time. Traffic is that of each operator at its widest spread.
+power from area and time. HBM and GLB traffic is that of each operator at its widest spread; the
+core buffers move what a full array moves for each multiply-add, as in `hardware.peak_power_W`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.cost.chips import Chips
 from atoll.explore.evaluate import Priced
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variant, Variants
-from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel
+from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel, core_buffer_bytes_per_mac
 
 FloatArray = NDArray[np.float64]
 
@@ -49,9 +51,15 @@ class VariantWork:
 
     macs: float
     vector_ops: float
+    core_buffer_bytes: float
     hbm_bytes: float
     glb_bytes: float
     link_bytes: float
+
+
+def energy_per_token_J(steps: Collection[StepEnergy]) -> float:
+    """Of one step of every model: all their joules over all their tokens."""
+    return sum(step.total_J for step in steps) / sum(step.tokens for step in steps)
 
 
 def step_energy(
@@ -73,7 +81,13 @@ def step_energy(
     repeats = operator_repeats(priced.variants)
     hbm, glb = variant_traffic(priced, repeats)
     return energy_of_work(
-        variant_work(priced.work, repeats[number], hbm[chip, number], glb[chip, number]),
+        variant_work(
+            priced.work,
+            repeats[number],
+            hbm[chip, number],
+            glb[chip, number],
+            buffer_bytes_per_mac(priced.chips, chip),
+        ),
         variant,
         area_mm2=float(priced.chips.area_mm2[chip]),
         step_time_s=step_time_s,
@@ -98,6 +112,7 @@ def energy_of_work(
     parts = {
         "multiply-add": work.macs * energy.mac_J * factor,
         "vector": work.vector_ops * energy.vector_op_J * factor,
+        "core buffers": work.core_buffer_bytes * energy.core_buffer_J_per_byte * factor,
         "hbm": work.hbm_bytes * energy.hbm_J_per_byte * factor,
         "glb": work.glb_bytes * energy.glb_J_per_byte * factor,
         "link": work.link_bytes * energy.link_J_per_byte * factor,
@@ -136,13 +151,25 @@ def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, Fl
     return hbm.T[position.ravel()], glb.T[position.ravel()]
 
 
+def buffer_bytes_per_mac(chips: Chips, chip: int) -> float:
+    """Bytes between array and core buffer for each multiply-add on this chip."""
+    configs, own = chips.tensor_configs, int(chips.tensor_config[chip, 0])
+    return float(core_buffer_bytes_per_mac(configs.width[own], configs.depth[own]))
+
+
 def variant_work(
-    work: OperatorWork, repeats: FloatArray, hbm_bytes: float, glb_bytes: float
+    work: OperatorWork,
+    repeats: FloatArray,
+    hbm_bytes: float,
+    glb_bytes: float,
+    buffer_bytes_per_mac: float,
 ) -> VariantWork:
     """The part that no chip changes, with the traffic of one chip."""
+    macs = float(repeats @ work.macs)
     return VariantWork(
-        macs=float(repeats @ work.macs),
+        macs=macs,
         vector_ops=float(repeats @ work.vector_ops),
+        core_buffer_bytes=macs * buffer_bytes_per_mac,
         hbm_bytes=float(hbm_bytes),
         glb_bytes=float(glb_bytes),
         link_bytes=float(repeats @ work.link_bytes),

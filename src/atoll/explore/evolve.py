@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.errors import AtollError
 from atoll.explore.branch_and_bound import Outcome, Search
+from atoll.explore.energy import energy_per_token_J
 from atoll.hardware import ProductSpace, Space
 
 IntArray = NDArray[np.int64]
@@ -79,8 +80,8 @@ def _evaluated(
         score = score_of.get(chip, -1.0)
         if score > 0.0:
             search.accept(chip, score)
-            energy = sum(f.energy.per_token_J for f in search.frontier.found[chip].values())
-            result[name] = (score, float(area[chip]), energy)
+            steps = [found.energy for found in search.frontier.found[chip].values()]
+            result[name] = (score, float(area[chip]), energy_per_token_J(steps))
     return result
 
 

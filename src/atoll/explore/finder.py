@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from atoll.explore.branch_and_bound import Found, Search
-from atoll.explore.energy import step_energy
+from atoll.explore.energy import energy_per_token_J, step_energy
 from atoll.explore.evaluate import Priced
 from atoll.explore.explain import layer_report
 from atoll.explore.job import Job
@@ -116,15 +116,13 @@ class Finder:
         assert placed is not None
         placement = priced.describe(0, variant, found.pass_s, placed[1], memory_bytes=memory)
         workload = self.variants.workloads[model]
-        busy = placement.time_parts_s.get("compute", 0.0)
-        again = placement.time_parts_s.get("recompute", 0.0)
         energy = step_energy(
             priced,
             0,
             variant,
             step_time_s=placement.step_time_s,
             devices=placement.devices,
-            recompute_share=again / busy if busy else 0.0,
+            recompute_share=placement.recompute_share,
         )
         flops = model_flops(workload.config, workload.sequence)
         samples_per_s = workload.global_batch / placement.step_time_s
@@ -151,6 +149,7 @@ class Finder:
         chips = self.search.frontier.chips
         number = int(chips.design[chip])
         space, design = self._place_of(number)
+        plans = self.search.frontier.found[chip]
         row: dict[str, Any] = {
             "design": number,
             "tensor_cores": int(space.tensor_cores[design]),
@@ -161,8 +160,10 @@ class Finder:
             "glb_bytes": int(space.glb_bytes[design]),
             "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
             "area_mm2": float(space.area_mm2[design]),
+            "power_W": max(found.energy.power_W for found in plans.values()),
+            "energy_per_token_J": energy_per_token_J([f.energy for f in plans.values()]),
         }
-        for model, found in sorted(self.search.frontier.found[chip].items()):
+        for model, found in sorted(plans.items()):
             variant = self.variants.variants[found.variant]
             workload = self.variants.workloads[model]
             row |= {

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.explore.branch_and_bound import Search
+from atoll.explore.energy import energy_per_token_J
 
 BATCH = 512
 TOLERANCE = 0.01
@@ -44,7 +45,7 @@ def evaluated_fronts(search: Search) -> dict[str, Front]:
         chip: max(f.energy.power_W for f in search.frontier.found[chip].values()) for chip in known
     }
     energy = {
-        chip: sum(f.energy.per_token_J for f in search.frontier.found[chip].values())
+        chip: energy_per_token_J([f.energy for f in search.frontier.found[chip].values()])
         for chip in known
     }
     area = {chip: float(search.frontier.chips.area_mm2[chip]) for chip in known}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
 from atoll.errors import InfeasibleError
-from atoll.explore.energy import StepEnergy
+from atoll.explore.energy import StepEnergy, energy_per_token_J
 from atoll.explore.job import Job
 from atoll.explore.journal import Evaluation, Found, Key
 from atoll.explore.result import SearchResult
@@ -144,7 +144,7 @@ class StoredJournal:
                 "score": score,
                 "area_mm2": float(chips.area_mm2[chip]),
                 "power_W": max(energy.power_W for energy in energies),
-                "energy_per_token_J": sum(energy.per_token_J for energy in energies),
+                "energy_per_token_J": energy_per_token_J(energies),
             },
             parameters=chip_parameters(chips, chip, self._profile),
             plan=plans[0],

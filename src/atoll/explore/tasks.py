@@ -179,8 +179,9 @@ def place_node(
 
 def shape_of(step_s: float, plan: Plan) -> Shape:
     if isinstance(plan, FlatPlan):
-        return Shape(step_s, len(plan.plan.stages), plan.plan.data_parallel or 1)
-    return Shape(step_s, plan.pipeline, plan.data)
+        stages, data = len(plan.plan.stages), plan.plan.data_parallel or 1
+        return Shape(step_s, stages, data, plan.recompute_share)
+    return Shape(step_s, plan.pipeline, plan.data, plan.recompute_share)
 
 
 @dataclass(frozen=True, eq=False)

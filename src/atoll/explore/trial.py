@@ -26,11 +26,13 @@ Asked = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A placement's step time and division."""
+    """A placement's step time and division, and what it recomputes."""
 
     step_s: float
     pipeline: int
     data: int
+    recompute_share: float = 0.0
+    """Of the other computation's time."""
 
 
 Place = Callable[[str, int, float], Shape | None]

@@ -66,6 +66,12 @@ DEFAULT_ENERGY = EnergyModel(
 )
 
 
+def core_buffer_bytes_per_mac(width: ArrayLike, depth: ArrayLike) -> NDArray[np.float64]:
+    """Bytes between a tensor core and its buffer for each multiply-add of a full array."""
+    rows, columns = np.asarray(depth, np.float64), np.asarray(width, np.float64)
+    return np.asarray((_OPERAND_BYTES * rows + _RESULT_BYTES * columns) / (rows * columns))
+
+
 def dynamic_die_power_W(
     tensor_cores: ArrayLike,
     vector_cores: ArrayLike,
@@ -80,9 +86,10 @@ def dynamic_die_power_W(
     tensor = np.asarray(tensor_cores, dtype=np.float64)
     rows, columns = np.asarray(depth), np.asarray(width)
     lanes = np.asarray(vector_cores, dtype=np.float64) * np.asarray(vector_width)
-    buffer_bytes = tensor * (_OPERAND_BYTES * rows + _RESULT_BYTES * columns)
+    macs = tensor * rows * columns
+    buffer_bytes = macs * core_buffer_bytes_per_mac(width, depth)
     joules_per_clock = (
-        tensor * rows * columns * model.mac_J
+        macs * model.mac_J
         + lanes * model.vector_op_J
         + buffer_bytes * model.core_buffer_J_per_byte
         + np.asarray(glb_bandwidth_Bpc) * model.glb_J_per_byte

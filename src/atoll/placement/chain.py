@@ -7,7 +7,7 @@ Devices are ordered tensor-parallel innermost, then data-parallel, then pipeline
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -168,6 +168,8 @@ class Division:
     pipeline: int
     data: int
     starts: tuple[int, ...]
+    recompute_share: float = 0.0
+    """Seconds of recomputation, over all stages, for each second of other computation."""
 
 
 def divide(
@@ -185,7 +187,15 @@ def divide(
     if not np.isfinite(step):
         return None
     starts = (0, *(int(end) for end in ends[: pipeline - 1]))
-    return Division(float(step), int(pipeline), int(data), starts)
+    share = recompute_share(chain, system, starts, int(data))
+    return Division(float(step), int(pipeline), int(data), starts, share)
+
+
+def recompute_share(chain: Chain, system: System, starts: Sequence[int], data: int) -> float:
+    """`Division.recompute_share` of stages that begin at these layers."""
+    busy_s = float(chain.time_s.sum())
+    again_s = kernels.recompute_s(chain, system, np.array(starts, np.int64), data)
+    return float(again_s) / busy_s if busy_s else 0.0
 
 
 def describe(

@@ -122,6 +122,23 @@ def stage_cost(chain, sums, first, last, in_flight, cut_s, cut_s_per_byte, memor
     return load, parameters
 
 
+@entry
+def recompute_s(chain, system, starts, data):
+    """Recomputation of one microbatch over all stages, which begin at the layers `starts`."""
+    sums = prefix_sums(chain)
+    stages = starts.shape[0]
+    m = system.microbatches // data
+    again = 0.0
+    for i in range(stages):
+        first = starts[i]
+        last = starts[i + 1] if i + 1 < stages else chain.time_s.shape[0]
+        load, _ = stage_cost(
+            chain, sums, first, last, float(min(stages - i, m)), 0.0, 0.0, system.memory_bytes,
+            system.state_bytes)
+        again += load - (sums[0][last] - sums[0][first])
+    return again
+
+
 @kernel
 def add_label(labels, back, count, load, total, parameters, layer, index):
     """Insert a partial plan unless another is as good in all three; returns the new count.

@@ -30,6 +30,18 @@ class FlatPlan:
     step_time_s: float
     table: LayerTable
 
+    @property
+    def recompute_share(self) -> float:
+        """Every stage but the last runs its forward pass again, if any does."""
+        tensor = self.plan.tensor_parallel
+        if not self.recompute or tensor is None:
+            return 0.0
+        nodes = self.table.widths[tensor].nodes
+        last = set(self.plan.stages[-1].nodes)
+        busy_s = sum(node.forward_s + node.backward_s for node in nodes)
+        again_s = sum(node.forward_s for node in nodes if node.id not in last)
+        return again_s / busy_s if busy_s else 0.0
+
 
 def divide_flat(
     facts: ChainFacts,

@@ -64,6 +64,12 @@ class Placement:
         return self.data * sum(stage.devices for stage in self.stages)
 
     @property
+    def recompute_share(self) -> float:
+        """Seconds of recomputation, over all stages, for each second of other computation."""
+        busy_s = sum(stage.compute_s for stage in self.stages)
+        return sum(stage.recompute_s for stage in self.stages) / busy_s if busy_s else 0.0
+
+    @property
     def recompute(self) -> str:
         """The stages' recomputation in one phrase."""
         kinds = list(dict.fromkeys(stage.recompute for stage in self.stages))

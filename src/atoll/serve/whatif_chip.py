@@ -180,14 +180,13 @@ class ChipWhatIf:
     ) -> dict[str, Any]:
         variant = priced.variants.variants[0]
         parts = placement.time_parts_s
-        busy, again = parts.get("compute", 0.0), parts.get("recompute", 0.0)
         energy = step_energy(
             priced,
             0,
             variant,
             step_time_s=placement.step_time_s,
             devices=placement.devices,
-            recompute_share=again / busy if busy else 0.0,
+            recompute_share=placement.recompute_share,
         )
         workload = priced.variants.workloads[0]
         flops = model_flops(workload.config, workload.sequence)
