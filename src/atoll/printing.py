@@ -88,6 +88,10 @@ def print_result(result: SearchResult) -> None:
         _print_front(console, against, front)
     for words in result.warnings:
         console.print(f"Warning      {words}", markup=False)
+    if result.scope is not None:
+        console.print(f"Space        {result.scope.sentence()}", markup=False)
+        for note in result.scope.notes:
+            console.print(f"Note         {note}", markup=False)
     counts = result.certificate
     if result.stopped:
         console.print(f"Stopped      {result.stopped}: the best design so far")

@@ -61,7 +61,7 @@ def space_of(chip: Accelerator, like: Space | ProductSpace) -> Space:
         glb_bytes=np.array([chip.glb_bytes]),
         glb_bandwidth_Bpc=np.array([chip.glb_bandwidth_Bpc]),
         clock_Hz=np.array([chip.clock_Hz]),
-        area_mm2=np.array([accelerator_area_mm2(replace(chip, hbm=like.hbm_options[0]))]),
+        area_mm2=np.array([accelerator_area_mm2(chip) - chip.hbm.area_mm2]),
         hbm_options=like.hbm_options,
         hbm_allowed=np.ones((1, len(like.hbm_options)), np.bool_),
     )

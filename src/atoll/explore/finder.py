@@ -158,8 +158,9 @@ class Finder:
             "depth": int(space.depth[design]),
             "vector_width": int(space.vector_width[design]),
             "glb_bytes": int(space.glb_bytes[design]),
+            "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
             "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
-            "area_mm2": float(space.area_mm2[design]),
+            "area_mm2": float(chips.area_mm2[chip]),  # with the interfaces of this HBM
             "power_W": max(found.energy.power_W for found in plans.values()),
             "energy_per_token_J": energy_per_token_J([f.energy for f in plans.values()]),
         }

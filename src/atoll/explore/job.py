@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from atoll.errors import AtollError, InfeasibleError
+from atoll.errors import AtollError
 from atoll.explore.objective import KINDS
-from atoll.hardware import (
-    ProductSpace,
-    Space,
-    load_network,
-    load_space,
-    phaze_space,
-    read_space,
-)
-from atoll.hardware.accelerator import Hbm
+from atoll.explore.scope import Scope, open_space
+from atoll.hardware import ProductSpace, Space, load_network
 from atoll.placement.chain import RECOMPUTE, get_optimizer
 from atoll.profile import get_profile
 from atoll.workload import load_model
@@ -101,31 +94,26 @@ class Job:
 
     def load_space(self) -> Space | ProductSpace:
         """The space with the job's own constraints applied; a large one is not built."""
-        if self.space == "phaze":
-            space = phaze_space("phaze" if self.profile == "phaze" else "default")
-        else:
-            described = read_space(self.space)
-            if not described.resident:
-                return self._large(described)
-            space = load_space(self.space)
-        return restrict(space, self.hbm_capacities_bytes, self.max_area_mm2, self.max_power_W)
+        return self.open_space()[0]
 
-    def _large(self, space: ProductSpace) -> ProductSpace:
-        exact_front = self.pareto and self.strategy != "evolve"
-        for name, given in (("pareto", exact_front), ("strategy", self.strategy == "phaze")):
-            if given:
-                raise AtollError(
-                    f"job: {name}: not with a space of {len(space):,} points: {name} needs the "
-                    "whole space in memory; shorten a list."
-                )
-        if not self.hbm_capacities_bytes and self.max_area_mm2 is self.max_power_W is None:
-            return space
-        options, _ = _hbm_options(space.hbm_options, self.hbm_capacities_bytes)
-        return replace(
-            space,
-            hbm_options=options,
-            refine=lambda part: _within(part, self.max_area_mm2, self.max_power_W),
+    def open_space(self) -> tuple[Space | ProductSpace, Scope]:
+        """The same, with what it covers."""
+        space, scope = open_space(
+            self.space,
+            self.profile,
+            self.hbm_capacities_bytes,
+            self.max_area_mm2,
+            self.max_power_W,
         )
+        if isinstance(space, ProductSpace):
+            exact_front = self.pareto and self.strategy != "evolve"
+            for name, given in (("pareto", exact_front), ("strategy", self.strategy == "phaze")):
+                if given:
+                    raise AtollError(
+                        f"job: {name}: not with a space of {len(space):,} points: {name} needs the "
+                        "whole space in memory; shorten a list."
+                    )
+        return space, scope
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -133,63 +121,6 @@ class Job:
                 {f.name: getattr(model, f.name) for f in fields(model)} for model in self.models
             ]
         } | {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "models"}
-
-
-def restrict(
-    space: Space,
-    hbm_capacities_bytes: tuple[int, ...],
-    max_area_mm2: float | None,
-    max_power_W: float | None,
-) -> Space:
-    """The designs of a space that satisfy a job's constraints."""
-    if hbm_capacities_bytes:
-        options, kept = _hbm_options(space.hbm_options, hbm_capacities_bytes)
-        allowed = (
-            np.ones((len(space), len(options)), np.bool_)
-            if kept is None
-            else space.hbm_allowed[:, kept].copy()
-        )
-        space = replace(space, hbm_options=options, hbm_allowed=allowed)
-    mask = np.asarray(_within(space, max_area_mm2, None).hbm_allowed.any(axis=1))
-    if not mask.any():
-        raise InfeasibleError(
-            f"job: max_area: no design of space {space.name} is within {max_area_mm2:g} mm2; "
-            f"the smallest takes {space.area_mm2.min():.3f} mm2."
-        )
-    restricted = _within(space, max_area_mm2, max_power_W)
-    mask = np.asarray(restricted.hbm_allowed.any(axis=1))
-    if not mask.any():
-        watts = np.stack([space.peak_power_with(option) for option in space.hbm_options], axis=1)
-        raise InfeasibleError(
-            f"job: max_power: no design of space {space.name} stays within {max_power_W:g} W; "
-            f"the least takes {watts[space.hbm_allowed].min():.1f} W at its peak."
-        )
-    return restricted if mask.all() else restricted.subset(mask)
-
-
-def _hbm_options(
-    options: tuple[Hbm, ...], capacities: tuple[int, ...]
-) -> tuple[tuple[Hbm, ...], list[int] | None]:
-    """The options of these capacities and their places among the old; None: all are new."""
-    if not capacities:
-        return options, list(range(len(options)))
-    if set(capacities) - {option.capacity_bytes for option in options}:
-        # A capacity that the space does not list: the bandwidth of its first option.
-        bandwidth = options[0].bandwidth_Bps
-        return tuple(Hbm(capacity, bandwidth) for capacity in capacities), None
-    kept = [i for i, option in enumerate(options) if option.capacity_bytes in capacities]
-    return tuple(options[i] for i in kept), kept
-
-
-def _within(space: Space, max_area_mm2: float | None, max_power_W: float | None) -> Space:
-    """The same designs, each with only those HBM options that keep the limits."""
-    allowed = space.hbm_allowed.copy()
-    if max_area_mm2 is not None:
-        allowed &= (space.area_mm2 <= max_area_mm2)[:, None]
-    if max_power_W is not None:
-        watts = np.stack([space.peak_power_with(option) for option in space.hbm_options], axis=1)
-        allowed &= watts <= max_power_W
-    return replace(space, hbm_allowed=allowed)
 
 
 def _positive(name: str, value: int) -> None:

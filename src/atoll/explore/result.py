@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from atoll.explore.job import Job
+from atoll.explore.scope import Scope
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
@@ -164,6 +165,8 @@ class SearchResult:
     """How many other designs come close, and the one of least peak power among them."""
     warnings: tuple[str, ...] = ()
     """What captured models may have counted wrongly."""
+    scope: Scope | None = None
+    """What was searched."""
 
     @property
     def throughput_samples_per_s(self) -> float:
@@ -176,6 +179,8 @@ class SearchResult:
             "throughput_samples_per_s": self.throughput_samples_per_s,
             "score": self.score,
             "certificate": self.certificate.to_dict(),
+            "space": None if self.scope is None else self.scope.to_dict(),
+            "notes": [] if self.scope is None else list(self.scope.notes),
             "baselines": dict(self.baselines),
             "baseline_remarks": dict(self.baseline_remarks),
             "plateau": [near.to_dict() for near in self.plateau],
@@ -232,6 +237,8 @@ class SearchResult:
                 )
         lines += [f"warning: {words}" for words in self.warnings]
         lines.append(self.certificate.sentence())
+        if self.scope is not None:
+            lines += [self.scope.sentence(), *self.scope.notes]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -251,6 +258,8 @@ class SearchResult:
                     f"{where.microbatch}, recompute {where.recompute}",
                 )
             )
+        if self.scope is not None:
+            facts.append(("searched", "; ".join([self.scope.sentence(), *self.scope.notes])))
         others = [
             (
                 name,

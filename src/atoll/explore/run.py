@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,10 +25,11 @@ from atoll.explore.objective import Objective
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.result import Certificate, Design, SearchResult
+from atoll.explore.scope import Scope
 from atoll.explore.seed_strategy import seed_search
 from atoll.explore.stop import Stop
 from atoll.explore.stored import open_run
-from atoll.explore.workloads import Variants, make_variants, make_workload
+from atoll.explore.workloads import Variant, Variants, make_variants, make_workload
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
 from atoll.placement.chain import get_optimizer
@@ -62,13 +63,14 @@ def run_search(
     if out is not None:
         check_folder(out)
     compile_in_background()
-    space = job.load_space()
+    space, scope = job.open_space()
     setting, variants = prepare_search(job)
+    scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
     executor = choose_executor(workers, cluster)
     before = set_threads(workers or threads())
     stop = stop or Stop()
     stop.limit(job.time_limit_s)
-    road = _Road(job, space, setting, variants, executor, stop, began)
+    road = _Road(job, space, scope, setting, variants, executor, stop, began)
     try:
         if out is None:
             return road.result(progress, NoJournal(), {})
@@ -88,6 +90,7 @@ class _Road:
 
     job: Job
     space: Space | ProductSpace
+    scope: Scope
     setting: Setting
     variants: Variants
     executor: Executor
@@ -119,7 +122,7 @@ class _Road:
         if outcome.best is None:
             if self.stop.interrupted:
                 raise KeyboardInterrupt
-            raise _nothing_found(job, space, variants, outcome)
+            raise _nothing_found(job, self.scope, variants, outcome)
         complete_above = np.inf
         if exact and not outcome.stopped:
             complete_above = evaluate_plateau(search, job.tolerance)
@@ -163,6 +166,7 @@ class _Road:
             stopped="" if certificate.status == "optimal" else outcome.stopped,
             front_stopped=front_stopped,
             warnings=tuple(w for own in variants.workloads for w in warnings_of(own.config)),
+            scope=self.scope,
         )
 
     def _fronts(self, search: Search, finder: Finder) -> tuple[dict[str, Any], str]:
@@ -227,6 +231,20 @@ def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, V
         workloads, job.microbatches, job.tensor_widths, job.devices, job.recompute, profile
     )
     return setting, variants
+
+
+def left_out_notes(job: Job, variants: Variants) -> list[str]:
+    """The job's microbatches that some model's batch leaves no room for."""
+    notes = []
+    for index, workload in enumerate(variants.workloads):
+        tried = {variants.variants[v].microbatch for v in variants.of(index)}
+        left = [str(size) for size in sorted(set(job.microbatches) - tried)]
+        if left:
+            notes.append(
+                f"microbatch {', '.join(left)} left out: not a divisor of {workload.name}'s batch "
+                f"of {workload.global_batch:,}"
+            )
+    return notes
 
 
 def make_objective(
@@ -343,27 +361,24 @@ def _certificate(
     )
 
 
-def _nothing_found(
-    job: Job, space: Space | ProductSpace, variants: Variants, outcome: Outcome
-) -> AtollError:
+def _no_room(job: Job, scope: Scope, model: str, own: Sequence[Variant]) -> InfeasibleError:
     """Say what the largest part of memory is, and the way out."""
+    optimizer = get_optimizer(job.optimizer or get_profile(job.profile).optimizer)
+    least = min(float(variant.facts.parameters.sum()) for variant in own)
+    return InfeasibleError(
+        f"{model} fits no chip of space {scope.space} on {job.devices} devices: weights, gradients "
+        f"and optimizer state alone take {format_bytes(least * optimizer.state_bytes)} per "
+        f"tensor-parallel rank, to be divided over the pipeline's stages of "
+        f"{format_bytes(max(scope.hbm_bytes))} each, beside the activations; use more devices, "
+        "wider tensor parallelism or more HBM."
+    )
+
+
+def _nothing_found(job: Job, scope: Scope, variants: Variants, outcome: Outcome) -> AtollError:
     if outcome.stopped:
         return AtollError(
             f"job: the search ended ({outcome.stopped}) before the first design was evaluated; "
             "give it more time."
         )
     names = ", ".join(workload.name for workload in variants.workloads)
-    capacity = max(option.capacity_bytes for option in space.hbm_options)
-    least = min(
-        float(v.facts.parameters.sum()) for v in variants.variants
-    )
-    optimizer = get_optimizer(job.optimizer or get_profile(job.profile).optimizer)
-    states = least * optimizer.state_bytes
-    return InfeasibleError(
-        f"{names} fits no chip of space {space.name} on {job.devices} devices: weights, gradients "
-        f"and optimizer state alone take {format_bytes(states)} per tensor-parallel rank, to be "
-        f"divided over the pipeline's stages of {format_bytes(capacity)} each, beside the "
-        f"activations; use more devices, wider tensor parallelism or more HBM."
-    )
-
-
+    return _no_room(job, scope, names, variants.variants)

@@ -8,6 +8,8 @@ parameters, expected improvement over all designs of the space, a fixed seed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
@@ -28,9 +30,11 @@ _NOISE = 1e-4  # of the standardised objective: log times repeat exactly, the ke
 
 def spotlight_chip(space: Space, variants: Variants, setting: Setting, seed: int) -> int:
     """Index of the design with the fastest single device found."""
+    microbatch = min(variant.microbatch for variant in variants.variants)
+    # One microbatch is the whole batch here: it need not divide every model's own.
     single = make_variants(
-        variants.workloads,
-        microbatches=(min(variant.microbatch for variant in variants.variants),),
+        [replace(workload, global_batch=microbatch) for workload in variants.workloads],
+        microbatches=(microbatch,),
         tensor_widths=(1,),
         devices=1,
         recompute="none",

@@ -40,8 +40,6 @@ class ProductSpace:
     hbm_options: tuple[Hbm, ...]
     glb_bandwidth: GlbBandwidth
     limits: Limits = Limits()  # noqa: RUF009  (frozen)
-    refine: Callable[[Space], Space] | None = None
-    """Further restrictions, of a job."""
 
     def __len__(self) -> int:
         """Points of the product, before its constraints."""
@@ -62,10 +60,17 @@ class ProductSpace:
         """Those of these points that satisfy the limits, and their places."""
         space = product_points(self.name, self.axes, self.hbm_options, self.glb_bandwidth, flat)
         space = replace(space, hbm_allowed=allowed_options(space, self.limits))
-        if self.refine is not None:
-            space = self.refine(space)
         kept = np.flatnonzero(space.hbm_allowed.any(axis=1))
         return space.subset(kept), flat[kept]
+
+    def corner(self, pick: Callable[[Any], Any]) -> Space:
+        """The one point with the least (`min`) or the most (`max`) of everything, unconstrained."""
+        ends: dict[str, Any] = {
+            name: None if values is None else (pick(values),)
+            for name, values in asdict(self.axes).items()
+        }
+        first = np.zeros(1, np.int64)
+        return product_points(self.name, Axes(**ends), self.hbm_options, self.glb_bandwidth, first)
 
     def sample(self, count: int, seed: int) -> Space:
         """Designs drawn at random, in the order of the product; fewer where few satisfy."""

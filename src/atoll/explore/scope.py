@@ -1,0 +1,219 @@
+"""The space that a job searches: its limits and memories applied, and what that means in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import AtollError, InfeasibleError
+from atoll.hardware import ProductSpace, Space, phaze_space, read_space
+from atoll.hardware.accelerator import GIB, Hbm
+from atoll.hardware.widened import RETICLE_MM2, widened_space
+from atoll.units import format_bandwidth, format_bytes
+
+DEFAULT_SPACE = "phaze"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What was searched, after the job's limits."""
+
+    space: str
+    designs: int
+    """Chips; of a space outside memory, points before its constraints."""
+    area_mm2: tuple[float, float]
+    """Of the smallest and the largest chip, HBM interfaces included; outside memory, bounds."""
+    hbm_bytes: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+    """What a reader may not expect: limits that exclude nothing, a widened space."""
+
+    def sentence(self) -> str:
+        least, most = self.area_mm2
+        memories = " or ".join(f"{size / GIB:g}" for size in self.hbm_bytes)
+        return (
+            f"{self.space}: {self.designs:,} chips of {least:.1f} to {most:.1f} mm2, "
+            f"{memories} GiB of HBM"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.space,
+            "designs": self.designs,
+            "area_mm2": list(self.area_mm2),
+            "hbm_GiB": [size / GIB for size in self.hbm_bytes],
+        }
+
+
+def open_space(
+    name: str,
+    profile: str,
+    hbm_capacities_bytes: Sequence[int] = (),
+    max_area_mm2: float | None = None,
+    max_power_W: float | None = None,
+) -> tuple[Space | ProductSpace, Scope]:
+    """The space of that name (or file) under a job's limits; a large one is not built."""
+    notes: list[str] = []
+    if name == DEFAULT_SPACE:
+        space = phaze_space("phaze" if profile == "phaze" else "default")
+        largest_mm2 = float(space.area_mm2.max())
+        # The seed's profile keeps the seed's space.
+        if profile != "phaze" and max_area_mm2 is not None and max_area_mm2 > largest_mm2:
+            space = widened_space(max_area_mm2)
+            notes.append(_widened_note(largest_mm2, max_area_mm2))
+        options = chosen_hbm(space.name, space.hbm_options, hbm_capacities_bytes)
+        allowed = np.ones((len(space), len(options)), np.bool_)
+        space = replace(space, hbm_options=options, hbm_allowed=allowed)
+    else:
+        described = read_space(name)
+        options = chosen_hbm(described.name, described.hbm_options, hbm_capacities_bytes)
+        described = replace(described, hbm_options=options)
+        if not described.resident:
+            return _large(described, max_area_mm2, max_power_W)
+        try:
+            space = described.build()
+        except AtollError as error:
+            raise type(error)(f"{name}: {error}") from None
+    return _restricted(space, max_area_mm2, max_power_W, notes)
+
+
+def _widened_note(largest_mm2: float, max_area_mm2: float) -> str:
+    note = (
+        f"the default space ends at {largest_mm2:.1f} mm2: beyond that, chips of finer lists up to "
+        f"{min(max_area_mm2, RETICLE_MM2):g} mm2 were searched with it"
+    )
+    if max_area_mm2 > RETICLE_MM2:
+        note += f"; max_area {max_area_mm2:g} mm2 is more than a reticle holds (26 mm x 33 mm)"
+    return note
+
+
+# --- HBM ------------------------------------------------------------------------------------------
+
+
+def chosen_hbm(
+    space: str, options: tuple[Hbm, ...], capacities_bytes: Sequence[int]
+) -> tuple[Hbm, ...]:
+    """The options of these capacities (none given: all).
+
+    A capacity that the space does not list is taken where all that it lists have the same
+    bandwidth, interface and power. Otherwise nobody knows what stacks it would come from.
+    """
+    if not capacities_bytes:
+        return options
+    wanted = list(dict.fromkeys(capacities_bytes))
+    listed = {option.capacity_bytes for option in options}
+    alike = {(o.bandwidth_Bps, o.area_mm2, o.power_W) for o in options}
+    missing = [size for size in wanted if size not in listed]
+    if missing and len(alike) > 1:
+        known = ", ".join(
+            f"{format_bytes(o.capacity_bytes)} at {format_bandwidth(o.bandwidth_Bps)}"
+            for o in options
+        )
+        raise AtollError(
+            f"job: hbm: space {space} has no HBM of {format_bytes(missing[0])}, and its own differ "
+            f"in bandwidth or area: {known}; take one of those, or add a line under hbm in the "
+            "space's file."
+        )
+    chosen = [option for option in options if option.capacity_bytes in wanted]
+    chosen += [replace(options[0], capacity_bytes=size) for size in missing]
+    return tuple(sorted(chosen, key=lambda option: option.capacity_bytes) if missing else chosen)
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+
+def _restricted(
+    space: Space, max_area_mm2: float | None, max_power_W: float | None, notes: list[str]
+) -> tuple[Space, Scope]:
+    """The designs within the limits, each with the HBM options that keep them."""
+    options = space.hbm_options
+    area_mm2 = np.stack([space.area_with(option) for option in options], axis=1)
+    allowed = space.hbm_allowed.copy()
+    if max_area_mm2 is not None:
+        within = area_mm2 <= max_area_mm2
+        if not (allowed & within).any():
+            raise InfeasibleError(
+                f"job: max_area: no design of space {space.name} is within {max_area_mm2:g} mm2; "
+                f"the smallest takes {area_mm2[allowed].min():.3f} mm2."
+            )
+        if within[allowed].all() and not notes:
+            notes.append(_idle_area_note(space.name, max_area_mm2, area_mm2[allowed].max()))
+        allowed &= within
+    if max_power_W is not None:
+        watts = np.stack([space.peak_power_with(option) for option in options], axis=1)
+        within = watts <= max_power_W
+        if not (allowed & within).any():
+            raise InfeasibleError(
+                f"job: max_power: no design of space {space.name} stays within {max_power_W:g} W; "
+                f"the least takes {watts[allowed].min():.1f} W at its peak."
+            )
+        if within[allowed].all():
+            notes.append(_idle_power_note(space.name, max_power_W, watts[allowed].max()))
+        allowed &= within
+    designs, areas = np.asarray(allowed.any(axis=1)), area_mm2[allowed]
+    scope = Scope(
+        space=space.name,
+        designs=int(designs.sum()),
+        area_mm2=(float(areas.min()), float(areas.max())),
+        hbm_bytes=_capacities(options[i] for i in np.flatnonzero(allowed.any(axis=0))),
+        notes=tuple(notes),
+    )
+    space = replace(space, hbm_allowed=allowed)
+    return space if designs.all() else space.subset(designs), scope
+
+
+def _large(
+    space: ProductSpace, max_area_mm2: float | None, max_power_W: float | None
+) -> tuple[ProductSpace, Scope]:
+    """The same for a space outside memory: its own limits, or the job's where they are tighter."""
+    limits = replace(
+        space.limits,
+        max_area_mm2=_tighter(space.limits.max_area_mm2, max_area_mm2),
+        max_power_W=_tighter(space.limits.max_power_W, max_power_W),
+    )
+    least, most = space.corner(min), space.corner(max)
+    smallest_mm2 = min(float(least.area_with(option)[0]) for option in space.hbm_options)
+    largest_mm2 = max(float(most.area_with(option)[0]) for option in space.hbm_options)
+    largest_W = max(float(most.peak_power_with(option)[0]) for option in space.hbm_options)
+    notes: list[str] = []
+    if max_area_mm2 is not None:
+        reached = _tighter(largest_mm2, space.limits.max_area_mm2)
+        if reached is not None and reached <= max_area_mm2:
+            notes.append(_idle_area_note(space.name, max_area_mm2, reached))
+    if max_power_W is not None:
+        reached = _tighter(largest_W, space.limits.max_power_W)
+        if reached is not None and reached <= max_power_W:
+            notes.append(_idle_power_note(space.name, max_power_W, reached))
+    scope = Scope(
+        space=space.name,
+        designs=len(space),
+        area_mm2=(smallest_mm2, _tighter(largest_mm2, limits.max_area_mm2) or largest_mm2),
+        hbm_bytes=_capacities(space.hbm_options),
+        notes=tuple(notes),
+    )
+    return replace(space, limits=limits), scope
+
+
+def _tighter(first: float | None, second: float | None) -> float | None:
+    given = [limit for limit in (first, second) if limit is not None]
+    return min(given, default=None)
+
+
+def _idle_area_note(space: str, limit_mm2: float, largest_mm2: float) -> str:
+    return (
+        f"max_area {limit_mm2:g} mm2 excludes nothing: no chip of space {space} takes more than "
+        f"{largest_mm2:.1f} mm2"
+    )
+
+
+def _idle_power_note(space: str, limit_W: float, most_W: float) -> str:
+    return (
+        f"max_power {limit_W:g} W excludes nothing: no chip of space {space} takes more than "
+        f"{most_W:.0f} W at its peak"
+    )
+
+
+def _capacities(options: Iterable[Hbm]) -> tuple[int, ...]:
+    return tuple(sorted({option.capacity_bytes for option in options}))
