@@ -90,9 +90,7 @@ def search(
         "baselines": baselines,
     }
     if hbm is not None:
-        given["hbm_capacities_bytes"] = tuple(
-            int(_quantity("hbm", value, units.BYTES, "B")) for value in hbm
-        )
+        given["hbm_capacities_bytes"] = tuple(_capacity_bytes(value) for value in hbm)
     for name, field, value, dimension, unit in (
         ("max_area", "max_area_mm2", max_area, units.AREA, "mm2"),
         ("max_power", "max_power_W", max_power, units.POWER, "W"),
@@ -114,6 +112,15 @@ def search(
         cluster=cluster,
         stop=stop,
     )
+
+
+def _capacity_bytes(value: str | int) -> int:
+    """A memory's size; text needs its unit, since nobody who types 80 means bytes."""
+    try:
+        return units.parse_bytes(value) if isinstance(value, str) else int(value)
+    except AtollError as error:
+        meant = f'; did you mean "{value} GiB"?' if str(value).strip().isdecimal() else ""
+        raise AtollError(f"hbm: {error}{meant}") from None
 
 
 def _quantity(field: str, value: str | float, dimension: units.Dimension, unit: str) -> float:

@@ -7,12 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from some_job import some_job
 
-from atoll.explore.job import Job
+import atoll
+from atoll.errors import AtollError, InfeasibleError
+from atoll.explore import run
+from atoll.explore.job import Job, ModelJob
 from atoll.explore.run import run_search
-from atoll.explore.scope import open_space
-from atoll.hardware import GIB, ProductSpace, Space, phaze_space, product
+from atoll.explore.scope import chosen_hbm, open_space
+from atoll.hardware import GIB, Hbm, ProductSpace, Space, phaze_space, product
 from atoll.hardware.area import accelerator_area_mm2
 
 STACKS = """
@@ -26,6 +31,8 @@ hbm:
   - {stacks: 2, capacity: 16 GiB, bandwidth: 410 GB/s, area: 15 mm2}
   - {stacks: 4, capacity: 16 GiB, bandwidth: 410 GB/s, area: 15 mm2}
 """
+ALIKE = Path(__file__).with_name("alike.yaml")
+MEMORIES = (Hbm(32 * GIB, 820e9, 30.0), Hbm(64 * GIB, 1.64e12, 60.0))
 
 
 @pytest.fixture
@@ -119,3 +126,67 @@ def test_the_seeds_profile_keeps_the_seeds_space() -> None:
     space, scope = Job(max_area_mm2=300.0, profile="phaze").open_space()
     assert len(space) == len(phaze_space()) == 29_360
     assert scope.notes[0].startswith("max_area 300 mm2 excludes nothing")
+
+
+# --- Memories -------------------------------------------------------------------------------------
+
+sizes = st.lists(st.sampled_from([16, 32, 48, 64, 80, 96]), min_size=1, max_size=4, unique=True)
+
+
+@given(sizes, st.sampled_from([16, 32, 48, 64, 80, 96]), st.booleans())
+def test_one_more_capacity_only_adds_choices(wanted: list[int], more: int, alike: bool) -> None:
+    options = tuple(Hbm(size * GIB, 1.2e12, 8.0, 20.0) for size in (32, 64)) if alike else MEMORIES
+    try:
+        many = chosen_hbm("some", options, [size * GIB for size in (*wanted, more)])
+        few = chosen_hbm("some", options, [size * GIB for size in wanted])
+    except AtollError as error:
+        assert not alike and "32 GiB at 820 GB/s, 64 GiB at 1.64 TB/s" in str(error)
+        return
+    assert set(few) <= set(many)
+    assert {option.capacity_bytes // GIB for option in many} == {*wanted, more}
+    assert all(option in options for option in many) or alike
+    assert {(o.bandwidth_Bps, o.area_mm2, o.power_W) for o in many} <= {
+        (o.bandwidth_Bps, o.area_mm2, o.power_W) for o in options
+    }
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sets(st.sampled_from([1, 2, 4, 8, 80]), min_size=1), st.sampled_from([1, 3, 80]))
+def test_one_more_capacity_never_slows_the_answer(wanted: set[int], more: int) -> None:
+    def score(capacities_gib: set[int]) -> float:
+        job = Job(
+            models=(ModelJob("gpt2-xl"),),
+            devices=8,
+            global_batch=16,
+            microbatches=(1,),
+            tensor_widths=(1, 2),
+            space=str(ALIKE),
+            hbm_capacities_bytes=tuple(size * GIB for size in sorted(capacities_gib)),
+            baselines=False,
+            tolerance=1e-6,
+        )
+        try:
+            return run_search(job).score
+        except InfeasibleError:
+            return 0.0
+
+    assert score(wanted | {more}) >= score(wanted) * (1 - 1e-6)
+
+
+def test_a_number_without_a_unit_is_no_capacity() -> None:
+    with pytest.raises(AtollError, match='got \'80\' without a unit; did you mean "80 GiB"'):
+        atoll.search(hbm=["80"])
+    with pytest.raises(AtollError, match='hbm: 80 bytes hold no model; did you mean "80 GiB"'):
+        atoll.search(hbm=[80])
+
+
+@pytest.mark.parametrize("profile", ["default", "phaze"])
+def test_a_model_that_fits_no_memory_is_refused_before_anything_is_priced(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def priced(*_: Any, **__: Any) -> None:
+        raise AssertionError("the search began")
+
+    monkeypatch.setattr(run, "Search", priced)
+    with pytest.raises(InfeasibleError, match="llama2-7b fits no chip of space phaze on 1024"):
+        run_search(Job(profile=profile, hbm_capacities_bytes=(GIB // 4,), baselines=False))

@@ -20,6 +20,8 @@ from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_y
 
 STRATEGIES = ("exact", "phaze", "evolve")
 DEFAULT_MODEL = "llama2-7b"
+LEAST_HBM_BYTES = 2**20
+"""Less is a number whose unit was forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,11 @@ class Job:
                 raise AtollError(f"job: {name}: at least one value is needed.")
             for value in values:
                 _positive(name, value)
+        for size in self.hbm_capacities_bytes:
+            if size < LEAST_HBM_BYTES:
+                raise AtollError(
+                    f"job: hbm: {size:,} bytes hold no model; did you mean \"{size:g} GiB\"?"
+                )
         _one_of("recompute", self.recompute, RECOMPUTE)
         _one_of("objective", self.objective, KINDS)
         _one_of("strategy", self.strategy, STRATEGIES)

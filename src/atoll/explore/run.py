@@ -15,6 +15,7 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor, choose_executor
 from atoll.explore.baselines import Baseline, reference_space, run_baselines
 from atoll.explore.branch_and_bound import Outcome, Progress, Search
+from atoll.explore.evaluate import place_times
 from atoll.explore.evolve import evolve_search
 from atoll.explore.files import check_folder, write_result
 from atoll.explore.finder import Finder
@@ -66,6 +67,7 @@ def run_search(
     space, scope = job.open_space()
     setting, variants = prepare_search(job)
     scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
+    check_memory(job, scope, setting, variants)
     executor = choose_executor(workers, cluster)
     before = set_threads(workers or threads())
     stop = stop or Stop()
@@ -361,6 +363,25 @@ def _certificate(
     )
 
 
+def check_memory(job: Job, scope: Scope, setting: Setting, variants: Variants) -> None:
+    """Refuse a model that fits no chip's memory, before anything is priced.
+
+    Whether a placement fits does not depend on times: any will do.
+    """
+    memory_bytes = float(max(scope.hbm_bytes))
+    for index, workload in enumerate(variants.workloads):
+        own = [variants.variants[v] for v in variants.of(index)]
+        # Narrow shares first: they are the most likely to fit.
+        own.sort(key=lambda variant: (-variant.tensor, variant.microbatch))
+        for variant in own:
+            pass_s = np.ones((variant.layers, 2))
+            forward_s = np.ones(variant.facts.rerun.shape[1])
+            if place_times(setting, variant, pass_s, forward_s, memory_bytes, 1.0) is not None:
+                break
+        else:
+            raise _no_room(job, scope, workload.name, own)
+
+
 def _no_room(job: Job, scope: Scope, model: str, own: Sequence[Variant]) -> InfeasibleError:
     """Say what the largest part of memory is, and the way out."""
     optimizer = get_optimizer(job.optimizer or get_profile(job.profile).optimizer)
@@ -380,5 +401,6 @@ def _nothing_found(job: Job, scope: Scope, variants: Variants, outcome: Outcome)
             f"job: the search ended ({outcome.stopped}) before the first design was evaluated; "
             "give it more time."
         )
+    # Every model fits the largest memory of the space, but no chip has it for all of them.
     names = ", ".join(workload.name for workload in variants.workloads)
     return _no_room(job, scope, names, variants.variants)
