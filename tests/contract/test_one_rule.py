@@ -81,7 +81,6 @@ def test_blocks_are_spread_evenly_by_one_rule():
     assert planned == placed
 
 
-@disagree("search floors, wafers pad")
 @pytest.mark.parametrize("batch", [7, 31])
 def test_a_step_computes_every_sample_that_it_is_credited_with(batch):
     computed = [4 * Planner(load_wafer(WAFER), SMALL, batch, 256).rounds(4)]
