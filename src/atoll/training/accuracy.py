@@ -30,9 +30,10 @@ class Expected:
     def sentence(self) -> str:
         if self.mean is None:
             return (
-                f"step time: no measured run {self.of} is known to Atoll, so its error is unknown"
+                f"no measured run {self.of} is known to Atoll: the error of step times is unknown"
             )
-        return f"step time: {self.mean:.0%} off on average over {self.runs} measured runs {self.of}"
+        off = f"{self.mean:.0%} off on average over {self.runs} measured runs"
+        return f"step times were {off} {self.of}"
 
     def to_dict(self) -> dict[str, Any]:
         return {"of": self.of, "mean": self.mean, "runs": self.runs}
