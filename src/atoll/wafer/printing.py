@@ -10,6 +10,7 @@ from rich.table import Table
 
 from atoll.placement.plan import Placement
 from atoll.printing import console_for_output, print_bars
+from atoll.proof import stored_sentence
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.draw import offloaded
 from atoll.wafer.estimate import WaferEstimate
@@ -151,19 +152,14 @@ def print_wafer_explanation(shown: Mapping[str, Any]) -> None:
         width, height = other["rectangle"]
         console.print(
             f"{'Runners-up' if number == 0 else '':<12} {other['slower_by']:.2%} slower: "
-            f"{other['stages']} stages of {width} x {height} dies, microbatch "
+            f"{counted(other['stages'], 'stage')} of {width} x {height} dies, microbatch "
             f"{other['microbatch']}"
         )
     for number, (name, value) in enumerate(shown["baselines"].items()):
         ours = shown["samples_per_s"]
         words = "does not run" if value is None else f"{value:,.2f} samples/s ({ours / value:.2f}x)"
         console.print(f"{'Beside' if number == 0 else '':<12} {name:<17}{words}", markup=False)
-    proof = shown["certificate"]
-    console.print(
-        f"Proof        {'' if proof['status'] == 'optimal' else 'not '}proven optimal, gap "
-        f"{proof['gap']:.2%} over {proof['architectures']:,} "
-        f"wafer{'s' if proof['architectures'] > 1 else ''}"
-    )
+    console.print(f"Proof        {stored_sentence(shown['certificate'])}")
 
 
 def _print_worth(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
