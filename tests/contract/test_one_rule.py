@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll.cost.cluster_collective import collective_time_s
-from atoll.cost.collective import collective_s
+from atoll.cost.table import link_s
 from atoll.errors import AtollError
 from atoll.explore.workloads import make_variants, make_workload
+from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
-from atoll.placement.chain import get_optimizer
+from atoll.placement.chain import chain_facts, get_optimizer, make_system
+from atoll.placement.chain_kernels import reduction_s
 from atoll.placement.fixed import even_starts
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
@@ -34,16 +35,16 @@ from atoll.training.layout import Layout
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import STATES
-from atoll.training.step import Pass, StageTime
+from atoll.training.step import Pass, StageTime, Stepper
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.files import load_wafer
 from atoll.wafer.job import Layout as Stages
 from atoll.wafer.job import WaferJob
 from atoll.wafer.stages import Planner
 from atoll.wafer.tables import STATE_BYTES
-from atoll.workload import load_config
+from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
-from atoll.workload.operator import CollectiveKind
+from atoll.workload.operator import Collective, CollectiveKind, Operator
 
 from .questions import SMALL, SPACE, WAFER
 
@@ -138,16 +139,26 @@ def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
         assert timeline.stretch == pytest.approx(1.0, rel=REL)
 
 
-@disagree("search sums levels at their full bandwidth, plan takes the slowest as measured")
-@pytest.mark.parametrize(
-    ("bytes_", "group", "stride"), [(1e9, 12, 1), (1e9, 8, 1), (1e6, 64, 8), (1e9, 64, 8)]
-)
+@pytest.mark.parametrize("parameters", [1e5, 3e7, 5e8])
+@pytest.mark.parametrize(("replicas", "tensor"), [(8, 1), (12, 1), (8, 8)])
 @pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "tpu-v4"])
-def test_an_all_reduce_takes_the_same_time_everywhere(name, bytes_, group, stride):
+def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor, parameters):
     network = load_network(name)
-    searched = collective_s(network, CollectiveKind.ALL_REDUCE, bytes_, group, stride)
-    planned = collective_time_s(network, "all_reduce", bytes_, group, stride)
+    facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
+    optimizer = get_optimizer(DEFAULT.optimizer)
+    system = make_system(
+        network, optimizer, facts, devices=96, tensor=tensor, microbatches=96, memory_bytes=1e9,
+        hbm_Bps=1e12,
+    )  # fmt: skip
+    searched = reduction_s(system, replicas, parameters)
+    run = make_run("gpt2-xl", "h100", replicas * tensor, global_batch=96)
+    run = replace(run, network=network, states=STATES["mixed16"])
+    planned, _ = Stepper(run, Layout(dp=replicas, tp=tensor, zero=0)).gradient_s(parameters, 0.0)
     assert searched == pytest.approx(planned, rel=REL)
+    operator = Operator("sum", "all_reduce", (), (), collective=Collective(
+        CollectiveKind.ALL_REDUCE, int(parameters), tensor))  # fmt: skip
+    inside = collective_s(network, "all_reduce", int(parameters), tensor)
+    assert link_s(operator, network) == pytest.approx(inside, rel=REL)
 
 
 def test_a_sample_has_the_same_model_flops_everywhere():

@@ -10,14 +10,14 @@ import pytest
 
 from atoll.cost import table_kernels as tk
 from atoll.cost.chips import Chips, chips_of_accelerator, chips_of_space
-from atoll.cost.collective import collective_s
 from atoll.cost.gemm import map_matmul
 from atoll.cost.table import OperatorKey, PassSet, build_costs, flatten
 from atoll.cost.table_kernels import Costs, pass_problem
 from atoll.cost.vector import operations_per_element, vector_cycles
+from atoll.fabric.nested import collective_s
+from atoll.fabric.network import Network
 from atoll.hardware.accelerator import KIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.hardware.network import Network
 from atoll.hardware.space import Space, phaze_space
 from atoll.profile import DEFAULT, PHAZE, PROFILES, Profile
 from atoll.workload import load_config, prepare

@@ -19,7 +19,7 @@ from atoll.explore.layouts import Setting, list_layouts
 from atoll.explore.run import run_search
 from atoll.explore.work import operator_work
 from atoll.explore.workloads import Variants, Workload, make_variants
-from atoll.hardware.network import Level, Network
+from atoll.fabric.network import Level, Network
 from atoll.placement.chain import get_optimizer
 from atoll.profile import DEFAULT, PHAZE, Profile
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from atoll.explore.layouts import Setting
 from atoll.explore.workloads import Variants, Workload, make_variants
+from atoll.fabric.network import Level, Network
 from atoll.hardware import GIB, MIB, Axes, GlbBandwidth, Hbm, Limits, Space, build_space
-from atoll.hardware.network import Level, Network
 from atoll.placement.chain import get_optimizer
 from atoll.profile import Profile
 from atoll.workload import ModelConfig, config_from_hf

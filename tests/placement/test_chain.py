@@ -16,9 +16,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atoll.cost.collective import collective_s
 from atoll.errors import AtollError
-from atoll.hardware.network import Level, Network
+from atoll.fabric.nested import collective_s
+from atoll.fabric.network import Level, Network
+from atoll.hardware.catalog import load_network
 from atoll.placement.chain import (
     ChainFacts,
     chain_facts,
@@ -28,10 +29,15 @@ from atoll.placement.chain import (
     make_chain,
     make_system,
 )
-from atoll.placement.chain_kernels import Chain, System, best_plan, feasible_depths
+from atoll.placement.chain_kernels import (
+    Chain,
+    System,
+    best_plan,
+    feasible_depths,
+    reduction_s,
+)
 from atoll.placement.fixed import even_starts, fixed_division, step_time_of
 from atoll.workload import load_config, prepare
-from atoll.workload.operator import CollectiveKind
 
 EXACT = 1e-12
 
@@ -58,6 +64,7 @@ def brute_force_s(chain: Chain, system: System) -> float:
 # --- Random chains of small whole numbers, so that ties and exact fits do happen ------------------
 
 small = st.integers(0, 6).map(float)
+MOST_LAYERS = 12
 
 
 @st.composite
@@ -90,13 +97,17 @@ def chains(draw: st.DrawFn, most_layers: int = 7) -> Chain:
 @st.composite
 def systems(draw: st.DrawFn) -> System:
     devices = draw(st.integers(1, 12))
-    # Few distinct transfer costs, so that some data degrees share one and others do not.
-    cuts = draw(st.lists(small, min_size=1, max_size=2))
-    slopes = draw(st.lists(small, min_size=1, max_size=2))
-    degrees = range(devices + 1)
-    table = st.lists(st.tuples(small, small), min_size=devices + 1, max_size=devices + 1).map(
-        np.array
-    )
+
+    def numbers(*shape: int) -> np.ndarray:
+        count = int(np.prod(shape))
+        return np.array(draw(st.lists(small, min_size=count, max_size=count))).reshape(shape)
+
+    # Few kinds of transfers, so that some layouts share one and others do not.
+    kinds = draw(st.integers(1, 3))
+    period, more = draw(st.integers(1, 4)), draw(st.integers(0, 2))
+    layouts = np.add.outer(np.arange(devices + 1) // period, more * np.arange(MOST_LAYERS + 1))
+    # Larger messages may reach more of a level, but never end sooner.
+    share = np.array([[1.0, 1.0], [0.5, draw(st.sampled_from([0.5, 0.6, 0.8]))]])
     return System(
         devices=devices,
         tensor=draw(st.sampled_from([1, 1, 2, 3])),
@@ -104,10 +115,13 @@ def systems(draw: st.DrawFn) -> System:
         memory_bytes=float(draw(st.integers(0, 60) | st.just(10_000))),
         state_bytes=draw(st.sampled_from([0.0, 1.0, 2.0])),
         optimizer_s=draw(small),
-        reduce_s=draw(table),
-        reduce_s_per_parameter=draw(table),
-        cut_s=np.array([cuts[d % len(cuts)] for d in degrees]),
-        cut_s_per_byte=np.array([slopes[d // 3 % len(slopes)] for d in degrees]) / 8.0,
+        gradient_bytes=2.0,
+        reduce_s=numbers(devices + 1),
+        reduce_s_per_byte=numbers(devices + 1, 2),
+        share_bytes=np.array([[1.0, 2.0], [4.0, 16.0]]),
+        share=share,
+        cut_kind=layouts % kinds,
+        cut_s=numbers(kinds, MOST_LAYERS + 1),
     )
 
 
@@ -189,11 +203,10 @@ def test_a_smaller_sum_of_loads_is_kept_beside_a_smaller_largest_load() -> None:
     chain = plain_chain(
         time_s=[20.0, 3.0, 1.0, 4.0],
         parameters=[0.0, 1.0, 1.0, 1.0],
-        boundary_bytes=[0.0, 0.0, 0.0, 0.125, 0.0],
     )
     # Two layers with parameters fit on a stage, three do not.
     system = plain_system(devices=3, microbatches=9, memory_bytes=2.5)._replace(
-        state_bytes=1.0, cut_s_per_byte=np.full(4, 4.0)
+        state_bytes=1.0, cut_s=np.array([[0.0, 0.0, 0.0, 0.5, 0.0]])
     )
     best = divide(chain, system)
     assert best is not None and best.starts == (0, 1, 2)
@@ -201,9 +214,9 @@ def test_a_smaller_sum_of_loads_is_kept_beside_a_smaller_largest_load() -> None:
 
 
 def test_blocks_of_unequal_times_are_not_taken_for_equal_ones() -> None:
-    chain = plain_chain(time_s=[1.0, 1.0, 1.0, 3.0], boundary_bytes=[0.0, 0.0, 0.0, 99.0, 0.0])
+    chain = plain_chain(time_s=[1.0, 1.0, 1.0, 3.0])
     system = plain_system(devices=2, microbatches=9)._replace(
-        cut_s_per_byte=np.ones(3), reduce_s=np.array([[0.0] * 2, [0.0] * 2, [15.0] * 2])
+        cut_s=np.array([[0.0, 0.0, 0.0, 99.0, 0.0]]), reduce_s=np.array([0.0, 0.0, 15.0])
     )
     best = divide(chain, system)
     assert best is not None and best.starts == (0, 2)
@@ -220,7 +233,7 @@ def test_more_of_anything_never_hurts(chain: Chain, system: System, data: st.Dat
         st.sampled_from(
             [
                 (chain, system._replace(memory_bytes=system.memory_bytes + 7.0)),
-                (chain, system._replace(cut_s_per_byte=system.cut_s_per_byte * factor)),
+                (chain, system._replace(reduce_s_per_byte=system.reduce_s_per_byte * factor)),
                 (chain, system._replace(cut_s=system.cut_s * factor)),
                 (chain, system._replace(reduce_s=system.reduce_s * factor)),
                 (chain, system._replace(optimizer_s=system.optimizer_s * factor)),
@@ -280,10 +293,13 @@ def plain_system(
         memory_bytes=memory_bytes,
         state_bytes=0.0,
         optimizer_s=optimizer_s,
-        reduce_s=np.zeros((devices + 1, 2)),
-        reduce_s_per_parameter=np.zeros((devices + 1, 2)),
-        cut_s=np.zeros(devices + 1),
-        cut_s_per_byte=np.zeros(devices + 1),
+        gradient_bytes=1.0,
+        reduce_s=np.zeros(devices + 1),
+        reduce_s_per_byte=np.zeros((devices + 1, 2)),
+        share_bytes=np.ones((2, 1)),
+        share=np.ones((2, 1)),
+        cut_kind=np.zeros((devices + 1, MOST_LAYERS + 1), np.int64),
+        cut_s=np.zeros((1, MOST_LAYERS + 1)),
     )
 
 
@@ -307,21 +323,21 @@ def test_replicas_that_do_not_divide_the_microbatches_are_no_layout() -> None:
 
 
 def test_both_neighbours_of_a_cut_wait_for_what_they_receive() -> None:
-    chain = plain_chain(time_s=[1.0, 1.0], boundary_bytes=[0.0, 6.0, 0.0])
+    chain = plain_chain(time_s=[1.0, 1.0])
     system = plain_system(devices=2, microbatches=3)
-    slow = system._replace(cut_s=np.full(3, 0.5), cut_s_per_byte=np.full(3, 0.25))
+    slow = system._replace(cut_s=np.array([[0.0, 2.0, 0.0]]))
     assert step_time_of(chain, slow, (0, 1), 1) == 2 * 3.0 + 6.0
     assert step_time_of(chain, slow, (0,), 1) == 3 * 2.0
 
 
-def test_the_stage_with_the_most_parameters_reduces_last_by_the_better_algorithm() -> None:
+def test_the_stage_with_the_most_parameters_reduces_last_at_the_pace_of_the_slowest_level() -> None:
     chain = plain_chain(parameters=[3.0, 4.0])
     system = plain_system(devices=4, microbatches=2, optimizer_s=2.0)._replace(
-        reduce_s=np.array([[0.0, 0.0], [0.0, 0.0], [10.0, 1.0], [0.0, 0.0], [0.0, 0.0]]),
-        reduce_s_per_parameter=np.array([[0.0, 0.0]] * 2 + [[1.0, 3.0]] + [[0.0, 0.0]] * 2),
+        reduce_s=np.array([0.0, 0.0, 10.0, 0.0, 0.0]),
+        reduce_s_per_byte=np.array([[0.0, 0.0]] * 2 + [[1.0, 3.0]] + [[0.0, 0.0]] * 2),
     )
-    assert step_time_of(chain, system, (0, 1), 2) == 2.0 + (1.0 + 3.0 * 4.0) + 2.0 * 4.0
-    assert step_time_of(chain, system, (0,), 2) == 2.0 + (10.0 + 1.0 * 7.0) + 2.0 * 7.0
+    assert step_time_of(chain, system, (0, 1), 2) == 2.0 + (10.0 + 3.0 * 4.0) + 2.0 * 4.0
+    assert step_time_of(chain, system, (0,), 2) == 2.0 + (10.0 + 3.0 * 7.0) + 2.0 * 7.0
 
 
 @pytest.mark.parametrize(
@@ -412,6 +428,7 @@ def case_of(
     system = make_system(
         NETWORK,
         get_optimizer("adam"),
+        facts,
         devices=devices,
         tensor=2,
         microbatches=microbatches,
@@ -498,13 +515,29 @@ def test_links_are_priced_like_any_collective_and_any_send() -> None:
     _, system = case_of(facts_of(), 32, 8, 1e9)
     for data in (1, 2, 3, 8, 16):
         for parameters in (1e3, 1e9):
-            reduction_s = system.reduce_s[data] + system.reduce_s_per_parameter[data] * parameters
-            assert reduction_s.min() == pytest.approx(
-                collective_s(NETWORK, CollectiveKind.ALL_REDUCE, 2.0 * parameters, data, stride=2)
+            assert reduction_s(system, data, parameters) == pytest.approx(
+                collective_s(NETWORK, "all_reduce", 2.0 * parameters, data, stride=2)
             )
-    # Stages two devices apart share a node of four; stages four apart do not.
-    assert (system.cut_s[1], system.cut_s_per_byte[1]) == (3e-6, 1 / 300e9)
-    assert (system.cut_s[2], system.cut_s_per_byte[2]) == (5e-6, 1 / 25e9)
+    sent = facts_of().boundary_bytes[3]
+    # Two stages two devices apart share a node of four; three, or two four apart, do not.
+    for data, stages, seconds in (
+        (1, 2, 3e-6 + sent / 300e9), (1, 3, 5e-6 + sent / 25e9), (2, 2, 5e-6 + sent / 25e9)
+    ):  # fmt: skip
+        assert system.cut_s[system.cut_kind[data, stages], 3] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "tpu-v4", "gb200-nvl72"])
+def test_compiled_reductions_are_those_of_the_measured_network(name: str) -> None:
+    network = load_network(name)
+    system = make_system(
+        network, get_optimizer("adam"), facts_of(), devices=64, tensor=2, microbatches=8,
+        memory_bytes=1e9, hbm_Bps=1e12,
+    )  # fmt: skip
+    for data in (1, 2, 5, 8, 32):
+        for parameters in (1e2, 3e6, 1e7, 5e7, 4e8, 2e10):
+            assert reduction_s(system, data, parameters) == pytest.approx(
+                collective_s(network, "all_reduce", 2.0 * parameters, data, stride=2), rel=1e-12
+            )
 
 
 def test_policies_differ_only_in_the_choices_they_allow() -> None:

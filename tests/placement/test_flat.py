@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atoll.hardware.network import Level, Network
+from atoll.fabric.network import Level, Network
 from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.placement.fixed import fixed_flat
 from atoll.placement.flat import FlatPlan, chain_stage, describe_flat, divide_flat

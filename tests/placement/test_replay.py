@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.hardware.network import Level, Network
+from atoll.fabric.network import Level, Network
 from atoll.placement.chain import (
     chain_facts,
     describe,
@@ -252,6 +252,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
         system = make_system(
             NETWORK,
             get_optimizer("adam"),
+            facts,
             devices=256,
             tensor=tensor,
             microbatches=microbatches,

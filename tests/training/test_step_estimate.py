@@ -22,7 +22,7 @@ from training_cases import (
 )
 
 from atoll.errors import AtollError
-from atoll.hardware.network import Network
+from atoll.fabric.network import Network
 from atoll.step.stages import even_sizes, stage_counts
 from atoll.training.estimate import ACCUMULATED_BYTES, Estimate, Estimator, estimate
 from atoll.training.layers import HALF

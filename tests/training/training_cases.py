@@ -8,9 +8,9 @@ from functools import cache
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
+from atoll.fabric.network import Level, Network
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, load_gpu
-from atoll.hardware.network import Level, Network
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layout import Layout, check_layout
 from atoll.training.run import STATES, Run

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from atoll.cost import gemm_kernels, table_kernels
 from atoll.cost.chips import Chips
-from atoll.cost.collective import collective_s
 from atoll.cost.table_kernels import Costs, Passes
 from atoll.cost.vector import vector_cycles
-from atoll.hardware.network import Network
+from atoll.fabric.nested import collective_s
+from atoll.fabric.network import Network
 from atoll.jit import over_ranges
 from atoll.profile import Profile
 from atoll.workload.layer import Layer, predecessors

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.explore.workloads import Variant
-from atoll.hardware.network import Network
+from atoll.fabric.network import Network
 from atoll.placement.chain import Optimizer, make_chain, make_system
-from atoll.placement.chain_kernels import System, equal_replicas, feasible_depths
+from atoll.placement.chain_kernels import System, equal_replicas, feasible_depths, reduction_s
 from atoll.profile import Profile
 
 FloatArray = NDArray[np.float64]
@@ -38,6 +38,7 @@ class Setting:
         return make_system(
             self.network,
             self.optimizer,
+            variant.facts,
             devices=self.devices,
             tensor=variant.tensor,
             microbatches=variant.microbatches,
@@ -128,11 +129,12 @@ def _rounds(
         transfer = np.zeros(len(data))
         loads, passes = np.asarray(rounds + stages - 1.0, np.float64), 0.0
     else:
-        reduce = system.reduce_s[data] + system.reduce_s_per_parameter[data] * per_stage
-        fixed = reduce.min(axis=1) + system.optimizer_s * per_stage
-        inner = facts.boundary_bytes[1:-1]
-        least = float(inner.min()) if len(inner) else 0.0
-        transfer = 2.0 * (stages - 1) * (system.cut_s[data] + system.cut_s_per_byte[data] * least)
+        reduce = np.array([reduction_s(system, d, per_stage) for d in data.tolist()])
+        fixed = reduce + system.optimizer_s * per_stage
+        transfer = np.zeros(len(data))
+        if stages > 1:
+            least_s = system.cut_s[:, 1:-1].min(axis=1)
+            transfer = 2.0 * (stages - 1) * least_s[system.cut_kind[data, stages]]
         loads, passes = np.asarray(rounds - 1.0, np.float64), 1.0
     # From many copies to few: rounds only grow, so only cheaper transfers and reductions can pay.
     kept = undominated(stages, loads[::-1], passes, transfer[::-1], fixed[::-1], load_s)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from atoll.cost.table import OperatorKey, link_s
 from atoll.cost.vector import operations_per_element
-from atoll.hardware.network import Network
+from atoll.fabric.network import Network
 
 FloatArray = NDArray[np.float64]
 

@@ -1,5 +1,6 @@
 """Chips, networks and spaces of chips, with their area, energy and power."""
 
+from atoll.fabric.network import Level, Network
 from atoll.hardware.accelerator import GIB, KIB, MIB, Accelerator, Hbm
 from atoll.hardware.area import AreaParts, accelerator_area_mm2, area_mm2, area_parts
 from atoll.hardware.catalog import (
@@ -9,7 +10,6 @@ from atoll.hardware.catalog import (
     network_names,
 )
 from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel, peak_power_W
-from atoll.hardware.network import Level, Network
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Axes, GlbBandwidth, Limits, Space, build_space, phaze_space
 from atoll.hardware.spacefile import load_space, read_space

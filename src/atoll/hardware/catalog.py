@@ -13,8 +13,8 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.errors import AtollError
+from atoll.fabric.network import Level, Network
 from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.hardware.network import Level, Network
 from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
 from atoll.units import parse_bytes
 from atoll.yamlfile import (

@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost.collective import pass_terms, point_to_point_terms
 from atoll.errors import AtollError
-from atoll.hardware.network import Network
+from atoll.fabric.nested import level_of, neighbours_s, terms
+from atoll.fabric.network import Network
 from atoll.placement import chain_kernels as kernels
 from atoll.placement.chain_kernels import Chain, System
 from atoll.placement.plan import Placement, Stage
@@ -123,6 +123,7 @@ def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) ->
 def make_system(
     network: Network,
     optimizer: Optimizer,
+    facts: ChainFacts,
     *,
     devices: int,
     tensor: int,
@@ -131,21 +132,8 @@ def make_system(
     hbm_Bps: float,
 ) -> System:
     """The devices, their memory and what transfers and reductions cost between them."""
-    most = devices // tensor
-    reduce_s = np.zeros((devices + 1, 2))
-    reduce_slope = np.zeros((devices + 1, 2))
-    cut_s = np.zeros(devices + 1)
-    cut_slope = np.zeros(devices + 1)
-    for data in range(1, most + 1):
-        terms = pass_terms(network, data, stride=tensor)
-        for column, (fixed_s, s_per_byte) in enumerate(terms):
-            reduce_s[data, column] = 2.0 * fixed_s
-            reduce_slope[data, column] = 2.0 * s_per_byte * optimizer.gradient_bytes
-        # Neighbouring stages are a whole data-parallel group of tensor-parallel groups apart;
-        # where that leaves no room for a second stage there is nothing to price.
-        stride = tensor * data
-        if 2 * stride <= devices:
-            cut_s[data], cut_slope[data] = point_to_point_terms(network, stride)
+    reduce_s, slopes, share_bytes, share = _reductions(network, devices, tensor)
+    cut_kind, cut_s = _cuts(network, facts, devices, tensor)
     return System(
         devices=devices,
         tensor=tensor,
@@ -153,11 +141,59 @@ def make_system(
         memory_bytes=memory_bytes,
         state_bytes=optimizer.state_bytes,
         optimizer_s=optimizer.moved_bytes / hbm_Bps,
+        gradient_bytes=optimizer.gradient_bytes,
         reduce_s=reduce_s,
-        reduce_s_per_parameter=reduce_slope,
+        reduce_s_per_byte=slopes,
+        share_bytes=share_bytes,
+        share=share,
+        cut_kind=cut_kind,
         cut_s=cut_s,
-        cut_s_per_byte=cut_slope,
     )
+
+
+@lru_cache(maxsize=64)
+def _reductions(
+    network: Network, devices: int, tensor: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Terms of an all-reduce by number of replicas, and the curves that go with them."""
+    reduce_s = np.zeros(devices + 1)
+    slopes = np.zeros((devices + 1, len(network.levels)))
+    for data in range(2, devices // tensor + 1):
+        reduce_s[data], slopes[data] = terms(network, "all_reduce", data, stride=tensor)
+    curves = [level.efficiency or ((1.0, 1.0),) for level in network.levels]
+    points = max(len(curve) for curve in curves)
+    # All of one length: a curve goes on as it ends.
+    rows = []
+    for curve in curves:
+        largest, share = curve[-1]
+        more = ((largest * 2.0**i, share) for i in range(1, points - len(curve) + 1))
+        rows.append([*curve, *more])
+    table = np.array(rows)
+    return reduce_s, slopes, table[:, :, 0].copy(), table[:, :, 1].copy()
+
+
+@lru_cache(maxsize=512)
+def _cuts(
+    network: Network, facts: ChainFacts, devices: int, tensor: int
+) -> tuple[NDArray[np.int64], FloatArray]:
+    """One transfer between neighbouring stages: a kind for each number of replicas and stages, and
+    seconds for each kind and cut. Stages are a whole data-parallel group of tensor-parallel groups
+    apart, and the slowest link of the pipeline sets the pace (`nested.neighbours_s`).
+    """
+    most = min(len(facts.kind), devices // tensor)
+    cut_kind = np.zeros((devices + 1, most + 1), np.int64)
+    rows = [np.zeros(len(facts.boundary_bytes))]  # of one stage
+    kinds: dict[tuple[int, int], int] = {}
+    for data in range(1, devices // tensor + 1):
+        stride = tensor * data
+        for stages in range(2, min(most, devices // stride) + 1):
+            ends = level_of(network, stride), level_of(network, stride * (stages - 1))
+            if ends not in kinds:
+                kinds[ends] = len(rows)
+                sent = facts.boundary_bytes
+                rows.append(np.array([neighbours_s(network, b, stages, stride) for b in sent]))
+            cut_kind[data, stages] = kinds[ends]
+    return cut_kind, np.array(rows)
 
 
 @dataclass(frozen=True)
@@ -211,17 +247,18 @@ def describe(
     """
     ends = (*division.starts[1:], len(facts.kind))
     microbatches = system.microbatches // division.data
+    cut_s = system.cut_s[system.cut_kind[division.data, division.pipeline]]
     stages = []
     for number, (first, last) in enumerate(zip(division.starts, ends, strict=True)):
         in_flight = min(division.pipeline - number, microbatches)
         stages.append(
-            _stage(facts, chain, system, division.data, first, last, in_flight, forward_s)
+            _stage(facts, chain, system, cut_s, first, last, in_flight, forward_s)
         )
     slowest = max(stages, key=lambda stage: stage.load_s)
     # Both grow with parameters: the stage with the most is the last to finish.
     parameters = max(float(facts.parameters[s.first : s.last].sum()) for s in stages)
     data = division.data
-    reduction_s = system.reduce_s[data] + system.reduce_s_per_parameter[data] * parameters
+    reduction_s = float(kernels.reduction_s(system, data, parameters))
     return Placement(
         pipeline=division.pipeline,
         tensor=system.tensor,
@@ -235,7 +272,7 @@ def describe(
             "recompute": microbatches * slowest.recompute_s,
             "transfers": microbatches * slowest.transfer_s,
             "bubble": sum(stage.load_s for stage in stages) - slowest.load_s,
-            "gradient reduction": float(reduction_s.min()),
+            "gradient reduction": reduction_s,
             "optimizer": system.optimizer_s * parameters,
         },
     )
@@ -245,7 +282,7 @@ def _stage(
     facts: ChainFacts,
     chain: Chain,
     system: System,
-    data: int,
+    cut_s: FloatArray,
     first: int,
     last: int,
     in_flight: int,
@@ -269,9 +306,7 @@ def _stage(
         rebuilt = chain.rebuilt_bytes + float(chain.kept_bytes[-1] - chain.kept_bytes[used[0]])
         words = _words(facts, chain, {choice: counts[choice] for choice in used})
     receive_s, return_s = (
-        float(system.cut_s[data] + system.cut_s_per_byte[data] * facts.boundary_bytes[edge])
-        if 0 < edge < len(facts.kind)
-        else 0.0
+        float(cut_s[edge]) if 0 < edge < len(facts.kind) else 0.0
         for edge in (first, last)
     )
     return Stage(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.fabric.nested_kernels import terms_s
 from atoll.jit import entry, kernel
 
 
@@ -47,10 +48,13 @@ class System(NamedTuple):
     memory_bytes: float
     state_bytes: float  # weights, gradients and optimizer state per parameter
     optimizer_s: float  # seconds of the optimizer step per parameter
-    reduce_s: NDArray[np.float64]  # (devices + 1, 2): gradient reduction, fixed; two algorithms
-    reduce_s_per_parameter: NDArray[np.float64]  # (devices + 1, 2)
-    cut_s: NDArray[np.float64]  # (devices + 1,): transfer between neighbouring stages, fixed
-    cut_s_per_byte: NDArray[np.float64]  # (devices + 1,)
+    gradient_bytes: float  # of one parameter, as gradients are reduced
+    reduce_s: NDArray[np.float64]  # (devices + 1,): gradient reduction, fixed part
+    reduce_s_per_byte: NDArray[np.float64]  # (devices + 1, levels of the network)
+    share_bytes: NDArray[np.float64]  # (levels, points): what messages reach of each level
+    share: NDArray[np.float64]
+    cut_kind: NDArray[np.int64]  # (devices + 1, stages + 1): by replicas and stages, a row of
+    cut_s: NDArray[np.float64]  # (kinds, layers + 1): one transfer between stages cut there
 
 
 @entry
@@ -98,8 +102,7 @@ def prefix_sums(chain):
 
 
 @kernel
-def stage_cost(chain, sums, first, last, in_flight, cut_s, cut_s_per_byte, memory_bytes,
-               state_bytes):
+def stage_cost(chain, sums, first, last, in_flight, cut_s, memory_bytes, state_bytes):
     """(load, parameters) of layers first..last-1; an infinite load if they do not fit."""
     time_sum, saved_sum, parameter_sum, block_sum = sums
     n = chain.time_s.shape[0]
@@ -116,9 +119,9 @@ def stage_cost(chain, sums, first, last, in_flight, cut_s, cut_s_per_byte, memor
             blocks, room - chain.rebuilt_bytes, in_flight, chain.kept_bytes, chain.extra_s)
         load += seconds
     if first > 0:
-        load += cut_s + cut_s_per_byte * entering
+        load += cut_s[first]
     if last < n:
-        load += cut_s + cut_s_per_byte * chain.boundary_bytes[last]
+        load += cut_s[last]
     return load, parameters
 
 
@@ -129,11 +132,12 @@ def recompute_s(chain, system, starts, data):
     stages = starts.shape[0]
     m = system.microbatches // data
     again = 0.0
+    free = np.zeros(chain.time_s.shape[0] + 1)
     for i in range(stages):
         first = starts[i]
         last = starts[i + 1] if i + 1 < stages else chain.time_s.shape[0]
         load, _ = stage_cost(
-            chain, sums, first, last, float(min(stages - i, m)), 0.0, 0.0, system.memory_bytes,
+            chain, sums, first, last, float(min(stages - i, m)), free, system.memory_bytes,
             system.state_bytes)
         again += load - (sums[0][last] - sums[0][first])
     return again
@@ -167,12 +171,18 @@ def add_label(labels, back, count, load, total, parameters, layer, index):
     return kept + 1
 
 
+@entry
+def reduction_s(system, data, parameters):
+    """Seconds in which so many replicas sum the gradients of so many parameters."""
+    return terms_s(
+        system.reduce_s[data], system.reduce_s_per_byte[data], system.share_bytes, system.share,
+        system.gradient_bytes * parameters)
+
+
 @kernel
 def step_time(system, data, microbatches, load, total, parameters):
     """Seconds of one step from a plan's three numbers."""
-    reduce = min(
-        system.reduce_s[data, 0] + system.reduce_s_per_parameter[data, 0] * parameters,
-        system.reduce_s[data, 1] + system.reduce_s_per_parameter[data, 1] * parameters)
+    reduce = reduction_s(system, data, parameters)
     return (microbatches - 1) * load + total + reduce + system.optimizer_s * parameters
 
 
@@ -201,8 +211,9 @@ def _even_step(chain, sums, system, pipeline, data, ends):
                 left == 0 or sums[0][last] * pipeline < sums[0][n] * (i + 1)):
             last += 1
         load, parameters = stage_cost(
-            chain, sums, first, last, float(min(pipeline - i, m)), system.cut_s[data],
-            system.cut_s_per_byte[data], system.memory_bytes, system.state_bytes)
+            chain, sums, first, last, float(min(pipeline - i, m)),
+            system.cut_s[system.cut_kind[data, pipeline]], system.memory_bytes,
+            system.state_bytes)
         largest = max(largest, load)
         total += load
         most = max(most, parameters)
@@ -259,30 +270,31 @@ def best_plan(chain, system, cutoff, capacity):
             for s in range(p):
                 ends[s] = even[s]
     rounds = np.zeros(most + 1, np.int64)
-    # Data degrees with equal transfer costs and equal in-flight counts share one programme: first
-    # plans of no more stages than microbatches, then (clipped) the others.
+    # Plans with equal transfer costs and equal in-flight counts share one programme: first those of
+    # no more stages than microbatches, then (clipped) the others.
+    kinds = system.cut_s.shape[0]
     done = np.zeros(system.devices + 1, np.bool_)
-    for clipped in range(2):
+    for programme in range(2 * kinds):
+        clipped = programme // kinds
+        kind = programme % kinds
+        cut_s = system.cut_s[kind]
         for d in range(top_d + 1):
             done[d] = False
         for lead in range(top_d, 0, -1):
             if done[lead] or replicas[lead] < lead:
                 continue
             lead_m = system.microbatches // lead
-            cut = system.cut_s[lead]
-            slope = system.cut_s_per_byte[lead]
             # The pipeline depths for which some degree of this class can still win.
             deepest = np.int64(0)  # a plain 0 is a type of its own, and would compile _divide twice
             for d in range(lead, 0, -1):
                 m = system.microbatches // d
-                same = system.cut_s[d] == cut and system.cut_s_per_byte[d] == slope
-                if replicas[d] < d or not same or (clipped and m != lead_m):
+                if replicas[d] < d or (clipped and m != lead_m):
                     continue
                 done[d] = True
                 for p in range(most, deepest, -1):
                     if p * d * system.tensor > system.devices or (clipped == 1) != (p > m):
                         continue
-                    if (m - 1) * least[p] + total_s < best:
+                    if system.cut_kind[d, p] == kind and (m - 1) * least[p] + total_s < best:
                         deepest = p
                         break
             if deepest == 0:
@@ -292,7 +304,7 @@ def best_plan(chain, system, cutoff, capacity):
                 d = replicas[min(lead, system.devices // (system.tensor * s))]
                 rounds[s] = lead_m if clipped else max(s, system.microbatches // d)
             labels, counts, back = _divide(
-                chain, sums, system, deepest, clip, rounds, cut, slope, best, capacity)
+                chain, sums, system, deepest, clip, rounds, cut_s, best, capacity)
             if counts[0, 0] < 0:
                 return -1.0, 0, 0, ends
             for p in range(1, deepest + 1):
@@ -305,7 +317,7 @@ def best_plan(chain, system, cutoff, capacity):
                             continue
                         if (clipped == 1) != (p > m):
                             continue
-                        if system.cut_s[d] != cut or system.cut_s_per_byte[d] != slope:
+                        if system.cut_kind[d, p] != kind:
                             continue
                         seconds = step_time(system, d, m, labels[p, 0, a, 0], labels[p, 0, a, 1],
                                             labels[p, 0, a, 2])
@@ -326,7 +338,7 @@ def best_plan(chain, system, cutoff, capacity):
 
 
 @kernel
-def _divide(chain, sums, system, deepest, clip, rounds, cut, slope, cutoff, capacity):
+def _divide(chain, sums, system, deepest, clip, rounds, cut_s, cutoff, capacity):
     """Partial plans for every suffix of the chain in 1..deepest stages.
 
     rounds[s] is the fewest microbatches of a replica in any plan of s stages or more: plans that
@@ -354,7 +366,7 @@ def _divide(chain, sums, system, deepest, clip, rounds, cut, slope, cutoff, capa
                 if following == 0:
                     continue
                 load, parameters = stage_cost(
-                    chain, sums, first, last, in_flight, cut, slope, system.memory_bytes,
+                    chain, sums, first, last, in_flight, cut_s, system.memory_bytes,
                     system.state_bytes)
                 if load == np.inf:
                     continue
@@ -382,13 +394,14 @@ def feasible_depths(chain, system):
     feasible = np.zeros(most + 1, np.bool_)
     reach = np.zeros(n + 1, np.bool_)
     reach[n] = True
+    free = np.zeros(n + 1)
     for s in range(1, most + 1):
         following = np.zeros(n + 1, np.bool_)
         for first in range(n - s, -1, -1):
             for last in range(first + 1, n - s + 2):
                 if not reach[last]:
                     continue
-                load, _ = stage_cost(chain, sums, first, last, float(s), 0.0, 0.0,
+                load, _ = stage_cost(chain, sums, first, last, float(s), free,
                                      system.memory_bytes, system.state_bytes)
                 if load < np.inf:
                     following[first] = True

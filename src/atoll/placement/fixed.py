@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import InfeasibleError
-from atoll.hardware.network import Network
+from atoll.fabric.network import Network
 from atoll.placement.chain import ChainFacts, Division
 from atoll.placement.chain_kernels import Chain, System
 from atoll.placement.flat import FlatPlan, chain_stage, flat_tables
@@ -112,6 +112,7 @@ def step_time_of(chain: Chain, system: System, starts: Sequence[int], data: int)
     if pipeline * data * system.tensor > system.devices:
         return math.inf
     rounds = system.microbatches // data
+    cut_s = system.cut_s[system.cut_kind[data, pipeline]]
     loads_s = []
     tails_s = []
     for number, (first, last) in enumerate(
@@ -121,7 +122,7 @@ def step_time_of(chain: Chain, system: System, starts: Sequence[int], data: int)
         again_s = _least_recompute_s(chain, system, first, last, in_flight)
         if again_s == math.inf:
             return math.inf
-        transfers_s = _transfers_s(chain, system, first, last, data)
+        transfers_s = _transfers_s(chain, cut_s, first, last)
         loads_s.append(sum(chain.time_s[first:last]) + again_s + transfers_s)
         tails_s.append(_tail_s(system, sum(chain.parameters[first:last]), data))
     return float((rounds - 1) * max(loads_s) + sum(loads_s) + max(tails_s))
@@ -164,21 +165,18 @@ def _rebuilt_bytes(chain: Chain, mixture: Sequence[int]) -> float:
     return max((float(all_bytes - chain.kept_bytes[choice]) for choice in mixture), default=0.0)
 
 
-def _transfers_s(chain: Chain, system: System, first: int, last: int, data: int) -> float:
+def _transfers_s(chain: Chain, cut_s: FloatArray, first: int, last: int) -> float:
     """A stage receives activations from the stage before and gradients from the one after."""
-    edges = [edge for edge in (first, last) if 0 < edge < len(chain.time_s)]
-    return sum(
-        float(system.cut_s[data] + system.cut_s_per_byte[data] * chain.boundary_bytes[edge])
-        for edge in edges
-    )
+    return sum(float(cut_s[edge]) for edge in (first, last) if 0 < edge < len(chain.time_s))
 
 
 def _tail_s(system: System, parameters: float, data: int) -> float:
-    """Gradient reduction by the better of two algorithms, then the optimizer."""
-    reduce_s = min(
-        fixed_s + s_per_parameter * parameters
-        for fixed_s, s_per_parameter in zip(
-            system.reduce_s[data], system.reduce_s_per_parameter[data], strict=True
+    """Gradient reduction at the pace of the slowest level, then the optimizer."""
+    sent = system.gradient_bytes * parameters
+    wires_s = (
+        slope * sent / np.interp(np.log(max(sent, 1.0)), np.log(sizes), shares)
+        for slope, sizes, shares in zip(
+            system.reduce_s_per_byte[data], system.share_bytes, system.share, strict=True
         )
     )
-    return float(reduce_s + system.optimizer_s * parameters)
+    return float(system.reduce_s[data] + max(wires_s) + system.optimizer_s * parameters)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.hardware.network import Network
+from atoll.fabric.network import Network
 from atoll.placement.chain import ChainFacts, layer_names
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.table import LayerEdge, LayerGraph, LayerNode, LayerTable

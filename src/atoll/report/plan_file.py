@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.cost.cluster_collective import collective_time_s
 from atoll.errors import AtollError
 from atoll.explore.files import check_folder
 from atoll.export import EXPORTERS, export
+from atoll.fabric.nested import collective_s
 from atoll.step.stages import even_sizes, stage_shares
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import operator_costs
@@ -125,7 +125,7 @@ def _operators(best: Estimate) -> list[dict[str, Any]]:
                 seconds, lane = cost.total_s, _lane(cost.matrix_s, cost.attention_s, cost.vector_s)
                 if op.collective is not None:
                     moved = op.collective
-                    seconds = collective_time_s(
+                    seconds = collective_s(
                         run.network, moved.kind.value, moved.bytes, layout.tp
                     )
                     lane = "link"

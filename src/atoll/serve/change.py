@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.hardware.network import Network
+from atoll.fabric.network import Network
 
 GIB = 2.0**30
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.errors import AtollError
+from atoll.fabric.network import Network
 from atoll.hardware.gpu import Gpu
-from atoll.hardware.network import Network
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, warnings_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.cost.cluster_collective import all_to_all_s, collective_time_s, neighbours_s
+from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.replay import PassTime
 from atoll.training.layers import LayerCost, Share
 from atoll.training.layout import Layout
@@ -187,7 +187,7 @@ class Stepper:
 
     def _links_s(self, links: Sequence[TensorLink]) -> float:
         network, tp = self.run.network, self.layout.tp
-        return sum(collective_time_s(network, link.kind, link.bytes, tp) for link in links)
+        return sum(collective_s(network, link.kind, link.bytes, tp) for link in links)
 
     def _ring_s(self, cost: LayerCost, attention_s: float, tensors: int = 1) -> float:
         """What ring attention's sends add beyond the attention that they run beside: all turns but
@@ -221,10 +221,10 @@ class Stepper:
         gather_s = scatter_s = 0.0
         for weights, group, stride in self._groups(cost.parameters, cost.expert_parameters):
             network = self.run.network
-            gather_s += collective_time_s(
+            gather_s += collective_s(
                 network, "all_gather", weights * states.weight, group, stride
             )
-            scatter_s += collective_time_s(
+            scatter_s += collective_s(
                 network, "reduce_scatter", weights * states.reduced, group, stride
             )
         efficiency = self.run.stack.gather_efficiency
@@ -278,9 +278,9 @@ class Stepper:
         kind = "all_reduce" if layout.zero == 0 else "reduce_scatter"
         for parameters, group, stride in self._groups(dense, expert):
             grads, weights = parameters * states.reduced, parameters * states.weight
-            reduce_s += collective_time_s(network, kind, grads, group, stride)
+            reduce_s += collective_s(network, kind, grads, group, stride)
             if layout.zero > 0:
-                gather_s += collective_time_s(network, "all_gather", weights, group, stride)
+                gather_s += collective_s(network, "all_gather", weights, group, stride)
         before_s = 0.0
         if layout.zero == 2:
             before_s = reduce_s + (gather_s if self.run.stack.regathers else 0.0)

@@ -7,18 +7,29 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_cases import GB, flat, network
 
-from atoll.cost.cluster_collective import (
+from atoll.errors import AtollError
+from atoll.fabric.nested import (
     all_to_all_s,
-    collective_time_s,
+    collective_s,
     level_of,
     neighbours_s,
     send_s,
 )
-from atoll.errors import AtollError
-from atoll.hardware.catalog import network_names
-from atoll.hardware.network import Level, Network
+from atoll.fabric.network import Level, Network
+from atoll.hardware.catalog import load_network, network_names
+
+GB = 1e9
+
+
+def network(name: str = "dgx-h100") -> Network:
+    return load_network(name)
+
+
+def flat(bandwidth_Bps: float = 10 * GB, latency_s: float = 0.0, devices: int = 4096) -> Network:
+    """One level for all, at its full bandwidth."""
+    return Network("flat", (Level("only", devices, bandwidth_Bps, latency_s),))
+
 
 DGX = network()
 KINDS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -31,9 +42,9 @@ names = st.sampled_from(network_names())
 def test_on_a_flat_network_all_are_rings(size: float, group: int) -> None:
     """(n - 1) / n of the tensor through every link: once, or twice for an all-reduce."""
     once_s = (group - 1) / group * size / (10 * GB)
-    assert collective_time_s(flat(), "all_gather", size, group) == pytest.approx(once_s)
-    assert collective_time_s(flat(), "reduce_scatter", size, group) == pytest.approx(once_s)
-    assert collective_time_s(flat(), "all_reduce", size, group) == pytest.approx(2 * once_s)
+    assert collective_s(flat(), "all_gather", size, group) == pytest.approx(once_s)
+    assert collective_s(flat(), "reduce_scatter", size, group) == pytest.approx(once_s)
+    assert collective_s(flat(), "all_reduce", size, group) == pytest.approx(2 * once_s)
     assert all_to_all_s(flat(), size, group) == pytest.approx(once_s)
     assert send_s(flat(), size, 1) == pytest.approx(size / (10 * GB))
 
@@ -41,8 +52,8 @@ def test_on_a_flat_network_all_are_rings(size: float, group: int) -> None:
 @pytest.mark.parametrize(("group", "steps"), [(2, 1), (4, 3), (8, 6), (64, 12), (1024, 20)])
 def test_steps_are_those_of_a_ring_or_of_a_tree(group: int, steps: int) -> None:
     slow = flat(latency_s=1.0, bandwidth_Bps=1e18)
-    assert collective_time_s(slow, "all_gather", 1.0, group) == pytest.approx(steps)
-    assert collective_time_s(slow, "all_reduce", 1.0, group) == pytest.approx(2 * steps)
+    assert collective_s(slow, "all_gather", 1.0, group) == pytest.approx(steps)
+    assert collective_s(slow, "all_reduce", 1.0, group) == pytest.approx(2 * steps)
 
 
 @given(names, sizes, groups, st.sampled_from([1, 2, 8]))
@@ -52,8 +63,8 @@ def test_an_all_reduce_is_a_scatter_and_a_gather(
     net = network(name)
     if group * stride > net.levels[-1].devices:
         return
-    parts_s = sum(collective_time_s(net, kind, size, group, stride) for kind in KINDS[1:])
-    whole_s = collective_time_s(net, "all_reduce", size, group, stride)
+    parts_s = sum(collective_s(net, kind, size, group, stride) for kind in KINDS[1:])
+    whole_s = collective_s(net, "all_reduce", size, group, stride)
     if not any(level.in_network for level in net.levels):
         assert whole_s == pytest.approx(parts_s)
     assert whole_s <= parts_s * (1 + 1e-12)
@@ -64,7 +75,7 @@ def test_more_bytes_take_longer(
     size: float, factor: float, group: int, kind: str, name: str
 ) -> None:
     net = network(name)
-    assert collective_time_s(net, kind, size, group) <= collective_time_s(
+    assert collective_s(net, kind, size, group) <= collective_s(
         net, kind, size * factor, group
     ) * (1 + 1e-12)
     assert all_to_all_s(net, size, group) <= all_to_all_s(net, size * factor, group) * (1 + 1e-12)
@@ -73,14 +84,14 @@ def test_more_bytes_take_longer(
 
 @given(sizes, st.sampled_from(KINDS), st.sampled_from([1, 2, 4, 8]))
 def test_larger_groups_take_longer(size: float, kind: str, stride: int) -> None:
-    times = [collective_time_s(DGX, kind, size, 1 << i, stride) for i in range(12)]
+    times = [collective_s(DGX, kind, size, 1 << i, stride) for i in range(12)]
     assert times == sorted(times)
     assert times[0] == 0
 
 
 def test_leaving_the_node_is_slower() -> None:
-    inside = collective_time_s(DGX, "all_reduce", 1 * GB, 8)
-    across = collective_time_s(DGX, "all_reduce", 1 * GB, 8, stride=8)
+    inside = collective_s(DGX, "all_reduce", 1 * GB, 8)
+    across = collective_s(DGX, "all_reduce", 1 * GB, 8, stride=8)
     assert across > 5 * inside
     assert all_to_all_s(DGX, GB, 8, 8) > 5 * all_to_all_s(DGX, GB, 8)
     assert send_s(DGX, GB, 8) > 5 * send_s(DGX, GB, 1)
@@ -89,14 +100,14 @@ def test_leaving_the_node_is_slower() -> None:
 def test_members_of_a_node_share_the_way_out() -> None:
     """Sixteen members on two nodes: each of the eight carries an eighth of the tensor out."""
     net = Network("two", (Level("in", 8, 1e18, 0.0), Level("out", 64, 10 * GB, 0.0)))
-    assert collective_time_s(net, "all_gather", 8 * GB, 16) == pytest.approx(0.5 * 1 / 10)
-    assert collective_time_s(net, "all_gather", 8 * GB, 2, stride=8) == pytest.approx(0.5 * 8 / 10)
+    assert collective_s(net, "all_gather", 8 * GB, 16) == pytest.approx(0.5 * 1 / 10)
+    assert collective_s(net, "all_gather", 8 * GB, 2, stride=8) == pytest.approx(0.5 * 8 / 10)
 
 
 def test_groups_need_not_fill_their_last_node() -> None:
-    twelve = collective_time_s(DGX, "all_reduce", GB, 12)
-    assert collective_time_s(DGX, "all_reduce", GB, 8) < twelve < float("inf")
-    assert collective_time_s(DGX, "all_reduce", GB, 6, stride=2) > 0
+    twelve = collective_s(DGX, "all_reduce", GB, 12)
+    assert collective_s(DGX, "all_reduce", GB, 8) < twelve < float("inf")
+    assert collective_s(DGX, "all_reduce", GB, 6, stride=2) > 0
     assert all_to_all_s(DGX, GB, 12) > 0
 
 
@@ -108,8 +119,8 @@ def test_a_ring_across_nodes_turns_at_the_pace_of_its_slowest_link() -> None:
 
 def test_switches_that_add_up_halve_an_all_reduce() -> None:
     level = Level("sharp", 64, 10 * GB, 0.0, in_network=True)
-    plain = collective_time_s(Network("a", (replace(level, in_network=False),)), KINDS[0], GB, 8)
-    assert collective_time_s(Network("a", (level,)), KINDS[0], GB, 8) == pytest.approx(plain / 2)
+    plain = collective_s(Network("a", (replace(level, in_network=False),)), KINDS[0], GB, 8)
+    assert collective_s(Network("a", (level,)), KINDS[0], GB, 8) == pytest.approx(plain / 2)
 
 
 def test_efficiency_between_measured_sizes_is_logarithmic() -> None:
@@ -131,8 +142,53 @@ def test_measured_curves_never_make_more_bytes_faster(name: str) -> None:
 
 def test_a_group_larger_than_the_network_is_refused() -> None:
     with pytest.raises(AtollError, match="8192 devices do not fit its outermost level of 4096"):
-        collective_time_s(flat(), "all_reduce", GB, 8192)
+        collective_s(flat(), "all_reduce", GB, 8192)
     with pytest.raises(AtollError, match="choose fewer devices or a larger network"):
         all_to_all_s(flat(), GB, 4096, stride=2)
     with pytest.raises(AtollError, match="4096 devices do not fit"):
         level_of(flat(), 4096)
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> tuple[Network, int, int]:
+    """Up to three levels in any order of speed, and the size and stride of a group that fits."""
+    levels, devices = [], 1
+    for name in ("node", "rack", "cluster")[: draw(st.integers(1, 3))]:
+        devices *= draw(st.sampled_from([2, 4, 8, 16]))
+        bandwidth_Bps, latency_s = draw(st.floats(1e9, 1e12)), draw(st.floats(0.0, 1e-5))
+        levels.append(Level(name, devices, bandwidth_Bps, latency_s))
+    stride = draw(st.integers(1, devices))
+    return Network("random", tuple(levels)), draw(st.integers(1, devices // stride)), stride
+
+
+@given(nested(), st.sampled_from(KINDS), sizes)
+def test_never_faster_than_what_a_device_must_receive_over_all_its_links(
+    case: tuple[Network, int, int], kind: str, size: float
+) -> None:
+    network, group, stride = case
+    passes = 2 if kind == "all_reduce" else 1
+    all_Bps = sum(level.bandwidth_Bps for level in network.levels)
+    least_s = passes * (group - 1) / group * size / all_Bps
+    assert collective_s(network, kind, size, group, stride) >= least_s * (1 - 1e-9)
+
+
+@given(nested(), st.sampled_from(KINDS), sizes, st.integers(0, 2), st.floats(1.0, 10.0))
+def test_a_faster_level_never_hurts(
+    case: tuple[Network, int, int], kind: str, size: float, level: int, factor: float
+) -> None:
+    network, group, stride = case
+    levels = list(network.levels)
+    index = level % len(levels)
+    old = levels[index]
+    levels[index] = replace(
+        old, bandwidth_Bps=old.bandwidth_Bps * factor, latency_s=old.latency_s / factor
+    )
+    faster = replace(network, levels=tuple(levels))
+    before_s = collective_s(network, kind, size, group, stride)
+    assert collective_s(faster, kind, size, group, stride) <= before_s * (1 + 1e-12)
+
+
+def test_a_group_fits_if_its_last_member_does() -> None:
+    """Members 0, 3 and 6 of a node of eight."""
+    node = Network("node", (Level("node", 8, 300e9, 0.0),))
+    assert collective_s(node, "all_gather", 3e9, 3, stride=3) == pytest.approx(2e9 / 300e9)

@@ -1,47 +1,63 @@
-"""Collectives of a training run on a nested network, at what libraries reach of its bandwidth.
+"""Collectives on a nested network, at what libraries reach of its bandwidth.
 
 The members of a group lie `stride` ranks apart. Inside one level they form a ring; across levels
 the library runs one ring (or tree) per member of a node, so that inner and outer links work at the
 same time and the slower sets the pace. Ring terms: Thakur, Rabenseifner, Gropp (IJHPCA 2005);
 small messages take the shorter of a ring's and a tree's number of steps.
+
+`terms` states a collective as numbers, which the compiled placement takes too (`nested_kernels`).
 """
 
 from __future__ import annotations
 
 from math import ceil, log2
+from typing import NamedTuple
 
 from atoll.errors import AtollError
-from atoll.hardware.network import Level, Network
+from atoll.fabric.network import Level, Network
 
 PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
 
-def collective_time_s(
-    network: Network, kind: str, bytes_: float, group: int, stride: int = 1
-) -> float:
-    """Seconds of a collective over `group` devices; `bytes_` is the whole (gathered) tensor."""
-    if group <= 1 or bytes_ <= 0:
-        return 0.0
-    slowest_s = 0.0
-    latency_s = 0.0
+class Terms(NamedTuple):
+    """A collective of b bytes takes fixed_s + max over levels of s_per_byte b / share(b)."""
+
+    fixed_s: float
+    s_per_byte: tuple[float, ...]
+    """At the full bandwidth of each level of the network; 0 where it is not crossed."""
+
+
+def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
+    """What a collective over `group` devices takes, whatever its size."""
+    fixed_s = 0.0
     inside = 1
+    slopes = []
     for level in network.levels:
         here = members(level, group, stride)
+        slopes.append(0.0)
         if here <= inside:
             continue
         rings = ceil(here / inside)
         passes = 1.0 if kind == "all_reduce" and level.in_network else PASSES[kind]
         # Of the tensor, what each member of an inner group carries out; where the group does not
         # fill its last inner unit, the mean.
-        part = bytes_ * rings / here
-        wire_s = passes * (rings - 1) / rings * part / level.bandwidth_Bps
-        slowest_s = max(slowest_s, wire_s / level.share(bytes_))
-        steps = min(rings - 1, 2 * ceil(log2(rings)))
-        latency_s += PASSES[kind] * steps * level.latency_s
+        slopes[-1] = passes * (rings - 1) / here / level.bandwidth_Bps
+        fixed_s += PASSES[kind] * min(rings - 1, 2 * ceil(log2(rings))) * level.latency_s
         inside = here
     if inside < group:
         raise _too_large(network, group * stride)
-    return slowest_s + latency_s
+    return Terms(fixed_s, tuple(slopes))
+
+
+def collective_s(
+    network: Network, kind: str, bytes_: float, group: int, stride: int = 1
+) -> float:
+    """Seconds of a collective over `group` devices; `bytes_` is the whole (gathered) tensor."""
+    if group <= 1 or bytes_ <= 0:
+        return 0.0
+    fixed_s, slopes = terms(network, kind, group, stride)
+    wires = zip(slopes, network.levels, strict=True)
+    return fixed_s + max(slope * bytes_ / level.share(bytes_) for slope, level in wires)
 
 
 def all_to_all_s(network: Network, bytes_: float, group: int, stride: int = 1) -> float:
@@ -66,7 +82,7 @@ def all_to_all_s(network: Network, bytes_: float, group: int, stride: int = 1) -
 
 def send_s(network: Network, bytes_: float, stride: int) -> float:
     """Seconds of one message to the device `stride` ranks away."""
-    level = level_of(network, stride)
+    level = network.levels[level_of(network, stride)]
     return level.latency_s + bytes_ / level.bandwidth_Bps / level.share(bytes_)
 
 
@@ -79,21 +95,19 @@ def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> fl
     return max(send_s(network, bytes_, stride), send_s(network, bytes_, stride * (group - 1)))
 
 
-def level_of(network: Network, stride: int) -> Level:
+def level_of(network: Network, stride: int) -> int:
     """The level that a message to the device `stride` ranks away crosses, seen from the first
     device of a unit.
     """
-    for level in network.levels:
+    for number, level in enumerate(network.levels):
         if stride < level.devices:
-            return level
+            return number
     raise _too_large(network, stride)
 
 
 def members(level: Level, group: int, stride: int) -> int:
-    """How many members of a group share one unit of this level."""
-    if stride >= level.devices:
-        return 1
-    return min(group, max(1, level.devices // stride))
+    """How many members of a group share one unit of this level, counted from its first device."""
+    return min(group, ceil(level.devices / stride))
 
 
 def _too_large(network: Network, devices: int) -> AtollError:

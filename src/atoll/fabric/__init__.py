@@ -1,0 +1,1 @@
+"""Who is near whom, and what collectives and sends take between them."""
