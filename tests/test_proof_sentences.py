@@ -40,7 +40,8 @@ def test_optimal_means_that_none_is_better_by_more_than_the_tolerance(
 
 def test_a_gap_of_46_77_percent_leaves_87_87_percent() -> None:
     proof = Certificate(
-        gap=0.4677, tolerance=0.01, architectures=1, evaluated=1, pruned={}, tightened=0,
+        score=0.5323, bound=1.0, tolerance=0.01, architectures=1, evaluated=1, pruned={},
+        tightened=0,
         subject="all mappings on this wafer",
     )  # fmt: skip
     expected = (

@@ -40,7 +40,7 @@ class Profile:
     network: str
     """Name of the default network in the catalogue."""
     optimizer: str
-    """"adam" (mixed precision, 16 bytes a parameter) or "sgd" (weights and gradients only)."""
+    """States that it keeps, by name (`step.states`)."""
     whole_stage_recompute: bool
     """Recomputation is one global bit for whole stages (the seed) instead of per operator."""
 
@@ -58,7 +58,7 @@ DEFAULT = Profile(
     hbm_bandwidth_Bps=None,
     glb_bandwidth_Bpc=None,
     network="dgx-a100",
-    optimizer="adam",
+    optimizer="mixed16",
     whole_stage_recompute=False,
 )
 

@@ -18,7 +18,7 @@ from atoll.errors import AtollError
 from atoll.explore.workloads import make_variants, make_workload
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
-from atoll.placement.chain import chain_facts, get_optimizer, make_system
+from atoll.placement.chain import chain_facts, make_system
 from atoll.placement.chain_kernels import reduction_s
 from atoll.placement.fixed import even_starts
 from atoll.placement.plan import Placement, Stage
@@ -30,11 +30,11 @@ from atoll.step.bubbles import held, held_bytes, step_s, waiting
 from atoll.step.orders import passes
 from atoll.step.replay import PassTime, replay
 from atoll.step.stages import even_sizes
+from atoll.step.states import STATES, load_states
 from atoll.training.estimate import Estimator
 from atoll.training.layout import Layout
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
-from atoll.training.run import STATES
 from atoll.training.step import Pass, StageTime, Stepper
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.files import load_wafer
@@ -55,14 +55,26 @@ def disagree(why: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(reason=why, strict=True)
 
 
-@disagree("search and wafers hold 16 bytes a parameter, plan 18")
-def test_optimizer_states_take_the_same_bytes_everywhere():
-    searched, planned = get_optimizer(DEFAULT.optimizer), STATES["mixed"]
-    held = planned.weight + planned.gradient + planned.optimizer
-    assert (searched.state_bytes, searched.moved_bytes, searched.gradient_bytes) == (
-        held, planned.update, planned.reduced,
-    )  # fmt: skip
-    assert held == STATE_BYTES
+def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
+    facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
+    for name, states in STATES.items():
+        system = make_system(
+            load_network("dgx-a100"), load_states(name), facts, devices=8, tensor=1,
+            microbatches=8, memory_bytes=1e9, hbm_Bps=1e12,
+        )  # fmt: skip
+        assert system.state_bytes == states.weight + states.gradient + states.optimizer
+        run = make_run("gpt2-xl", "h100", 8, global_batch=8, states=name)
+        memory = Estimator(run).estimate(Layout(dp=8, zero=0)).worst
+        held = memory.weights + memory.gradients + memory.optimizer
+        parameters = memory.weights / states.weight
+        assert held == pytest.approx(system.state_bytes * parameters, rel=REL)
+    assert STATES["mixed16"].held == STATE_BYTES
+
+
+@disagree("search and wafers take mixed16 where nothing is said, plan takes mixed")
+def test_states_are_the_same_everywhere_where_nothing_is_said():
+    planned = atoll.estimate("gpt2-xl", "h100", 8, global_batch=8).run.states
+    assert load_states(DEFAULT.optimizer) == planned
 
 
 @disagree("accumulation divides gradients by dp, memory by dp x cp")
@@ -145,7 +157,7 @@ def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
 def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor, parameters):
     network = load_network(name)
     facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
-    optimizer = get_optimizer(DEFAULT.optimizer)
+    optimizer = load_states(DEFAULT.optimizer)
     system = make_system(
         network, optimizer, facts, devices=96, tensor=tensor, microbatches=96, memory_bytes=1e9,
         hbm_Bps=1e12,
@@ -179,7 +191,6 @@ def test_a_sample_has_the_same_model_flops_everywhere():
     assert wafer.mfu * wafer.wafer.peak_flops / speed == pytest.approx(small, rel=REL)
 
 
-@disagree("plan knows no gap and no tolerance, and the bounds have three names")
 def test_certificates_say_the_same_things():
     searched = atoll.search(
         model="bert-large", devices=8, global_batch=32, space=SPACE, baselines=False

@@ -20,8 +20,8 @@ from atoll.explore.run import run_search
 from atoll.explore.work import operator_work
 from atoll.explore.workloads import Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
-from atoll.placement.chain import get_optimizer
 from atoll.profile import DEFAULT, PHAZE, Profile
+from atoll.step.states import load_states
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
 
@@ -106,7 +106,7 @@ def test_the_seeds_profile_keeps_replicas_that_run_a_microbatch_less() -> None:
     network = Network("flat", (Level("all", 1 << 20, 4e9, 0.0),))
     layouts = {}
     for profile, where in ((DEFAULT, NETWORK), (PHAZE, network)):
-        setting = Setting(where, profile, get_optimizer(profile.optimizer), 4, "optimal")
+        setting = Setting(where, profile, load_states(profile.optimizer), 4, "optimal")
         variant = variants_of(10, (1,), 4, profile).variants[0]
         slow = [np.ones(variant.layers)]
         layouts[profile.name] = list_layouts([variant], setting, 80e9, 1e12, slow)

@@ -8,8 +8,8 @@ from atoll.explore.layouts import Setting
 from atoll.explore.workloads import Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
 from atoll.hardware import GIB, MIB, Axes, GlbBandwidth, Hbm, Limits, Space, build_space
-from atoll.placement.chain import get_optimizer
 from atoll.profile import Profile
+from atoll.step.states import load_states
 from atoll.workload import ModelConfig, config_from_hf
 
 NETWORK = Network(
@@ -50,7 +50,7 @@ def tiny_setting(profile: Profile, devices: int, recompute: str = "optimal") -> 
     network = NETWORK if not profile.whole_stage_recompute else Network(
         "flat", (Level("all", 1 << 20, 4e9, 0.0),)
     )
-    return Setting(network, profile, get_optimizer(profile.optimizer), devices, recompute)
+    return Setting(network, profile, load_states(profile.optimizer), devices, recompute)
 
 
 def random_space(seed: int, chips: int, hbm_bytes: tuple[int, ...] = (16 * GIB,)) -> Space:

@@ -25,7 +25,6 @@ from atoll.placement.chain import (
     chain_facts,
     describe,
     divide,
-    get_optimizer,
     make_chain,
     make_system,
 )
@@ -37,6 +36,7 @@ from atoll.placement.chain_kernels import (
     reduction_s,
 )
 from atoll.placement.fixed import even_starts, fixed_division, step_time_of
+from atoll.step.states import STATES, load_states
 from atoll.workload import load_config, prepare
 
 EXACT = 1e-12
@@ -427,7 +427,7 @@ def case_of(
     forward_s = 1e-5 * (1.0 + np.arange(len(layer.forward)) % 3)
     system = make_system(
         NETWORK,
-        get_optimizer("adam"),
+        STATES["mixed16"],
         facts,
         devices=devices,
         tensor=2,
@@ -530,7 +530,7 @@ def test_links_are_priced_like_any_collective_and_any_send() -> None:
 def test_compiled_reductions_are_those_of_the_measured_network(name: str) -> None:
     network = load_network(name)
     system = make_system(
-        network, get_optimizer("adam"), facts_of(), devices=64, tensor=2, microbatches=8,
+        network, STATES["mixed16"], facts_of(), devices=64, tensor=2, microbatches=8,
         memory_bytes=1e9, hbm_Bps=1e12,
     )  # fmt: skip
     for data in (1, 2, 5, 8, 32):
@@ -556,5 +556,5 @@ def test_the_block_of_a_one_block_model_is_not_its_embedding() -> None:
 
 
 def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(AtollError, match="unknown optimizer 'lion'; known are adam, sgd"):
-        get_optimizer("lion")
+    with pytest.raises(AtollError, match="states 'lion' are not known"):
+        load_states("lion")

@@ -18,7 +18,6 @@ from atoll.placement.chain import (
     chain_facts,
     describe,
     divide,
-    get_optimizer,
     make_chain,
     make_system,
 )
@@ -27,6 +26,7 @@ from atoll.placement.flat import describe_flat, divide_flat
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
 from atoll.step.replay import Event, PassTime, replay
+from atoll.step.states import STATES
 from atoll.workload import load_config, prepare
 
 ROUNDING = 1e-9
@@ -251,7 +251,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
     for memory_bytes, microbatches in product((16e9, 24e9, 40e9, 80e9), (32, 128, 512)):
         system = make_system(
             NETWORK,
-            get_optimizer("adam"),
+            STATES["mixed16"],
             facts,
             devices=256,
             tensor=tensor,

@@ -47,7 +47,9 @@ def search(
         str | None, typer.Option(help="phaze (29,360 chips) or a space file (YAML).")
     ] = None,
     network: Annotated[str | None, typer.Option(help="Network name or file.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam or sgd.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Its states: mixed, mixed16, mixed-both, bf16, fp32, sgd.")
+    ] = None,
     objective: Annotated[
         str | None, typer.Option(help="For several models: mean, weighted or worst.")
     ] = None,

@@ -242,7 +242,7 @@ def _layout_step(
             data=data,
             microbatches=variant.microbatches,
             memory_bytes=memory,
-            optimizer=setting.optimizer.name,
+            optimizer=setting.states.name,
             recompute=setting.recompute,
         )
         return None if flat is None else flat.step_time_s

@@ -206,7 +206,7 @@ def place_times(
             tensor=variant.tensor,
             microbatches=variant.microbatches,
             memory_bytes=memory_bytes,
-            optimizer=setting.optimizer.name,
+            optimizer=setting.states.name,
             recompute=setting.recompute,
         )
         if flat is None or flat.step_time_s >= cutoff_s:

@@ -13,8 +13,9 @@ from atoll.errors import AtollError
 from atoll.explore.objective import KINDS
 from atoll.explore.scope import Scope, open_space
 from atoll.hardware import ProductSpace, Space, load_network
-from atoll.placement.chain import RECOMPUTE, get_optimizer
+from atoll.placement.chain import RECOMPUTE
 from atoll.profile import get_profile
+from atoll.step.states import load_states
 from atoll.workload import load_model
 from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_yaml
 
@@ -86,7 +87,7 @@ class Job:
         if self.time_limit_s <= 0.0:
             raise AtollError(f"job: time_limit: expected a positive time, got {self.time_limit_s}.")
         profile = get_profile(self.profile)
-        get_optimizer(self.optimizer or profile.optimizer)
+        load_states(self.optimizer or profile.optimizer)
         load_network(self.network or profile.network)
         for model in self.models:
             load_model(model.name)
@@ -171,7 +172,7 @@ class JobFile(FileModel):
     space: str | None = None
     hbm: tuple[Bytes, ...] | None = None
     network: str | None = None
-    optimizer: Literal["adam", "sgd"] | None = None
+    optimizer: str | None = None
     objective: Literal["mean", "weighted", "worst"] | None = None
     strategy: Literal["exact", "phaze", "evolve"] | None = None
     evaluations: Count | None = None

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from atoll.explore.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.chain import Optimizer, make_chain, make_system
+from atoll.placement.chain import make_chain, make_system
 from atoll.placement.chain_kernels import System, equal_replicas, feasible_depths, reduction_s
 from atoll.profile import Profile
+from atoll.step.states import States
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -30,14 +31,14 @@ class Setting:
 
     network: Network
     profile: Profile
-    optimizer: Optimizer
+    states: States
     devices: int
     recompute: str
 
     def system(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> System:
         return make_system(
             self.network,
-            self.optimizer,
+            self.states,
             variant.facts,
             devices=self.devices,
             tensor=variant.tensor,

@@ -11,7 +11,7 @@ from atoll.explore.scope import Scope
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
-from atoll.proof import is_optimal, most_better, proof_sentence, times
+from atoll.proof import is_optimal, most_better, proof_sentence, relative_gap, times
 from atoll.units import counted, format_mfu, format_seconds
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ _WORTH_SAYING = 0.01
 class Certificate:
     """How good the answer is, and over what.
 
-    `gap` is 1 - score / bound on every other design; "optimal" means that none is better than this
-    one by more than `tolerance`.
+    "Optimal" means that no other design is better than this one by more than `tolerance`.
     """
 
-    gap: float
+    score: float
+    bound: float
+    """No design scores higher."""
     tolerance: float
     architectures: int
     evaluated: int
@@ -41,6 +42,10 @@ class Certificate:
     tightened: int
     subject: str = ""
     """What the proof is over, in words; empty: the architectures."""
+
+    @property
+    def gap(self) -> float:
+        return relative_gap(self.score, self.bound)
 
     @property
     def status(self) -> str:
@@ -56,6 +61,8 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         return {
             "status": self.status,
+            "score": self.score,
+            "bound": self.bound,
             "gap": self.gap,
             "most_better": most_better(self.gap),
             "tolerance": self.tolerance,

@@ -33,9 +33,8 @@ from atoll.explore.stored import open_run
 from atoll.explore.workloads import Variant, Variants, make_variants, make_workload
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
-from atoll.placement.chain import get_optimizer
 from atoll.profile import Profile, get_profile
-from atoll.proof import relative_gap
+from atoll.step.states import load_states
 from atoll.units import format_bytes
 from atoll.warm import compile_in_background
 from atoll.workload.stored import warnings_of
@@ -221,7 +220,7 @@ def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, V
     setting = Setting(
         network=load_network(job.network or profile.network),
         profile=profile,
-        optimizer=get_optimizer(job.optimizer or profile.optimizer),
+        states=load_states(job.optimizer or profile.optimizer),
         devices=job.devices,
         recompute=job.recompute,
     )
@@ -351,7 +350,8 @@ def _certificate(
         elsewhere = search.reserve.open_points(search.threshold())
     left = int((~closed & (stage < 2)).sum()) + elsewhere
     return Certificate(
-        gap=relative_gap(score, outcome.bound),
+        score=score,
+        bound=outcome.bound,
         tolerance=job.tolerance,
         architectures=architectures,
         evaluated=evaluated,
@@ -384,11 +384,11 @@ def check_memory(job: Job, scope: Scope, setting: Setting, variants: Variants) -
 
 def _no_room(job: Job, scope: Scope, model: str, own: Sequence[Variant]) -> InfeasibleError:
     """Say what the largest part of memory is, and the way out."""
-    optimizer = get_optimizer(job.optimizer or get_profile(job.profile).optimizer)
+    states = load_states(job.optimizer or get_profile(job.profile).optimizer)
     least = min(float(variant.facts.parameters.sum()) for variant in own)
     return InfeasibleError(
         f"{model} fits no chip of space {scope.space} on {job.devices} devices: weights, gradients "
-        f"and optimizer state alone take {format_bytes(least * optimizer.state_bytes)} per "
+        f"and optimizer state alone take {format_bytes(least * states.held)} per "
         f"tensor-parallel rank, to be divided over the pipeline's stages of "
         f"{format_bytes(max(scope.hbm_bytes))} each, beside the activations; use more devices, "
         "wider tensor parallelism or more HBM."

@@ -106,7 +106,7 @@ class StoredJournal:
             result.certificate.architectures,
             None,
             result.score,
-            result.score / (1.0 - result.certificate.gap),
+            result.certificate.bound,
         )
 
     def _plan(self, model: int, plan: Found) -> dict[str, Any]:

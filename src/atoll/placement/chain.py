@@ -21,39 +21,14 @@ from atoll.placement import chain_kernels as kernels
 from atoll.placement.chain_kernels import Chain, System
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
+from atoll.step.states import States
 from atoll.workload.layer import Model
 
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """Bytes per parameter that an optimizer keeps, and moves through HBM in its step.
-
-    Adam in mixed precision: 2-byte weights and gradients, 4-byte master weights and two moments
-    (Rajbhandari et al., ZeRO, SC 2020: 16 bytes). SGD: weights and gradients.
-    """
-
-    name: str
-    state_bytes: float
-    moved_bytes: float
-    gradient_bytes: float = 2.0
-
-
-OPTIMIZERS = {
-    "adam": Optimizer("adam", state_bytes=16.0, moved_bytes=28.0),
-    "sgd": Optimizer("sgd", state_bytes=4.0, moved_bytes=6.0),
-}
-
 RECOMPUTE = ("optimal", "none", "full")
 """Recomputation policies: per operator, nothing, everything but layer inputs."""
-
-
-def get_optimizer(name: str) -> Optimizer:
-    if name not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
-        raise AtollError(f"optimizer: unknown optimizer {name!r}; known are {known}.")
-    return OPTIMIZERS[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +97,7 @@ def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) ->
 @lru_cache(maxsize=512)
 def make_system(
     network: Network,
-    optimizer: Optimizer,
+    states: States,
     facts: ChainFacts,
     *,
     devices: int,
@@ -139,9 +114,9 @@ def make_system(
         tensor=tensor,
         microbatches=microbatches,
         memory_bytes=memory_bytes,
-        state_bytes=optimizer.state_bytes,
-        optimizer_s=optimizer.moved_bytes / hbm_Bps,
-        gradient_bytes=optimizer.gradient_bytes,
+        state_bytes=states.held,
+        optimizer_s=states.update / hbm_Bps,
+        gradient_bytes=states.reduced,
         reduce_s=reduce_s,
         reduce_s_per_byte=slopes,
         share_bytes=share_bytes,

@@ -97,7 +97,7 @@ def flat_tables(
         bandwidth_Bps=network.levels[-1].bandwidth_Bps,
         microbatches=microbatches,
         recompute=False,
-        optimizer="Adam" if optimizer == "adam" else "SGD",
+        optimizer="SGD" if optimizer == "sgd" else "Adam",
         widths={tensor: _graph(facts, forward_s, backward_s, tensor)},
         source=facts.model.name,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
+from atoll.proof import is_optimal, most_better, percent_at_most, relative_gap
 from atoll.training.estimate import Estimate
 from atoll.training.run import Run
 from atoll.training.search import Found, Space, Usable
@@ -54,12 +55,16 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """1 - score / bound: how far the plan may be from the best of its space."""
-        return max(0.0, 1.0 - self.score / self.bound)
+        """How far the plan may be from the best of its space."""
+        return relative_gap(self.score, self.bound)
 
     @property
     def proven(self) -> bool:
-        return self.gap <= self.tolerance
+        return is_optimal(self.gap, self.tolerance)
+
+    @property
+    def status(self) -> str:
+        return "optimal" if self.proven else "gap"
 
     def sentence(self) -> str:
         space = f"{self.layouts:,} layouts in {self.variants} variants"
@@ -67,7 +72,8 @@ class Certificate:
             space += f", of those that {self.target} can run"
         verdict = f"proven best of {space}"
         if not self.proven:
-            verdict = f"best known of {space}; another may be faster by {self.gap:.2%} of its time"
+            more = percent_at_most(most_better(self.gap))
+            verdict = f"best known of {space}; another may be up to {more} better"
         counts = [
             f"{self.too_large:,} cannot fit",
             f"{self.too_slow:,} cannot be faster",
@@ -83,7 +89,14 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         shown = {name: getattr(self, name) for name in self.__slots__}
-        return {**shown, "excluded": list(self.excluded), "gap": self.gap, "proven": self.proven}
+        return {
+            **shown,
+            "excluded": list(self.excluded),
+            "status": self.status,
+            "gap": self.gap,
+            "most_better": most_better(self.gap),
+            "proven": self.proven,
+        }
 
 
 @dataclass(frozen=True)

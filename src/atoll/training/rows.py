@@ -9,9 +9,10 @@ from functools import lru_cache
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, gpu_name, load_gpu
+from atoll.step.states import STATES
 from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, Memory
-from atoll.training.run import STATES, Run
+from atoll.training.run import Run
 from atoll.training.run_table import MOST_LAYERS, RunRow
 from atoll.training.sources import SourceFile, facts_of
 from atoll.training.stack import load_stack

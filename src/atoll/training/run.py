@@ -4,48 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.errors import AtollError
 from atoll.fabric.network import Network
 from atoll.hardware.gpu import Gpu
+from atoll.step.states import States
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, warnings_of
-from atoll.yamlfile import suggestion
-
-
-@dataclass(frozen=True, slots=True)
-class States:
-    """Bytes per parameter of everything that is kept for it."""
-
-    name: str
-    weight: float
-    gradient: float
-    optimizer: float
-    """Master weight and moments: what ZeRO 1 divides."""
-    reduced: float
-    """Bytes per parameter in which gradients are summed over data-parallel ranks."""
-    update: float
-    """Bytes per parameter that the optimizer's step moves."""
-
-
-# Adam. Moved by a step: gradient, master, both moments read; master, moments, weight written.
-STATES = {
-    s.name: s
-    for s in (
-        States("mixed", weight=2, gradient=4, optimizer=12, reduced=4, update=30),
-        States("mixed16", weight=2, gradient=2, optimizer=12, reduced=2, update=28),
-        # DeepSpeed's bf16 optimizer keeps 16-bit gradients beside their fp32 sums.
-        States("mixed-both", weight=2, gradient=6, optimizer=12, reduced=4, update=30),
-        States("bf16", weight=2, gradient=2, optimizer=4, reduced=2, update=14),
-        States("fp32", weight=4, gradient=4, optimizer=8, reduced=4, update=28),
-    )
-}
-
-
-def load_states(name: str) -> States:
-    if name not in STATES:
-        raise AtollError(f"states {name!r} are not known{suggestion(name, STATES)}")
-    return STATES[name]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.explore.result import Certificate
-from atoll.proof import relative_gap
 from atoll.units import counted
 from atoll.wafer.anneal import anneal
 from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
@@ -85,7 +84,8 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         wafer=wafer,
         best=best,
         certificate=Certificate(
-            gap=relative_gap(_healthy(job, found.best, best), explored.bound_samples_per_s),
+            score=_healthy(job, found.best, best),
+            bound=explored.bound_samples_per_s,
             tolerance=TOLERANCE,
             architectures=len(wafers),
             evaluated=len(explored.solved),

@@ -15,6 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.step.states import STATES
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer import edge_kernels
 from atoll.wafer.block import KINDS, Block, Chain, Edge, Product, Unit
@@ -37,8 +38,8 @@ from outside the wafer."""
 SEARCHED_HOMES = ("optimizer", "gradients", "weights")
 ALGORITHMS = ("auto", "line", "ring", "2d")
 
-STATE_BYTES = 16.0  # 2 weight, 2 gradient, 12 optimizer (mixed-precision Adam, arXiv:1910.02054)
-MOVED_BYTES = 28.0  # through memory in an optimizer step, as in `placement.chain`
+_STATES = STATES["mixed16"]
+STATE_BYTES, MOVED_BYTES = _STATES.held, _STATES.update
 
 
 @dataclass(frozen=True)
@@ -277,8 +278,8 @@ class Tables:
             )
             state[:, i] = (
                 STATE_BYTES * w,
-                4.0 * w + 12.0 * w / c,
-                2.0 * w + 14.0 * w / c,
+                (_STATES.weight + _STATES.gradient) * w + _STATES.optimizer * w / c,
+                _STATES.weight * w + (_STATES.gradient + _STATES.optimizer) * w / c,
                 STATE_BYTES * w / c,
                 0.0,
             )
