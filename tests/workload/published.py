@@ -16,7 +16,7 @@ PARAMETERS = {
     "bert-base-uncased": 109_514_298,  # BertForMaskedLM: with its head, without pooler
     "bloom-560m": 559_214_592,
     "deepseek-v2-lite": 15_706_484_224,
-    "deepseek-v3": 671_026_419_200,  # without the module that predicts a second token
+    "deepseek-v3": 671_026_404_352,  # without the module that predicts a second token
     "gemma-2-2b": 2_614_341_888,
     "gemma-2b": 2_506_172_416,
     "gpt-j-6b": 6_050_882_784,

@@ -104,8 +104,8 @@ def test_no_more_experts_a_token_than_experts() -> None:
 
 
 def test_unknown_family_and_activation_list_what_is_known() -> None:
-    message = sentence({**LLAMA, "model_type": "mamba"})
-    assert message.startswith("my/config.json: model_type is 'mamba', but only bert, bloom, ")
+    message = sentence({**LLAMA, "model_type": "rwkv"})
+    assert message.startswith("my/config.json: model_type is 'rwkv', but only apertus, bamba, ")
     assert "qwen3_moe" in message and "`atoll capture`" in message
     message = sentence({**LLAMA, "hidden_act": "mish"})
     assert "hidden_act is 'mish', but must be one of gelu" in message

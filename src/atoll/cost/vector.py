@@ -32,6 +32,7 @@ DEFAULT_OPERATIONS = {
     "gelu": 18, "gelu_bwd": 26, "relu": 1, "relu_bwd": 1, "silu": 13, "silu_bwd": 15,
     "tanh": 12, "tanh_bwd": 3, "dropout": 2, "dropout_bwd": 1, "rotary": 3, "rotary_bwd": 3,
     "topk": 4, "topk_bwd": 1, "exp": 10,
+    "relu2": 2, "relu2_bwd": 2, "xielu": 14, "xielu_bwd": 18,
 }  # fmt: skip
 
 # Cycles per element of PHAZE's vector estimator; functions it lacks take the default's count.

@@ -62,6 +62,8 @@ def _check(model: ModelConfig) -> None:
     for field, words in _STRUCTURE.items():
         if getattr(model, field):
             raise _no_argument(model, words)
+    if model.special:
+        raise _no_argument(model, model.special)
     if not model.final_norm:
         raise _no_argument(model, "no norm before its head")
     if not model.causal:

@@ -75,7 +75,7 @@ def _plain(model: ModelConfig) -> bool:
         and model.causal
         and not (model.attention_bias or model.output_bias or model.mlp_bias)
         and not (model.window or model.windows or model.parallel or model.post_norm)
-        and not (model.branch_norms or model.embedding_scale or model.score_cap)
+        and not (model.branch_norms or model.embedding_scale or model.score_cap or model.special)
     )
 
 

@@ -90,7 +90,7 @@ def check_layout(
     for width in model.ffn_widths:
         if width % layout.tp:
             raise AtollError(
-                f"tp is {layout.tp}, but does not divide the {width} feed-forward columns of "
+                f"tp is {layout.tp}, but does not divide the {width} {model.width_words(width)} of "
                 f"{model.name}; choose one of {_divisors(width)}"
             )
     if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
@@ -129,6 +129,11 @@ def check_layout(
         raise AtollError(
             f"cp is {layout.cp}, but context parallelism of an encoder and its decoder "
             f"({model.name}) is not modelled; use cp 1"
+        )
+    if layout.cp > 1 and model.recurrent:
+        raise AtollError(
+            f"cp is {layout.cp}, but context parallelism of blocks that carry a state along the "
+            f"sequence ({model.name}) is not modelled; use cp 1"
         )
     if layout.cp > 1 and sequence % (2 * layout.cp):
         raise AtollError(

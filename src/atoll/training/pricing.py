@@ -44,9 +44,15 @@ _COUNTED = {
     "topk_bwd": Passes(4, 1),
     "rotary": Passes(4, 1),
     "rotary_bwd": Passes(4, 1),
+    "relu2": Passes(4, 1),
+    "relu2_bwd": Passes(6, 1),
+    "xielu": Passes(4, 1),
+    "xielu_bwd": Passes(6, 1),
     "gelu_new": Passes(4, 1),
     "gelu_new_bwd": Passes(6, 1),
 }
+# One kernel keeps their passes on chip: they take their products, and move what goes in and out.
+_FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,7 @@ class Pricer:
             total += self._products(layer, op, product)
         for work in self._passes_of(op):
             total += self._vector(work)
-        if not op.matmuls and not op.vectors:
+        if op.kind in _FUSED or (not op.matmuls and not op.vectors):
             moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
             total += Cost(vector_s=moved, kernels=1)
         return total
@@ -141,6 +147,8 @@ class Pricer:
 
     def _passes_of(self, op: Operator) -> list[VectorWork]:
         """Passes that are kernels of their own."""
+        if op.kind in _FUSED:
+            return []
         if op.kind in ("softmax", "softmax_bwd") and not self.stack.split_products:
             # Scale, mask and softmax of the scores are one kernel.
             return [v for v in op.vectors if v.function.startswith("softmax")]

@@ -139,7 +139,7 @@ def variants(run: Run, axes: Axes) -> Iterator[Variant]:
     for tp, cp, ep, microbatch in product(tps, cps, eps, axes.microbatch):
         if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
             continue
-        if cp > 1 and (run.stored is not None or model.encoder_layers):  # whole sequences only
+        if cp > 1 and (run.stored is not None or model.encoder_layers or model.recurrent):
             continue
         if cp > 1 and run.attention == "unfused":  # rings pass blocks of flash attention on
             continue

@@ -73,16 +73,16 @@ def bias(tape: Tape, op: Operator) -> None:
 
 def norm(tape: Tape, op: Operator) -> None:
     """Reads the input again; the shift of a layer norm is not needed."""
-    x, scale, *_ = op.reads
+    x, *weights = op.reads
     dy = tape.gradient(op.writes[0])
-    writes = (tape.give(x), *(tape.weight_gradient(name) for name in op.reads[1:]))
+    writes = (tape.give(x), *(tape.weight_gradient(name) for name in weights))
     vectors = backward_vectors(op)
-    tape.run(f"{op.name}.bwd", "norm_bwd", (dy, x, scale), writes, vectors=vectors)
+    tape.run(f"{op.name}.bwd", "norm_bwd", (dy, x, *weights[:1]), writes, vectors=vectors)
 
 
 def activation(tape: Tape, op: Operator) -> None:
     """Reads its input again; ReLU its output, which what follows keeps anyway."""
-    (x,), (y,) = op.reads, op.writes
+    (x, *slopes), (y,) = op.reads, op.writes
     dy = tape.gradient(y)
     functions = [v.function for v in op.vectors]
     kept = y if functions == ["relu"] else x
@@ -90,7 +90,63 @@ def activation(tape: Tape, op: Operator) -> None:
     if functions == ["mul", "tanh", "mul"]:  # a cap scales by constants: so does its derivative
         vectors = tuple(v if v.function == "mul" else b
                         for v, b in zip(reversed(op.vectors), vectors, strict=True))  # fmt: skip
-    tape.run(f"{op.name}.bwd", "activation_bwd", (dy, kept), (tape.give(x),), vectors=vectors)
+    writes = (tape.give(x), *(tape.weight_gradient(name) for name in slopes))
+    tape.run(f"{op.name}.bwd", "activation_bwd", (dy, kept, *slopes), writes, vectors=vectors)
+
+
+def glu(tape: Tape, op: Operator) -> None:
+    """A product of two tensors, one of them activated: each needs the other."""
+    x, opening = op.reads
+    dy = tape.gradient(op.writes[0])
+    writes = tape.give(x), tape.give(opening)
+    vectors = backward_vectors(op)
+    tape.run(f"{op.name}.bwd", "glu_bwd", (dy, x, opening), writes, vectors=vectors)
+
+
+def conv(tape: Tape, op: Operator) -> None:
+    """A convolution back over the gradient, one with the input for its taps, and the activation's
+    derivative, for which the forward one runs again.
+    """
+    count = len(op.writes)
+    inputs, weights = op.reads[:count], op.reads[count:]
+    grads = tuple(tape.gradient(name) for name in op.writes)
+    taps = op.vectors[:count]
+    writes = (*(tape.give(n) for n in inputs), *(tape.weight_gradient(n) for n in weights))
+    again = tuple(replace(v, function=f"{v.function}_bwd") for v in op.vectors[count:])
+    vectors = (*(taps if again else ()), *again, *taps, *taps)
+    tape.run(f"{op.name}.bwd", "conv_bwd", (*grads, *inputs, *weights), writes, vectors=vectors)
+
+
+def scan(tape: Tape, op: Operator) -> None:
+    """Two products for each of the forward's, whose scores and states are made again, as fused
+    kernels do: only what the scan read is kept.
+    """
+    weights = _parameters(tape, op)
+    inputs = [name for name in op.reads if name not in weights]
+    dy = tape.gradient(op.writes[0])
+    kept = tuple(tape.saved(name) for name in inputs)
+    given = [tape.give_entering(op, name) for name in inputs]
+    gradients = (f(p) for p in op.matmuls for f in (data_gradient, weight_gradient))
+    again = op.matmuls[:-2]  # all but those that make the output
+    tape.run(
+        f"{op.name}.bwd",
+        "scan_bwd",
+        (dy, *kept, *weights),
+        (*(name for name, _ in given), *(tape.weight_gradient(name) for name in weights)),
+        matmuls=(*again, *gradients),
+        vectors=op.vectors * 3,  # once more, and once for each side of every product
+    )
+    for _, after in given:
+        tape.operators.extend(after)
+
+
+def split_norm(tape: Tape, op: Operator) -> None:
+    """Columns of one tensor as several, each normed: their gradients lie side by side again."""
+    x, *scales = op.reads
+    grads = tuple(tape.gradient(name) for name in op.writes)
+    writes = (tape.give(x), *(tape.weight_gradient(name) for name in scales))
+    vectors = backward_vectors(op)
+    tape.run(f"{op.name}.bwd", "norm_bwd", (*grads, x, *scales), writes, vectors=vectors)
 
 
 def scale(tape: Tape, op: Operator) -> None:
@@ -142,7 +198,7 @@ def rotary(tape: Tape, op: Operator) -> None:
 
 def flash_attention(tape: Tape, op: Operator) -> None:
     """Five products: the scores once more, then dV, dP, dQ and dK (arXiv:2307.08691)."""
-    q, k, v, *positions = op.reads
+    q, k, v, *more = op.reads
     out, statistics = op.writes
     dout = tape.gradient(out)
     scores, values = op.matmuls
@@ -156,10 +212,10 @@ def flash_attention(tape: Tape, op: Operator) -> None:
     tape.run(
         f"{op.name}.bwd",
         "attention_bwd",
-        (dout, q, k, v, *positions, out, statistics),
-        tuple(tape.give(name) for name in op.reads),
+        (dout, q, k, v, *more, out, statistics),
+        tuple(_given(tape, name) for name in op.reads),
         matmuls=matmuls,
-        vectors=(*backward_vectors(op), *_position_sums(op, positions)),
+        vectors=(*backward_vectors(op), *_position_sums(tape, op, more)),
         on_chip=True,
     )
 
@@ -190,14 +246,20 @@ def softmax(tape: Tape, op: Operator) -> None:
     """Needs its output, not its input."""
     (y,) = op.writes
     dy = tape.gradient(y)
-    vectors = (*backward_vectors(op), *_position_sums(op, op.reads[1:]))
-    outs = tuple(tape.give(name) for name in op.reads)
+    vectors = (*backward_vectors(op), *_position_sums(tape, op, op.reads[1:]))
+    outs = tuple(_given(tape, name) for name in op.reads)
     tape.run(f"{op.name}.bwd", "softmax_bwd", (dy, y), outs, vectors=vectors)
 
 
-def _position_sums(op: Operator, positions: Sequence[str]) -> tuple[VectorWork, ...]:
+def _given(tape: Tape, name: str) -> str:
+    """The gradient of something read: of a weight (attention's sinks) its own."""
+    weight = tape.tensors[name].role is Role.WEIGHT
+    return tape.weight_gradient(name) if weight else tape.give(name)
+
+
+def _position_sums(tape: Tape, op: Operator, more: Sequence[str]) -> tuple[VectorWork, ...]:
     """The gradient of what is added to every sample's scores: their gradients' sum."""
-    if not positions:
+    if all(tape.tensors[name].role is Role.WEIGHT for name in more):
         return ()
     return tuple(replace(v, function="bias_grad") for v in op.vectors if v.function == "softmax")
 
@@ -343,6 +405,10 @@ RULES: dict[str, Rule] = {
     "bias": bias,
     "norm": norm,
     "activation": activation,
+    "glu": glu,
+    "conv": conv,
+    "scan": scan,
+    "split_norm": split_norm,
     "scale": scale,
     "dropout": dropout,
     "add": add,

@@ -54,18 +54,27 @@ def block_runs(config: ModelConfig, sequence: int) -> tuple[Run, ...]:
 def _kind(config: ModelConfig, layer: int, sequence: int) -> ModelConfig:
     """The configuration as if all blocks were like this one."""
     window = config.windows[layer] if config.windows else config.window
+    mixer = config.mixers[layer] if config.mixers else config.mixer
+    attends = "attention" in mixer
+    reach = window if config.causal else window // 2 + 1
     kind = replace(
         config,
-        window=0 if window >= sequence else window,  # a window that hides nothing
+        window=window if attends and reach < sequence else 0,  # one that hides something
         windows=(),
         dense_layers=(),
         dense_ffn=0,
+        mixer=mixer,
+        mixers=(),
+        positions="none" if attends and layer in config.unrotated else config.positions,
+        unrotated=(),
+        bare_first=config.bare_first and layer == 0,
     )
-    if layer not in config.dense_layers:
+    alone = config.one_branch and mixer != "none"
+    if layer not in config.dense_layers and not alone:
         return kind
     return replace(
         kind,
-        ffn=config.dense_ffn,
+        ffn=0 if alone else config.dense_ffn,
         experts=0,
         experts_per_token=0,
         shared_ffn=0,
@@ -75,9 +84,15 @@ def _kind(config: ModelConfig, layer: int, sequence: int) -> ModelConfig:
 
 def _label(config: ModelConfig, kind: ModelConfig) -> str:
     words = []
-    if config.windows:
+    if config.bare_first and kind.bare_first:
+        words.append("first")
+    if config.mixers and kind.mixer != "none":
+        words.append(kind.mixer.replace("+", "_"))
+    if config.windows and "attention" in kind.mixer:
         words.append("local" if kind.window else "global")
-    if config.experts and not kind.experts:
+    if config.unrotated and kind.positions == "none":
+        words.append("unrotated")
+    if config.experts and kind.ffn and not kind.experts:
         words.append("dense")
     return "_".join(words)
 

@@ -22,16 +22,23 @@ def attention(
     from another `source` than the queries in cross-attention.
     """
     config = graph.config
+    gate = ""
     if source:
         q, k, v = _cross_projections(graph, x, source)
+    elif config.latent_kv:
+        q, k, v = latent_projections(graph, x)
     else:
-        q, k, v = latent_projections(graph, x) if config.latent_kv else _projections(graph, x)
+        q, k, v, *gates = _projections(graph, x)
+        gate = "".join(gates)
     if config.qk_norm:
-        q, k = _head_norm(graph, q, config.heads), _head_norm(graph, k, config.kv_heads)
+        q, k = _query_norm(graph, q), _query_norm(graph, k)
     if config.positions == "rotary" and not config.latent_kv:
         q, k = _rotary(graph, q, k)
+    sinks = (graph.weight("sinks", (config.heads,), 0, config.heads),) if config.sinks else ()
     core = _flash if kind == "flash" else _unfused
-    context = core(graph, q, k, v, positions)
+    context = core(graph, q, k, v, (*filter(None, (positions,)), *sinks))
+    if gate:  # tanh stands for the sigmoid
+        context = graph.gate("context.gated", context, gate, "tanh")
     if open_end:
         out = graph.partial("proj", config.hidden)
         return graph.linear("proj", context, out, bias=False, split="k", inside=True)
@@ -39,12 +46,13 @@ def attention(
     return graph.linear("proj", context, out, bias=config.output_bias, split="k")
 
 
-def _projections(graph: Graph, x: str) -> tuple[str, str, str]:
-    """Queries, keys and values in one product."""
+def _projections(graph: Graph, x: str) -> list[str]:
+    """Queries, keys and values, and the output's gate if there is one, in one product."""
     config = graph.config
-    widths = (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads))
-    q, k, v = _joint(graph, "qkv", x, widths)
-    return q, k, v
+    widths = [("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)]
+    if config.gated_attention:
+        widths.append(("q.gate", config.heads))
+    return _joint(graph, "qkv", x, tuple(widths))
 
 
 def _cross_projections(graph: Graph, x: str, source: str) -> tuple[str, str, str]:
@@ -62,7 +70,7 @@ def _joint(graph: Graph, product: str, x: str, widths: tuple[tuple[str, int], ..
     biases: list[str] = []
     outs: list[str] = []
     for name, heads in widths:
-        uneven = Uneven.REFUSE if name == "q" else Uneven.REPLICATE
+        uneven = Uneven.REPLICATE if name in ("k", "v") else Uneven.REFUSE
         width = heads * config.head_dim
         weights.append(graph.weight(f"{name}.weight", (config.hidden, width), 1, heads, uneven))
         outs.append(graph.columns(name, width, heads, uneven))
@@ -72,15 +80,12 @@ def _joint(graph: Graph, product: str, x: str, widths: tuple[tuple[str, int], ..
     return outs
 
 
-def _head_norm(graph: Graph, x: str, heads: int) -> str:
-    """An RMS norm over each head, with one scale for all heads."""
+def _query_norm(graph: Graph, x: str) -> str:
     config = graph.config
-    scale = graph.weight(f"{x}_norm.weight", (config.head_dim,))
-    out = graph.like(f"{x}_norm", x)
-    rows = graph.tokens * heads
-    work = VectorWork("rmsnorm", rows, config.head_dim, Region.TENSOR)
-    graph.run(f"{x}_norm", "norm", (x, scale), (out,), vectors=(work,))
-    return out
+    if config.qk_norm_form == "wide":
+        return graph.norm(f"{x}_norm", x)
+    scaled = config.qk_norm_form == "head"
+    return graph.head_norm(f"{x}_norm", x, config.head_dim, scaled=scaled)
 
 
 def _rotary(graph: Graph, q: str, k: str) -> tuple[str, str]:
@@ -100,10 +105,11 @@ def _context(graph: Graph) -> str:
     return graph.columns("context", config.heads * config.value_width, config.heads)
 
 
-def _flash(graph: Graph, q: str, k: str, v: str, positions: str) -> str:
+def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     """Attention that keeps its scores on chip and masked tiles out (Dao, arXiv:2307.08691)."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
-    fraction = attention_fraction(s, config.causal, config.window)
+    fraction = attention_fraction(s, config.causal, config.window, chunked=config.chunked)
+    positions = [name for name in more if graph.tensors[name].role is Role.ACTIVATION]
     scores = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, fraction)
     out = _context(graph)
     # One fp32 log-sum-exp a row: all that the backward pass needs to make the scores again.
@@ -128,7 +134,7 @@ def _flash(graph: Graph, q: str, k: str, v: str, positions: str) -> str:
     graph.run(
         "attention",
         "attention",
-        (q, k, v, *filter(None, (positions,))),
+        (q, k, v, *more),
         (out, statistics),
         matmuls=(scores, values_product(scores, config.value_width)),
         vectors=vectors,
@@ -137,7 +143,7 @@ def _flash(graph: Graph, q: str, k: str, v: str, positions: str) -> str:
     return out
 
 
-def _unfused(graph: Graph, q: str, k: str, v: str, positions: str) -> str:
+def _unfused(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     """Attention operator by operator, with its s x s tensors in memory."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
     product = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, 1.0)
@@ -162,8 +168,7 @@ def _unfused(graph: Graph, q: str, k: str, v: str, positions: str) -> str:
     if config.positions == "relative":  # not scaled; positions and mask are one addend
         functions.remove("mul")
     vectors = tuple(graph.vector(function, scores) for function in functions)
-    reads = (scores, *filter(None, (positions,)))
-    graph.run("softmax", "softmax", reads, (probabilities,), vectors=vectors)
+    graph.run("softmax", "softmax", (scores, *more), (probabilities,), vectors=vectors)
     if config.attention_dropout:
         kept, mask = square("probabilities.kept"), square("probabilities.mask", MASK)
         graph.run(

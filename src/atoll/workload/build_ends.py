@@ -75,7 +75,11 @@ def head(graph: Graph) -> tuple[str, str]:
     x = graph.dropout("final_dropout", x, config.inner_dropout)
     if config.mlm_head:
         x = graph.linear(
-            "transform", x, graph.stream("transform", config.hidden), bias=True, split="m"
+            "transform",
+            x,
+            graph.stream("transform", config.hidden),
+            bias=config.mlm_bias,
+            split="m",
         )
         x = graph.activation("transform_act", x, graph.stream("transform_act", config.hidden))
         x = graph.norm("transform_norm", x)
@@ -93,6 +97,8 @@ def head(graph: Graph) -> tuple[str, str]:
     biased = config.mlm_head or config.head_bias
     biases = graph.bias("decoder", logits, "n") if biased else ()
     graph.product("logits", x, (weight,), biases, (logits,), "n")
+    if config.logit_scale:
+        logits = graph.scale("logits.scale", logits)
     if not config.logit_cap:
         return source, logits
     capped = graph.like("logits.capped", logits)

@@ -40,13 +40,13 @@ def _experts(graph: Graph, x: str) -> str:
     config = graph.config
     chosen, experts = config.experts_per_token, config.experts
     logits = graph.stream("router", experts)
-    graph.linear("router", x, logits, bias=False, split="m")
+    graph.linear("router", x, logits, bias=config.router_bias, split="m")
     gates = graph.stream("gates", chosen, FLOAT)
     choices = graph.stream("choices", chosen, INDEX)
     # A sigmoid is an exponential and a division, as tanh is.
     score = "softmax" if config.router == "softmax" else "tanh"
     functions = graph.vector(score, logits), graph.vector("topk", logits)
-    if config.router == "sigmoid":
+    if config.router_correction:
         # Balances the experts; set by rule and not by gradient (arXiv:2408.15664).
         graph.weight("router.correction", (experts,))
     graph.run("choose", "router", (logits,), (gates, choices), vectors=functions)
@@ -65,10 +65,14 @@ def _experts(graph: Graph, x: str) -> str:
     opened = bundle("fc1", wide, config.ffn)
     fc1 = graph.weight("fc1.weight", (experts, config.hidden, wide), 2, config.ffn)
     graph.product("fc1", sent, (fc1,), (), (opened,), "n", inside=True)
+    if config.expert_bias:
+        opened = graph.late_bias("fc1", opened, experts)
     acted = graph.activation("act", opened, bundle("act", config.ffn, config.ffn))
     fc2 = graph.weight("fc2.weight", (experts, config.ffn, config.hidden), 1, config.ffn)
     done = bundle("fc2", config.hidden)
     graph.product("fc2", acted, (fc2,), (), (done,), "k", inside=True)
+    if config.expert_bias:  # of partial sums, those of one device get it
+        done = graph.late_bias("fc2", done, experts)
 
     shared = _shared_experts(graph, x) if config.shared_ffn else ""
     add_out = graph.partial if shared else graph.stream

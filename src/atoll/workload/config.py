@@ -12,8 +12,8 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.workload.config_fields import Fields
-from atoll.workload.families import READERS, REFUSED
-from atoll.workload.hub import cached_config, is_model_id
+from atoll.workload.families import REFUSED, families
+from atoll.workload.hub import cached_config, cached_models, is_model_id
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, is_stored, read_stored
 
@@ -21,20 +21,14 @@ __all__ = ["ModelConfig", "config_from_hf", "load_config", "load_model", "zoo_na
 
 
 def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
-    """Read a Hugging Face style configuration; `where` names its file in error messages."""
+    """Read a Hugging Face style configuration; `where` names its file in error messages.
+
+    Of a model with several parts (images and language) the language part is read. How a checkpoint
+    is stored (quantization_config) says nothing about how it is trained, and is not read.
+    """
     fields = Fields(given, where)
-    model_type = fields.text("model_type")
-    if model_type in REFUSED:
-        raise AtollError(f"{where}: model_type is {model_type!r}, {REFUSED[model_type]}")
-    reader = READERS.get(model_type)
-    if reader is None:
-        raise AtollError(
-            f"{where}: model_type is {model_type!r}, but only {', '.join(sorted(READERS))} "
-            "are known; capture the module itself with `atoll capture`, or write the model as the "
-            "nearest of these"
-        )
-    config = reader(fields)
     atoll = fields.block("atoll")
+    config = _read_family(fields)
     return replace(
         config,
         default_sequence=atoll.size("sequence", 0),
@@ -42,6 +36,34 @@ def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
         approximate=atoll.flag("approximate", False),
         source=atoll.text("source", ""),
     )
+
+
+def _read_family(fields: Fields) -> ModelConfig:
+    model_type, where = fields.text("model_type"), fields.where
+    if model_type in REFUSED:
+        raise AtollError(f"{where}: model_type is {model_type!r}, {REFUSED[model_type]}")
+    known = families()
+    if isinstance(fields.get("text_config"), dict):
+        inner = fields.block("text_config")
+        tied = fields.get("tie_word_embeddings")
+        if tied is not None and "tie_word_embeddings" not in inner.given:
+            inner = replace(inner, given={**inner.given, "tie_word_embeddings": tied})
+        if "model_type" not in inner.given and f"{model_type}_text" in known:
+            inner = replace(inner, given={**inner.given, "model_type": f"{model_type}_text"})
+        return replace(_read_family(inner), part="language part")
+    if model_type not in known:
+        close = difflib.get_close_matches(model_type, known, n=3, cutoff=0.6)
+        nearest = (
+            f"did you mean {' or '.join(close)}"
+            if close
+            else "but only " + ", ".join(sorted(known)) + " are known"
+        )
+        raise AtollError(
+            f"{where}: model_type is {model_type!r}, {'which is not known; ' if close else ''}"
+            f"{nearest}; capture the module itself with `atoll capture`, or write the model as the "
+            "nearest of these"
+        )
+    return known[model_type].read(fields)
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -91,18 +113,25 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         stem = path.resolve().parent.name if path.name == "config.json" else path.stem
         if is_stored(given):
             return read_stored(given, str(path))
-        return replace(config_from_hf(given, str(path)), name=stem)
+        return _named(config_from_hf(given, str(path)), stem)
     cached = cached_config(text)
     if cached is not None:
         config = config_from_hf(_parse(_read(cached), text), text)
-        return replace(config, name=text.rpartition("/")[2])
+        return _named(config, text.rpartition("/")[2])
     if path.suffix == ".json" or len(path.parts) > 1:
         cachable = is_model_id(text) and path.suffix != ".json"
         nor = ", nor is it in the local Hugging Face cache" if cachable else ""
+        close = difflib.get_close_matches(text, cached_models(), n=3) if cachable else []
+        nor += f"; did you mean {' or '.join(close)}" if close else ""
         raise AtollError(f"{text}: no such file or folder{nor}")
     close = difflib.get_close_matches(text.lower(), zoo_names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(zoo_names())}"
     raise AtollError(f"no model is called {text!r} in the zoo, nor is there such a file; {hint}")
+
+
+def _named(config: ModelConfig, name: str) -> ModelConfig:
+    """A part of a larger model says so wherever its name is shown."""
+    return replace(config, name=f"{name} ({config.part})" if config.part else name)
 
 
 def _zoo() -> Traversable:

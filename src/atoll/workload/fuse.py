@@ -18,7 +18,18 @@ from atoll.workload.operator import Operator, Role
 LEVELS = ("default", "phaze", "none")
 
 ELEMENTWISE = frozenset(
-    {"bias", "activation", "dropout", "scale", "add", "table_add", "activation_bwd", "dropout_bwd"}
+    {
+        "bias",
+        "activation",
+        "glu",
+        "dropout",
+        "scale",
+        "add",
+        "table_add",
+        "activation_bwd",
+        "glu_bwd",
+        "dropout_bwd",
+    }
 )
 NORMS = frozenset({"norm", "norm_bwd"})
 # What the released PHAZE lets follow a product, or an element-wise operator.

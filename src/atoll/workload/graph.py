@@ -125,13 +125,27 @@ class Graph:
         return VectorWork(function, tensor.rows, tensor.shape[-1], tensor.split)
 
     def norm(self, name: str, x: str) -> str:
-        """LayerNorm or RMSNorm over the last dimension. Its tiny statistics are left out."""
-        width = self.tensors[x].shape[-1]
-        weights = [self.weight(f"{name}.weight", (width,))]
-        if self.config.norm == "layernorm":
-            weights.append(self.weight(f"{name}.bias", (width,)))
+        """LayerNorm or RMSNorm over the last dimension. Its tiny statistics are left out, and so is
+        their sum over the group where that dimension is divided.
+        """
+        source = self.tensors[x]
+        divided = 0 if source.split is Region.TENSOR else None
+        shift = self.config.norm == "layernorm" and self.config.norm_bias
+        weights = [
+            self.weight(f"{name}.{part}", (source.shape[-1],), divided, source.units, source.uneven)
+            for part in ("weight", "bias")[: 1 + shift]
+        ]
         out = self.like(name, x)
         self.run(name, "norm", (x, *weights), (out,), vectors=(self.vector(self.config.norm, x),))
+        return out
+
+    def head_norm(self, name: str, x: str, columns: int, *, scaled: bool = True) -> str:
+        """An RMS norm over each head, with one scale for all heads or none."""
+        scale = (self.weight(f"{name}.weight", (columns,)),) if scaled else ()
+        out = self.like(name, x)
+        rows = self.tensors[x].elements // columns
+        work = VectorWork("rmsnorm", rows, columns, Region.TENSOR)
+        self.run(name, "norm", (x, *scale), (out,), vectors=(work,))
         return out
 
     def linear(
@@ -189,10 +203,21 @@ class Graph:
 
     def activation(self, name: str, x: str, out: str) -> str:
         """Activation function; over a pair (gate, up) side by side when the layer is gated."""
-        vectors = [self.vector(self.config.activation, out)]
+        function = self.config.activation
+        vectors = [self.vector(function, out)]
         if self.tensors[x].shape != self.tensors[out].shape:
             vectors.append(self.vector("mul", out))
-        self.run(name, "activation", (x,), (out,), vectors=tuple(vectors))
+        # xIELU learns the slopes of its two sides (arXiv:2411.13010).
+        slopes = (self.weight(f"{name}.slopes", (2,)),) if function == "xielu" else ()
+        self.run(name, "activation", (x, *slopes), (out,), vectors=tuple(vectors))
+        return out
+
+    def gate(self, name: str, x: str, gate: str, function: str = "") -> str:
+        """The product of a tensor with an activated gate of its size."""
+        out = self.like(name, x)
+        functions = (*filter(None, (function,)), "mul")
+        vectors = tuple(self.vector(f, x) for f in functions)
+        self.run(name, "glu", (x, gate), (out,), vectors=vectors)
         return out
 
     def dropout(self, name: str, x: str, probability: float) -> str:
@@ -222,9 +247,14 @@ class Graph:
         )
         return out
 
-    def late_bias(self, name: str, x: str) -> str:
-        """The bias of a linear whose output was reduced together with another's."""
-        weight = self.weight(f"{name}.bias", (self.tensors[x].shape[-1],))
+    def late_bias(self, name: str, x: str, experts: int = 0) -> str:
+        """A bias apart from its linear: one whose output was reduced together with another's, or
+        a bias for each of so many experts.
+        """
+        source = self.tensors[x]
+        shape = (experts, source.shape[-1]) if experts else (source.shape[-1],)
+        divided = len(shape) - 1 if source.split is Region.TENSOR else None
+        weight = self.weight(f"{name}.bias", shape, divided, source.units)
         out = self.like(f"{name}.biased", x)
         self.run(f"{name}.bias", "bias", (x, weight), (out,), vectors=(self.vector("bias", x),))
         return out

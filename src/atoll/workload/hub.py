@@ -45,3 +45,12 @@ def cached_config(model_id: str) -> Path | None:
         return max(snapshots, key=lambda p: (p.stat().st_mtime, str(p)), default=None)
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def cached_models() -> list[str]:
+    """Ids of the models in the cache."""
+    try:
+        found = [p.name for p in cache_folder().glob("models--*") if p.is_dir()]
+    except OSError:
+        return []
+    return sorted(name.removeprefix("models--").replace("--", "/") for name in found)

@@ -13,6 +13,9 @@ from types import MappingProxyType
 
 from atoll.workload.operator import Operator, Role, Tensor
 
+EXPERT_WEIGHTS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+"""A mixture of experts' own, each with a first dimension that counts them."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -40,6 +43,20 @@ class Layer:
     def parameters(self) -> int:
         """Elements of all weights on this device."""
         return sum(t.elements for t in self.tensors.values() if t.role is Role.WEIGHT)
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Elements of the weights that one token meets: of the experts, those of its choice."""
+        idle = 0
+        for op in self.forward:
+            if op.kind == "dispatch":
+                experts = self.tensors[op.writes[0]].shape[0]
+                chosen = self.tensors[op.reads[1]].shape[-1]
+                own = op.name.removesuffix("dispatch")
+                names = (f"{own}{part}" for part in EXPERT_WEIGHTS)
+                held = sum(self.tensors[n].elements for n in names if n in self.tensors)
+                idle += held // experts * (experts - chosen)
+        return self.parameters - idle
 
     @property
     def entering(self) -> tuple[str, ...]:
@@ -110,6 +127,12 @@ class Model:
     def parameters(self) -> int:
         """Distinct parameters on one tensor-parallel rank (tied weights counted once)."""
         total = sum(layer.parameters * repeat for layer, repeat in self.layers)
+        return total - self.shared_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Of these, what one token meets (embeddings and head included)."""
+        total = sum(layer.active_parameters * repeat for layer, repeat in self.layers)
         return total - self.shared_parameters
 
     def map(self, change: Callable[[Layer], Layer]) -> Model:

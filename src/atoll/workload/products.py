@@ -65,11 +65,42 @@ def local_attention(product: Matmul, width: int, kv_width: int) -> Matmul:
     )
 
 
-def attention_fraction(sequence: int, causal: bool, window: int) -> float:
+def attention_fraction(sequence: int, causal: bool, window: int, *, chunked: bool = False) -> float:
     """Share of the s x s scores that the mask leaves, diagonal included."""
-    if not causal:
-        return 1.0
     reach = min(window, sequence) if window else sequence
-    # The first `reach` rows see 1, 2, ... tokens, the others `reach` each.
-    seen = reach * (reach + 1) // 2 + (sequence - reach) * reach
+    if not causal:  # half of the window on either side
+        side = window // 2 if window else sequence
+        if side >= sequence - 1:
+            return 1.0
+        return (sequence * (2 * side + 1) - side * (side + 1)) / sequence**2
+    if chunked:
+        chunks, rest = divmod(sequence, reach)
+        seen = chunks * reach * (reach + 1) // 2 + rest * (rest + 1) // 2
+    else:  # The first `reach` rows see 1, 2, ... tokens, the others `reach` each.
+        seen = reach * (reach + 1) // 2 + (sequence - reach) * reach
     return seen / sequence**2
+
+
+def scan_products(values: Tensor, keys: Tensor, chunk: int, *, delta: bool) -> tuple[Matmul, ...]:
+    """A scan over chunks as products (state-space duality, arXiv:2405.21060, section 6).
+
+    Within each chunk the queries meet the keys, and these scores the values; the keys and values
+    of a chunk make its state, and the queries meet the state of the chunks before. A delta rule
+    (arXiv:2412.06464, section 3.3) first solves for what each token changes: keys meet keys, the
+    inverse of that triangle meets keys and values, and the former the state. The last two products
+    make the output.
+    """
+    batch, sequence, width = values.shape
+    heads, groups = values.units, keys.units
+    value, key = width // heads, keys.shape[-1] // groups
+    chunks = batch * -(-sequence // chunk)
+    triangle = (chunk + 1) / (2 * chunk)
+    per_head = chunks * heads
+    scores = Matmul(per_head if delta else chunks * groups, chunk, chunk, key, triangle, "batch")
+    inside = Matmul(per_head, chunk, value, chunk, triangle, "batch")
+    states = Matmul(per_head, key, value, chunk, split="batch")
+    across = Matmul(per_head, chunk, value, key, split="batch")
+    if not delta:
+        return scores, states, inside, across
+    changes = Matmul(per_head, chunk, key, chunk, triangle, "batch")
+    return scores, scores, inside, changes, across, states, inside, across

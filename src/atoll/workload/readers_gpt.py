@@ -71,7 +71,7 @@ def neox(fields: Fields) -> ModelConfig:
     """Parallel branches, each with its norm (Black et al., arXiv:2204.06745)."""
     hidden, heads = fields.hidden_and_heads("hidden_size", "num_attention_heads")
     bias = fields.flag("attention_bias", True)
-    share = fields.share("rotary_pct", 0.25)
+    share = fields.rotary_share("rotary_pct", 0.25)
     return ModelConfig(
         name=fields.where,
         family="gpt_neox",
@@ -102,7 +102,7 @@ def phi(fields: Fields) -> ModelConfig:
     heads, kv_heads = fields.heads_and_key_heads()
     fields.divides("num_attention_heads", heads, "hidden_size", hidden)
     fields.off("qk_layernorm", "a norm of queries and keys in this family")
-    share = fields.share("partial_rotary_factor", 0.5)
+    share = fields.rotary_share("partial_rotary_factor", 0.5)
     return ModelConfig(
         name=fields.where,
         family="phi",

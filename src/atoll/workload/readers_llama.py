@@ -19,6 +19,7 @@ def llama(fields: Fields, head_dim: int = 0, tied: bool = False, window: int = 0
         fields.divides("num_attention_heads", heads, "hidden_size", hidden)
         head_dim = hidden // heads
     bias = fields.flag("attention_bias", False)
+    written = fields.key("sliding_window") in fields.given
     return ModelConfig(
         name=fields.where,
         family=fields.text("model_type"),
@@ -40,7 +41,7 @@ def llama(fields: Fields, head_dim: int = 0, tied: bool = False, window: int = 0
         mlp_bias=fields.flag("mlp_bias", False),
         attention_dropout=fields.probability("attention_dropout", 0.0),
         # A window of null is none; one that is not mentioned is the family's.
-        window=fields.size("sliding_window", 0 if "sliding_window" in fields.given else window),
+        window=fields.size("sliding_window", 0 if written else window),
     )
 
 
@@ -84,7 +85,7 @@ def gemma(fields: Fields, window: int = 0) -> ModelConfig:
     """Heads wider than hidden / heads, GELU gates, tied and scaled embeddings (2403.08295)."""
     config = llama(fields, head_dim=256, tied=True, window=window)
     # `hidden_activation` came later and wins; the exact and the tanh form cost the same here.
-    name = "hidden_activation" if fields.given.get("hidden_activation") else "hidden_act"
+    name = "hidden_activation" if fields.get("hidden_activation") else "hidden_act"
     activation = fields.activation(name, "gelu_pytorch_tanh")
     return replace(config, activation=activation, embedding_scale=True)
 
@@ -106,7 +107,7 @@ def gemma2(fields: Fields) -> ModelConfig:
 def phi3(fields: Fields) -> ModelConfig:
     """Llama's block with dropout on its branches (arXiv:2404.14219)."""
     config = llama(fields)
-    share = fields.share("partial_rotary_factor", 1.0)
+    share = fields.rotary_share("partial_rotary_factor", 1.0)
     return replace(
         config,
         rotary_dim=fields.rotated(share, config.head_dim, "partial_rotary_factor"),

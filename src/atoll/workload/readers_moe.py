@@ -11,16 +11,12 @@ from atoll.workload.readers_llama import llama, qwen2, qwen3
 
 
 def mixtral(fields: Fields) -> ModelConfig:
-    return _with_experts(fields, llama(fields), "num_local_experts")
+    return with_experts(fields, llama(fields), "num_local_experts")
 
 
 def qwen2_moe(fields: Fields) -> ModelConfig:
     """Routed experts, and one for every token behind a gate (Qwen1.5-MoE, Qwen2-57B-A14B)."""
-    config = replace(
-        _qwen_moe(fields, qwen2(fields)),
-        shared_ffn=fields.size("shared_expert_intermediate_size"),
-        shared_gate=True,
-    )
+    config = qwen_experts(fields, qwen2(fields))
     return replace(config, attention_bias=fields.flag("qkv_bias", True))
 
 
@@ -28,12 +24,18 @@ def qwen3_moe(fields: Fields) -> ModelConfig:
     return _qwen_moe(fields, qwen3(fields))
 
 
+def qwen_experts(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Those of Qwen2-MoE: with one for every token behind a gate."""
+    shared = fields.size("shared_expert_intermediate_size")
+    return replace(_qwen_moe(fields, config), shared_ffn=shared, shared_gate=True)
+
+
 def _qwen_moe(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Experts in every `decoder_sparse_step`-th block except those in `mlp_only_layers`."""
     step = fields.size("decoder_sparse_step", 1)
     listed = fields.indices("mlp_only_layers", config.layers)
     dense = (i for i in range(config.layers) if i in listed or (i + 1) % step)
-    return _with_experts(fields, config, "num_experts", tuple(dense), "moe_intermediate_size")
+    return with_experts(fields, config, "num_experts", tuple(dense), "moe_intermediate_size")
 
 
 def deepseek(fields: Fields) -> ModelConfig:
@@ -43,16 +45,14 @@ def deepseek(fields: Fields) -> ModelConfig:
     published counts of the main model.
     """
     config = llama(fields)
-    first = min(fields.count("first_k_dense_replace", 0), config.layers)
-    step = fields.size("moe_layer_freq", 1)
-    dense = tuple(i for i in range(config.layers) if i < first or i % step)
+    dense = dense_first(fields, config.layers)
     rotary, rest = fields.size("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
-    third = fields.text("model_type") == "deepseek_v3"
+    third = fields.text("model_type") in ("deepseek_v3", "kimi_k2")
     scoring = fields.choice(
         "scoring_func", ("softmax", "sigmoid"), "sigmoid" if third else "softmax"
     )
     config = replace(
-        _with_experts(fields, config, "n_routed_experts", dense, "moe_intermediate_size"),
+        with_experts(fields, config, "n_routed_experts", dense, "moe_intermediate_size"),
         # Keys and values are made for every head, whatever num_key_value_heads says.
         kv_heads=config.heads,
         head_dim=rotary + rest,
@@ -65,19 +65,27 @@ def deepseek(fields: Fields) -> ModelConfig:
     return replace(config, shared_ffn=fields.count("n_shared_experts", 0) * config.ffn)
 
 
-def _with_experts(
+def dense_first(fields: Fields, layers: int) -> tuple[int, ...]:
+    """Blocks without experts: the first ones, and all but every `moe_layer_freq`-th."""
+    first = min(fields.count("first_k_dense_replace", 0), layers)
+    step = fields.size("moe_layer_freq", 1)
+    return tuple(i for i in range(layers) if i < first or i % step)
+
+
+def with_experts(
     fields: Fields,
     config: ModelConfig,
     experts_name: str,
     dense: tuple[int, ...] = (),
     width_name: str = "intermediate_size",
 ) -> ModelConfig:
+    """Experts of `width_name` columns in all but the `dense` blocks."""
     experts = fields.size(experts_name)
     chosen = fields.size("num_experts_per_tok")
     if chosen > experts:
         raise AtollError(
-            f"{fields.where}: num_experts_per_tok is {chosen}, but must be at most "
-            f"{experts_name}, {experts}"
+            f"{fields.where}: {fields.key('num_experts_per_tok')} is {chosen}, but must be at "
+            f"most {fields.key(experts_name)}, {experts}"
         )
     return replace(
         config,

@@ -29,10 +29,12 @@ from atoll.workload.operator import (
     Uneven,
     VectorWork,
 )
-from atoll.workload.products import linear_product, local_attention
+from atoll.workload.products import linear_product, local_attention, scan_products
 from atoll.workload.stored import StoredModel, stored_widths
 
 LINEAR = ("linear", "data_linear")
+SCAN_PRODUCTS = 4  # without a delta rule
+EACH = ("rotary", "conv")  # passes of theirs go over one of their tensors each
 
 
 @overload
@@ -83,6 +85,7 @@ def widths(config: ModelConfig | StoredModel, candidates: Iterable[int]) -> tupl
         and config.heads % t == 0
         and (config.kv_heads % t == 0 or t % config.kv_heads == 0)
         and all(width % t == 0 for width in config.ffn_widths)
+        and (config.scan is None or config.scan.groups % t == 0 or t % config.scan.groups == 0)
     )
 
 
@@ -142,20 +145,25 @@ class _Sharding:
 
     def _share(self, op: Operator) -> None:
         """Write one operator, with the collectives around it."""
-        entering = {name: self._gather(name) for name in op.enters} if self.sequence else {}
+        cut = [name for name in op.enters if self._cut(name)]
+        entering = {name: self._gather(name) for name in cut}
         reads = tuple(entering.get(name, name) for name in op.reads)
         local = replace(
             op,
             reads=reads,
-            enters=() if self.sequence else op.enters,
+            enters=tuple(name for name in op.enters if name not in entering),
             exits=False,
-            matmuls=tuple(self._product(op, reads, m) for m in op.matmuls),
+            matmuls=self._products(op, reads),
         )
         local = replace(local, vectors=self._vectors(op, local))
         if not op.exits:
             self.operators.append(local)
             return
         self._reduce(local)
+
+    def _cut(self, name: str) -> bool:
+        """Whether a tensor is divided along the sequence."""
+        return self.sequence and self.whole.tensors[name].split is Region.SEQUENCE
 
     def _gather(self, name: str) -> str:
         """The whole of a tensor that is cut along the sequence."""
@@ -202,6 +210,13 @@ class _Sharding:
             Operator(name, str(kind), (source,), (target,), collective=collective)
         )
 
+    def _products(self, op: Operator, reads: tuple[str, ...]) -> tuple[Matmul, ...]:
+        if op.kind == "scan" and op.matmuls:
+            values, keys = (self.tensors[name] for name in reads[:2])
+            delta = len(op.matmuls) > SCAN_PRODUCTS
+            return scan_products(values, keys, op.matmuls[0].m, delta=delta)
+        return tuple(self._product(op, reads, m) for m in op.matmuls)
+
     def _product(self, op: Operator, reads: tuple[str, ...], product: Matmul) -> Matmul:
         if op.kind in LINEAR:
             tensors = [self.tensors[name] for name in reads]
@@ -222,10 +237,10 @@ class _Sharding:
         return tuple(self._vector(op, index, v) for index, v in enumerate(op.vectors))
 
     def _vector(self, op: Operator, index: int, work: VectorWork) -> VectorWork:
-        """A pass follows the operator's main tensor (rotary: each of its two)."""
+        """A pass follows the operator's main tensor (rotary, convolution: each of theirs)."""
         if work.split is Region.WHOLE or (work.split is Region.SEQUENCE and not self.sequence):
             return work
-        main = op.reads[index if op.kind == "rotary" else 0]
+        main = op.reads[index % len(op.writes) if op.kind in EACH else 0]
         before, after = self.whole.tensors[main], self.tensors[main]
         if work.split is Region.SEQUENCE:
             return replace(work, rows=work.rows * after.rows // before.rows)
