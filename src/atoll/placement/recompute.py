@@ -9,6 +9,7 @@ lower hull of bytes and seconds, from which stages mix neighbouring choices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,9 @@ from atoll.workload.layer import Layer
 FloatArray = NDArray[np.float64]
 
 _MOST_TENSORS = 16  # 65,536 subsets; beyond that the smallest tensors are always kept
+_TOGETHER = 2 * _MOST_TENSORS  # from so many on, the blocks of a period decide alike,
+_MOST_NAMES = 14  # and on so many names
+_BLOCK = re.compile(r"^(?:period\d*\.)?\w*\d\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,14 @@ class _Subsets:
 
 def _subsets(layer: Layer) -> _Subsets:
     size = {name: tensor.bytes for name, tensor in layer.tensors.items()}
-    droppable = sorted(
-        (name for name in layer.saved if name not in layer.entering),
-        key=size.__getitem__,
-        reverse=True,
-    )[:_MOST_TENSORS]
+    made = [name for name in layer.saved if name not in layer.entering]
+    groups = sorted(
+        _decisions(made), key=lambda names: sum(size[name] for name in names), reverse=True
+    )[: _MOST_TENSORS if len(made) < _TOGETHER else _MOST_NAMES]
+    droppable = [name for names in groups for name in names]
     fixed = [name for name in layer.saved if name not in droppable]
     edges = tuple((op.reads, op.writes) for op in layer.forward)
-    held, rerun = _distinct(edges, tuple(droppable), frozenset(fixed))
+    held, rerun = _distinct(edges, tuple(groups), frozenset(fixed))
     kept = {name: held[:, i] for i, name in enumerate(droppable)}
     sizes = np.array([size[name] for name in droppable], np.int64)
     bytes_ = sum(size[name] for name in fixed) + held @ sizes
@@ -97,20 +101,34 @@ def _subsets(layer: Layer) -> _Subsets:
     return _Subsets(fixed, kept, rerun, bytes_)
 
 
+def _decisions(names: list[str]) -> list[tuple[str, ...]]:
+    """Tensors that are kept or dropped together: each alone, but in a layer that holds a period of
+    many blocks those of one name in all of them.
+    """
+    if len(names) < _TOGETHER:
+        return [(name,) for name in names]
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(_BLOCK.sub("", name), []).append(name)
+    return [tuple(found) for found in alike.values()]
+
+
 Edges = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
 
 @lru_cache(maxsize=64)
 def _distinct(
-    edges: Edges, droppable: tuple[str, ...], fixed: frozenset[str]
+    edges: Edges, groups: tuple[tuple[str, ...], ...], fixed: frozenset[str]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(sets, tensors) kept and (sets, operators) run again: of all subsets with the same operators
     the one that keeps least (what they write is there anyway), whatever the sizes.
     """
-    subset = np.arange(1 << len(droppable))
-    kept = {name: (subset >> i & 1).astype(np.bool_) for i, name in enumerate(droppable)}
+    subset = np.arange(1 << len(groups))
+    kept = {
+        name: (subset >> i & 1).astype(np.bool_) for i, names in enumerate(groups) for name in names
+    }
     rerun = _rerun(edges, kept, fixed)
-    held = np.array(list(kept.values()), np.bool_).reshape(len(droppable), len(subset)).T
+    held = np.array(list(kept.values()), np.bool_).reshape(len(kept), len(subset)).T
     fewest = np.lexsort((subset, held.sum(axis=1)))
     _, first = np.unique(_masks(rerun)[fewest], axis=0, return_index=True)
     rows = np.sort(fewest[first])

@@ -204,6 +204,7 @@ class Estimator:
                 attention="unfused" if self.run.attention == "unfused" else "flash",
                 fusion="none",
                 vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
+                whole_periods=False,
             )
             if self.run.stored is not None and not self.run.stack.split_products:
                 share = share.map(joined)

@@ -99,12 +99,13 @@ def layer_costs(
     With `optimal`, blocks also get the per-operator recomputation choices that no other beats.
     """
     blocks = block_names(model)
-    return tuple(
-        _layer_cost(
-            layer, repeat, pricer, cp, ep, layer.name in blocks, model.microbatch, optimal=optimal
+    priced = {
+        id(layer): _layer_cost(
+            layer, 1, pricer, cp, ep, layer.name in blocks, model.microbatch, optimal=optimal
         )
-        for layer, repeat in model.layers
-    )
+        for layer in {id(layer): layer for layer, _ in model.layers}.values()
+    }
+    return tuple(replace(priced[id(layer)], repeat=repeat) for layer, repeat in model.layers)
 
 
 def block_names(model: Model) -> frozenset[str]:

@@ -2,13 +2,15 @@
 
 Most models repeat one block. Some begin with others (DeepSeek's dense ones), some alternate
 (Gemma 2's windows): an alternation becomes one layer that holds a whole period of it, so that the
-chain stays a short list of layers with repeats, in the order of the model.
+chain stays a short list of layers with repeats, in the order of the model. Where every block is to
+stand alone, equal ones are one layer that occurs several times in the chain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeVar
 
 from atoll.workload.model_config import ModelConfig
@@ -29,12 +31,15 @@ class Run:
     share one, for equal names mean one and the same weight."""
 
 
-def block_runs(config: ModelConfig, sequence: int) -> tuple[Run, ...]:
-    """The chain between embedding and head."""
+def block_runs(config: ModelConfig, sequence: int, *, whole: bool = True) -> tuple[Run, ...]:
+    """The chain between embedding and head, with `whole` periods or block by block."""
     kinds = [_kind(config, layer, sequence) for layer in range(config.layers)]
     several = len(set(kinds)) > 1
+    found = periods(kinds)
+    if not whole and any(len(period) > 1 for period, _ in found):
+        return _single_runs(config, kinds)
     runs: list[Run] = []
-    for period, repeat in periods(kinds):
+    for period, repeat in found:
         label = _label(config, period[0]) if several and len(period) == 1 else ""
         name = _unused(f"{label}_block" if label else "block", runs)
         if len(period) == 1:
@@ -49,6 +54,16 @@ def block_runs(config: ModelConfig, sequence: int) -> tuple[Run, ...]:
             )
         runs.append(Run(name, repeat, blocks))
     return tuple(runs)
+
+
+def _single_runs(config: ModelConfig, kinds: Sequence[ModelConfig]) -> tuple[Run, ...]:
+    """Neighbours that are equal make a run; runs of one kind have one name, and are one layer."""
+    runs: dict[ModelConfig, Run] = {}
+    for kind in dict.fromkeys(kinds):
+        label = _label(config, kind)
+        name = _unused(f"{label}_block" if label else "block", tuple(runs.values()))
+        runs[kind] = Run(name, 1, ((name.replace("block", ""), kind),))
+    return tuple(replace(runs[kind], repeat=len(list(same))) for kind, same in groupby(kinds))
 
 
 def _kind(config: ModelConfig, layer: int, sequence: int) -> ModelConfig:

@@ -27,8 +27,13 @@ def build_model(
     *,
     attention: str = "flash",
     fused_loss: bool = False,
+    whole_periods: bool = True,
 ) -> Model:
-    """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device."""
+    """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device.
+
+    Blocks that alternate are layers of a whole period each, or stand alone: then the chain has the
+    same layer in several places.
+    """
     length = config.sequence if sequence is None else sequence
     _check(config, microbatch, length, attention)
 
@@ -58,11 +63,12 @@ def build_model(
     else:
         blocks = [
             (run.name, partial(_blocks, run=run, attention=attention), run.repeat)
-            for run in block_runs(config, length)
+            for run in block_runs(config, length, whole=whole_periods)
         ]
+    distinct = {name: layer(name, write) for name, write, _ in reversed(blocks)}
     chain = (
         (layer("embedding", patch_embedding if vision else embedding), 1),
-        *((layer(name, write), repeat) for name, write, repeat in blocks),
+        *((distinct[name], repeat) for name, _, repeat in blocks),
         (layer("head", classifier if vision else head), 1),
         (layer("loss", partial(loss, fused=fused_loss)), 1),
     )
@@ -79,7 +85,7 @@ def shared_parameters(layers: tuple[tuple[Layer, int], ...]) -> int:
     """Elements of weights that two layers of the chain both hold (same name, same weight)."""
     seen: set[str] = set()
     shared = 0
-    for layer, _ in layers:
+    for layer in {id(layer): layer for layer, _ in layers}.values():
         for tensor in layer.tensors.values():
             if tensor.role is Role.WEIGHT:
                 shared += tensor.elements if tensor.name in seen else 0

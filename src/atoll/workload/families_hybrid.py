@@ -259,7 +259,6 @@ HYBRID = (
         spelling={
             "hidden_act": ("mlp_hidden_act",),
             "head_dim": ("head_dim", "attention_head_dim"),
-            "num_hidden_layers": ("num_hidden_layers", "layers_block_type"),
         },
         silent={"hidden_act": "relu2", "head_dim": 128, "num_hidden_layers": 1},
         fixed={"gated": False, "one_branch": True, "positions": "none"},

@@ -6,7 +6,7 @@ backward pass reads of the forward pass, parameters from the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -107,6 +107,10 @@ def predecessors(operators: tuple[Operator, ...]) -> tuple[tuple[int, ...], ...]
     return tuple(result)
 
 
+def _distinct(layers: tuple[tuple[Layer, int], ...]) -> Iterable[tuple[Layer, int]]:
+    return {id(layer): (layer, repeat) for layer, repeat in layers}.values()
+
+
 @dataclass(frozen=True)
 class Model:
     """A chain of layers with repeats: embedding, n x block, head.
@@ -136,8 +140,9 @@ class Model:
         return total - self.shared_parameters
 
     def map(self, change: Callable[[Layer], Layer]) -> Model:
-        """The same chain with every layer changed."""
-        return replace(self, layers=tuple((change(layer), n) for layer, n in self.layers))
+        """The same chain with every layer changed, one that occurs several times once."""
+        changed = {id(layer): change(layer) for layer, _ in _distinct(self.layers)}
+        return replace(self, layers=tuple((changed[id(layer)], n) for layer, n in self.layers))
 
     @property
     def depth(self) -> int:

@@ -24,12 +24,14 @@ def prepare(
     *,
     fused_loss: bool = False,
     vocabulary_unit: int = 1,
+    whole_periods: bool = True,
 ) -> Model:
     """Build, shard, differentiate and fuse: one device's share of one microbatch.
 
     A stored model comes with its loss and its collectives: those arguments do not change it, and
     it knows no sequence parallelism; "flash" fuses attention that it computes step by step.
-    Vocabularies are padded to `vocabulary_unit` times the tensor width (images have none).
+    Vocabularies are padded to `vocabulary_unit` times the tensor width (images have none). Blocks
+    that alternate are layers of `whole_periods`, or stand alone.
     """
     if isinstance(config, StoredModel):
         share = instantiate(
@@ -42,7 +44,14 @@ def prepare(
         )
         return check_size(fuse(share, fusion))
     config = padded(config, vocabulary_unit * tensor_parallel if vocabulary_unit > 1 else 1)
-    whole = build_model(config, microbatch, sequence, attention=attention, fused_loss=fused_loss)
+    whole = build_model(
+        config,
+        microbatch,
+        sequence,
+        attention=attention,
+        fused_loss=fused_loss,
+        whole_periods=whole_periods,
+    )
     return fuse(shard(whole, tensor_parallel, sequence_parallel), fusion)
 
 
