@@ -20,7 +20,10 @@ from atoll.workload.products import attention_fraction
 from atoll.workload.stored import is_stored
 
 _CAUSAL, _FULL = "atoll_causal", "atoll_full"
-_MASKED_LM = ("bert", "megatron-bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")
+_MASKED_LM = (
+    "bert", "megatron-bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra",
+    "modernbert",
+)  # fmt: skip
 _TRANSLATING = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian")
 _EAGER_ONLY = ("gptj", "bloom", *_TRANSLATING)  # do not ask the registry
 _IMAGE = ("vit", "deit", "beit", "dinov2", "convnext", "convnextv2", "swin")
