@@ -168,7 +168,7 @@ def describe_model(
     name: str, *, microbatch: int = 1, sequence: int | None = None, tensor: int = 1
 ) -> dict[str, Any]:
     """Parameters and the layer table of a model, with its operators."""
-    from atoll.workload import layer_table, load_model, prepare
+    from atoll.workload import StoredModel, layer_table, load_model, prepare
     from atoll.workload.stored import warnings_of
 
     for field, value in (("microbatch", microbatch), ("sequence", sequence), ("tensor", tensor)):
@@ -180,6 +180,8 @@ def describe_model(
     return {
         "name": name,
         "parameters": whole.parameters,
+        "active_parameters": whole.active_parameters,
+        "part": "" if isinstance(config, StoredModel) else config.part,
         "microbatch": microbatch,
         "sequence": model.sequence,
         "tensor_parallel": tensor,

@@ -241,8 +241,12 @@ def print_models(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def print_model(shown: Mapping[str, Any]) -> None:
     console = console_for_output()
+    part = f" ({shown['part']})" if shown["part"] else ""
+    active = shown["active_parameters"]
+    few = f", {active:,} of them active" if active < shown["parameters"] else ""
     console.print(
-        f"{shown['name']}: {shown['parameters']:,} parameters; sequence {shown['sequence']}, "
+        f"{shown['name']}{part}: {shown['parameters']:,} parameters{few}; "
+        f"sequence {shown['sequence']}, "
         f"microbatch {shown['microbatch']}, tensor width {shown['tensor_parallel']}",
         markup=False,
     )

@@ -279,6 +279,7 @@ def make_block(model: str, microbatch: int, sequence: int | None = None) -> Bloc
             ("latent attention", bool(config.latent_kv)),
             ("image patches", bool(config.patch_inputs)),
             ("an encoder before them", bool(config.encoder_layers)),
+            ("mixers other than attention", config.recurrent),
         )
         if present
     ]

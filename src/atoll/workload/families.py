@@ -13,7 +13,7 @@ from atoll.workload.families_experts import EXPERTS
 from atoll.workload.families_hybrid import HYBRID
 from atoll.workload.family import Family, Reader, families, register
 
-__all__ = ["REFUSED", "Family", "families", "register"]
+__all__ = ["REFUSED", "Family", "families", "family_table", "register"]
 
 
 def _read_by(reader: Reader, about: str, *types: str) -> Family:
@@ -101,6 +101,14 @@ BASES = (
 )
 
 register(*BASES, *DENSE, *EXPERTS, *HYBRID)
+
+
+def family_table() -> str:
+    """The families as rows of a Markdown table, in the order in which they were registered."""
+    found = {id(family): family for family in families().values()}.values()
+    rows = (f"| {', '.join(f'`{t}`' for t in f.types)} | {f.about} |" for f in found)
+    return "\n".join(("| `model_type` | what sets it apart |", "|---|---|", *rows))
+
 
 _NO_BUILDER = (
     "an encoder-decoder model, but of these only t5 and mt5 have a builder; capture the module "
