@@ -81,3 +81,9 @@ def test_what_is_not_cached_is_one_sentence(hub: Path) -> None:
 @pytest.mark.parametrize("text", ["", "/etc", "../x", "a/../b", "a/b/c", "a b", "x" * 200])
 def test_texts_that_are_no_ids(text: str, hub: Path) -> None:
     assert not is_model_id(text) and cached_config(text) is None
+
+
+def test_a_near_id_of_the_cache_is_named(hub: Path) -> None:
+    keep(hub, "Qwen/Qwen3-0.6B", "abc", "qwen3-0.6b")
+    with pytest.raises(AtollError, match=r"did you mean Qwen/Qwen3-0\.6B"):
+        load_config("Qwen/Qwen3-0.6")
