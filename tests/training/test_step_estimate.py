@@ -338,3 +338,13 @@ def test_devices_of_other_makers_take_their_own_network() -> None:
     assert run.network == network("tpu-v5p")
     assert make_run("llama2-7b", "v100", 8, global_batch=8).precision == "fp16"
     assert gpu("v100").half_dtype == "fp16"
+
+
+def test_the_memory_of_every_stage_is_told_by_part() -> None:
+    found = Estimator(small_run(dense(8), devices=4, global_batch=16)).estimate(Layout(pp=4))
+    told = found.to_dict()["memory_bytes"]
+    assert [stage["stage"] for stage in told["stages"]] == [0, 1, 2, 3]
+    for stage in told["stages"]:
+        assert sum(stage["parts"].values()) == pytest.approx(stage["total"])
+    fullest = max(told["stages"], key=lambda stage: stage["needed"])
+    assert (fullest["total"], fullest["parts"]) == (told["total"], told["parts"])

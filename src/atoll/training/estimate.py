@@ -147,6 +147,7 @@ class Estimate:
                 "capacity": self.run.gpu.hbm_bytes,
                 "stage": worst.stage,
                 "parts": worst.parts(),
+                "stages": [memory.to_dict() for memory in self.memory],
             },
             "breakdown_s": self.step.breakdown(),
             **({"notes": list(self.run.notes)} if self.run.notes else {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from atoll.step.bubbles import held_bytes
 from atoll.training.layers import LayerCost
@@ -50,6 +51,14 @@ class Memory:
     def needed(self) -> float:
         """What the device must have free: with fragmentation and the driver's own share."""
         return self.allocated * (1 + FRAGMENTATION) + CONTEXT_BYTES
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "total": self.allocated,
+            "needed": self.needed,
+            "parts": self.parts(),
+        }
 
     def parts(self) -> dict[str, float]:
         return {
