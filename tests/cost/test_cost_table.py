@@ -261,7 +261,7 @@ def test_no_option_beats_peak_rates(profile: Profile) -> None:
                     for work in operator.vectors
                 )
                 bounds_s = [2 * macs / device.peak_flops, operations / lanes / device.clock_Hz]
-                if operator.matmuls or (profile.vector_memory and operator.collective is None):
+                if operator.matmuls or profile.vector_memory:
                     bounds_s.append(key.bytes / device.hbm.bandwidth_Bps)
                 assert fastest_s[op] >= max(bounds_s) * (1 - 1e-12)
 

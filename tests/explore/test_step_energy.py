@@ -6,11 +6,20 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from some_job import some_job
-from tiny import tiny_variants
+from tiny import random_space, tiny_setting, tiny_variants
 
-from atoll.explore.energy import VariantWork, energy_of_work, energy_per_token_J
+from atoll.cost.chips import chips_of_space
+from atoll.explore.energy import (
+    VariantWork,
+    energy_of_work,
+    energy_per_token_J,
+    operator_repeats,
+    variant_traffic,
+)
+from atoll.explore.evaluate import Priced
 from atoll.explore.job import ModelJob
 from atoll.explore.run import run_search
 from atoll.hardware import load_accelerator, peak_power_W
@@ -93,3 +102,28 @@ def test_a_larger_step_weighs_more() -> None:
     one = energy_of_work(work, variant, area_mm2=100.0, step_time_s=1.0, devices=1)
     three = replace(one, tokens=3 * one.tokens)
     assert math.isclose(energy_per_token_J([one, three]), one.total_J / (2 * one.tokens))
+
+
+def test_collectives_read_and_write_hbm_and_pass_the_buffer_by() -> None:
+    variants, setting = tiny_variants(DEFAULT, 8), tiny_setting(DEFAULT, 8)
+    priced = Priced.of(chips_of_space(random_space(0, 3), DEFAULT), variants, setting)
+    hbm, glb = variant_traffic(priced, operator_repeats(variants))
+    for v, variant in enumerate(variants.variants):
+        collectives = sum(
+            repeat * layer.traffic_bytes(op)
+            for layer, repeat in variant.model.layers
+            for op in (*layer.forward, *layer.backward)
+            if op.collective is not None
+        )
+        assert (collectives > 0) == (variant.tensor > 1)
+        # Beside products, what passes HBM and not the buffer is what collectives move.
+        products = priced.work.macs > 0.0
+        costs = priced.costs
+        widest = costs.tensor_config[0][costs.tensor_count[0] > 0][-1]
+        repeats = operator_repeats(variants)[v]
+        plain = [
+            float(moved[0, v] - repeats[products] @ bytes_[products, widest])
+            for moved, bytes_ in ((hbm, costs.hbm_bytes), (glb, costs.glb_bytes))
+        ]
+        assert plain[0] - plain[1] == pytest.approx(collectives, rel=1e-9, abs=1e-3)
+        assert np.all(hbm[:, v] >= plain[0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
 from atoll.explore.layouts import Setting
@@ -53,7 +56,12 @@ def tiny_setting(profile: Profile, devices: int, recompute: str = "optimal") -> 
     return Setting(network, profile, load_states(profile.optimizer), devices, recompute)
 
 
-def random_space(seed: int, chips: int, hbm_bytes: tuple[int, ...] = (16 * GIB,)) -> Space:
+def random_space(
+    seed: int,
+    chips: int,
+    hbm_bytes: tuple[int, ...] = (16 * GIB,),
+    hbm_Bps: tuple[float, ...] = (200e9,),
+) -> Space:
     """A random part of a product space of some thousand chips."""
     axes = Axes(
         tensor_cores=(1, 2, 4, 8, 16),
@@ -63,7 +71,76 @@ def random_space(seed: int, chips: int, hbm_bytes: tuple[int, ...] = (16 * GIB,)
         glb_bytes=(1 * MIB, 2 * MIB, 8 * MIB),
         vector_width=(16, 64),
     )
-    options = tuple(Hbm(size, 200e9) for size in hbm_bytes)
+    options = tuple(Hbm(size, speed) for size in hbm_bytes for speed in hbm_Bps)
     whole = build_space("random", axes, options, GlbBandwidth(per_mib_Bpc=128.0), Limits())
     chosen = np.random.default_rng(seed).choice(len(whole), size=chips, replace=False)
     return whole.subset(np.sort(chosen))
+
+
+def _fields(family: str, layers: int, hidden: int, heads: int) -> dict[str, Any]:
+    common = {
+        "model_type": family,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": 2 * hidden,
+        "vocab_size": 512,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }
+    return common | {
+        "llama": {},
+        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "bert": {"type_vocab_size": 2},
+        "vit": {"image_size": 64, "patch_size": 8},
+        "t5": {
+            "d_model": hidden,
+            "num_layers": 1,
+            "num_decoder_layers": layers - 1,
+            "num_heads": heads,
+            "d_kv": hidden // heads,
+            "d_ff": 2 * hidden,
+        },
+    }[family]
+
+
+FAMILIES = ("llama", "mixtral", "bert", "vit", "t5")
+
+
+@dataclass(frozen=True)
+class DrawnJob:
+    """A small search in which anything may bind: cores, buffer, HBM, links, memory, rounds."""
+
+    space: Space
+    variants: Variants
+    setting: Setting
+    batch: int
+
+
+def drawn_job(seed: int, chips: int, profile: Profile) -> DrawnJob:
+    """A random job; the family and whether tensor widths exceed 1 follow the seed in turn."""
+    rng = np.random.default_rng(seed)
+    layers, heads = int(rng.integers(2, 4)), 4
+    hidden = int(rng.choice([64, 128, 256]))
+    config = config_from_hf(_fields(FAMILIES[seed % 5], layers, hidden, heads), "drawn")
+    sequence = config.sequence if FAMILIES[seed % 5] == "vit" else int(rng.choice([64, 128, 256]))
+    devices = int(rng.choice([4, 6, 8, 12]))
+    batch = int(rng.choice([4, 8, 32]))
+    widths = ((2,), (2, 4), (1, 2))[int(rng.integers(3))] if seed % 2 else (1,)
+    microbatches = ((4,), (1, 2), (2, 4))[int(rng.integers(3))]
+    variants = make_variants(
+        [Workload("drawn", config, sequence, batch)], microbatches, widths, devices, "optimal",
+        profile,
+    )  # fmt: skip
+    inside, outside = 10 ** rng.uniform(10.0, 12.5), 10 ** rng.uniform(9.5, 11.0)
+    levels = (
+        Level("node", 4, inside, 10 ** rng.uniform(-8.0, -5.5)),
+        Level("cluster", 1 << 20, outside, 10 ** rng.uniform(-6.0, -5.0)),
+    )
+    network = Network("drawn", levels)
+    setting = Setting(network, profile, get_optimizer(profile.optimizer), devices, "optimal")
+    memory = (int(10 ** rng.uniform(6.5, 8.0)) if rng.random() < 0.4 else 16 * GIB,)
+    speeds = tuple(10 ** rng.uniform(10.0, 12.0, int(rng.integers(1, 3))))
+    space = random_space(seed, chips, memory, speeds)
+    return DrawnJob(space, variants, setting, batch)

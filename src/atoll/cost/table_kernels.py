@@ -83,6 +83,9 @@ def operator_options(c, chip, op, duration, demand, traffic):
     clock = c.clock_Hz[chip]
     if kind == LINK:
         duration[0] = c.link_s[op]
+        if c.vector_memory:  # what is sent is read, and what is received is written
+            traffic[0] = c.bytes[op] / hbm_Bps
+            duration[0] = max(duration[0], traffic[0])
         if c.link_on_vector:
             demand[0, R_VECTOR] = 1.0
         else:

@@ -30,6 +30,7 @@ from atoll.explore.frontier import Frontier
 from atoll.explore.journal import Evaluation, Found, Journal, Key, NoJournal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
+from atoll.explore.order import chip_name
 from atoll.explore.reserve import hbm_bandwidths, open_frontier
 from atoll.explore.stop import Stop
 from atoll.explore.tasks import (
@@ -361,6 +362,7 @@ class Search:
     def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
         found = self.frontier.found.get(chip, {})
         trial = Trial(
+            chip_name(self.frontier.chips, chip),
             self.frontier.lower_s[chip],
             {model: plan.step_time_s for model, plan in found.items()},
             self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance),

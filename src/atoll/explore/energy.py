@@ -141,9 +141,11 @@ def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, Fl
     config = costs.tensor_config[np.arange(len(widest)), widest]
     used, position = np.unique(config, return_inverse=True)
     products = work.macs > 0.0
-    # Operators without products move their bytes once, wherever they run; collectives none.
-    plain = repeats @ np.where((work.link_bytes == 0.0) & ~products, work.bytes, 0.0)
-    hbm, glb = (np.repeat(plain[:, None], len(used), axis=1) for _ in range(2))
+    # Operators without products move their bytes once, wherever they run; collectives between HBM
+    # and the network port, past the buffer.
+    moved = np.where(products, 0.0, work.bytes)
+    plain = repeats @ moved, repeats @ np.where(work.link_bytes > 0.0, 0.0, moved)
+    hbm, glb = (np.repeat(bytes_[:, None], len(used), axis=1) for bytes_ in plain)
     # One operator after the other: the sums are the same to the last bit whatever the other chips.
     for row in np.flatnonzero(products):
         hbm += repeats[:, row, None] * costs.hbm_bytes[row, used]

@@ -57,7 +57,8 @@ def limit(costs: Costs, chip: int, row: int, option: int) -> str:
     """What an operator waits for: tensor, vector, hbm, glb or link."""
     kind = costs.kind[row]
     if kind == LINK:
-        return "link"
+        hbm_s = float(costs.bytes[row]) / float(costs.hbm_Bps[chip])
+        return "hbm" if costs.vector_memory and hbm_s > costs.link_s[row] else "link"
     if kind == NONE:
         return "hbm"
     clock = float(costs.clock_Hz[chip])

@@ -17,6 +17,7 @@ from atoll.explore.bounds import LayoutBounds
 from atoll.explore.energy import operator_repeats, variant_traffic
 from atoll.explore.evaluate import Plan, Priced, place_times
 from atoll.explore.layouts import Setting
+from atoll.explore.order import check_layers
 from atoll.explore.trial import Asked, Placed, Rule, Shape, Trial, try_chip
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variants
@@ -92,6 +93,7 @@ def bound_chips(
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
     priced = Priced.of(chips, context.variants, context.setting, context.work)
     lower, upper = priced.schedule_bounds(chip, variant)
+    check_layers(chips, context.variants, context.setting, context.work, chip, variant, upper)
     rows = rows.copy()
     bounds = context.layouts.step_s(lower.sum(axis=2), variant)
     rows[chip, variant] = np.maximum(rows[chip, variant], bounds)

@@ -12,6 +12,7 @@ import numpy as np
 
 from atoll.executors import Call
 from atoll.explore.journal import Evaluation, Key
+from atoll.explore.order import check_step, chip_name
 from atoll.explore.tasks import Solved, solve_node
 from atoll.schedule.solve import Effort
 
@@ -54,6 +55,9 @@ def _after(search: Search, chip: int, model: int, key: Key, solved: Solved) -> E
     row[key.variant] = max(row[key.variant], solved.least_s)
     found = dict(search.frontier.found.get(chip, {}))
     shape = solved.shape
+    if shape is not None:
+        name = chip_name(search.frontier.chips, chip)
+        check_step(row[key.variant], shape.step_s, name, search.rule.names[key.variant])
     if shape is not None and (model not in found or shape.step_s < found[model].step_time_s):
         traffic = solved.hbm_bytes, solved.glb_bytes
         effort: Effort = "exact" if key.effort == "exact" else "bounded"

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.explore.objective import Objective
+from atoll.explore.order import check_step, variant_name
 from atoll.explore.workloads import Variants
 
 FloatArray = NDArray[np.float64]
@@ -47,11 +48,14 @@ class Rule:
     """The variants of each model."""
     objective: Objective
     tolerance: float
+    names: tuple[str, ...]
+    """Of the variants, in words."""
 
     @staticmethod
     def of(variants: Variants, objective: Objective, tolerance: float) -> Rule:
         by_model = tuple(np.array(variants.of(i)) for i in range(len(variants.workloads)))
-        return Rule(by_model, objective, tolerance)
+        names = tuple(variant_name(variants, variant) for variant in variants.variants)
+        return Rule(by_model, objective, tolerance, names)
 
     def scores(self, rows: FloatArray) -> FloatArray:
         """No plan of a chip with these bounds (chips, variants) scores higher."""
@@ -63,6 +67,8 @@ class Rule:
 class Trial:
     """A chip's bounds and plans before the trial, and the incumbent then."""
 
+    chip: str
+    """In words."""
     row: FloatArray  # (variants,): no plan of the node is faster
     found_s: Mapping[int, float]
     """Step time of the best plan known of each model on this chip."""
@@ -101,7 +107,10 @@ def try_chip(rule: Rule, trial: Trial, place: Place) -> Placed:
                 if least is None:
                     continue
             most = place("upper", v, limit)
-            if most is None or most.step_s >= best_s.get(model, np.inf):
+            if most is None:
+                continue
+            check_step(row[v], most.step_s, trial.chip, rule.names[v])
+            if most.step_s >= best_s.get(model, np.inf):
                 continue
             best_s[model] = most.step_s
             found[model] = (v, most)
