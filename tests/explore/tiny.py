@@ -139,7 +139,7 @@ def drawn_job(seed: int, chips: int, profile: Profile) -> DrawnJob:
         Level("cluster", 1 << 20, outside, 10 ** rng.uniform(-6.0, -5.0)),
     )
     network = Network("drawn", levels)
-    setting = Setting(network, profile, get_optimizer(profile.optimizer), devices, "optimal")
+    setting = Setting(network, profile, load_states(profile.optimizer), devices, "optimal")
     memory = (int(10 ** rng.uniform(6.5, 8.0)) if rng.random() < 0.4 else 16 * GIB,)
     speeds = tuple(10 ** rng.uniform(10.0, 12.0, int(rng.integers(1, 3))))
     space = random_space(seed, chips, memory, speeds)

@@ -65,16 +65,14 @@ def capacities(c, chip):
 
 
 @kernel
-def operator_options(c, chip, op, duration, demand, traffic):
+def operator_options(c, chip, op, duration, demand):
     """Fill one operator's options on one chip (a row of the schedule problem).
 
-    `traffic` gets the seconds that each option keeps HBM busy. HBM's bandwidth is no resource of
-    the schedule: the buffer lets transfers run ahead of the cores by some microseconds, so that
-    what counts is each operator's own traffic (in its duration) and the sum over the pass.
+    While it runs, an operator takes the share of HBM's bandwidth that its bytes need over its
+    duration: the buffer is too small to hold what one operator would fetch ahead of another.
     """
     for o in range(duration.shape[0]):
         duration[o] = np.inf
-        traffic[o] = 0.0
         for r in range(RESOURCES):
             demand[o, r] = 0.0
     kind = c.kind[op]
@@ -84,8 +82,9 @@ def operator_options(c, chip, op, duration, demand, traffic):
     if kind == LINK:
         duration[0] = c.link_s[op]
         if c.vector_memory:  # what is sent is read, and what is received is written
-            traffic[0] = c.bytes[op] / hbm_Bps
-            duration[0] = max(duration[0], traffic[0])
+            hbm_s = c.bytes[op] / hbm_Bps
+            duration[0] = max(duration[0], hbm_s)
+            demand[0, R_HBM] = hbm_s / duration[0]
         if c.link_on_vector:
             demand[0, R_VECTOR] = 1.0
         else:
@@ -94,8 +93,9 @@ def operator_options(c, chip, op, duration, demand, traffic):
     if kind == NONE:
         duration[0] = 1.0 / clock  # free under the seed's assumptions: a clock at least
         if c.vector_memory:
-            traffic[0] = c.bytes[op] / hbm_Bps
-            duration[0] = max(duration[0], traffic[0])
+            hbm_s = c.bytes[op] / hbm_Bps
+            duration[0] = max(duration[0], hbm_s)
+            demand[0, R_HBM] = hbm_s / duration[0]
         return
     best = np.inf
     for o in range(duration.shape[0]):
@@ -135,24 +135,23 @@ def operator_options(c, chip, op, duration, demand, traffic):
             continue
         demand[o, R_TENSOR] = count_t
         demand[o, R_VECTOR] = count_v
-        traffic[o] = hbm_s
         if time > 0.0:
+            demand[o, R_HBM] = min(1.0, hbm_s / time)
             demand[o, R_GLB] = min(1.0, glb_s / time)
         demand[o, R_SLOT] = 0.0 if kind == VECTOR else 1.0
 
 
 @entry
 def pass_problem(c, passes, p, chip):
-    """Durations, demands and traffic of one pass on one chip, as a schedule problem wants them."""
+    """Durations and demands of one pass on one chip, as a schedule problem wants them."""
     first = passes.ptr[p]
     count = passes.ptr[p + 1] - first
     options = c.tensor_count.shape[1]
     duration = np.empty((count, options))
     demand = np.empty((count, options, RESOURCES))
-    traffic = np.empty((count, options))
     for j in range(count):
-        operator_options(c, chip, passes.op[first + j], duration[j], demand[j], traffic[j])
-    return duration, demand, traffic
+        operator_options(c, chip, passes.op[first + j], duration[j], demand[j])
+    return duration, demand
 
 
 @entry

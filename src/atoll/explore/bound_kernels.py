@@ -84,21 +84,6 @@ def layout_bounds(start, stop, layer_s, node_variant, first_layer, repeats, bloc
 
 
 @entry
-def traffic_s(duration, traffic, option):
-    """Seconds that a pass keeps HBM busy: the least possible, and with these options."""
-    least = 0.0
-    chosen = 0.0
-    for j in range(duration.shape[0]):
-        fewest = np.inf
-        for o in range(duration.shape[1]):
-            if duration[j, o] < np.inf:
-                fewest = min(fewest, traffic[j, o])
-        least += fewest
-        chosen += traffic[j, option[j]]
-    return least, chosen
-
-
-@entry
 def schedule_bounds(start, stop, costs, passes, node_chip, node_variant, first_layer, lower, upper):
     """Quick lower and upper bounds on the makespan of each pass of nodes start..stop-1.
 
@@ -111,19 +96,18 @@ def schedule_bounds(start, stop, costs, passes, node_chip, node_variant, first_l
         for k in range(first_layer[v + 1] - first_layer[v]):
             for direction in range(2):
                 p = 2 * (first_layer[v] + k) + direction
-                duration, demand, traffic = pass_problem(costs, passes, p, chip)
+                duration, demand = pass_problem(costs, passes, p, chip)
                 pred_ptr, pred_idx = pass_predecessors(passes, p)
                 bounds = quick_bounds(duration, demand, capacity, pred_ptr, pred_idx)
-                least, chosen = traffic_s(duration, traffic, bounds[5])
-                lower[node, k, direction] = max(bounds[0], least)
-                upper[node, k, direction] = max(bounds[1], chosen)
+                lower[node, k, direction] = bounds[0]
+                upper[node, k, direction] = bounds[1]
 
 
 @entry
 def fastest_s(start, stop, costs, passes, node_pass, node_chip, result):
     """Shortest duration of each operator of one pass of nodes start..stop-1: fills `result`."""
     for node in range(start, stop):
-        duration, _, _ = pass_problem(costs, passes, node_pass[node], node_chip[node])
+        duration, _ = pass_problem(costs, passes, node_pass[node], node_chip[node])
         for j in range(duration.shape[0]):
             least = np.inf
             for o in range(duration.shape[1]):

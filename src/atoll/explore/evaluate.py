@@ -6,7 +6,7 @@ exist; both go through the same exact placement, so that a node's true optimum l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from atoll.cost.chips import Chips
 from atoll.cost.table import PassSet, build_costs
 from atoll.cost.table_kernels import Costs, capacities, pass_problem
-from atoll.explore.bound_kernels import fastest_s, schedule_bounds, traffic_s
+from atoll.explore.bound_kernels import fastest_s, schedule_bounds
 from atoll.explore.layouts import Setting
 from atoll.explore.work import OperatorWork, operator_work
 from atoll.explore.workloads import Variant, Variants
@@ -124,7 +124,7 @@ class Priced:
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
         """The scheduling problem of one pass on one chip."""
-        duration, demand, _ = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
+        duration, demand = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
         return ScheduleProblem(
             duration_s=duration,
             demand=demand,
@@ -139,41 +139,16 @@ class Priced:
         result = []
         for layer in range(variant.first_layer, variant.first_layer + variant.layers):
             pair = [
-                self._schedule(chip, 2 * layer + direction, effort, tolerance, time_limit_s)
+                solve(
+                    self.problem(chip, 2 * layer + direction),
+                    effort=effort,
+                    tolerance=tolerance,
+                    time_limit_s=time_limit_s,
+                )
                 for direction in range(2)
             ]
             result.append((pair[0], pair[1]))
         return result
-
-    def _schedule(
-        self, chip: int, pass_index: int, effort: Effort, tolerance: float, time_limit_s: float
-    ) -> Schedule:
-        """One pass's schedule on the cores, and no faster than its traffic in all."""
-        problem = self.problem(chip, pass_index)
-        _, _, traffic = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
-        fewest = traffic.min(axis=1, where=np.isfinite(problem.duration_s), initial=np.inf)
-        frugal = np.where(traffic <= fewest[:, None] * 1.001, problem.duration_s, np.inf)
-        best: Schedule | None = None
-        # Spreads differ in HBM traffic. Where the fastest schedule moves too much, try the one
-        # with the leanest spreads only.
-        for durations in (problem.duration_s, frugal):
-            schedule = solve(
-                replace(problem, duration_s=durations),
-                effort=effort,
-                tolerance=tolerance,
-                time_limit_s=time_limit_s,
-            )
-            option = np.array(schedule.option, np.int64)
-            least, chosen = traffic_s(problem.duration_s, traffic, option)
-            lower = max(schedule.lower_bound_s if best is None else best.lower_bound_s, least)
-            makespan = max(schedule.makespan_s, chosen)
-            bound = "hbm traffic" if least >= lower else schedule.bound
-            if best is None or makespan < best.makespan_s:
-                best = replace(schedule, makespan_s=makespan, lower_bound_s=lower, bound=bound)
-            if best.gap <= tolerance or makespan > chosen:
-                break
-        assert best is not None
-        return best
 
     def _memory(self, chip: int, memory_bytes: float | None) -> float:
         return float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes

@@ -1,7 +1,8 @@
-"""Solve a layer's schedule: a feasible schedule and a valid lower bound, at three levels of effort.
+"""Solve a layer's schedule: a feasible schedule and a valid lower bound, at four levels of effort.
 
 quick    cheap bounds and a portfolio of list schedules, compiled (about 0.1 ms);
-bounded  + the feasible-subset bound, and branch and bound with its weights (milliseconds);
+linear   + the feasible-subset bound, and a narrow branch and bound with its weights (milliseconds);
+bounded  + wider branch and bound;
 exact    + a wider branch and bound, and CP-SAT where that leaves a gap.
 
 The graph is cut where everything earlier precedes everything later, since makespans add up there;
@@ -24,10 +25,11 @@ from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.problem import RESOURCES, Schedule, ScheduleProblem
 from atoll.schedule.subset_kernels import subset_bound
 
-Effort = Literal["quick", "bounded", "exact"]
+Effort = Literal["quick", "linear", "bounded", "exact"]
 
 WIDTHS: dict[Effort, tuple[tuple[int, float], ...]] = {
     "quick": (),
+    "linear": ((100, 0.0),),
     "bounded": ((100, 0.0), (1_000, 0.0), (10_000, 0.0), (40_000, 0.005)),
     "exact": ((100, 0.0), (1_000, 0.0), (10_000, 0.0), (100_000, 0.0)),
 }
