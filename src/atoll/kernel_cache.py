@@ -32,7 +32,9 @@ def cache_is_fresh() -> bool:
 def kernels_digest() -> str:
     """A hash of all kernel sources."""
     digest = hashlib.blake2b(digest_size=8)
-    for source in sorted(Path(__file__).parent.rglob("*_kernels.py")):
+    package = Path(__file__).parent
+    # How kernels are compiled counts as well.
+    for source in (package / "jit.py", *sorted(package.rglob("*_kernels.py"))):
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
