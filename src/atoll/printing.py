@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.proof import relative_gap, stored_sentence, times
+from atoll.step.parts import in_words
 from atoll.units import counted, format_bytes, format_count, format_mfu, format_seconds
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _print_placement(console: Console, placement: Placement, replayed: float) ->
 
 
 def print_bars(console: Console, parts: Mapping[str, float], whole: float) -> None:
-    for name, seconds in parts.items():
+    for name, seconds in in_words(parts).items():
         if seconds > 5e-4 * whole:
             share = seconds / whole
             bar = "█" * max(1, round(_BAR * share))
@@ -351,8 +352,9 @@ def print_explanation(shown: Mapping[str, Any]) -> None:
         console.print(f"\nRunner-up {number}: {_difference(other['differs'])}", markup=False)
         for reason in other["reasons"]:
             before, after = (format_seconds(value) for value in reason["part_s"])
+            part = reason["part"].replace("_", " ")
             console.print(
-                f"  {reason['model']}: {reason['slower_by']:.2%} slower, mostly {reason['part']} "
+                f"  {reason['model']}: {reason['slower_by']:.2%} slower, mostly {part} "
                 f"({before} -> {after}); {reason['layout'][1]}",
                 markup=False,
             )

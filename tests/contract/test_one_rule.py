@@ -28,6 +28,7 @@ from atoll.report.plan_file import plan_record
 from atoll.report.timeline import placement_timeline, plan_timeline
 from atoll.step.bubbles import held, held_bytes, step_s, waiting
 from atoll.step.orders import passes
+from atoll.step.parts import TIME_PARTS
 from atoll.step.replay import PassTime, replay
 from atoll.step.stages import even_sizes
 from atoll.step.states import STATES, load_states
@@ -218,12 +219,15 @@ def _answers():
     return searched.best.plans[0].placement, planned, wafer.placement
 
 
-@disagree("gradient reduction, gradient_reduction; bubble, pipeline_bubble; resharding")
-def test_parts_of_a_step_have_one_list_of_names():
+def test_parts_of_a_step_have_one_list_of_names_and_add_up():
     searched, planned, wafer = _answers()
-    names = set(planned.step.breakdown())
-    assert set(searched.time_parts_s) <= names
-    assert set(wafer.time_parts_s) <= names
+    told = planned.step.breakdown()
+    assert sum(told.values()) == pytest.approx(planned.step.time_s, rel=REL)
+    for placement in (searched, wafer):
+        told_s = sum(placement.time_parts_s.values())
+        assert told_s == pytest.approx(placement.step_time_s, rel=REL)
+    for parts in (told, searched.time_parts_s, wafer.time_parts_s):
+        assert set(parts) <= set(TIME_PARTS)
 
 
 @disagree("states; weights, gradients, optimizer; logits for GPUs only")

@@ -455,7 +455,7 @@ def test_a_described_plan_adds_up(
     assert division is not None
     placement = describe(facts, chain, system, division, PASS_S[:, 0])
     loads_s = [stage.load_s for stage in placement.stages]
-    tail_s = sum(placement.time_parts_s[part] for part in ("gradient reduction", "optimizer"))
+    tail_s = sum(placement.time_parts_s[part] for part in ("gradient_reduction", "optimizer"))
     rounds = placement.microbatches
     assert rounds * placement.data == microbatches
     assert (rounds - 1) * max(loads_s) + sum(loads_s) + tail_s == pytest.approx(

@@ -284,7 +284,7 @@ def test_a_replay_has_the_placements_stages_and_tail() -> None:
         busy_s = again.pipeline.time_s - again.pipeline.idle_s(number)
         load_s = stage.compute_s + stage.recompute_s
         assert busy_s == pytest.approx(placement.microbatches * load_s)
-    tail_s = placement.time_parts_s["gradient reduction"] + placement.time_parts_s["optimizer"]
+    tail_s = placement.time_parts_s["gradient_reduction"] + placement.time_parts_s["optimizer"]
     assert again.step_time_s == pytest.approx(again.pipeline.time_s + tail_s)
 
 

@@ -245,9 +245,9 @@ def describe(
         time_parts_s={
             "compute": microbatches * slowest.compute_s,
             "recompute": microbatches * slowest.recompute_s,
-            "transfers": microbatches * slowest.transfer_s,
-            "bubble": sum(stage.load_s for stage in stages) - slowest.load_s,
-            "gradient reduction": reduction_s,
+            "pipeline_sends": microbatches * slowest.transfer_s,
+            "pipeline_bubble": sum(stage.load_s for stage in stages) - slowest.load_s,
+            "gradient_reduction": reduction_s,
             "optimizer": system.optimizer_s * parameters,
         },
     )

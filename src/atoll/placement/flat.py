@@ -219,8 +219,8 @@ def describe_flat(
         time_parts_s={
             "compute": rounds * slowest.compute_s,
             "recompute": rounds * slowest.recompute_s,
-            "transfers": rounds * slowest.transfer_s,
-            "bubble": (len(stages) - 1) * slowest.load_s,
-            "gradient reduction": reduction_s,
+            "pipeline_sends": rounds * slowest.transfer_s,
+            "pipeline_bubble": (len(stages) - 1) * slowest.load_s,
+            "gradient_reduction": reduction_s,
         },
     )

@@ -79,5 +79,5 @@ def replay_placement(placement: Placement) -> ReplayedPlacement:
         placement.schedule, stage_times(placement.stages), placement.microbatches, transfer_s
     )
     parts_s = placement.time_parts_s
-    tail_s = parts_s.get("gradient reduction", 0.0) + parts_s.get("optimizer", 0.0)
+    tail_s = parts_s.get("gradient_reduction", 0.0) + parts_s.get("optimizer", 0.0)
     return ReplayedPlacement(found, tail_s, placement.step_time_s)

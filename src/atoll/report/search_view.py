@@ -14,6 +14,7 @@ from atoll.report.sensitivity import chip_of, sensitivity
 from atoll.report.space_view import job_of, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
+from atoll.step.parts import in_words
 from atoll.units import NOT_COUNTED, counted, format_seconds
 
 PARTS = {
@@ -202,7 +203,7 @@ def _times(content: Mapping[str, Any]) -> list[dict[str, Any]]:
                     {
                         "name": name,
                         "about": _chip_words(design["accelerator"]),
-                        "parts": design["models"][index]["placement"]["time_parts_s"],
+                        "parts": in_words(design["models"][index]["placement"]["time_parts_s"]),
                     }
                     for name, design in designs
                 ],

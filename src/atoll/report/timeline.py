@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.step.parts import in_words
 from atoll.step.replay import PassTime, Replay, replay
 from atoll.training.replay import read_passes, replay_step
 
@@ -82,7 +83,7 @@ def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
     transfers = [stage["receive_s"] for stage in stages[1:]]
     count = placement["microbatches"]
     found = replay(placement.get("schedule", "1f1b"), times, count, transfers)
-    parts = placement["time_parts_s"]
+    parts = in_words(placement["time_parts_s"])  # also of files with words for names
     after = [(name, parts.get(name, 0.0)) for name in ("gradient reduction", "optimizer")]
     return _whole(
         _slices(found), len(stages), found.time_s, after, placement["step_time_s"],

@@ -8,6 +8,7 @@ from typing import Any
 from atoll.proof import stored_sentence
 from atoll.report.folder import Source
 from atoll.report.search_view import model_view
+from atoll.step.parts import in_words
 from atoll.units import NOT_COUNTED, format_bytes, format_seconds
 
 
@@ -43,7 +44,7 @@ def wafer_view(source: Source) -> dict[str, Any]:
         "times": [
             {
                 "title": plan["model"],
-                "rows": [{"name": "best", "about": "", "parts": where["time_parts_s"]}],
+                "rows": [{"name": "best", "about": "", "parts": in_words(where["time_parts_s"])}],
             }
         ],
         "models": [model_view(plan, chip)],

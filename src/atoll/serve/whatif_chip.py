@@ -30,6 +30,7 @@ from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.identity import code_words, this_code
 from atoll.placement.plan import Placement
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
+from atoll.step.parts import in_words
 from atoll.store import fingerprint
 from atoll.store.fingerprint import CODE
 from atoll.workload import widths
@@ -179,7 +180,6 @@ class ChipWhatIf:
         self, priced: Priced, design: Mapping[str, Any], placement: Placement
     ) -> dict[str, Any]:
         variant = priced.variants.variants[0]
-        parts = placement.time_parts_s
         energy = step_energy(
             priced,
             0,
@@ -202,7 +202,7 @@ class ChipWhatIf:
             "mfu": samples * flops / (peak * placement.devices),
             "power_W": energy.power_W,
             "energy_per_token_J": energy.per_token_J,
-            "parts_s": dict(parts),
+            "parts_s": in_words(placement.time_parts_s),
             "memory_bytes": dict(worst.memory_bytes),
             "pipeline": placement.pipeline,
             "tensor": placement.tensor,

@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
+from atoll.step.parts import in_words
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layout import SCHEDULES, Layout
 from atoll.training.request import make_run
@@ -128,7 +129,7 @@ def figures(found: Estimate) -> dict[str, Any]:
         "samples_per_s": found.run.global_batch / found.step.time_s,
         "tokens_per_s_per_device": found.tokens_per_s_per_device,
         "mfu": found.mfu,
-        "parts_s": {name.replace("_", " "): s for name, s in told["breakdown_s"].items()},
+        "parts_s": in_words(told["breakdown_s"]),
         "memory_bytes": memory["parts"] | {"reserve": memory["needed"] - memory["total"]},
         "memory_capacity_bytes": memory["capacity"],
         "pipeline": found.layout.pp,

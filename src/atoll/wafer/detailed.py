@@ -130,7 +130,7 @@ class _Replayer:
             1.0 / len(mapping.stages),
         )  # fmt: skip
         self.tables = tables_of(self.block, self.stage.digits, setting, genes)
-        self.homes_s = found.stages[number].parts_s["weights and optimizer"]
+        self.homes_s = found.stages[number].parts_s["sharded_weights"]
         same = (mapping.streaming, mapping.algorithm)
         self.ways = genes.collectives or (same,) * len(genes.codes)
         self.stream_way = same

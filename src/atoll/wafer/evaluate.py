@@ -229,9 +229,9 @@ def block_cost(
     )
     parts = {
         "compute": float(row[COMPUTE_S]),
-        "resharding": float(row[LINKS_S]),
-        "weights and optimizer": float(row[HOMES_S]),
-        "recomputation": float(row[RERUN_S]),
+        "tensor_parallel": float(row[LINKS_S]),  # tensors that change their layout
+        "sharded_weights": float(row[HOMES_S]),  # gradient sums and the optimizer included
+        "recompute": float(row[RERUN_S]),
         "offload": float(row[AWAY_S]),
     }
     weight = sum(

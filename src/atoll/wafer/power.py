@@ -14,6 +14,6 @@ def running_power_W(wafer: Wafer, found: Evaluation) -> float:
     rounds = found.mapping.microbatches
     busy = 0.0
     for stage, cost in zip(found.mapping.stages, found.stages, strict=True):
-        work = cost.parts_s["compute"] + cost.parts_s["recomputation"]
+        work = cost.parts_s["compute"] + cost.parts_s["recompute"]
         busy += stage.rectangle.size * stage.layers * rounds * work / found.step_s
     return static + dynamic_peak * busy / wafer.dies

@@ -44,7 +44,7 @@ def placement_of(found: Evaluation) -> Placement:
     data = parts_of(mapping.stages[0].block.stream, mapping.stages[0].digits).get("b", 1)
     for stage, cost in zip(mapping.stages, found.stages, strict=True):
         dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == AGAIN]
-        again = cost.parts_s["recomputation"] * stage.layers
+        again = cost.parts_s["recompute"] * stage.layers
         stages.append(
             Stage(
                 layers=(f"block x{stage.layers}",),
@@ -82,9 +82,9 @@ def time_parts_s(found: Evaluation) -> dict[str, float]:
     cost, stage = found.stages[slowest], found.mapping.stages[slowest]
     rounds = found.mapping.microbatches
     parts = {name: rounds * stage.layers * value for name, value in cost.parts_s.items()}
-    parts["embedding and head"] = rounds * cost.ends.time_s
-    parts["transfers"] = rounds * cost.transfer_s
-    parts["pipeline fill and drain"] = found.step_s - sum(parts.values())
+    parts["compute"] += rounds * cost.ends.time_s
+    parts["pipeline_sends"] = rounds * cost.transfer_s
+    parts["pipeline_bubble"] = found.step_s - sum(parts.values())
     return {name: max(0.0, v) for name, v in parts.items() if v or name != "offload"}
 
 
