@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atoll.step.bubbles import bubble_s, held, waiting
+from atoll.step.bubbles import bubble_s, held, step_s, waiting
 from atoll.step.orders import ORDERS, SPLIT, chunks_of, groups, passes, route
 from atoll.step.replay import PassTime, Replay, replay
 
@@ -100,6 +100,22 @@ def test_unequal_stages_are_near_their_replay(order, stages, microbatches, vpp):
     step_s = microbatches * max(t.total_s for t in whole)
     step_s += bubble_s(order, whole, microbatches, v)
     assert 0.91 * found.time_s <= step_s <= 1.18 * found.time_s
+
+
+@given(
+    order=st.sampled_from(["1f1b", "gpipe", "zb-h1"]),
+    sizes=st.lists(st.floats(0.5, 2.0), min_size=1, max_size=8),
+    microbatches=st.integers(1, 24),
+    data=st.floats(1.0, 1.5),
+    weight=st.floats(0.2, 1.0),
+)
+@settings(max_examples=80, deadline=None)
+def test_stages_that_differ_only_in_size_take_no_longer_than_the_formula(
+    order, sizes, microbatches, data, weight
+):
+    stages = [PassTime(s, data * s, weight * s) for s in sizes]
+    found = replay(order, [[stage] for stage in stages], microbatches)
+    assert found.time_s <= step_s(order, stages, microbatches) * (1 + 1e-9)
 
 
 @given(stages=st.integers(1, 9), microbatches=st.integers(1, 60))

@@ -10,9 +10,9 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.explore.files import check_folder
-from atoll.export import EXPORTERS, export
+from atoll.export import EXPORTERS, export_run
 from atoll.fabric.nested import collective_s
-from atoll.step.stages import even_sizes, stage_shares
+from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import operator_costs
 from atoll.training.layout import Layout
@@ -165,20 +165,10 @@ def _cluster(best: Estimate) -> dict[str, Any]:
 
 def launch_files(best: Estimate) -> list[dict[str, Any]]:
     """The launch file of every tool that can say the layout; of the others, why not."""
-    run, layout = best.run, best.layout
     found: list[dict[str, Any]] = []
     for target in EXPORTERS:
         try:
-            made = export(
-                target,
-                run.model,
-                layout,
-                sequence=run.sequence,
-                global_batch=run.global_batch,
-                precision=run.precision,
-                devices_per_node=run.network.node,
-                stages=even_sizes(run.model.layers, layout.pp * layout.vpp),
-            )
+            made = export_run(target, best.run, best.layout)
         except AtollError as error:
             found.append({"target": target, "refused": str(error)})
             continue

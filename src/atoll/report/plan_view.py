@@ -8,6 +8,7 @@ from typing import Any
 from atoll.report.folder import Source
 from atoll.report.timeline import plan_timeline
 from atoll.report.timeline_view import timeline_view
+from atoll.step.parts import in_words
 from atoll.training.accuracy import Expected
 from atoll.units import format_bytes, format_mfu, format_seconds
 
@@ -17,13 +18,13 @@ def plan_view(source: Source) -> dict[str, Any]:
     record = source.content
     planned = record["kind"] == "plan"
     rows = [{"name": "this layout", "about": record["layout_words"],
-             "parts": _named(record["breakdown_s"])}]  # fmt: skip
+             "parts": in_words(record["breakdown_s"])}]  # fmt: skip
     for number, other in enumerate(record.get("runners_up", ()), start=1):
         rows.append(
             {
                 "name": f"runner-up {number}",
                 "about": f"{other['layout']} ({other['slower']:+.2%})",
-                "parts": _named(other["breakdown_s"]),
+                "parts": in_words(other["breakdown_s"]),
             }
         )
     timeline = plan_timeline(record["pipeline"])
@@ -50,7 +51,7 @@ def plan_view(source: Source) -> dict[str, Any]:
                         {
                             "name": f"stage {number}",
                             "layers": stage["layers"],
-                            "parts": _named(stage["memory_bytes"]),
+                            "parts": in_words(stage["memory_bytes"]),
                         }
                         for number, stage in enumerate(record["stages"])
                     ],
@@ -67,9 +68,6 @@ def plan_view(source: Source) -> dict[str, Any]:
         "launch": record["launch"],
     }  # fmt: skip
 
-
-def _named(parts: Mapping[str, float]) -> dict[str, float]:
-    return {name.replace("_", " "): value for name, value in parts.items()}
 
 
 def _layer(entry: Mapping[str, Any]) -> dict[str, Any]:
