@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from atoll.errors import AtollError
+from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
-from atoll.training.layout import Layout
 from atoll.training.rows import RunRow, read_runs, run_of
 from atoll.training.run import Run
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, estimate
-from atoll.training.layout import Layout
 from atoll.training.plan import Plan, plan
 from atoll.training.request import make_run
 from atoll.training.run import Run

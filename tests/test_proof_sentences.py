@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.explore.result import Certificate
-from atoll.proof import is_optimal, most_better, proof_sentence, relative_gap, stored_sentence
 from atoll.report.search_view import certificate_words
+from atoll.step.certificate import (
+    is_optimal,
+    most_better,
+    proof_sentence,
+    relative_gap,
+    stored_sentence,
+)
 from atoll.units import counted
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from atoll.proof import relative_gap, stored_sentence, times
+from atoll.step.certificate import relative_gap, stored_sentence, times
 from atoll.step.parts import in_words
 from atoll.units import counted, format_bytes, format_count, format_mfu, format_seconds
 

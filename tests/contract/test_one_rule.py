@@ -27,13 +27,13 @@ from atoll.profile import DEFAULT
 from atoll.report.plan_file import plan_record
 from atoll.report.timeline import placement_timeline, plan_timeline
 from atoll.step.bubbles import held, held_bytes, step_s, waiting
+from atoll.step.layout import Layout
 from atoll.step.orders import passes
 from atoll.step.parts import TIME_PARTS
 from atoll.step.replay import PassTime, replay
 from atoll.step.stages import even_sizes
 from atoll.step.states import STATES, load_states
 from atoll.training.estimate import Estimator
-from atoll.training.layout import Layout
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.step import Pass, StageTime, Stepper

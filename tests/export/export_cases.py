@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.export import Export, export, write_export
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 from atoll.workload.config import load_config
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from export_cases import arguments_of
 
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 
 
 def parsed(

@@ -12,7 +12,7 @@ from export_cases import EXPERTS, SHARDED, Case
 
 from atoll.errors import AtollError
 from atoll.export import write_export
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 

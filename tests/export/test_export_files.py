@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atoll.errors import AtollError
 from atoll.export import EXPORTERS, export, write_export
 from atoll.export.plan import even_stages
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 from atoll.workload.config import load_config
 
 

@@ -12,7 +12,7 @@ from megatron_machine import parsed
 
 from atoll.errors import AtollError
 from atoll.export import export, write_export
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 from atoll.workload.build import build_model
 from atoll.workload.config import load_config, zoo_names
 from atoll.workload.model_config import ModelConfig

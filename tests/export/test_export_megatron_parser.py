@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from megatron_machine import parsed
 
 from atoll.errors import AtollError
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 from atoll.workload.config import load_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own

@@ -16,7 +16,7 @@ from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 
 from atoll.errors import AtollError
 from atoll.export.nemo import PRECISION, RECIPES
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 

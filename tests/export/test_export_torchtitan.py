@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from atoll.errors import AtollError
 from atoll.export import write_export
 from atoll.export.torchtitan_models import FLAVORS, Flavor, model_arguments
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 from atoll.workload.build import build_model
 from atoll.workload.config import load_config
 

@@ -16,8 +16,8 @@ from atoll.errors import AtollError
 from atoll.serve.change import Change, parse_change
 from atoll.serve.whatif_chip import ChipWhatIf, job_of
 from atoll.serve.whatif_plan import PlanWhatIf, layout_of
+from atoll.step.layout import SCHEDULES, Layout
 from atoll.store import RunReader
-from atoll.training.layout import SCHEDULES, Layout
 
 
 def designs_of(folder: Path) -> tuple[ChipWhatIf, list[dict[str, Any]], dict[str, Any]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from training_cases import dense, gpu, mixture, small_run
 
+from atoll.step.layout import Layout
 from atoll.training.accuracy import DEVICES, EXPERTS, FP8, expected_error
 from atoll.training.estimate import estimate
-from atoll.training.layout import Layout
 
 ONE = Layout(dp=8)
 DOCS = Path(__file__).parents[2] / "docs/training.md"

@@ -23,9 +23,9 @@ from training_cases import (
 )
 
 from atoll.errors import AtollError, InfeasibleError
+from atoll.step.layout import Layout
 from atoll.training.bounds import Table, figures, memory_bounds_bytes, time_bounds_s
 from atoll.training.estimate import Estimate, Estimator, estimate
-from atoll.training.layout import Layout
 from atoll.training.plan import plan
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run

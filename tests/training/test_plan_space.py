@@ -9,7 +9,7 @@ import pytest
 from training_cases import all_layouts, dense, grouped, is_allowed, mixture, small_run
 
 from atoll.errors import AtollError
-from atoll.training.layout import SCHEDULES, Layout
+from atoll.step.layout import SCHEDULES, Layout
 from atoll.training.run import Run
 from atoll.training.space import Axes
 

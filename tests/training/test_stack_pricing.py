@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from training_cases import dense, gpu, grouped, small_run
 
+from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.layers import LayerCost
-from atoll.training.layout import Layout
 from atoll.training.pricing import Cost, Pricer
 from atoll.training.run import Run
 from atoll.training.stack import EAGER, STACKS

@@ -23,11 +23,11 @@ from training_cases import (
 
 from atoll.errors import AtollError
 from atoll.fabric.network import Network
+from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes, stage_counts
 from atoll.step.states import STATES
 from atoll.training.estimate import ACCUMULATED_BYTES, Estimate, Estimator, estimate
 from atoll.training.layers import HALF
-from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import Run

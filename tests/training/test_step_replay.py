@@ -8,9 +8,9 @@ import pytest
 from training_cases import dense, mixture, small_run
 
 from atoll.step.bubbles import held_bytes
+from atoll.step.layout import Layout
 from atoll.step.replay import PassTime, replay
 from atoll.training.estimate import Estimator
-from atoll.training.layout import Layout
 from atoll.training.memory import losses_in_flight
 from atoll.training.replay import replay_estimate, stage_passes
 from atoll.training.stack import MEGATRON

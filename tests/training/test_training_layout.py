@@ -8,7 +8,7 @@ import pytest
 from training_cases import dense, grouped, mixture, small_run
 
 from atoll.errors import AtollError
-from atoll.training.layout import Layout, check_layout
+from atoll.step.layout import Layout, check_layout
 from atoll.training.request import make_layout, make_run
 from atoll.workload.model_config import ModelConfig
 

@@ -11,9 +11,9 @@ from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.step.layout import Layout, check_layout
 from atoll.step.states import STATES
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.layout import Layout, check_layout
 from atoll.training.run import Run
 from atoll.training.space import Axes, block_of, variants
 from atoll.training.stack import STACKS

@@ -44,8 +44,8 @@ from atoll.explore.tighten import tighten
 from atoll.explore.trial import Placed, Rule, Shape, Trial, replayed, try_chip
 from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space
-from atoll.proof import relative_gap
 from atoll.schedule.solve import Effort
+from atoll.step.certificate import relative_gap
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -19,8 +19,8 @@ from atoll.export.nemo import nemo
 from atoll.export.plan import Export, Plan, Values, make_plan
 from atoll.export.torchtitan import VALUES as TORCHTITAN_VALUES
 from atoll.export.torchtitan import torchtitan
+from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
-from atoll.training.layout import Layout
 from atoll.training.run import Run
 from atoll.workload.model_config import ModelConfig
 from atoll.yamlfile import suggestion

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.training.layout import Layout, check_layout
+from atoll.step.layout import Layout, check_layout
 from atoll.workload.model_config import ModelConfig
 
 Values = dict[str, tuple[Any, ...]]

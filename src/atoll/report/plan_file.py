@@ -12,10 +12,10 @@ from atoll.errors import AtollError
 from atoll.explore.files import check_folder
 from atoll.export import EXPORTERS, export_run
 from atoll.fabric.nested import collective_s
+from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import operator_costs
-from atoll.training.layout import Layout
 from atoll.training.plan import Plan
 from atoll.training.replay import replay_estimate, step_passes
 from atoll.training.run import Run

@@ -8,12 +8,12 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.hardware import accelerator_area_mm2, area_parts, load_accelerator
-from atoll.proof import stored_sentence
 from atoll.report.folder import Source
 from atoll.report.sensitivity import chip_of, sensitivity
 from atoll.report.space_view import job_of, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
+from atoll.step.certificate import stored_sentence
 from atoll.step.parts import in_words
 from atoll.units import NOT_COUNTED, counted, format_seconds
 

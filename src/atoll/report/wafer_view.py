@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.proof import stored_sentence
 from atoll.report.folder import Source
 from atoll.report.search_view import model_view
+from atoll.step.certificate import stored_sentence
 from atoll.step.parts import in_words
 from atoll.units import NOT_COUNTED, format_bytes, format_seconds
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.proof import stored_sentence
 from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
+from atoll.step.certificate import stored_sentence
 from atoll.store import FILE, ProgressPoint, RunReader
 
 PLAN = "plan.json"

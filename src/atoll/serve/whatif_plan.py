@@ -9,9 +9,9 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
+from atoll.step.layout import SCHEDULES, Layout
 from atoll.step.parts import in_words
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.layout import SCHEDULES, Layout
 from atoll.training.request import make_run
 from atoll.training.run import Run
 

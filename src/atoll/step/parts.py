@@ -1,4 +1,5 @@
-"""The parts of a step's time by name: one list for searched chips, devices and wafers."""
+"""The parts of a step's time and of a device's memory by name: one list each for searched chips,
+devices and wafers."""
 
 from __future__ import annotations
 
@@ -21,6 +22,21 @@ TIME_PARTS = (
 )
 """Of the slowest stage, but for what all stages wait for; a part that a program has not is left
 out, and those that it has add up to its step."""
+
+MEMORY_PARTS = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "transient",
+    "buffers",
+    "guests",
+)
+"""Bytes of one device at its peak: what the states hold, what microbatches in flight keep, the
+logits of the loss, what one block rebuilds or uses while its backward pass runs, buffers of
+collectives and transfers, and on a wafer other stages' tensors. A part that a program has not is
+left out; those that it has add up to the peak."""
 
 
 def in_words(parts: Mapping[str, float]) -> dict[str, float]:

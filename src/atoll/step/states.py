@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from atoll.errors import AtollError
 from atoll.yamlfile import suggestion
+
+N = TypeVar("N", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,17 @@ class States:
     def held(self) -> float:
         """All that a device keeps of a parameter that is not divided."""
         return self.weight + self.gradient + self.optimizer
+
+    def parts(self, whole: N, divided: N, zero: int) -> tuple[N, N, N]:
+        """Bytes of weights, gradients and optimizer state on one rank that holds so many
+        parameters, or so many of them where all ranks that share them divide them: from ZeRO 1 on
+        the optimizer's, from 2 on gradients, from 3 on weights (Rajbhandari et al., SC 2020).
+        """
+        return (
+            self.weight * (divided if zero >= 3 else whole),
+            self.gradient * (divided if zero >= 2 else whole),
+            self.optimizer * (divided if zero >= 1 else whole),
+        )
 
 
 # Adam, but for the last. Moved by a step: gradient, master, both moments read; master, moments,

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.proof import relative_gap
+from atoll.step.certificate import relative_gap
 from atoll.store.lock import holder_of
 from atoll.store.schema import (
     COVERED,

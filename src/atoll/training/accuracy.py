@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 from atoll.training.run import Run
 
 VALIDATED = ("a100-40", "a100-80", "h100", "h200", "v100", "v100-16")

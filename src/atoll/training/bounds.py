@@ -20,10 +20,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.step.layout import Layout
 from atoll.step.stages import stage_counts
 from atoll.training.estimate import accumulation_s, update_s
 from atoll.training.layers import LayerCost, choices_of
-from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, FRAGMENTATION
 from atoll.training.run import Run
 from atoll.training.space import Block
@@ -261,16 +261,14 @@ def _needed_bytes(run: Run, table: Table) -> Floats:
 
 def _states_bytes(run: Run, table: Table, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:
     """Weights and optimizer, and gradients, of so many parameters a stage."""
-    expert_ranks = np.maximum(1, table.ranks // table.ep)
-
-    def share(stage: int) -> Floats:
-        divided = table.zero >= stage
-        own = dense / np.where(divided, table.ranks, 1)
-        return np.asarray(own + expert / np.where(divided, expert_ranks, 1), dtype=np.float64)
-
-    states = run.states
-    held = states.weight * share(3) + states.optimizer * share(1)
-    return held, states.gradient * share(2)
+    divided = dense / table.ranks + expert / np.maximum(1, table.ranks // table.ep)
+    held, gradients = np.empty(len(table)), np.empty(len(table))
+    for zero in np.unique(table.zero):
+        rows = table.zero == zero
+        whole = (dense + expert)[rows]
+        weights, gradients[rows], optimizer = run.states.parts(whole, divided[rows], int(zero))
+        held[rows] = weights + optimizer
+    return held, gradients
 
 
 def _in_flight(table: Table) -> Floats:

@@ -10,11 +10,11 @@ from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.step.bubbles import bubble_s
+from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import LATE
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
 from atoll.training.layers import HALF, LayerCost, Share, choices_of, layer_costs
-from atoll.training.layout import Layout, check_layout
 from atoll.training.memory import Memory, stage_memory
 from atoll.training.pricing import Pricer
 from atoll.training.run import Run
@@ -331,7 +331,7 @@ def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float
     are reduced, and a rank's part is added (under ZeRO 3 copies are within what was fitted to
     gathers). Linear in the parameters.
     """
-    own = _divided(layout, dense, expert) if layout.zero >= 2 else dense + expert
+    own = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
     moved = own * ACCUMULATED_BYTES if m > 1 else 0.0
     if layout.zero == 2:
         moved += (dense + expert) * (HALF + run.states.reduced)
@@ -343,7 +343,7 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     Linear in the parameters.
     """
     gpu = run.gpu
-    own = _divided(layout, dense, expert) if layout.zero >= 1 else dense + expert
+    own = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
     least = LEAST_BYTES["adamw_fp32_step"]
     excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / least
     if run.states.name == "bf16":
@@ -353,12 +353,6 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
 
 def _no_longer(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(a <= b for a, b in zip(one, other, strict=True))
-
-
-def _divided(layout: Layout, dense: float, expert: float) -> float:
-    """What one rank holds of a stage's parameters where all that share them divide them."""
-    ranks = layout.dp * layout.cp
-    return dense / ranks + expert / max(1, ranks // layout.ep)
 
 
 def _parameters(chunks: Sequence[Share], shared: int) -> tuple[float, float]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
-from atoll.training.layout import Layout
 from atoll.training.search import Bools, Space
 from atoll.units import format_bytes, format_seconds
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from atoll.training.layout import Layout
+from atoll.step.layout import Layout
 from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies, total
 from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer, Model

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.step.bubbles import held_bytes
+from atoll.step.layout import Layout
 from atoll.training.layers import LayerCost
-from atoll.training.layout import Layout
 from atoll.training.run import Run
 
 CONTEXT_BYTES = 3.6e9  # outside the allocator: driver context (1.6 GB) and collective buffers
@@ -89,16 +89,10 @@ def stage_memory(
     """The peak of one stage that holds so many of each layer."""
     dense = sum(cost.parameters * n for cost, n in layers) - shared_parameters
     expert = sum(cost.expert_parameters * n for cost, n in layers)
-    ranks = layout.dp * layout.cp
-    expert_ranks = max(1, ranks // layout.ep)
     states = run.states
-
-    def share(divided: bool) -> float:
-        return dense / (ranks if divided else 1) + expert / (expert_ranks if divided else 1)
-
-    weights = states.weight * share(layout.zero >= 3)
-    gradients = states.gradient * share(layout.zero >= 2)
-    optimizer = states.optimizer * share(layout.zero >= 1)
+    weights, gradients, optimizer = states.parts(
+        dense + expert, layout.divided(dense, expert), layout.zero
+    )
     activations = held_bytes(
         layout.schedule,
         layout.pp,

@@ -11,7 +11,7 @@ import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
-from atoll.proof import is_optimal, most_better, percent_at_most, relative_gap
+from atoll.step.certificate import is_optimal, most_better, percent_at_most, relative_gap
 from atoll.training.estimate import Estimate
 from atoll.training.run import Run
 from atoll.training.search import Found, Space, Usable

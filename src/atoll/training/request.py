@@ -7,9 +7,9 @@ from math import inf
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
+from atoll.step.layout import Layout, check_positive
 from atoll.step.states import load_states
 from atoll.training.layers import block_names, experts_of
-from atoll.training.layout import Layout, check_positive
 from atoll.training.run import Run
 from atoll.training.stack import load_stack
 from atoll.workload.config import load_model

@@ -9,8 +9,8 @@ from functools import lru_cache
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, gpu_name, load_gpu
+from atoll.step.layout import Layout
 from atoll.step.states import STATES
-from atoll.training.layout import Layout
 from atoll.training.memory import CONTEXT_BYTES, Memory
 from atoll.training.run import Run
 from atoll.training.run_table import MOST_LAYERS, RunRow

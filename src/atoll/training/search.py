@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
+from atoll.step.layout import Layout
 from atoll.training.bounds import Figures, Table, figures, memory_bounds_bytes, time_bounds_s
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.layout import Layout
 from atoll.training.run import Run
 from atoll.training.space import Axes, Block, block_of, variants
 

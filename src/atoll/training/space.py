@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.training.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, Layout
+from atoll.step.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, Layout
 from atoll.training.run import Run
 
 Ints = NDArray[np.int64]

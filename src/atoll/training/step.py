@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
+from atoll.step.layout import Layout
 from atoll.step.replay import PassTime
 from atoll.training.layers import LayerCost, Share
-from atoll.training.layout import Layout
 from atoll.training.policies import TensorLink
 from atoll.training.run import Run
 
@@ -289,8 +289,7 @@ class Stepper:
     def _groups(self, dense: float, expert: float) -> tuple[tuple[float, int, int], ...]:
         """Dense and expert parameters with the size and stride of the ranks that share them."""
         layout = self.layout
-        ranks = layout.dp * layout.cp
         return (
-            (dense, ranks, layout.tp),
-            (expert, max(1, ranks // layout.ep), layout.tp * layout.ep),
+            (dense, layout.ranks, layout.tp),
+            (expert, layout.expert_ranks, layout.tp * layout.ep),
         )

@@ -18,8 +18,8 @@ from pathlib import Path
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
+from atoll.step.layout import Layout
 from atoll.step.states import STATES
-from atoll.training.layout import Layout
 from atoll.training.run import Run
 from atoll.training.run_table import MOST_LAYERS, RunRow
 from atoll.training.stack import load_stack

@@ -13,8 +13,8 @@ import numpy as np
 
 from atoll.csvfile import write_csv
 from atoll.errors import AtollError
+from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.layout import Layout
 from atoll.training.rows import peak_of, run_of
 from atoll.training.run import Run
 from atoll.training.run_table import RunRow, read_runs

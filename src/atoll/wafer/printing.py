@@ -10,7 +10,7 @@ from rich.table import Table
 
 from atoll.placement.plan import Placement
 from atoll.printing import console_for_output, print_bars
-from atoll.proof import stored_sentence
+from atoll.step.certificate import stored_sentence
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.draw import offloaded
 from atoll.wafer.estimate import WaferEstimate

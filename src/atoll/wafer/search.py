@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.errors import InfeasibleError
-from atoll.proof import relative_gap
+from atoll.step.certificate import relative_gap
 from atoll.units import format_bytes
 from atoll.wafer.block import make_block
 from atoll.wafer.bounds import Lowest, StepBound

@@ -51,6 +51,20 @@ class Layout:
         """Devices that together hold one copy of the model."""
         return self.tp * self.pp * self.cp
 
+    @property
+    def ranks(self) -> int:
+        """Devices that share each dense parameter."""
+        return self.dp * self.cp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Devices that share each expert's parameters."""
+        return max(1, self.ranks // self.ep)
+
+    def divided(self, dense: float, expert: float) -> float:
+        """What one rank holds of these parameters where all that share them divide them."""
+        return dense / self.ranks + expert / self.expert_ranks
+
     def microbatches(self, global_batch: int) -> int:
         """Microbatches that each rank runs in a step."""
         return global_batch // (self.dp * self.microbatch)
