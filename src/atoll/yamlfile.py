@@ -60,6 +60,16 @@ def load_yaml(path: str | Path, model: type[M]) -> M:
     return parse_yaml(text, model, str(path))
 
 
+def fields_of(path: str | Path) -> tuple[str, ...]:
+    """The names at the top of a file, by which its kind is known; none where it cannot be read."""
+    try:
+        root = _Loader(Path(path).read_text(encoding="utf-8")).get_single_node()
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return ()
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    return tuple(str(key.value) for key, _ in pairs)
+
+
 def parse_yaml(text: str, model: type[M], where: str) -> M:
     """The same for text already in hand; `where` names it in the sentences."""
     try:

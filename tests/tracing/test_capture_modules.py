@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import atoll  # noqa: E402
 from atoll.hardware.gpu import load_gpu  # noqa: E402
 from atoll.training.layers import layer_costs  # noqa: E402
-from atoll.training.pricing import Pricer  # noqa: E402
+from atoll.training.pricing import GpuPricer  # noqa: E402
 from atoll.training.stack import load_stack  # noqa: E402
 from atoll.workload import Layer, StoredModel, prepare, widths  # noqa: E402
 
@@ -154,7 +154,7 @@ def test_a_convolutions_kernel_is_no_row_of_experts() -> None:
             return self.out(mixed).sum()
 
     model = atoll.capture(Mixer, (torch.empty(2, 16, 64, device="meta"),))
-    pricer = Pricer(load_gpu("h200"), load_stack("eager"), stored=True)
+    pricer = GpuPricer(load_gpu("h200"), load_stack("eager"), stored=True)
     for cost in layer_costs(prepare(model, 1), pricer):
         assert cost.experts == 0
         assert cost.expert_parameters == 0

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from training_cases import dense, gpu, grouped, small_run
 
+from atoll.cost.pricer import Cost
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.layers import LayerCost
-from atoll.training.pricing import Cost, Pricer
+from atoll.training.pricing import GpuPricer
 from atoll.training.run import Run
 from atoll.training.stack import EAGER, STACKS
 
@@ -114,5 +115,5 @@ def test_costs_add_and_scale() -> None:
     one = Cost(1.0, 2.0, 3.0, 4)
     assert (one + one).total_s == 12.0
     assert one.times(2) == one + one
-    pricer = Pricer(gpu(), STACKS["megatron"])
+    pricer = GpuPricer(gpu(), STACKS["megatron"])
     assert pricer.product_s(512, 512, 512, 1, "bf16", 512) > 0

@@ -10,7 +10,7 @@ import pytest
 from atoll.cost.vector import OPERATIONS
 from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
-from atoll.training.pricing import Pricer
+from atoll.training.pricing import GpuPricer
 from atoll.training.stack import STACKS
 from atoll.workload import Layer, Model, Role, build_model, config_from_hf, fuse, shard, widths
 from atoll.workload.families_dense import DENSE
@@ -122,7 +122,7 @@ def flops(layer: Layer, kind: str) -> int:
 @pytest.mark.parametrize("name", NAMES)
 def test_chips_and_gpus_price_every_operator(name: str) -> None:
     gpu = load_gpu("h100")
-    pricers = [Pricer(gpu, STACKS[stack]) for stack in ("megatron", "eager")]
+    pricers = [GpuPricer(gpu, STACKS[stack]) for stack in ("megatron", "eager")]
     for layer, _ in built(name).layers:
         for op in (*layer.forward, *layer.backward):
             for work in op.vectors:

@@ -27,7 +27,11 @@ Network = Annotated[
     str | None, typer.Option(help="Network of the catalogue or a file; default: the device's.")
 ]
 Stack = Annotated[
-    str, typer.Option(help="Software: megatron, nemo, fsdp, modular, compiled, eager, xla...")
+    str | None,
+    typer.Option(
+        help="Software: megatron, nemo, fsdp, modular, compiled, eager, xla... Default: megatron, "
+        "and for a chip of the template chip."
+    ),
 ]
 States = Annotated[
     str, typer.Option(help="Bytes of states: mixed (fp32 gradients), mixed16, bf16, fp32.")
@@ -90,7 +94,7 @@ def estimate(
         str | None, typer.Option(help="1f1b, interleaved, zb-h1, zb-h2 or gpipe.")
     ] = None,
     network: Network = None,
-    stack: Stack = "megatron",
+    stack: Stack = None,
     states: States = "mixed",
     precision: Precision = None,
     attention: Attention = "flash",
@@ -176,7 +180,7 @@ def plan(
         typer.Option(help="Of pipelines; values to try; default 1f1b (and interleaved)."),
     ] = None,
     network: Network = None,
-    stack: Stack = "megatron",
+    stack: Stack = None,
     states: States = "mixed",
     precision: Precision = None,
     attention: Attention = "flash",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from atoll.cost.gpu_gemm import Floats
-from atoll.hardware.gpu import Gpu
+from atoll.hardware.gpu import ADAM_BYTES, Gpu
 
 # Bytes per element that must move: reads and writes of 16-bit tensors unless said otherwise.
 LEAST_BYTES: Mapping[str, float] = {
@@ -37,7 +37,7 @@ LEAST_BYTES: Mapping[str, float] = {
     "xent_fwd": 18,  # 16-bit logits to fp32, then log-softmax
     "xent_bwd": 18,
     "embed_fwd": 4,
-    "adamw_fp32_step": 28,  # parameter, two moments read and written, gradient read
+    "adamw_fp32_step": ADAM_BYTES,
 }
 STREAMING = ("add_fwd", "add_bwd", "mul_fwd", "mul_bwd")  # their bytes are known, not calibrated
 KERNELS: Mapping[str, int] = {"mul_bwd": 2, "layernorm_bwd": 2, "rmsnorm_bwd": 2, "dropout_fwd": 2}

@@ -1,4 +1,4 @@
-"""A search's result on disk: a folder with result.json and designs.csv."""
+"""A search's result on disk: a folder with result.json, designs.csv and chip.yaml."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.explore.result import SearchResult
+from atoll.hardware.device import chip_yaml
 
 RESULT = "result.json"
 DESIGNS = "designs.csv"
+CHIP = "chip.yaml"
+"""The best chip, as `--device` of plan and estimate reads it."""
 
 
 def check_folder(folder: Path) -> None:
@@ -36,6 +39,7 @@ def write_result(result: SearchResult, folder: Path) -> None:
     writer.writerows(result.designs)
     contents = {
         DESIGNS: text.getvalue(),
+        CHIP: chip_yaml(result.best.accelerator, "found", result.network),
         RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
     }
     written: list[Path] = []

@@ -82,6 +82,7 @@ class AcceleratorFile(FileModel):
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
     clock: Frequency
     hbm: HbmFile
+    network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
 
     def accelerator(self) -> Accelerator:
         return Accelerator(
@@ -148,7 +149,12 @@ class NetworkFile(FileModel):
 
 def load_accelerator(name_or_path: str | Path) -> Accelerator:
     """A chip of the catalogue, or of a user's YAML file."""
-    return _load("accelerator", name_or_path, AcceleratorFile).accelerator()
+    return load_accelerator_file(name_or_path).accelerator()
+
+
+def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
+    """The same as it is written, with the network that such chips sit on."""
+    return _load("accelerator", name_or_path, AcceleratorFile)
 
 
 def load_network(name_or_path: str | Path) -> Network:

@@ -32,6 +32,7 @@ from atoll.yamlfile import (
 )
 
 Dtype = Literal["bf16", "fp16", "fp8"]
+ADAM_BYTES = 28  # an element of an fp32 step: parameter, moments read and written, gradient read
 ELEMENT_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
 
 
@@ -118,6 +119,22 @@ class Gpu:
     def half_dtype(self) -> str:
         """The 16-bit format that training uses here."""
         return "fp16" if self.bf16_flops is None else "bf16"
+
+    @property
+    def stream_Bps(self) -> float:
+        """HBM bandwidth that streaming operators reach."""
+        return self.calibration.vector_hbm * self.hbm_Bps
+
+    @property
+    def optimizer_traffic(self) -> float:
+        """Bytes that an fp32 optimizer's step moves over those that it must."""
+        return self.calibration.traffic_bytes("adamw_fp32_step") / ADAM_BYTES
+
+    def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Gpu:
+        """The same device with another memory."""
+        return replace(
+            self, hbm_bytes=hbm_bytes or self.hbm_bytes, hbm_Bps=hbm_Bps or self.hbm_Bps
+        )
 
     def loop_flops(self, dtype: str = "bf16") -> float:
         """Rate of the inner loop of an endless tile: the roof of the matrix model.

@@ -118,10 +118,11 @@ def _operators(best: Estimate) -> list[dict[str, Any]]:
     model = estimator.model(layout)
     found = []
     for layer, repeat in model.layers:
+        costs = operator_costs(layer, estimator.pricer, layout)
         for name, operators in (("forward", layer.forward), ("backward", layer.backward)):
             rows, clock = [], 0.0
-            costs = operator_costs(layer, operators, estimator.pricer, layout)
-            for op, cost in zip(operators, costs, strict=True):
+            for op in operators:
+                cost = costs[op.name]
                 seconds, lane = cost.total_s, _lane(cost.matrix_s, cost.attention_s, cost.vector_s)
                 if op.collective is not None:
                     moved = op.collective
@@ -208,7 +209,7 @@ def _faster(run: Run) -> dict[str, Callable[[float], Run]]:
         return changed
 
     def memory(factor: float) -> Run:
-        return replace(run, gpu=replace(run.gpu, hbm_Bps=run.gpu.hbm_Bps * factor))
+        return replace(run, gpu=run.gpu.with_hbm(hbm_Bps=run.gpu.hbm_Bps * factor))
 
     links = {
         f"{level.name} link bandwidth": network(i) for i, level in enumerate(run.network.levels)

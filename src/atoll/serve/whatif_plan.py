@@ -108,9 +108,9 @@ class PlanWhatIf:
         if key not in self._estimators:
             gpu = base.gpu
             if change.hbm_GiB:
-                gpu = replace(gpu, hbm_bytes=round(change.hbm_GiB * GIB))
+                gpu = gpu.with_hbm(hbm_bytes=round(change.hbm_GiB * GIB))
             if change.hbm_GBps:
-                gpu = replace(gpu, hbm_Bps=change.hbm_GBps * 1e9)
+                gpu = gpu.with_hbm(hbm_Bps=change.hbm_GBps * 1e9)
             network = scaled(base.network, change.link)
             if len(self._estimators) >= KEPT:
                 del self._estimators[next(iter(self._estimators))]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.step.orders import LATE, chunks_of, groups
+from atoll.step.orders import LATE, arrivals, chunks_of, groups
 from atoll.step.replay import PassTime
 
 
@@ -29,6 +29,36 @@ def step_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int =
     """Seconds of all microbatches; `stages` are the passes of one through all chunks of a stage."""
     slowest_s = max(stage.total_s for stage in stages)
     return microbatches * slowest_s + bubble_s(order, stages, microbatches, vpp)
+
+
+def step_with_transfers_s(
+    order: str,
+    stages: Sequence[PassTime],
+    microbatches: int,
+    vpp: int,
+    transfer_s: Sequence[float],
+    shown: float = 1.0,
+) -> float:
+    """The same where a stage's pass begins with the transfer of what it needs from another stage:
+    so many seconds into each stage. Of a transfer the part `shown` is waited for, but of the first
+    microbatch's, which have nothing to hide behind, all.
+    """
+    came = arrivals(order, len(stages), chunks_of(order, vpp))
+    longer = [
+        PassTime(
+            stage.forward_s + shown * activations * wire_s,
+            stage.backward_s + shown * gradients * wire_s,
+            stage.weight_s,
+        )
+        for stage, (activations, gradients), wire_s in zip(stages, came, transfer_s, strict=True)
+    ]
+    slowest = max(range(len(stages)), key=lambda i: longer[i].total_s)
+    first_s = sum(
+        sum(n) * wire_s
+        for i, (n, wire_s) in enumerate(zip(came, transfer_s, strict=True))
+        if i != slowest
+    )
+    return step_s(order, longer, microbatches, vpp) + (1.0 - shown) * first_s
 
 
 def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:

@@ -18,7 +18,7 @@ missing are left out of the order for the least number that fills the pipeline.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, repeat
+from itertools import chain, pairwise, repeat
 from typing import Literal, NamedTuple, get_args
 
 OrderName = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
@@ -53,6 +53,17 @@ def route(order: str, stages: int, chunks: int, microbatch: int) -> list[tuple[i
         # Odd microbatches enter at the last stage, through the chunks that mirror the even ones'.
         return down if microbatch % 2 == 0 else [(s, 1) for s in reversed(range(stages))]
     return [(s, c) for c in range(chunks) for s in range(stages)]
+
+
+def arrivals(order: str, stages: int, chunks: int) -> tuple[tuple[float, float], ...]:
+    """For every stage, activations and gradients that a microbatch brings it from other stages."""
+    found = [[0.0, 0.0] for _ in range(stages)]
+    for microbatch in range(2):  # in dualpipe every second one comes from the other end
+        for (one, _), (two, _) in pairwise(route(order, stages, chunks, microbatch)):
+            if one != two:
+                found[two][0] += 0.5
+                found[one][1] += 0.5
+    return tuple((activations, gradients) for activations, gradients in found)
 
 
 def passes(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> list[Pass]:

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.step.layout import Layout
+from atoll.step.orders import arrivals
 from atoll.step.stages import stage_counts
 from atoll.training.estimate import accumulation_s, update_s
 from atoll.training.layers import LayerCost, choices_of
-from atoll.training.memory import CONTEXT_BYTES, FRAGMENTATION
 from atoll.training.run import Run
 from atoll.training.space import Block
 from atoll.training.step import Stepper
@@ -179,8 +179,10 @@ def _beside_s(
     """What a step takes beside its passes, where the mean stage has so many parameters."""
     boundary = max((cost.boundary_bytes for cost in costs if cost.is_block), default=0)
     one_way_s = Stepper(run, layout).send_s(boundary)
-    sends_s = m * 2 * one_way_s * layout.vpp * (1 - run.stack.overlap.pipeline)
-    sends_s += 2 * (layout.pp - 1) * one_way_s
+    # No stage gets less than the least; of the first microbatch all get theirs but the slowest.
+    came = [sum(n) for n in arrivals(layout.schedule, layout.pp, layout.vpp)]
+    shown = 1 - run.stack.overlap.pipeline
+    sends_s = one_way_s * ((m - 1) * shown * min(came) + (1 - shown) * (sum(came) - max(came)))
     parameters_s = m * accumulation_s(run, layout, m, dense, expert)
     return sends_s + parameters_s + update_s(run, layout, dense, expert) + run.stack.step_s
 
@@ -256,7 +258,8 @@ def _needed_bytes(run: Run, table: Table) -> Floats:
         either = np.maximum(gradients[:, None], activations)
         together = np.where(table.zero[:, None] < 2, either, together)
     held = np.maximum((mean_states + mean_gradients)[:, None], states[:, None] + together)
-    return np.asarray(held * (1 + FRAGMENTATION) + CONTEXT_BYTES, dtype=np.float64)
+    needed = held * (1 + run.stack.fragmentation) + run.stack.context_bytes
+    return np.asarray(needed, dtype=np.float64)
 
 
 def _states_bytes(run: Run, table: Table, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atoll.cost.gpu_vector import LEAST_BYTES
+from atoll.cost.pricer import Pricer
 from atoll.errors import AtollError
+from atoll.hardware.device import Chip
 from atoll.notebook import answer_html, bar_text
-from atoll.step.bubbles import bubble_s
+from atoll.profile import DEFAULT
+from atoll.schedule.chip import ChipPricer
+from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import LATE
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
 from atoll.training.layers import HALF, LayerCost, Share, choices_of, layer_costs
 from atoll.training.memory import Memory, stage_memory
-from atoll.training.pricing import Pricer
+from atoll.training.pricing import GpuPricer
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Step, Stepper
 from atoll.units import format_bytes, format_mfu, format_seconds
@@ -25,7 +28,6 @@ from atoll.workload.joint import joined
 from atoll.workload.layer import Model
 from atoll.workload.prepare import prepare
 
-ACCUMULATED_BYTES = 6  # three 16-bit passes, or fp32 read and written instead of 16-bit written
 # Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32: fitted on
 # the optimizer times of h200_steps.csv.
 HALF_OPTIMIZER_EXCESS = 1.8
@@ -165,14 +167,7 @@ class Estimator:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.pricer = Pricer(
-            run.gpu,
-            run.stack,
-            run.precision,
-            run.alias,
-            attention=run.attention,
-            stored=run.stored is not None,
-        )
+        self.pricer = _pricer(run)
         self._variants: dict[tuple[int, int, int, int, bool, bool], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, bool], Model] = {}
 
@@ -184,7 +179,12 @@ class Estimator:
         if key not in self._variants:
             model = self._model(layout.microbatch, layout.tp, layout.cp, sp)
             self._variants[key] = layer_costs(
-                model, self.pricer, layout.cp, layout.ep, optimal=optimal
+                model,
+                self.pricer,
+                layout.cp,
+                layout.ep,
+                optimal=optimal,
+                stored=self.run.stored is not None,
             )
         return self._variants[key]
 
@@ -203,7 +203,7 @@ class Estimator:
                 tp,
                 sp,
                 attention="unfused" if self.run.attention == "unfused" else "flash",
-                fusion="none",
+                fusion=self.pricer.fusion,
                 vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
                 whole_periods=False,
             )
@@ -264,6 +264,7 @@ class Estimator:
 
     def _memory(self, stepper: Stepper, stage: int, chunks: Sequence[Share]) -> Memory:
         layers = [pair for chunk in chunks for pair in chunk]
+        entering = max((c.boundary_bytes for c, _ in layers if c.is_block), default=0)
         return stage_memory(
             self.run,
             stepper.layout,
@@ -271,6 +272,7 @@ class Estimator:
             layers,
             stepper.microbatches,
             shared_parameters=self._shared(stepper.layout),
+            entering_bytes=entering if stage > 0 else 0.0,
         )
 
     def _shared(self, layout: Layout) -> int:
@@ -282,20 +284,24 @@ class Estimator:
     ) -> Step:
         run, layout, overlap = self.run, stepper.layout, self.run.stack.overlap
         m = stepper.microbatches
-        slowest = max(stages, key=lambda s: s.total_s)
         boundary = max(
             (c.boundary_bytes for x in shares for k in x for c, _ in k if c.is_block), default=0
         )
         one_way_s = stepper.send_s(boundary)
-        # A microbatch meets one send and one receive in each direction on every stage.
-        sends_s = 2 * one_way_s * layout.vpp * (1 - overlap.pipeline)
+        slowest = max(stages, key=lambda s: s.total_s)
         parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
         accumulate_s = max(accumulation_s(run, layout, m, *p) for p in parameters)
-        steady_s = m * (slowest.total_s + accumulate_s)
-        idle_s = bubble_s(layout.schedule, [s.passes for s in stages], m, layout.vpp)
-        send_total_s = 0.0
-        if layout.pp > 1:
-            send_total_s = m * sends_s + 2 * (layout.pp - 1) * one_way_s
+        passes = [s.passes for s in stages]
+        idle_s = bubble_s(layout.schedule, passes, m, layout.vpp)
+        passes_s = step_with_transfers_s(
+            layout.schedule,
+            passes,
+            m,
+            layout.vpp,
+            [one_way_s] * layout.pp,
+            1.0 - overlap.pipeline,
+        )
+        send_total_s = passes_s - m * slowest.total_s - idle_s
         last_s, before_s = max(stepper.gradient_s(dense, expert) for dense, expert in parameters)
         # A backward pass, stretched where the host's launches set the pace.
         behind_s = slowest.total_s - slowest.forward.total_s
@@ -304,7 +310,7 @@ class Estimator:
             for times, wire_s in ((1, last_s), (m - 1, before_s))
         )
         optimizer_s = max(update_s(run, layout, *p) for p in parameters)
-        parts_s = steady_s + idle_s + send_total_s + gradient_s + optimizer_s + run.stack.step_s
+        parts_s = passes_s + m * accumulate_s + gradient_s + optimizer_s + run.stack.step_s
         time_s = parts_s * run.stack.slack
         total = slowest.forward + slowest.backward
         again = slowest.recompute
@@ -325,6 +331,19 @@ class Estimator:
         )
 
 
+def _pricer(run: Run) -> Pricer:
+    if isinstance(run.gpu, Chip):
+        return ChipPricer(run.gpu.accelerator, run.network, DEFAULT)
+    return GpuPricer(
+        run.gpu,
+        run.stack,
+        run.precision,
+        run.alias,
+        attention=run.attention,
+        stored=run.stored is not None,
+    )
+
+
 def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:
     """A microbatch's gradients added to the sum of those before: by a kernel of its own for 16-bit
     ones, in the product's epilogue for fp32 ones. Under ZeRO 2 all are copied into the buckets that
@@ -332,23 +351,21 @@ def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float
     gathers). Linear in the parameters.
     """
     own = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
-    moved = own * ACCUMULATED_BYTES if m > 1 else 0.0
+    moved = own * run.stack.accumulated_bytes if m > 1 else 0.0
     if layout.zero == 2:
         moved += (dense + expert) * (HALF + run.states.reduced)
-    return moved / (run.gpu.calibration.vector_hbm * run.gpu.hbm_Bps)
+    return moved / run.gpu.stream_Bps
 
 
 def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     """The optimizer's step: bytes of states through HBM, at the calibrated excess of its kernel.
     Linear in the parameters.
     """
-    gpu = run.gpu
     own = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
-    least = LEAST_BYTES["adamw_fp32_step"]
-    excess = gpu.calibration.traffic_bytes("adamw_fp32_step") / least
-    if run.states.name == "bf16":
+    excess = run.gpu.optimizer_traffic
+    if run.states.name == "bf16" and excess > 1.0:
         excess = HALF_OPTIMIZER_EXCESS
-    return own * run.states.update * excess / (gpu.calibration.vector_hbm * gpu.hbm_Bps)
+    return own * run.states.update * excess / run.gpu.stream_Bps
 
 
 def _no_longer(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from atoll.cost.pricer import Cost, Pricer
 from atoll.step.layout import Layout
-from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies, total
-from atoll.training.pricing import Cost, Pricer
+from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies
 from atoll.workload.layer import Layer, Model
 from atoll.workload.operator import Operator, Role, Tensor
 
@@ -92,7 +92,13 @@ def choices_of(costs: Iterable[LayerCost], policy: str) -> tuple[str, ...]:
 
 
 def layer_costs(
-    model: Model, pricer: Pricer, cp: int = 1, ep: int = 1, *, optimal: bool = False
+    model: Model,
+    pricer: Pricer,
+    cp: int = 1,
+    ep: int = 1,
+    *,
+    optimal: bool = False,
+    stored: bool = False,
 ) -> tuple[LayerCost, ...]:
     """Every distinct layer of a prepared (unfused) model.
 
@@ -101,7 +107,14 @@ def layer_costs(
     blocks = block_names(model)
     priced = {
         id(layer): _layer_cost(
-            layer, 1, pricer, cp, ep, layer.name in blocks, model.microbatch, optimal=optimal
+            layer,
+            pricer,
+            cp,
+            ep,
+            layer.name in blocks,
+            model.microbatch,
+            optimal=optimal,
+            stored=stored,
         )
         for layer in {id(layer): layer for layer, _ in model.layers}.values()
     }
@@ -129,7 +142,6 @@ def _list_of(name: str) -> str:
 
 def _layer_cost(
     layer: Layer,
-    repeat: int,
     pricer: Pricer,
     cp: int,
     ep: int,
@@ -137,28 +149,26 @@ def _layer_cost(
     samples: int,
     *,
     optimal: bool,
+    stored: bool,
 ) -> LayerCost:
-    costs = {
-        op.name: pricer.cost(layer, _spread(layer, op, ep), cp, samples)
-        for op in (*layer.forward, *layer.backward)
-    }
-    weight_ops = [op for op in layer.backward if _weighs(op)]
-    data_ops = [op for op in layer.backward if not _weighs(op)]
+    times = pricer.layer(_spread(layer, ep), cp, samples)
+    costs = times.operators
     expert, dense = _parameters(layer)
-    logits = _loss(layer) if pricer.stored else (_head(layer), False, 0.0)
+    logits = _loss(layer) if stored else (_head(layer), False, 0.0)
+    inside = pricer.schedules_links
     known = policies(layer, pricer, costs)
     if optimal and is_block:
         known += optimal_policies(layer, pricer, costs)
     return LayerCost(
         name=layer.name,
-        repeat=repeat,
+        repeat=1,
         is_block=is_block,
-        forward=total(costs[op.name] for op in layer.forward),
-        data=total(costs[op.name] for op in data_ops),
-        weight=total(costs[op.name] for op in weight_ops),
-        forward_links=links(layer.forward),
-        backward_links=links(layer.backward),
-        hidden_links=_hidden(layer.backward),
+        forward=times.forward,
+        data=times.data,
+        weight=times.weight,
+        forward_links=() if inside else links(layer.forward),
+        backward_links=() if inside else links(layer.backward),
+        hidden_links=() if inside else _hidden(layer.backward),
         policies=known,
         parameters=dense,
         expert_parameters=expert // ep,
@@ -196,30 +206,30 @@ def _loss(layer: Layer) -> tuple[float, bool, float]:
     return 0.0, False, 0.0
 
 
-def _weighs(op: Operator) -> bool:
-    """Whether an operator makes a weight's gradient, which a schedule may delay."""
-    return op.kind == "linear_wgrad" or (op.kind == "linear_grad" and op.name.endswith(".wgrad"))
+def operator_costs(layer: Layer, pricer: Pricer, layout: Layout) -> Mapping[str, Cost]:
+    """Each operator alone on one device, by name; collectives that the step prices cost nothing."""
+    return pricer.layer(_spread(layer, layout.ep), layout.cp, layout.microbatch).operators
 
 
-def operator_costs(
-    layer: Layer, operators: Iterable[Operator], pricer: Pricer, layout: Layout
-) -> list[Cost]:
-    """Each operator's own cost on one device; collectives cost nothing here."""
-    return [
-        pricer.cost(layer, _spread(layer, op, layout.ep), layout.cp, layout.microbatch)
-        for op in operators
-    ]
-
-
-def _spread(layer: Layer, op: Operator, ep: int) -> Operator:
+def _spread(layer: Layer, ep: int) -> Layer:
     """Experts spread over `ep` devices: fewer products here, each of more tokens."""
-    if ep == 1 or not op.matmuls or _expert_weight(layer, op) == 0:
-        return op
-    tokens = "k" if op.kind == "linear_wgrad" else "m"
-    changed = tuple(
-        replace(p, batch=p.batch // ep, **{tokens: getattr(p, tokens) * ep}) for p in op.matmuls
+    if ep == 1:
+        return layer
+
+    def own(op: Operator) -> Operator:
+        if not op.matmuls or _expert_weight(layer, op) == 0:
+            return op
+        tokens = "k" if op.kind == "linear_wgrad" else "m"
+        changed = tuple(
+            replace(p, batch=p.batch // ep, **{tokens: getattr(p, tokens) * ep}) for p in op.matmuls
+        )
+        return replace(op, matmuls=changed)
+
+    return replace(
+        layer,
+        forward=tuple(own(op) for op in layer.forward),
+        backward=tuple(own(op) for op in layer.backward),
     )
-    return replace(op, matmuls=changed)
 
 
 def _expert_weight(layer: Layer, op: Operator) -> int:
@@ -296,8 +306,8 @@ def _waiting(layer: Layer) -> float:
     """Bytes that weight gradients read, each tensor once. One that is gathered for them alone is
     gathered when they run: until then its part waits.
     """
-    wanted = {n for op in layer.backward if _weighs(op) for n in op.reads}
-    beside = {n for op in layer.backward if not _weighs(op) for n in op.reads}
+    wanted = {n for op in layer.backward if op.weighs for n in op.reads}
+    beside = {n for op in layer.backward if not op.weighs for n in op.reads}
     made = {n: op for op in layer.backward if op.collective is not None for n in op.writes}
     for name in sorted(wanted & made.keys() - beside):
         wanted.remove(name)

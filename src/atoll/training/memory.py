@@ -11,9 +11,7 @@ from atoll.step.layout import Layout
 from atoll.training.layers import LayerCost
 from atoll.training.run import Run
 
-CONTEXT_BYTES = 3.6e9  # outside the allocator: driver context (1.6 GB) and collective buffers
 RESERVED = 0.12  # of what is allocated, held back by the allocator when memory is not short
-FRAGMENTATION = 0.07  # of what is allocated, lost between blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,10 @@ class Memory:
     logits: float
     transient: float
     buffers: float
+    fragmentation: float = 0.0
+    """Of what is allocated, lost between blocks."""
+    context_bytes: float = 0.0
+    """Outside the allocator."""
 
     @property
     def allocated(self) -> float:
@@ -50,7 +52,7 @@ class Memory:
     @property
     def needed(self) -> float:
         """What the device must have free: with fragmentation and the driver's own share."""
-        return self.allocated * (1 + FRAGMENTATION) + CONTEXT_BYTES
+        return self.allocated * (1 + self.fragmentation) + self.context_bytes
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -85,8 +87,11 @@ def stage_memory(
     microbatches: int,
     *,
     shared_parameters: int = 0,
+    entering_bytes: float = 0.0,
 ) -> Memory:
-    """The peak of one stage that holds so many of each layer."""
+    """The peak of one stage that holds so many of each layer, and that gets so many bytes of each
+    microbatch from the stage before.
+    """
     dense = sum(cost.parameters * n for cost, n in layers) - shared_parameters
     expert = sum(cost.expert_parameters * n for cost, n in layers)
     states = run.states
@@ -102,29 +107,37 @@ def stage_memory(
         kept_bytes=sum(
             _kept(run, cost, layout.recompute if cost.is_block else "none") * n
             for cost, n in layers
-            if cost.name != "loss"
+            if cost.name != "loss" or not run.stack.loss_bytes
         ),
         waiting_bytes=sum(cost.waiting_bytes * n for cost, n in layers),
     )
     logits = _logits_bytes(run, layout, layers, losses_in_flight(layout, microbatches))
     blocks = [cost for cost, _ in layers if cost.is_block]
-    transient = max((_transient(cost, layout.recompute) for cost in blocks), default=0.0)
+    transient = max(
+        (_transient(cost, layout.recompute, run.stack.temporaries) for cost in blocks), default=0.0
+    )
     buffers = _gathered_bytes(run, layers) if layout.zero >= 3 else 0.0
     if layout.zero == 2:  # a layer's whole gradient, until it is reduced
         widest = max(cost.parameters + cost.expert_parameters for cost, _ in layers)
         buffers = states.reduced * widest
+    buffers += run.stack.sends_held * entering_bytes
+    lost = run.stack.fragmentation, run.stack.context_bytes
     if run.stack.late_gradients and layout.zero < 2:
         # Gradients appear layer by layer as activations go, so that the peak is at either end;
         # with accumulation they are there from the second microbatch on. A tied embedding's two
         # gradients are summed into a third tensor.
         early = gradients if microbatches > 1 else 0.0
         summed = max(transient, 2 * states.gradient * shared_parameters)
-        at_loss = Memory(stage, weights, early, optimizer, activations, logits, 0.0, buffers)
-        at_end = Memory(stage, weights, gradients, optimizer, 0.0, 0.0, summed, buffers)
+        at_loss = Memory(
+            stage, weights, early, optimizer, activations, logits, 0.0, buffers, *lost
+        )
+        at_end = Memory(stage, weights, gradients, optimizer, 0.0, 0.0, summed, buffers, *lost)
         return max(at_loss, at_end, key=lambda memory: memory.allocated)
     # The loss is over before the first block's temporaries appear.
     transient = max(transient, logits) - logits
-    return Memory(stage, weights, gradients, optimizer, activations, logits, transient, buffers)
+    return Memory(
+        stage, weights, gradients, optimizer, activations, logits, transient, buffers, *lost
+    )
 
 
 def _logits_bytes(
@@ -161,7 +174,8 @@ def _kept(run: Run, cost: LayerCost, policy: str) -> float:
     return kept
 
 
-def _transient(cost: LayerCost, policy: str) -> float:
+def _transient(cost: LayerCost, policy: str, share: float) -> float:
     """Temporaries while a block's backward runs: with recomputation, the block's own tensors."""
     rebuilt = cost.kept("none").bytes - cost.kept(policy).bytes
-    return max(cost.transient_bytes, rebuilt + 0.5 * cost.transient_bytes)
+    widest = share * cost.transient_bytes
+    return max(widest, rebuilt + 0.5 * widest)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.cost.pricer import Cost, Pricer, total
 from atoll.placement.recompute import hull_choices
-from atoll.training.pricing import Cost, Pricer
 from atoll.workload.layer import Layer
 from atoll.workload.operator import Operator, Role
 
@@ -50,7 +50,7 @@ def policies(
 ) -> tuple[tuple[str, Kept], ...]:
     """The named policies of a layer, given what each of its operators costs."""
     saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
-    everything = sum(saved.values()) + _extra(layer, pricer)
+    everything = sum(saved.values()) + pricer.kept_bytes(layer)
     core = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
     made = {name for op in core for name in op.writes}
     leaving = {n for op in layer.forward if op not in core for n in op.reads}
@@ -58,9 +58,9 @@ def policies(
     entry = _entry(layer)
     return (
         ("none", Kept(everything)),
-        ("selective", _kept(layer, everything - dropped, core, costs)),
+        ("selective", _kept(layer, everything - dropped, core, pricer, costs)),
         ("alternate", _alternate(layer, costs, saved)),
-        ("full", _kept(layer, entry, layer.forward, costs)),
+        ("full", _kept(layer, entry, layer.forward, pricer, costs)),
     )
 
 
@@ -71,12 +71,12 @@ def optimal_policies(
     choices = hull_choices(layer, np.array([costs[op.name].total_s for op in layer.forward]))
     entry = _entry(layer)
     beyond = max(1, layer.saved_bytes - entry)
-    extra = _extra(layer, pricer)
+    extra = pricer.kept_bytes(layer)
     found = []
     for level, choice in enumerate(reversed(choices)):
         share = min(1.0, max(0.0, (choice.kept_bytes - entry) / beyond))
         rerun = [layer.forward[i] for i in choice.rerun]
-        kept = _kept(layer, choice.kept_bytes + extra * share, rerun, costs)
+        kept = _kept(layer, choice.kept_bytes + extra * share, rerun, pricer, costs)
         found.append((f"optimal-{level}", kept))
     return tuple(found)
 
@@ -87,12 +87,16 @@ def _entry(layer: Layer) -> float:
 
 
 def _kept(
-    layer: Layer, bytes_: float, rerun: Sequence[Operator], costs: Mapping[str, Cost]
+    layer: Layer,
+    bytes_: float,
+    rerun: Sequence[Operator],
+    pricer: Pricer,
+    costs: Mapping[str, Cost],
 ) -> Kept:
     return Kept(
         bytes_,
         total(costs[op.name] for op in rerun),
-        links(rerun),
+        () if pricer.schedules_links else links(rerun),
         tuple(op.name for op in rerun),
         attention=any(op.kind in CORE_ATTENTION for op in rerun),
         exchange=_exchanged(layer, rerun),
@@ -149,19 +153,6 @@ def _output_widths(layer: Layer, op: Operator) -> list[int]:
     return widths
 
 
-def _extra(layer: Layer, pricer: Pricer) -> float:
-    """Bytes that the stack keeps beyond the graph's tensors."""
-    kept = pricer.stack.kept
-    found = 0.0
-    for op in layer.forward:
-        for work in op.vectors:
-            function = pricer.alias.get(work.function, work.function)
-            found += kept.get(function, 0.0) * work.elements
-        if op.kind == "activation" and len(op.vectors) == 2:
-            found += kept.get("gate", 0.0) * op.vectors[0].elements
-    return found
-
-
 def links(operators: Iterable[Operator]) -> tuple[TensorLink, ...]:
     """The collectives among some operators."""
     return tuple(
@@ -169,10 +160,3 @@ def links(operators: Iterable[Operator]) -> tuple[TensorLink, ...]:
         for op in operators
         if op.collective is not None
     )
-
-
-def total(costs: Iterable[Cost]) -> Cost:
-    found = Cost()
-    for cost in costs:
-        found += cost
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from atoll.cost.gpu_attention import attention_times_s
@@ -15,6 +15,7 @@ from atoll.cost.gpu_vector import (
     STREAMING,
     streaming_s,
 )
+from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import Gpu
 from atoll.training.stack import Passes, Stack
 from atoll.workload.layer import Layer
@@ -55,35 +56,11 @@ _COUNTED = {
 _FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Time on the device by kind of kernel, and the kernels launched."""
-
-    matrix_s: float = 0.0
-    attention_s: float = 0.0
-    vector_s: float = 0.0
-    kernels: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.matrix_s + other.matrix_s,
-            self.attention_s + other.attention_s,
-            self.vector_s + other.vector_s,
-            self.kernels + other.kernels,
-        )
-
-    def times(self, n: float) -> Cost:
-        return Cost(
-            self.matrix_s * n, self.attention_s * n, self.vector_s * n, round(self.kernels * n)
-        )
-
-    @property
-    def total_s(self) -> float:
-        return self.matrix_s + self.attention_s + self.vector_s
-
-
-class Pricer:
+class GpuPricer:
     """Prices operators; equal products are priced once."""
+
+    fusion = "none"
+    schedules_links = False
 
     def __init__(
         self,
@@ -106,6 +83,30 @@ class Pricer:
         self.half = gpu.half_dtype if dtype == "fp8" else dtype
         self.product_s = cache(self._product_s)
         self.attention_s = cache(self._attention_s)
+
+    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
+        """Operators one after another."""
+        costs = {
+            op.name: self.cost(layer, op, ring, samples)
+            for op in (*layer.forward, *layer.backward)
+        }
+        return LayerTimes(
+            costs,
+            total(costs[op.name] for op in layer.forward),
+            total(costs[op.name] for op in layer.backward if not op.weighs),
+            total(costs[op.name] for op in layer.backward if op.weighs),
+        )
+
+    def kept_bytes(self, layer: Layer) -> float:
+        """What the stack's functions keep beside their inputs and outputs."""
+        kept = self.stack.kept
+        found = 0.0
+        for op in layer.forward:
+            for work in op.vectors:
+                found += kept.get(self.alias.get(work.function, work.function), 0.0) * work.elements
+            if op.kind == "activation" and len(op.vectors) == 2:
+                found += kept.get("gate", 0.0) * op.vectors[0].elements
+        return found
 
     def cost(self, layer: Layer, op: Operator, ring: int = 1, samples: int = 1) -> Cost:
         """One operator; `ring` devices share the sequences of its attention (context parallel), of

@@ -6,7 +6,7 @@ from math import inf
 
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
-from atoll.hardware.gpu import load_gpu
+from atoll.hardware.device import Chip, load_device
 from atoll.step.layout import Layout, check_positive
 from atoll.step.states import load_states
 from atoll.training.layers import block_names, experts_of
@@ -32,7 +32,7 @@ def make_run(
     global_batch: int,
     sequence: int | None = None,
     network: str | None = None,
-    stack: str = "megatron",
+    stack: str | None = None,
     states: str = "mixed",
     precision: str | None = None,
     attention: str = "flash",
@@ -41,7 +41,7 @@ def make_run(
     """A run by names: the model of the zoo or a file, the device and its network likewise."""
     given = load_model(model)
     config = _stand_in(given) if isinstance(given, StoredModel) else given
-    gpu = load_gpu(device)
+    gpu = load_device(device)
     length = config.sequence if sequence is None else sequence
     check_positive(devices=devices, global_batch=global_batch, sequence=length)
     if config.positions == "learned" and length > config.max_sequence:
@@ -64,7 +64,7 @@ def make_run(
         devices=devices,
         sequence=length,
         global_batch=global_batch,
-        stack=load_stack(stack),
+        stack=load_stack(stack or ("chip" if isinstance(gpu, Chip) else "megatron")),
         states=load_states(states),
         precision=chosen,
         attention=attention,

@@ -11,7 +11,7 @@ from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, gpu_name, load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
-from atoll.training.memory import CONTEXT_BYTES, Memory
+from atoll.training.memory import Memory
 from atoll.training.run import Run
 from atoll.training.run_table import MOST_LAYERS, RunRow
 from atoll.training.sources import SourceFile, facts_of
@@ -83,7 +83,7 @@ def peak_of(row: RunRow, memory: Memory) -> float:
     if facts.memory == "reserved":
         return memory.reserved
     if facts.memory == "device":
-        return memory.reserved + CONTEXT_BYTES
+        return memory.reserved + memory.context_bytes
     return memory.allocated
 
 

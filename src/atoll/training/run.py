@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.fabric.network import Network
+from atoll.hardware.device import Chip
 from atoll.hardware.gpu import Gpu
 from atoll.step.states import States
 from atoll.training.stack import COMPOSED_GELU, Stack
@@ -18,7 +19,7 @@ class Run:
 
     model: ModelConfig
     """The model's shape; of a captured one, a stand-in with what layouts ask for."""
-    gpu: Gpu
+    gpu: Gpu | Chip
     network: Network
     devices: int
     sequence: int

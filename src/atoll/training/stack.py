@@ -71,6 +71,17 @@ class Stack:
     overlap: Overlap
     late_gradients: bool
     """Gradients are allocated as the backward pass makes them, not before the step."""
+    accumulated_bytes: float = 6.0
+    """Bytes per parameter that a microbatch's gradients take to be added to those before: three
+    16-bit passes, or fp32 read and written instead of 16-bit written."""
+    temporaries: float = 1.0
+    """Share of the widest operator's tensors that is alive beside a block's."""
+    sends_held: int = 0
+    """Activations in transfer that a stage holds beside those of its microbatches."""
+    fragmentation: float = 0.07
+    """Of what is allocated, lost between blocks."""
+    context_bytes: float = 3.6e9
+    """Outside the allocator: driver context (1.6 GB) and buffers of collectives."""
     step_s: float = 5e-3
     """Once a step: data, clipping, logging."""
     gather_efficiency: float = 1.0
@@ -263,9 +274,34 @@ XLA = replace(
     host_checkpoint_s=0.0,
 )
 
+# A chip of the template: a compiler places tensors and schedules operators; nothing hides behind a
+# pass but what its schedule holds, and the loss keeps what its graph says.
+CHIP = Stack(
+    name="chip",
+    passes={},
+    kept={},
+    split_products=False,
+    composed_gelu=False,
+    padded=False,
+    loss_bytes=0,
+    loss_kept=0,
+    half_loss_bytes=0,
+    vocabulary_parallel=True,
+    keeps_gathered=False,
+    overlap=Overlap(ring=0.0),
+    late_gradients=False,
+    accumulated_bytes=0.0,
+    temporaries=0.0,
+    sends_held=2,
+    fragmentation=0.0,
+    context_bytes=0.0,
+    step_s=0.0,
+)
+
 STACKS = {
     s.name: s
     for s in (
+        CHIP,
         XLA,
         EAGER,
         COMPILED,

@@ -289,6 +289,8 @@ class Stepper:
     def _groups(self, dense: float, expert: float) -> tuple[tuple[float, int, int], ...]:
         """Dense and expert parameters with the size and stride of the ranks that share them."""
         layout = self.layout
+        if layout.ep == 1:  # the same ranks share both: one collective
+            return ((dense + expert, layout.ranks, layout.tp),)
         return (
             (dense, layout.ranks, layout.tp),
             (expert, layout.expert_ranks, layout.tp * layout.ep),

@@ -193,3 +193,9 @@ class Operator:
     def flops(self) -> int:
         """Matrix-product FLOPs."""
         return sum(product.flops for product in self.matmuls)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether it makes a weight's gradient, which a pipeline order may put off."""
+        named = self.kind == "linear_grad" and self.name.endswith(".wgrad")
+        return self.kind == "linear_wgrad" or named

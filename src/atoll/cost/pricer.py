@@ -1,0 +1,78 @@
+"""What prices operators: one interface for devices that exist and for chips of a template.
+
+A device gives the time of every operator alone and of a layer's passes. On a GPU operators run one
+after another and collectives beside them are priced by the step; on a chip of the template a pass
+is a schedule of its operators, collectives among them, so that a pass takes less than their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.workload.layer import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Time on the device by kind of kernel, and the kernels launched."""
+
+    matrix_s: float = 0.0
+    attention_s: float = 0.0
+    vector_s: float = 0.0
+    kernels: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.matrix_s + other.matrix_s,
+            self.attention_s + other.attention_s,
+            self.vector_s + other.vector_s,
+            self.kernels + other.kernels,
+        )
+
+    def times(self, n: float) -> Cost:
+        return Cost(
+            self.matrix_s * n, self.attention_s * n, self.vector_s * n, round(self.kernels * n)
+        )
+
+    @property
+    def total_s(self) -> float:
+        return self.matrix_s + self.attention_s + self.vector_s
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    return sum(costs, Cost())
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """One layer on one device for one microbatch."""
+
+    operators: Mapping[str, Cost]
+    """Each operator alone, by name."""
+    forward: Cost
+    data: Cost
+    """The backward pass without weight gradients."""
+    weight: Cost
+    """Weight gradients, which a pipeline order may put off."""
+
+
+class Pricer(Protocol):
+    """A device under one software stack, or a chip of the template."""
+
+    @property
+    def fusion(self) -> str:
+        """The fusion level of the graphs that it prices (`workload.fuse`)."""
+
+    @property
+    def schedules_links(self) -> bool:
+        """Whether passes hold tensor parallelism's collectives; otherwise the step adds them."""
+
+    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
+        """A layer of the given fusion. `ring` devices share the sequences of its attention (context
+        parallelism), of which a microbatch has so many `samples`.
+        """
+
+    def kept_bytes(self, layer: Layer) -> float:
+        """Bytes that a layer keeps for its backward pass beyond the graph's tensors."""

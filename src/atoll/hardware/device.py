@@ -1,0 +1,127 @@
+"""What a training run asks of a device, whoever made it: a GPU of the catalogue or a chip of the
+template, such as one that a search found.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, Self
+
+import yaml
+
+from atoll.errors import AtollError
+from atoll.hardware.accelerator import Accelerator
+from atoll.hardware.catalog import accelerator_names, load_accelerator_file
+from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.yamlfile import fields_of
+
+
+class Device(Protocol):
+    """Peaks, memory, and how fast plain streams of bytes run."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def network(self) -> str:
+        """The network of the catalogue that such devices usually sit on."""
+
+    @property
+    def hbm_bytes(self) -> int: ...
+
+    @property
+    def hbm_Bps(self) -> float: ...
+
+    @property
+    def stream_Bps(self) -> float:
+        """HBM bandwidth that streaming operators reach."""
+
+    @property
+    def optimizer_traffic(self) -> float:
+        """Bytes that an fp32 optimizer's step moves over those that it must."""
+
+    @property
+    def half_dtype(self) -> str:
+        """The 16-bit format that training uses here."""
+
+    def peak_flops(self, dtype: str) -> float: ...
+
+    def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Self:
+        """The same device with another memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A chip of the template. It computes in 16 bit; its scheduler streams at HBM's full rate."""
+
+    accelerator: Accelerator
+    network: str = "dgx-a100"
+    half_dtype: str = "bf16"
+    optimizer_traffic: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.accelerator.name or self.accelerator.describe()
+
+    @property
+    def hbm_bytes(self) -> int:
+        return self.accelerator.hbm.capacity_bytes
+
+    @property
+    def hbm_Bps(self) -> float:
+        return self.accelerator.hbm.bandwidth_Bps
+
+    @property
+    def stream_Bps(self) -> float:
+        return self.hbm_Bps
+
+    def peak_flops(self, dtype: str) -> float:
+        if dtype not in ("bf16", "fp16"):
+            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has bf16")
+        return self.accelerator.peak_flops
+
+    def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Chip:
+        old = self.accelerator.hbm
+        memory = replace(
+            old,
+            capacity_bytes=hbm_bytes or old.capacity_bytes,
+            bandwidth_Bps=hbm_Bps or old.bandwidth_Bps,
+        )
+        return replace(self, accelerator=replace(self.accelerator, hbm=memory))
+
+
+def load_device(name_or_path: str | Path) -> Gpu | Chip:
+    """A device of the catalogue, or of a YAML file of either form: a chip of the template has
+    tensor cores.
+    """
+    path = Path(name_or_path)
+    own = path.suffix in (".yaml", ".yml")
+    if str(name_or_path) in accelerator_names() or (own and "tensor_cores" in fields_of(path)):
+        file = load_accelerator_file(name_or_path)
+        return Chip(file.accelerator(), file.network)
+    return load_gpu(name_or_path)
+
+
+def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
+    """A chip as the file that `load_device` reads, every number in full."""
+    hbm = chip.hbm
+    content = {
+        "name": name,
+        "tensor_cores": chip.tensor_cores,
+        "width": chip.width,
+        "depth": chip.depth,
+        "vector_cores": chip.vector_cores,
+        "vector_width": chip.vector_width,
+        "glb": f"{chip.glb_bytes} B",
+        "glb_bandwidth": {"fixed": float(chip.glb_bandwidth_Bpc)},
+        "clock": f"{chip.clock_Hz!r} Hz",
+        "hbm": {
+            "capacity": f"{hbm.capacity_bytes} B",
+            "bandwidth": f"{hbm.bandwidth_Bps!r} B/s",
+            "area": f"{hbm.area_mm2!r} mm2",
+            **({} if hbm.power_W is None else {"power": f"{hbm.power_W!r} W"}),
+        },
+        "network": network,
+    }
+    return yaml.safe_dump(content, sort_keys=False)

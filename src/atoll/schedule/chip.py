@@ -1,0 +1,124 @@
+"""A chip of the template as a device: a pass of a layer is the schedule of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from atoll.cost.chips import chips_of_accelerator
+from atoll.cost.pricer import Cost, LayerTimes
+from atoll.cost.table import PassSet, build_costs, flatten
+from atoll.cost.table_kernels import Costs, capacities, pass_problem
+from atoll.fabric.network import Network
+from atoll.hardware.accelerator import Accelerator
+from atoll.profile import Profile
+from atoll.schedule.problem import ScheduleProblem
+from atoll.schedule.solve import Effort, solve
+from atoll.workload.layer import Layer, predecessors
+from atoll.workload.operator import Operator
+
+EFFORT: Effort = "bounded"
+_ATTENTION = ("attention", "attention_bwd")
+_TURN = "@turn"  # of a ring, after the first
+
+
+class ChipPricer:
+    """Prices layers on one chip by scheduling them; equal layers are scheduled once."""
+
+    schedules_links = True
+
+    def __init__(self, chip: Accelerator, network: Network, profile: Profile) -> None:
+        self.chips = chips_of_accelerator(chip, profile)
+        self.network = network
+        self.profile = profile
+        self.fusion = profile.fusion
+        self._known: dict[tuple[int, int], tuple[Layer, LayerTimes]] = {}
+
+    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
+        """Schedules of both passes; attention shared by a ring runs turn by turn."""
+        key = id(layer), ring
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = layer, self._times(layer, ring)
+        return known[1]
+
+    def kept_bytes(self, layer: Layer) -> float:
+        return 0.0
+
+    def _times(self, layer: Layer, ring: int) -> LayerTimes:
+        turned = _in_turns(layer, ring)
+        passes = flatten([turned])
+        costs = build_costs(passes.keys, self.chips, self.network, self.profile)
+        late = [i for i, op in enumerate(turned.backward) if op.weighs]
+        forward_s = _makespan_s(costs, passes, 0, range(len(turned.forward)))
+        backward_s = _makespan_s(costs, passes, 1, range(len(turned.backward)))
+        weight_s = min(backward_s, _makespan_s(costs, passes, 1, late))
+        alone: dict[str, Cost] = {}
+        for number, operators in enumerate((turned.forward, turned.backward)):
+            for op, seconds in zip(operators, _alone_s(costs, passes, number), strict=True):
+                name = op.name.removesuffix(_TURN)
+                alone[name] = alone.get(name, Cost()) + _cost(op, seconds)
+        return LayerTimes(
+            operators=alone,
+            forward=_scaled([alone[op.name] for op in layer.forward], forward_s),
+            data=_scaled(
+                [alone[op.name] for op in layer.backward if not op.weighs], backward_s - weight_s
+            ),
+            weight=_scaled([alone[op.name] for op in layer.backward if op.weighs], weight_s),
+        )
+
+
+def _in_turns(layer: Layer, ring: int) -> Layer:
+    """Attention whose keys and values go round a ring: as many equal turns as it has devices (both
+    halves of a causal mask are dealt out evenly), each adding to the result of the one before.
+    """
+    if ring == 1:
+        return layer
+
+    def turns(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        found: list[Operator] = []
+        for op in operators:
+            found.append(op)
+            if op.kind in _ATTENTION:
+                after = replace(op, name=f"{op.name}{_TURN}", reads=(*op.reads, *op.writes))
+                found += [after] * (ring - 1)
+        return tuple(found)
+
+    return replace(layer, forward=turns(layer.forward), backward=turns(layer.backward))
+
+
+def _alone_s(costs: Costs, passes: PassSet, number: int) -> list[float]:
+    """Shortest durations of a pass's operators."""
+    duration, _ = pass_problem(costs, passes.arrays, number, 0)
+    return [float(s) for s in duration.min(axis=1, initial=np.inf)]
+
+
+def _makespan_s(costs: Costs, passes: PassSet, number: int, rows: Sequence[int]) -> float:
+    """The schedule of some operators of a pass."""
+    duration, demand = pass_problem(costs, passes.arrays, number, 0)
+    before = predecessors(tuple(passes.operators(number)[i] for i in rows))
+    problem = ScheduleProblem(
+        duration_s=duration[list(rows)],
+        demand=demand[list(rows)],
+        capacity=capacities(costs, 0),
+        predecessors=before,
+    )
+    return solve(problem, effort=EFFORT).makespan_s
+
+
+def _cost(op: Operator, seconds: float) -> Cost:
+    if op.kind in _ATTENTION:
+        return Cost(attention_s=seconds)
+    return Cost(matrix_s=seconds) if op.matmuls else Cost(vector_s=seconds)
+
+
+def _scaled(costs: Sequence[Cost], seconds: float) -> Cost:
+    """A pass of so many seconds, shared out as its operators are by kind."""
+    total = sum(costs, Cost())
+    if not total.total_s:
+        return Cost(vector_s=seconds)
+    matrix_s = seconds * total.matrix_s / total.total_s
+    attention_s = seconds * total.attention_s / total.total_s
+    return Cost(matrix_s, attention_s, seconds - matrix_s - attention_s)

@@ -1,0 +1,111 @@
+"""A searched chip takes the same step, by part and by byte, from the search and from the planner.
+
+The search places layers on chips of a template, the planner lays runs out on devices by name: for
+the same chip, network, states and layout both must say the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import atoll
+from atoll.cost.chips import chips_of_accelerator
+from atoll.explore.evaluate import Priced
+from atoll.explore.layouts import Setting
+from atoll.explore.workloads import make_variants, make_workload
+from atoll.hardware.catalog import load_accelerator, load_network
+from atoll.hardware.device import Chip, chip_yaml, load_device
+from atoll.placement.chain import describe, make_chain
+from atoll.placement.fixed import fixed_division
+from atoll.placement.plan import Placement
+from atoll.profile import DEFAULT
+from atoll.schedule.chip import EFFORT
+from atoll.step.layout import Layout
+from atoll.step.states import load_states
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.request import make_run
+
+from .questions import SMALL, SPACE
+
+REL = 1e-9
+CHIP = "phaze-tpuv4"
+BATCH, SEQUENCE = 16, 256
+
+
+def searched(model: str, layout: Layout, network: str, states: str) -> Placement:
+    """The layout as the search prices it, on a chip whose memory holds anything."""
+    chip = load_accelerator(CHIP)
+    setting = Setting(
+        load_network(network), DEFAULT, load_states(states), layout.devices, layout.recompute
+    )
+    variants = make_variants(
+        [make_workload(model, BATCH, SEQUENCE)], [layout.microbatch], [layout.tp],
+        layout.devices, layout.recompute, DEFAULT,
+    )  # fmt: skip
+    priced = Priced.of(chips_of_accelerator(chip, DEFAULT), variants, setting)
+    variant = variants.variants[0]
+    pairs = priced.schedules(0, variant, EFFORT, 1e-3, 10.0)
+    pass_s = np.array([[forward.makespan_s, back.makespan_s] for forward, back in pairs])
+    chain = make_chain(variant.facts, pass_s.sum(axis=1), priced.operators_s(0, variant))
+    system = setting.system(variant, 1e15, chip.hbm.bandwidth_Bps)
+    division = fixed_division(chain, system, pipeline=layout.pp, data=layout.dp)
+    assert division is not None
+    return describe(variant.facts, chain, system, division, pass_s[:, 0])
+
+
+def planned(model: str, layout: Layout, network: str, states: str) -> Estimate:
+    run = make_run(
+        model, CHIP, layout.devices,
+        global_batch=BATCH, sequence=SEQUENCE, network=network, states=states,
+    )  # fmt: skip
+    return Estimator(run).estimate(layout)
+
+
+LAYOUTS = (
+    Layout(dp=4, zero=0),
+    Layout(dp=2, tp=2, zero=0, microbatch=2),
+    Layout(dp=2, pp=2, zero=0),
+    Layout(dp=2, tp=2, pp=2, zero=0, microbatch=4),
+    Layout(dp=1, tp=1, pp=4, zero=0, microbatch=2),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "model, network, states",
+    [(SMALL, "dgx-a100", "mixed"), ("mixtral-8x7b", "dgx-h100", "mixed16")],
+    ids=["dense", "experts"],
+)
+def test_search_and_planner_price_a_layout_alike(
+    model: str, network: str, states: str, layout: Layout
+) -> None:
+    one, two = (price(model, layout, network, states) for price in (searched, planned))
+    assert two.step.time_s == pytest.approx(one.step_time_s, rel=REL)
+    parts = two.step.breakdown()
+    for name in ("compute", "gradient_reduction", "optimizer"):
+        assert parts[name] == pytest.approx(one.time_parts_s[name], rel=REL, abs=1e-15)
+    for stage, memory in zip(one.stages, two.memory, strict=True):
+        assert memory.allocated == pytest.approx(stage.total_memory_bytes, rel=REL)
+
+
+def test_a_chip_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    chip = load_accelerator(CHIP)
+    path = tmp_path / "chip.yaml"
+    path.write_text(chip_yaml(chip, CHIP, "dgx-h100"), encoding="utf-8")
+    assert load_device(path) == Chip(chip, "dgx-h100")
+
+
+def test_the_chip_that_a_search_writes_is_planned_at_its_step(tmp_path: Path) -> None:
+    found = atoll.search(
+        model=SMALL, devices=4, global_batch=BATCH, sequence=SEQUENCE, tensor_widths=(1, 2),
+        microbatches=(1, 2), space=SPACE, optimizer="mixed", baselines=False, out=tmp_path,
+    )  # fmt: skip
+    where = found.best.plans[0].placement
+    estimate = atoll.estimate(
+        SMALL, str(tmp_path / "chip.yaml"), where.devices, global_batch=BATCH, sequence=SEQUENCE,
+        tp=where.tensor, pp=where.pipeline, microbatch=where.microbatch, zero=0, states="mixed",
+    )  # fmt: skip
+    assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
