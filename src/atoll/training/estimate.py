@@ -11,7 +11,6 @@ from atoll.errors import AtollError
 from atoll.hardware.device import Chip
 from atoll.notebook import answer_html, bar_text
 from atoll.profile import DEFAULT
-from atoll.schedule.chip import ChipPricer
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import LATE
@@ -333,6 +332,8 @@ class Estimator:
 
 def _pricer(run: Run) -> Pricer:
     if isinstance(run.gpu, Chip):
+        from atoll.schedule.chip import ChipPricer  # with scipy: slow to import, rarely needed
+
         return ChipPricer(run.gpu.accelerator, run.network, DEFAULT)
     return GpuPricer(
         run.gpu,
