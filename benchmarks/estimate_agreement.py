@@ -124,7 +124,7 @@ def parts_of(estimator: Estimator, found: Estimate) -> dict[str, float]:
     costs = estimator.costs(layout)
     stepper = Stepper(found.run, layout)
     parts: Counter[str] = Counter()
-    for stage in stage_shares(costs, layout.pp, layout.vpp):
+    for stage in stage_shares(costs, layout.schedule, layout.pp, layout.vpp):
         for chunk in stage:
             for cost, n in chunk:
                 again = cost.kept(layout.recompute if cost.is_block else "none").again

@@ -293,6 +293,7 @@ def estimate(
     microbatch: int = 1,
     sp: bool | None = None,
     zero: int = 1,
+    hsdp: int = 1,
     recompute: str = "none",
     schedule: str | None = None,
     network: str | None = None,
@@ -336,6 +337,7 @@ def estimate(
         microbatch=microbatch,
         sp=sp,
         zero=zero,
+        hsdp=hsdp,
         recompute=recompute,
         schedule=schedule,
     )
@@ -356,6 +358,7 @@ def plan(
     vpp: Sequence[int] | None = None,
     microbatch: Sequence[int] | None = None,
     zero: Sequence[int] | None = None,
+    hsdp: Sequence[int] | None = None,
     recompute: Sequence[str] | None = None,
     schedule: Sequence[str] | None = None,
     network: str | None = None,
@@ -397,6 +400,7 @@ def plan(
         "vpp": vpp,
         "microbatch": microbatch,
         "zero": zero,
+        "hsdp": hsdp,
         "recompute": recompute,
         "schedule": schedule,
     }

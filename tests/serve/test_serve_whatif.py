@@ -16,7 +16,8 @@ from atoll.errors import AtollError
 from atoll.serve.change import Change, parse_change
 from atoll.serve.whatif_chip import ChipWhatIf, job_of
 from atoll.serve.whatif_plan import PlanWhatIf, layout_of
-from atoll.step.layout import SCHEDULES, Layout
+from atoll.step.layout import Layout
+from atoll.step.orders import ORDERS
 from atoll.store import RunReader
 
 
@@ -163,8 +164,8 @@ LAYOUTS = st.builds(
     Layout,
     dp=st.integers(1, 64), tp=st.integers(1, 8), pp=st.integers(1, 16), cp=st.integers(1, 4),
     ep=st.integers(1, 4), vpp=st.integers(1, 4), microbatch=st.integers(1, 8), sp=st.booleans(),
-    zero=st.integers(0, 3), recompute=st.sampled_from(["none", "selective", "full"]),
-    schedule=st.sampled_from(SCHEDULES),
+    zero=st.integers(0, 3), hsdp=st.integers(1, 4), schedule=st.sampled_from(ORDERS),
+    recompute=st.sampled_from(["none", "selective", "full"]),
 )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from training_cases import (
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.step.layout import Layout
+from atoll.step.orders import ORDERS
 from atoll.training.bounds import Table, figures, memory_bounds_bytes, time_bounds_s
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.plan import plan
@@ -49,7 +50,7 @@ def assert_bounded(
         figures(run, b, estimator.costs(b.variant.layout(recompute=recompute))) for b in chosen
     ]
     table = Table(chosen, known)
-    time_s, needed = time_bounds_s(run, table), memory_bounds_bytes(run, table)
+    time_s, needed = time_bounds_s(run, table), memory_bounds_bytes(table)
     for at in random.sample(range(len(table)), min(layouts, len(table))):
         layout = chosen[table.owner[at]].layout(int(table.inside[at]))
         found = estimator.estimate(layout)
@@ -81,6 +82,7 @@ SMALL = Axes(
     recompute=("none", "selective", "full"),
     schedule=("1f1b", "zb-h1"),
 )
+TURNED = replace(SMALL, hsdp=(1, 2), schedule=("1f1b", "zb-v", "dualpipe"))
 CASES = {
     "dense": small_run(dense(6), devices=8, global_batch=16),
     "large vocabulary": small_run(grouped(4, vocab=262144), devices=8, global_batch=16),
@@ -92,20 +94,22 @@ CASES = {
 
 
 @cache
-def known_estimates(name: str) -> list[Estimate]:
-    return estimates(CASES[name], SMALL)
+def known_estimates(name: str, axes: Axes) -> list[Estimate]:
+    return estimates(CASES[name], axes)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "axes"), [*((name, SMALL) for name in CASES), ("dense", TURNED), ("experts", TURNED)]
+)
 @pytest.mark.parametrize("share", [0.35, 1.0])
-def test_the_plan_is_the_best_of_all_layouts(name: str, share: float) -> None:
+def test_the_plan_is_the_best_of_all_layouts(name: str, axes: Axes, share: float) -> None:
     """Also where memory leaves only some of them: at a share of what the layouts need."""
-    run, known = CASES[name], known_estimates(name)
+    run, known = CASES[name], known_estimates(name, axes)
     least = min(e.worst.needed for e in known)
     most = max(e.worst.needed for e in known)
     run = with_memory(run, least + share * (most - least) + 1)
     times = sorted(e.step.time_s for e in known if e.worst.needed <= run.gpu.hbm_bytes)
-    found = plan(run, SMALL, runners_up=3)
+    found = plan(run, axes, runners_up=3)
     ranked = [found.best, *found.runners_up]
     assert [e.step.time_s for e in ranked] == times[:4]
     assert len({str(e.layout) for e in ranked}) == len(ranked)
@@ -129,8 +133,9 @@ def test_the_plan_is_the_best_of_random_spaces(run: Run, random: Random, share: 
         vpp=(1, 2),
         microbatch=(1, 2),
         zero=tuple(random.sample((0, 1, 2, 3), 2)),
+        hsdp=random.choice(((1,), (1, 2))),
         recompute=("none", random.choice(("selective", "alternate", "full")), "optimal"),
-        schedule=tuple(random.sample(("1f1b", "zb-h1", "zb-h2", "gpipe"), 2)),
+        schedule=tuple(random.sample([s for s in ORDERS if s != "interleaved"], 2)),
     )
     needs = [e.worst.needed for e in estimates(run, replace(axes, recompute=("none", "full")))]
     if not needs:
@@ -162,8 +167,8 @@ def test_what_is_left_out_is_said() -> None:
     run = CASES["experts"]
     assert plan(run).certificate.left_out() == (
         "not tried: tp above 8 or no power of two; cp above 2; ep that is no power of two; "
-        "vpp with unequal chunks; microbatch other than 1, 2, 4, 8; sp off; recompute alternate; "
-        "schedule zb-h1, zb-h2, gpipe"
+        "vpp with unequal chunks; microbatch other than 1, 2, 4, 8; hsdp other than 1; sp off; "
+        "recompute alternate; schedule gpipe, zb-h1, zb-h2, zb-v, dualpipe"
     )
     narrow = replace(SMALL, tp=(1, 2), zero=(1,), sp=(True, False))
     assert plan(run, narrow).certificate.excluded == (
@@ -172,9 +177,10 @@ def test_what_is_left_out_is_said() -> None:
         "ep that is no power of two",
         "vpp with unequal chunks",
         "microbatch other than 1, 2",
+        "hsdp other than 1",
         "zero 0, 2, 3",
         "recompute alternate, optimal",
-        "schedule zb-h2, gpipe",
+        "schedule gpipe, zb-h2, zb-v, dualpipe",
     )
 
 
@@ -190,7 +196,8 @@ def test_recomputation_by_operator_that_comes_to_a_named_policy_is_that() -> Non
 @given(random_runs(), st.randoms(use_true_random=False))
 def test_fewer_values_never_give_a_faster_plan(run: Run, random: Random) -> None:
     """Also with schedules of pipelines alone: what has no pipeline stays."""
-    wide = replace(WIDE, cp=(1, 2), microbatch=(1, 2))
+    orders = ("1f1b", "zb-h1", "zb-v", "dualpipe")
+    wide = replace(WIDE, cp=(1, 2), microbatch=(1, 2), hsdp=(1,), schedule=orders)
     few = {
         name: tuple(random.sample(values, random.randint(1, len(values))))
         for name in ("microbatch", "zero", "recompute", "schedule")
@@ -264,7 +271,7 @@ def test_nothing_divides() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_reason_is_the_best_layout_with_another_value(name: str) -> None:
     """All other axes free, so that no sentence contradicts a runner-up."""
-    run, known = CASES[name], known_estimates(name)
+    run, known = CASES[name], known_estimates(name, SMALL)
     found = plan(run, SMALL)
     best_s = found.best.step.time_s
     why = {reason["axis"]: reason["why"] for reason in found.reasons}
@@ -305,7 +312,7 @@ def test_memory_bounds_are_tight_enough_to_prune() -> None:
     estimator = Estimator(run)
     blocks = [b for v in variants(run, axes) if len(b := block_of(run, axes, v))]
     table = Table(blocks, [figures(run, b, estimator.costs(b.variant.layout())) for b in blocks])
-    share = memory_bounds_bytes(run, table) / np.array([e.worst.needed for e in known])
+    share = memory_bounds_bytes(table) / np.array([e.worst.needed for e in known])
     assert share.max() <= 1 + 1e-12
     assert np.median(share) > 0.9
 

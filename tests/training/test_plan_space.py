@@ -9,7 +9,8 @@ import pytest
 from training_cases import all_layouts, dense, grouped, is_allowed, mixture, small_run
 
 from atoll.errors import AtollError
-from atoll.step.layout import SCHEDULES, Layout
+from atoll.step.layout import Layout
+from atoll.step.orders import ORDERS
 from atoll.training.run import Run
 from atoll.training.space import Axes
 
@@ -22,8 +23,9 @@ AXES = Axes(
     microbatch=(1, 3),
     sp=(True, False),
     zero=(0, 1, 2, 3),
+    hsdp=(1, 2),
     recompute=("none", "full"),
-    schedule=("1f1b", "gpipe", "zb-h1"),
+    schedule=("1f1b", "gpipe", "zb-h1", "zb-v", "dualpipe"),
 )
 
 
@@ -33,9 +35,9 @@ def by_brute_force(run: Run, axes: Axes) -> set[Layout]:
     layout without a pipeline has none, whichever are wanted.
     """
     found = set()
-    for tp, pp, cp, ep, vpp, microbatch, sp, zero, recompute, schedule in product(
+    for tp, pp, cp, ep, vpp, microbatch, sp, zero, hsdp, recompute, schedule in product(
         axes.tp, axes.pp, axes.cp, axes.ep, axes.vpp, axes.microbatch, (True, False),
-        axes.zero, axes.recompute, axes.schedule,
+        axes.zero, axes.hsdp, axes.recompute, axes.schedule,
     ):  # fmt: skip
         if run.devices % (tp * pp * cp) or (sp and tp == 1):
             continue
@@ -53,6 +55,7 @@ def by_brute_force(run: Run, axes: Axes) -> set[Layout]:
             microbatch=microbatch,
             sp=sp,
             zero=zero,
+            hsdp=hsdp,
             recompute=recompute,
             schedule="interleaved" if vpp > 1 else schedule,
         )
@@ -80,7 +83,7 @@ def test_every_allowed_layout_is_enumerated_once(run: Run, schedules: tuple[str,
     assert len(listed) > 30
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ORDERS)
 def test_any_schedule_alone_keeps_the_layouts_without_a_pipeline(schedule: str) -> None:
     run = small_run(dense(6), devices=8)
     alone = {x for x in all_layouts(run, Axes(schedule=(schedule,))) if x.pp == 1}

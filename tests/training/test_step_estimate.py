@@ -313,7 +313,7 @@ def test_every_layer_lies_on_one_stage(blocks: int, others: int, pp: int, vpp: i
     structure = ((False, 1), (True, blocks), *([(True, others)] if others else []), (False, 1))
     assume(pp * vpp <= blocks + others + 2)
     counted = [0] * len(structure)
-    stages = stage_counts(structure, pp, vpp)
+    stages = stage_counts(structure, "1f1b", pp, vpp)
     assert [len(stage) for stage in stages] == [vpp] * pp
     for chunk in (chunk for stage in stages for chunk in stage):
         for kind, n in chunk:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from training_cases import dense, mixture, small_run
+from training_cases import dense, grouped, mixture, small_run
 
-from atoll.step.bubbles import held_bytes
+from atoll.step.bubbles import held_bytes, held_chunks
 from atoll.step.layout import Layout
+from atoll.step.orders import ORDERS, chunks_of, copies_of, route
 from atoll.step.replay import PassTime, replay
 from atoll.training.estimate import Estimator
 from atoll.training.memory import losses_in_flight
@@ -22,15 +23,17 @@ def equal(stages: int, chunks: int = 1) -> list[list[PassTime]]:
     return [[PassTime(F / chunks, B / chunks, W / chunks)] * chunks] * stages
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2"])
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 4), (4, 12)])
+@pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 4), (4, 6), (4, 12)])
 def test_losses_that_wait_are_those_of_the_memory_model(
     schedule: str, stages: int, microbatches: int
 ) -> None:
-    chunks = 3 if schedule == "interleaved" else 1
-    layout = Layout(pp=stages, vpp=chunks, schedule=schedule)
+    vpp = 3 if schedule == "interleaved" else 1
+    chunks = chunks_of(schedule, vpp)
+    layout = Layout(pp=stages, vpp=vpp, schedule=schedule)
     passes = replay(schedule, equal(stages, chunks), microbatches).events
-    losses = [e for e in passes if (e.stage, e.chunk) == (stages - 1, chunks - 1)]
+    last = route(schedule, stages, chunks, 0)[-1]
+    losses = [e for e in passes if (e.stage, e.chunk) == last]
     waiting = most = 0
     for event in sorted(losses, key=lambda e: e.start_s):
         waiting += {"F": 1, "B": -1, "W": 0}[event.kind]
@@ -49,23 +52,67 @@ def test_an_interleaved_stage_holds_the_logits_of_one_microbatch() -> None:
     assert at_once.logits == plain.logits * (1 + 15 * MEGATRON.loss_kept / MEGATRON.loss_bytes)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize("schedule", [s for s in ORDERS if s != "interleaved"])
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_a_stage_never_holds_more_than_the_memory_model_counts(schedule: str, stages: int) -> None:
     """Kept until the backward pass, and of split ones until the weight gradient what it needs: at
     each of three prices, of which the last is that of recomputation.
     """
+    chunks, unit = chunks_of(schedule), copies_of(schedule) / chunks_of(schedule)
     for m, (kept, waiting) in product(range(1, 21), [(1.0, 0.0), (1.0, 0.9), (0.1, 1.0)]):
-        events = replay(schedule, equal(stages), m).events
+        if schedule == "dualpipe" and (stages % 2 or m % 2):
+            continue
+        events = replay(schedule, equal(stages, chunks), m).events
         split = any(e.kind == "W" for e in events)
         for stage in range(stages):
             held = most = 0.0
             for event in sorted((e for e in events if e.stage == stage), key=lambda e: e.start_s):
                 held += {"F": kept, "B": waiting * split - kept, "W": -waiting}[event.kind]
                 most = max(most, held)
-            assert most == pytest.approx(held_bytes(
+            assert most * unit == pytest.approx(held_bytes(
                 schedule, stages, stage, m, kept_bytes=kept, waiting_bytes=waiting
             ))
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe"])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 4), (4, 12), (8, 6), (8, 20)])
+def test_each_chunk_holds_what_the_memory_model_counts_of_it(
+    schedule: str, stages: int, microbatches: int
+) -> None:
+    """Few of the chunk whose backward pass comes soon: at one moment exactly as many."""
+    events = replay(schedule, equal(stages, 2), microbatches).events
+    for stage in range(stages):
+        now, seen = [0, 0], set()
+        for event in sorted((e for e in events if e.stage == stage), key=lambda e: e.start_s):
+            now[event.chunk] += {"F": 1, "B": -1, "W": 0}[event.kind]
+            seen.add(tuple(now))
+        assert held_chunks(schedule, stages, stage, microbatches) in seen
+
+
+def test_a_bidirectional_pipeline_holds_the_model_twice() -> None:
+    """arXiv:2412.19437, table 2: twice the parameters, activations of PP + 1 microbatches."""
+    estimator = Estimator(small_run(grouped(8), devices=4, global_batch=16))
+    plain = estimator.estimate(Layout(pp=4)).memory
+    both = estimator.estimate(Layout(pp=4, schedule="dualpipe")).memory
+    assert sum(m.weights for m in both) == 2 * sum(m.weights for m in plain)
+    assert [m.weights for m in both] == [m.weights for m in reversed(both)]
+    # Stages within the pipeline have blocks alone: two, and two of the mirrored stage.
+    assert both[1].activations == 5 / 3 * plain[1].activations
+    # Both copies' ranks divide its states, so that a rank has as much of them as without.
+    assert sum(m.optimizer for m in both) == sum(m.optimizer for m in plain)
+    assert both[0].logits == both[3].logits == plain[3].logits > both[1].logits
+
+
+def test_a_pipeline_in_a_v_has_both_ends_on_its_first_stage() -> None:
+    estimator = Estimator(small_run(dense(8), devices=4, global_batch=16))
+    layout = Layout(pp=4, schedule="zb-v")
+    memory = estimator.estimate(layout).memory
+    assert memory[0].logits > 0 == memory[3].logits
+    # The tied table stands there once.
+    assert sum(m.weights for m in memory) == 2 * estimator.model(layout).parameters
+    # As 1F1B's first stage: two blocks of four microbatches, on every stage but the first.
+    block = next(c for c in estimator.costs(layout) if c.is_block)
+    assert [m.activations for m in memory[1:]] == [4 * 2 * block.kept("none").bytes] * 3
 
 
 def test_zero_bubble_holds_what_waits_for_weight_gradients() -> None:
@@ -112,6 +159,9 @@ def test_zero_bubble_is_never_longer_than_1f1b(stages: int, groups: int) -> None
         Layout(dp=2, pp=4, recompute="full"),
         Layout(dp=2, pp=4, vpp=2, schedule="interleaved"),
         Layout(dp=4, pp=2, schedule="zb-h1"),
+        Layout(dp=2, pp=4, schedule="zb-v"),
+        Layout(dp=2, pp=4, schedule="dualpipe"),
+        Layout(dp=2, pp=4, vpp=2, microbatch=4, schedule="interleaved", hsdp=2),
         Layout(dp=8),
         Layout(dp=1, pp=8, microbatch=2),
     ],

@@ -29,7 +29,7 @@ def test_a_plain_layout_is_allowed() -> None:
     check_layout(LAYOUT, dense(), 8, 32, 1024)
 
 
-@pytest.mark.parametrize("axis", ["dp", "tp", "pp", "cp", "ep", "vpp", "microbatch"])
+@pytest.mark.parametrize("axis", ["dp", "tp", "pp", "cp", "ep", "vpp", "microbatch", "hsdp"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_degrees_are_positive_integers(axis: str, value: object) -> None:
     sentence = refusal(replace(LAYOUT, **{axis: value}))  # type: ignore[arg-type]
@@ -45,7 +45,8 @@ def test_degrees_are_positive_integers(axis: str, value: object) -> None:
         ),
         (
             replace(LAYOUT, schedule="2f2b"),
-            "schedule is '2f2b', but must be one of 1f1b, interleaved, zb-h1, zb-h2, gpipe",
+            "schedule is '2f2b', but must be one of 1f1b, interleaved, gpipe, zb-h1, zb-h2, zb-v, "
+            "dualpipe",
         ),
         (replace(LAYOUT, zero=4), "zero is 4, but must be 0, 1, 2 or 3"),
         (
@@ -58,8 +59,13 @@ def test_degrees_are_positive_integers(axis: str, value: object) -> None:
         ),
         (
             replace(LAYOUT, dp=1, pp=8),
-            "pp 8 x vpp 1 make 8 model chunks, but small has 4 layers beside embedding and head; "
-            "lower pp or vpp",
+            "pp 8 x 1 chunks a stage make 8 model chunks, but small has 4 layers beside embedding "
+            "and head; lower pp or vpp",
+        ),
+        (
+            replace(LAYOUT, dp=2, pp=4, schedule="zb-v"),
+            "pp 4 x 2 chunks a stage make 8 model chunks, but small has 4 layers beside embedding "
+            "and head; lower pp or vpp",
         ),
         (replace(LAYOUT, vpp=2), "vpp is 2, but interleaving needs pp above 1"),
         (
@@ -67,13 +73,26 @@ def test_degrees_are_positive_integers(axis: str, value: object) -> None:
             "schedule interleaved has several chunks a stage, but vpp is 1",
         ),
         (
-            replace(LAYOUT, dp=4, pp=2, vpp=2, microbatch=8),
-            "interleaving needs the 1 microbatches to be a multiple of pp 2; change the microbatch "
-            "or dp",
+            replace(LAYOUT, dp=4, pp=2, vpp=2, schedule="zb-h1"),
+            "schedule zb-h1 has one chunk a stage, but vpp is 2; leave vpp 1",
         ),
         (
-            replace(LAYOUT, dp=4, pp=2, vpp=2, schedule="zb-h1"),
-            "schedule zb-h1 has one chunk a stage, but vpp is 2",
+            replace(LAYOUT, dp=4, pp=2, vpp=2, schedule="zb-v"),
+            "schedule zb-v has two chunks of its own a stage, but vpp is 2; leave vpp 1",
+        ),
+        (replace(LAYOUT, schedule="dualpipe"), "schedule dualpipe needs pp above 1"),
+        (
+            replace(LAYOUT, dp=4, pp=2, microbatch=8, schedule="dualpipe"),
+            "schedule dualpipe lets microbatches in at both ends, but pp is 2 and there are 1 of "
+            "them; both must be even",
+        ),
+        (
+            replace(LAYOUT, hsdp=2, zero=0),
+            "hsdp is 2, but zero 0 divides nothing inside its replicas; use zero 1, 2 or 3",
+        ),
+        (
+            replace(LAYOUT, hsdp=3),
+            "hsdp is 3, but does not divide dp x cp = 8; choose one of 1, 2, 4, 8",
         ),
         (
             replace(LAYOUT, dp=4, pp=2, zero=2),
@@ -84,6 +103,19 @@ def test_degrees_are_positive_integers(axis: str, value: object) -> None:
 )
 def test_refusals_say_what_is_allowed(layout: Layout, sentence: str) -> None:
     assert refusal(layout) == sentence
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 4, 8])
+def test_interleaving_takes_any_number_of_microbatches(microbatch: int) -> None:
+    """8, 4, 2 and 1, also fewer than there are stages."""
+    check_layout(Layout(dp=4, pp=3, vpp=2, microbatch=microbatch), dense(), 12, 32, 1024)
+
+
+def test_replicas_divide_the_copies_of_an_expert() -> None:
+    assert refusal(replace(LAYOUT, ep=4, hsdp=4), mixture()) == (
+        "hsdp is 4, but does not divide dp x cp / ep, the copies of an expert, = 2; choose one of "
+        "1, 2"
+    )
 
 
 def test_tensor_width_divides_heads_columns_and_key_heads() -> None:

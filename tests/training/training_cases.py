@@ -158,6 +158,7 @@ WIDE = Axes(
     microbatch=(1, 2),
     sp=(True, False),
     zero=(0, 1, 2, 3),
+    hsdp=(1, 2, 3),
     recompute=("none", "selective", "alternate", "full"),
-    schedule=("1f1b", "zb-h1", "zb-h2", "gpipe"),
+    schedule=("1f1b", "zb-h1", "zb-h2", "gpipe", "zb-v", "dualpipe"),
 )

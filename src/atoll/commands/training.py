@@ -87,11 +87,15 @@ def estimate(
         bool | None, typer.Option("--sp/--no-sp", help="Sequence parallelism; default: with tp.")
     ] = None,
     zero: Annotated[int, typer.Option(help="ZeRO stage 0 to 3 (3: fully sharded).")] = 1,
+    hsdp: Annotated[
+        int, typer.Option(help="Replicas of the group that ZeRO divides over (hybrid sharding).")
+    ] = 1,
     recompute: Annotated[
         str, typer.Option(help="none, selective, alternate, full or optimal.")
     ] = "none",
     schedule: Annotated[
-        str | None, typer.Option(help="1f1b, interleaved, zb-h1, zb-h2 or gpipe.")
+        str | None,
+        typer.Option(help="1f1b, interleaved, gpipe, zb-h1, zb-h2, zb-v or dualpipe."),
     ] = None,
     network: Network = None,
     stack: Stack = None,
@@ -138,6 +142,7 @@ def estimate(
         microbatch=microbatch,
         sp=sp,
         zero=zero,
+        hsdp=hsdp,
         recompute=recompute,
         schedule=schedule,
         network=network,
@@ -171,6 +176,10 @@ def plan(
         list[int] | None, typer.Option(help="Values to try; default 1, 2, 4, 8.")
     ] = None,
     zero: Annotated[list[int] | None, typer.Option(help="Values to try; default 0 to 3.")] = None,
+    hsdp: Annotated[
+        list[int] | None,
+        typer.Option(help="Replicas of the group that ZeRO divides; values to try; default 1."),
+    ] = None,
     recompute: Annotated[
         list[str] | None,
         typer.Option(help="Values to try; default none, selective, full, optimal."),
@@ -214,6 +223,7 @@ def plan(
             vpp=vpp,
             microbatch=microbatch,
             zero=zero,
+            hsdp=hsdp,
             recompute=recompute,
             schedule=schedule,
             network=network,

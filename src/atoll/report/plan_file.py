@@ -98,7 +98,8 @@ def _chosen(best: Estimate) -> Layout:
 def _stages(best: Estimate) -> list[dict[str, Any]]:
     """Each stage's layers and memory by part."""
     layout = _chosen(best)
-    shares = stage_shares(Estimator(best.run).costs(layout), layout.pp, layout.vpp)
+    costs = Estimator(best.run).costs(layout)
+    shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp)
     found = []
     for chunks, memory in zip(shares, best.memory, strict=True):
         layers: dict[str, int] = {}

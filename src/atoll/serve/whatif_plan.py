@@ -9,7 +9,8 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
-from atoll.step.layout import SCHEDULES, Layout
+from atoll.step.layout import Layout
+from atoll.step.orders import ORDERS
 from atoll.step.parts import in_words
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.request import make_run
@@ -160,12 +161,12 @@ def layout_of(told: Mapping[str, Any] | str) -> Layout:
             values["sp"] = True
         elif word.startswith("recompute-"):
             values["recompute"] = word.removeprefix("recompute-")
-        elif word in SCHEDULES:
+        elif word in ORDERS:
             values["schedule"] = word
         else:
             name = word.rstrip("0123456789")
             axis = {"mbs": "microbatch"}.get(name, name)
-            if axis not in ("tp", "pp", "dp", "cp", "ep", "vpp", "microbatch", "zero"):
+            if axis not in ("tp", "pp", "dp", "cp", "ep", "vpp", "microbatch", "zero", "hsdp"):
                 raise AtollError(f"layout: {word!r} is not known, in {told!r}.")
             values[axis] = int(word[len(name) :] or 0)
     if values.get("vpp", 1) > 1:

@@ -20,9 +20,16 @@ within 20 % of each other: at most 9 % below the replay and 18 % above it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
-from atoll.step.orders import LATE, arrivals, chunks_of, groups
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.step.orders import LATE, SPLIT, arrivals, chunks_of, copies_of, groups
 from atoll.step.replay import PassTime
+
+N = TypeVar("N", float, NDArray[np.float64])
+Peaks = tuple[tuple[float, float], ...]
 
 
 def step_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
@@ -63,33 +70,62 @@ def step_with_transfers_s(
 
 def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
     """Seconds of a step beyond the slowest stage's microbatches."""
-    p, m = len(stages), microbatches
-    if p == 1:
+    n = len(stages) - 1
+    if n == 0:
         return 0.0
     slowest = max(stages, key=lambda s: s.total_s)
     others = list(stages)
     others.remove(slowest)
-    n = p - 1
-    weights = sorted(min(s.weight_s, slowest.weight_s) for s in others)
+    weights = [s.weight_s for s in others]
+    if order in SPLIT:
+        weights = [min(w, slowest.weight_s) for w in weights]
+    if order in LATE:  # the shortest are put off, where some cannot be
+        weights = sorted(weights * LATE[order])[: microbatches - 1]
+    return float(
+        bubble(
+            order,
+            len(stages),
+            microbatches,
+            vpp,
+            forward_s=sum(s.forward_s for s in others) / n,
+            backward_s=sum(s.backward_s for s in others) / n,
+            weight_s=sum(weights) / max(1, len(weights)),
+        )
+    )
+
+
+def bubble(
+    order: str,
+    stages: int,
+    microbatches: int,
+    vpp: int,
+    *,
+    forward_s: N,
+    backward_s: N,
+    weight_s: N,
+) -> N:
+    """The formulas: of the stages but the slowest, the mean passes of one microbatch through all
+    chunks, as numbers or as arrays. Longer with longer forward and backward passes (of both alike),
+    shorter with longer weight passes.
+    """
+    p, m, n = stages, microbatches, stages - 1
+    f, b, w = forward_s, backward_s, weight_s
+    found: N
     if order in LATE:
-        # A weight pass put off for each microbatch but the first; the shortest where some cannot.
-        put_off = sorted(weights * LATE[order])[: m - 1]
-        return max(0.0, sum(s.forward_s + s.backward_s for s in others) - sum(put_off))
-    # Per chunk and in units of the other stages' mean, so that their sum is n of it.
-    share = 1.0 / (n * (1 if order == "dualpipe" else chunks_of(order, vpp)))
-    f = sum(s.forward_s for s in others) * share
-    b = sum(s.backward_s for s in others) * share
-    w = sum(weights) * share
-    if order == "zb-v":
+        found = n * (f + b) - min(m - 1, LATE[order] * n) * w
+    elif order == "zb-v":  # two chunks: a half of the passes each
         k = min(max(0, m - p), n)
-        ways = (2 * n * b - 2 * k * w, (2 * n - k) * b - (n - k) * w)
-        return 2 * max(0, p - m) * f + max(ways)
-    if order == "dualpipe":
+        ways = np.maximum(n * b - k * w, (n - k / 2) * b - (n - k) / 2 * w)
+        found = max(0, p - m) * f + ways
+    elif order == "dualpipe" and m <= p:
+        found = (p - m) * f + (p - 2) * b
+    elif order == "dualpipe":
         h = p // 2 - 1
-        if m <= p:
-            return (p - m) * f + (p - 2) * b
-        return max(h * (f + b), 2 * h * b - f) - max(0, h - max(0, 2 * p - m)) * w
-    return (n + (vpp - 1) * max(0, p - m)) * sum(s.total_s for s in others) * share
+        found = np.maximum(h * (f + b), 2 * h * b - f) - max(0, h - max(0, 2 * p - m)) * w
+    else:
+        found = (n + (vpp - 1) * max(0, p - m)) / vpp * (f + b + w)
+    atleast: N = np.maximum(found, 0.0)
+    return atleast
 
 
 def held(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> float:
@@ -115,14 +151,77 @@ def waiting(order: str, stages: int, stage: int, microbatches: int) -> float:
     return min(float(late), microbatches - held(order, stages, stage, microbatches))
 
 
-def most_waiting(order: str, stages: int, stage: int, microbatches: int) -> float:
-    """The most microbatches whose weight gradients are still to come: after a backward pass, when
-    as many fewer are held, so that both together stay the same.
+def peaks(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> Peaks:
+    """(held, waiting) where a stage may need most: before a backward pass, or after one, when one
+    is held less and its weight gradient waits, or where most of these wait.
     """
-    if order not in LATE:
-        return 0.0
-    where = order, stages, stage, microbatches
-    return min(LATE[order] * stage + 1.0, held(*where) + waiting(*where))
+    p, m = stages, microbatches
+    where = order, p, stage, m
+    most = held(*where, vpp)
+    if order in LATE:
+        late = waiting(*where)
+        latest = min(LATE[order] * stage + 1.0, most + late)
+        return ((most, late), (most + late - latest, latest))
+    if order not in SPLIT:
+        return ((most, 0.0),)
+    one = copies_of(order) / chunks_of(order)
+    left, late = _latest_v(p, stage, m) if order == "zb-v" else _latest_both(p, stage, m)
+    return ((most, 0.0), (most - one, one), (left * one, late * one))
+
+
+def _latest_v(p: int, stage: int, m: int) -> tuple[int, int]:
+    """Of zb-v, backward passes left and weight passes put off when most are: at its end a stage
+    runs `stage` backward passes of both chunks, then those left of the first.
+    """
+    missing = max(0, 2 * p - 1 - m)  # of the order for a full pipeline
+    after = max(0, p - stage - missing)
+    late = min(stage, max(0, p - missing)) + max(0, stage - missing) + min(1, after)
+    return max(0, after - 1), late
+
+
+def _latest_both(p: int, stage: int, m: int) -> tuple[int, int]:
+    """The same of dualpipe, which puts off the later half of the last backward passes of both
+    directions; each pass that is left then runs after one of these.
+    """
+    near = min(stage, p - 1 - stage)
+    rest = p // 2 - near - 1
+    missing = max(0, 2 * p - m) // 2  # in each direction
+    ends = near + 1 - missing, near + 1 + rest - missing
+    late = [i < end for i in range(near + 1) for end in ends][near + 1 :]
+    left = max(0, rest - missing)
+    found = left, sum(late)
+    for ran, there in enumerate(late[:left], start=1):
+        if not there:  # nothing ran before it
+            found = left - ran, found[1] + 1
+    return found
+
+
+def held_chunks(
+    order: str, stages: int, stage: int, microbatches: int, vpp: int = 1
+) -> tuple[float, ...]:
+    """Microbatches of each chunk where a stage holds most; of interleaved ones the mean. Where the
+    model turns (zb-v), or a direction begins far away (dualpipe), few wait for their backward pass.
+    """
+    p, m = stages, microbatches
+    most = held(order, p, stage, m, vpp)
+    if order == "zb-v":
+        second = min(stage + 1, m)
+        return 2 * most - second, second
+    if order == "dualpipe":
+        far = min(min(stage, p - 1 - stage) + 1, m // 2)
+        return (most - far, far) if stage < p // 2 else (far, most - far)
+    return (most,) * vpp
+
+
+def by_chunk(where: tuple[str, int, int, int, int], chunks: Sequence[N]) -> N:
+    """What a stage keeps of one microbatch, from what each chunk does: weighed so that `held` of it
+    are what its chunks hold together.
+    """
+    most = held(*where)
+    found = chunks[0] * 0.0
+    for of, chunk in zip(held_chunks(*where), chunks, strict=True):
+        found = found + of / most * chunk
+    return found
 
 
 def held_bytes(
@@ -132,16 +231,13 @@ def held_bytes(
     microbatches: int,
     vpp: int = 1,
     *,
-    kept_bytes: float,
+    kept_bytes: N,
     waiting_bytes: float,
-) -> float:
+) -> N:
     """Bytes of all microbatches at a stage's peak, where one keeps some for its backward pass and
     some after it, for weight gradients that the order puts off.
     """
-    flying = held(order, stages, stage, microbatches, vpp)
-    where = order, stages, stage, microbatches
-    late, latest = waiting(*where), most_waiting(*where)
-    # Before a backward pass, or after it, where weight gradients wait for more than is kept.
-    before = kept_bytes * flying + waiting_bytes * late
-    after = kept_bytes * (flying + late - latest) + waiting_bytes * latest
-    return max(before, after) if order in LATE else before
+    found = kept_bytes * 0.0
+    for most, late in peaks(order, stages, stage, microbatches, vpp):
+        found = np.maximum(found, kept_bytes * most + waiting_bytes * late)
+    return found

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from atoll.errors import AtollError
+from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, chunks_of, copies_of
 from atoll.workload.model_config import ModelConfig
 
 Recompute = Literal["none", "selective", "alternate", "full", "optimal"]
-Schedule = Literal["1f1b", "interleaved", "zb-h1", "zb-h2", "gpipe"]
 RECOMPUTE: tuple[str, ...] = get_args(Recompute)
-SCHEDULES: tuple[str, ...] = get_args(Schedule)
 ZERO_STAGES = (0, 1, 2, 3)
 
 
@@ -31,12 +30,15 @@ class Layout:
     cp: int = 1
     ep: int = 1
     vpp: int = 1
-    """Model chunks that each pipeline stage holds (interleaving)."""
+    """Model chunks that each pipeline stage holds where they are interleaved; orders with chunks of
+    their own (zb-v, dualpipe) have 1 here."""
     microbatch: int = 1
     sp: bool = True
     """Sequence parallelism: norms and residuals are divided over the tensor group."""
     zero: int = 1
     """0: every rank holds all; 1: optimizer states divided; 2: gradients too; 3: weights too."""
+    hsdp: int = 1
+    """Replicas of the group that ZeRO divides over: gradients are summed over all of them."""
     recompute: str = "none"
     """none; selective (attention's core); alternate (all but every second product's output);
     full (each layer from its input); optimal (the cheapest set of operators that fits)."""
@@ -52,9 +54,19 @@ class Layout:
         return self.tp * self.pp * self.cp
 
     @property
+    def copies(self) -> int:
+        """Times that a pipeline holds the model."""
+        return copies_of(self.schedule)
+
+    @property
+    def rounds(self) -> int:
+        """Chunks of each stage that one microbatch passes."""
+        return chunks_of(self.schedule, self.vpp) // self.copies
+
+    @property
     def ranks(self) -> int:
         """Devices that share each dense parameter."""
-        return self.dp * self.cp
+        return self.dp * self.cp * self.copies
 
     @property
     def expert_ranks(self) -> int:
@@ -62,8 +74,10 @@ class Layout:
         return max(1, self.ranks // self.ep)
 
     def divided(self, dense: float, expert: float) -> float:
-        """What one rank holds of these parameters where all that share them divide them."""
-        return dense / self.ranks + expert / self.expert_ranks
+        """What one rank holds of these parameters where all that share them divide them, those of
+        other replicas apart.
+        """
+        return (dense / self.ranks + expert / self.expert_ranks) * self.hsdp
 
     def microbatches(self, global_batch: int) -> int:
         """Microbatches that each rank runs in a step."""
@@ -75,6 +89,7 @@ class Layout:
         parts += [f"ep{self.ep}"] if self.ep > 1 else []
         parts += [f"vpp{self.vpp}"] if self.vpp > 1 else []
         parts += [f"mbs{self.microbatch}", f"zero{self.zero}"]
+        parts += [f"hsdp{self.hsdp}"] if self.hsdp > 1 else []
         parts += ["sp"] if self.sp and self.tp > 1 else []
         parts += [f"recompute-{self.recompute}"]
         parts += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
@@ -85,10 +100,10 @@ def check_layout(
     layout: Layout, model: ModelConfig, devices: int, global_batch: int, sequence: int
 ) -> None:
     """Refuse what cannot be run, with the way out."""
-    axes = ("dp", "tp", "pp", "cp", "ep", "vpp", "microbatch")
+    axes = ("dp", "tp", "pp", "cp", "ep", "vpp", "microbatch", "hsdp")
     check_positive(**{name: getattr(layout, name) for name in axes})
     _named("recompute", layout.recompute, RECOMPUTE)
-    _named("schedule", layout.schedule, SCHEDULES)
+    _named("schedule", layout.schedule, ORDERS)
     if layout.zero not in ZERO_STAGES:
         raise AtollError(f"zero is {layout.zero!r}, but must be 0, 1, 2 or 3")
     if layout.devices != devices:
@@ -112,11 +127,11 @@ def check_layout(
             f"tp is {layout.tp}, but neither divides the {model.kv_heads} key and value heads of "
             f"{model.name} nor is a multiple of them"
         )
-    chunks = layout.pp * layout.vpp
+    chunks = layout.pp * layout.rounds
     if chunks > model.layers + 2:  # embedding and head may have a chunk to themselves
         raise AtollError(
-            f"pp {layout.pp} x vpp {layout.vpp} make {chunks} model chunks, but {model.name} has "
-            f"{model.layers} layers beside embedding and head; lower pp or vpp"
+            f"pp {layout.pp} x {layout.rounds} chunks a stage make {chunks} model chunks, but "
+            f"{model.name} has {model.layers} layers beside embedding and head; lower pp or vpp"
         )
     per_step = layout.dp * layout.microbatch
     if global_batch % per_step:
@@ -125,20 +140,9 @@ def check_layout(
             f"{layout.microbatch} = {per_step}; the nearest above is "
             f"{-(-global_batch // per_step) * per_step}"
         )
-    microbatches = layout.microbatches(global_batch)
-    if layout.vpp > 1 and layout.pp == 1:
-        raise AtollError(f"vpp is {layout.vpp}, but interleaving needs pp above 1")
-    if layout.schedule == "interleaved" and layout.vpp == 1:
-        raise AtollError("schedule interleaved has several chunks a stage, but vpp is 1")
-    if layout.vpp > 1 and microbatches % layout.pp:
-        raise AtollError(
-            f"interleaving needs the {microbatches} microbatches to be a multiple of pp "
-            f"{layout.pp}; change the microbatch or dp"
-        )
-    if layout.schedule in ("zb-h1", "zb-h2") and layout.vpp > 1:
-        raise AtollError(
-            f"schedule {layout.schedule} has one chunk a stage, but vpp is {layout.vpp}"
-        )
+    _check_order(layout, layout.microbatches(global_batch))
+    if layout.hsdp > 1:
+        _check_replicas(layout)
     if layout.cp > 1 and model.encoder_layers:
         raise AtollError(
             f"cp is {layout.cp}, but context parallelism of an encoder and its decoder "
@@ -187,6 +191,43 @@ def _check_experts(layout: Layout, model: ModelConfig) -> None:
             f"ep is {layout.ep}, but does not divide dp {layout.dp} x cp {layout.cp}, over which "
             "experts are spread"
         )
+
+
+def _check_order(layout: Layout, microbatches: int) -> None:
+    order, pp = layout.schedule, layout.pp
+    if layout.vpp > 1 and pp == 1:
+        raise AtollError(f"vpp is {layout.vpp}, but interleaving needs pp above 1")
+    if order == "interleaved" and layout.vpp == 1:
+        raise AtollError("schedule interleaved has several chunks a stage, but vpp is 1")
+    if order in SPLIT and layout.vpp > 1:
+        own = "two chunks of its own" if order in TWO_CHUNKS else "one chunk"
+        raise AtollError(
+            f"schedule {order} has {own} a stage, but vpp is {layout.vpp}; leave vpp 1"
+        )
+    if order in TWO_CHUNKS and pp == 1:
+        raise AtollError(f"schedule {order} needs pp above 1")
+    if order == "dualpipe" and (pp % 2 or microbatches % 2):
+        raise AtollError(
+            f"schedule dualpipe lets microbatches in at both ends, but pp is {pp} and there are "
+            f"{microbatches} of them; both must be even"
+        )
+
+
+def _check_replicas(layout: Layout) -> None:
+    if layout.zero == 0:
+        raise AtollError(
+            f"hsdp is {layout.hsdp}, but zero 0 divides nothing inside its replicas; use zero 1, 2 "
+            "or 3"
+        )
+    shared = {"dp x cp": layout.dp * layout.cp}
+    if layout.ep > 1:
+        shared["dp x cp / ep, the copies of an expert,"] = layout.dp * layout.cp // layout.ep
+    for name, ranks in shared.items():
+        if ranks % layout.hsdp:
+            raise AtollError(
+                f"hsdp is {layout.hsdp}, but does not divide {name} = {ranks}; choose one of "
+                f"{_divisors(ranks)}"
+            )
 
 
 def _named(field: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -44,6 +44,11 @@ def chunks_of(order: str, vpp: int = 1) -> int:
     return 2 if order in TWO_CHUNKS else vpp
 
 
+def copies_of(order: str) -> int:
+    """Times that a pipeline holds the model: once for each end at which microbatches enter."""
+    return 2 if order == "dualpipe" else 1
+
+
 def route(order: str, stages: int, chunks: int, microbatch: int) -> list[tuple[int, int]]:
     """The (stage, chunk) pairs that a microbatch's forward pass visits, in the model's order."""
     down = [(s, 0) for s in range(stages)]
@@ -64,6 +69,12 @@ def arrivals(order: str, stages: int, chunks: int) -> tuple[tuple[float, float],
                 found[two][0] += 0.5
                 found[one][1] += 0.5
     return tuple((activations, gradients) for activations, gradients in found)
+
+
+def holds_both_ends(order: str, stages: int, stage: int) -> bool:
+    """Whether a stage holds the first and the last chunk of the model."""
+    ways = [route(order, stages, chunks_of(order), microbatch) for microbatch in range(2)]
+    return all(stage in {way[end][0] for way in ways} for end in (0, -1))
 
 
 def passes(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> list[Pass]:

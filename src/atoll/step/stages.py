@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+from atoll.step.orders import chunks_of, route
+
 
 class Repeated(Protocol):
     """A kind of layer in a chain: whether it is a block, and how often it stands there."""
@@ -32,27 +34,29 @@ def even_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
 
 
 def stage_shares(
-    layers: Sequence[L], pp: int, vpp: int
+    layers: Sequence[L], order: str, pp: int, vpp: int
 ) -> tuple[tuple[tuple[tuple[L, int], ...], ...], ...]:
     """For each stage, the layers of each of its chunks with how often they occur."""
     structure = tuple((layer.is_block, layer.repeat) for layer in layers)
     return tuple(
         tuple(tuple((layers[kind], n) for kind, n in chunk) for chunk in stage)
-        for stage in stage_counts(structure, pp, vpp)
+        for stage in stage_counts(structure, order, pp, vpp)
     )
 
 
 def stage_counts(
-    structure: Sequence[tuple[bool, int]], pp: int, vpp: int
+    structure: Sequence[tuple[bool, int]], order: str, pp: int, vpp: int
 ) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
     """For each stage and chunk, (kind of layer, how many), for a chain of layers of which each is
     given as (whether it is a block, repeats): what precedes the blocks goes to the first chunk,
-    what follows them to the last.
+    what follows them to the last. Chunks lie on the stages as microbatches pass them (`route`).
     """
+    held = chunks_of(order, vpp)
+    ways = [route(order, pp, held, microbatch) for microbatch in range(2)]
     blocks = [(kind, repeat) for kind, (is_block, repeat) in enumerate(structure) if is_block]
     first = blocks[0][0]
     ends = [kind for kind, (is_block, _) in enumerate(structure) if not is_block]
-    sizes = even_sizes(sum(repeat for _, repeat in blocks), pp * vpp)
+    sizes = even_sizes(sum(repeat for _, repeat in blocks), len(ways[0]))
     chunks: list[tuple[tuple[int, int], ...]] = []
     start = 0
     for index, size in enumerate(sizes):
@@ -63,7 +67,8 @@ def stage_counts(
             share = [*share, *((kind, 1) for kind in ends if kind > first)]
         chunks.append(tuple(share))
         start += size
-    return tuple(tuple(chunks[stage::pp]) for stage in range(pp))
+    where = {place: chunk for way in ways for place, chunk in zip(way, chunks, strict=True)}
+    return tuple(tuple(where[stage, i] for i in range(held)) for stage in range(pp))
 
 
 def _between(blocks: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:

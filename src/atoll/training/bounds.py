@@ -20,8 +20,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.step.bubbles import bubble, by_chunk, held_bytes
 from atoll.step.layout import Layout
-from atoll.step.orders import arrivals
+from atoll.step.orders import arrivals, chunks_of, holds_both_ends
 from atoll.step.stages import stage_counts
 from atoll.training.estimate import accumulation_s, update_s
 from atoll.training.layers import LayerCost, choices_of
@@ -36,23 +37,14 @@ ROUNDING = 1e-12  # of a bound: sums in another order than the estimate's
 
 @dataclass(frozen=True)
 class Figures:
-    """What the bounds need of one variant; all but the last two by layout."""
+    """Bounds of one variant's layouts, by layout and choice of recomputation of any policy."""
 
-    slowest_s: Floats
-    """(layouts, choices): the slowest stage on one microbatch."""
-    whole_s: Floats
-    """(layouts, choices): all stages together."""
+    passes_s: Floats
+    """The slowest stage's microbatches and what the others add."""
+    needed: Floats
+    """Bytes of the fullest device; infinite for choices of another policy than the layout's."""
     beside_s: Floats
-    """Sends, accumulation and the optimizer, in one step."""
-    first_kept: Floats
-    """(layouts, choices): bytes that the first stage keeps of one microbatch; infinite where a
-    policy has fewer choices."""
-    first_dense: Floats
-    """Parameters of the first stage."""
-    first_expert: Floats
-    dense: float
-    """Parameters of the whole model on one tensor (and expert) rank."""
-    expert: float
+    """By layout: accumulation and the optimizer, in one step."""
 
 
 def figures(run: Run, block: Block, costs: Sequence[LayerCost]) -> Figures:
@@ -60,48 +52,72 @@ def figures(run: Run, block: Block, costs: Sequence[LayerCost]) -> Figures:
     shared = 0
     if run.model.tied_embeddings:  # one stage with both ends holds them once
         shared = max((c.parameters for c in costs if not c.is_block), default=0)
-    dense = sum(c.parameters * c.repeat for c in costs) - shared
-    expert = sum(c.expert_parameters * c.repeat for c in costs)
+    sizes = np.array([(c.parameters, c.expert_parameters) for c in costs], dtype=np.float64)
+    whole = np.array([c.repeat for c in costs]) @ sizes - (shared, 0)
     priced = any(c.optimal for c in costs)
     choices = [_bounding(costs, policy, priced) for policy in block.names]
-    most = max(len(found) for found in choices)
-    held_as = {held for found in choices for _, held in found}
-    least = {held: np.array([_least_kept(cost, held) for cost in costs]) for held in held_as}
-    passes = _Passes(run, block, costs)
+    listed = [choice for found in choices for choice in found]
+    timed = _Passes(run, block, costs, [as_timed for as_timed, _ in listed])
+    kept = np.array([[_least_kept(cost, held) for _, held in listed] for cost in costs])
     structure = tuple((c.is_block, c.repeat) for c in costs)
-    shape = len(block), most
-    slowest_s, whole_s = np.zeros(shape), np.zeros(shape)
-    kept = np.full(shape, np.inf)
-    first = np.zeros((len(block), len(costs)))
-    beside_s = np.zeros(len(block))
-    rows = np.stack([block.pp, block.vpp, block.zero], axis=1)
+    rows = np.stack([block.pp, block.vpp, block.schedule, block.zero, block.hsdp], axis=1)
     distinct, which = np.unique(rows, axis=0, return_inverse=True)
-    for index, (pp, vpp, zero) in enumerate(distinct.tolist()):
+    passes_s = np.zeros((len(block), kept.shape[1]))
+    needed, beside_s = np.zeros_like(passes_s), np.zeros(len(block))
+    at: tuple[str, int, int, int, int] | None = None
+    for index in range(len(distinct)):
         here = np.flatnonzero(which.reshape(-1) == index)
-        counts = _counts(structure, pp, vpp)
-        first[here] = counts[0]
-        dp, m = int(block.dp[here[0]]), int(block.microbatches[here[0]])
-        layout = block.variant.layout(dp=dp, pp=pp, vpp=vpp, zero=zero)
-        beside_s[here] = _beside_s(run, layout, m, costs, dense / pp, expert / pp)
-        for policy, found in enumerate(choices):
-            same = here[block.recompute[here] == policy]
-            if not len(same):
-                continue
-            for c, (timed, held) in enumerate(found):
-                stages_s = counts @ passes.of(layout, timed)
-                slowest_s[same, c], whole_s[same, c] = stages_s.max(), stages_s.sum()
-                kept[same, c] = counts[0] @ least[held]
-    alone = np.where(block.pp == 1, shared, 0)
-    return Figures(
-        slowest_s,
-        whole_s,
-        beside_s,
-        kept,
-        first @ np.array([c.parameters for c in costs]) - alone,
-        first @ np.array([c.expert_parameters for c in costs]),
-        dense,
-        expert,
+        layout, m = block.layout(int(here[0])), int(block.microbatches[here[0]])
+        if at != (layout.schedule, layout.pp, 0, m, layout.vpp):
+            at = layout.schedule, layout.pp, 0, m, layout.vpp
+            chunks = _counts(structure, layout.schedule, layout.pp, layout.vpp)
+            stages = chunks.sum(axis=1)
+            kept_bytes = by_chunk(at, list(chunks[0] @ kept))
+            activations = held_bytes(*at, kept_bytes=kept_bytes, waiting_bytes=0.0)
+            once = shared if holds_both_ends(layout.schedule, layout.pp, 0) else 0
+            first, mean = stages[0] @ sizes - (once, 0), whole * layout.copies / layout.pp
+            sends_s = _sends_s(run, layout, costs)
+            plain_s = _passes_s(run, layout, m, stages, timed.plain(layout), sends_s)
+        passes_s[here] = plain_s
+        if layout.zero >= 3:
+            passes_s[here] = _passes_s(run, layout, m, stages, timed.sharded(layout), sends_s)
+        needed[here] = _needed_bytes(run, layout, mean, first, activations)
+        beside_s[here] = m * accumulation_s(run, layout, m, *mean) + update_s(run, layout, *mean)
+    owner = np.repeat(np.arange(len(choices)), [len(found) for found in choices])
+    needed[block.recompute[:, None] != owner] = np.inf  # choices of other policies
+    return Figures(passes_s, needed, beside_s)
+
+
+def _sends_s(run: Run, layout: Layout, costs: Sequence[LayerCost]) -> Floats:
+    """(stages, forward, backward and weight passes): transfers into a stage for one microbatch."""
+    boundary = max((cost.boundary_bytes for cost in costs if cost.is_block), default=0)
+    came = arrivals(layout.schedule, layout.pp, chunks_of(layout.schedule, layout.vpp))
+    return Stepper(run, layout).send_s(boundary) * np.array([(*n, 0.0) for n in came])
+
+
+def _passes_s(
+    run: Run, layout: Layout, m: int, stages: Floats, timed_s: Floats, sends_s: Floats
+) -> Floats:
+    """By choice: the slowest stage's microbatches, and the bubble of the others, whichever of them
+    is the slowest once host time is added; of the first microbatch all but the slowest stage wait
+    for all of what they are sent.
+    """
+    hidden = run.stack.overlap.pipeline
+    stages_s = np.tensordot(stages, timed_s, axes=1) / layout.copies
+    stages_s += (1.0 - hidden) * sends_s[:, None]
+    into_s = sends_s.sum(axis=1)
+    slowest_s = stages_s.sum(axis=2).max(axis=0)
+    others_s = (stages_s.sum(axis=0) - stages_s) / max(1, layout.pp - 1)
+    idle_s = bubble(
+        layout.schedule,
+        layout.pp,
+        m,
+        layout.vpp,
+        forward_s=others_s[..., 0],
+        backward_s=others_s[..., 1],
+        weight_s=others_s[..., 2],
     )
+    return np.asarray(m * slowest_s + idle_s.min(axis=0) + hidden * (into_s.sum() - into_s.max()))
 
 
 def _bounding(costs: Sequence[LayerCost], policy: str, priced: bool) -> tuple[tuple[str, str], ...]:
@@ -112,13 +128,13 @@ def _bounding(costs: Sequence[LayerCost], policy: str, priced: bool) -> tuple[tu
 
 
 @lru_cache(maxsize=4096)
-def _counts(structure: tuple[tuple[bool, int], ...], pp: int, vpp: int) -> Floats:
-    """(stages, kinds of layer): how many of each a stage holds."""
-    counts = np.zeros((pp, len(structure)))
-    for stage, chunks in enumerate(stage_counts(structure, pp, vpp)):
-        for chunk in chunks:
+def _counts(structure: tuple[tuple[bool, int], ...], order: str, pp: int, vpp: int) -> Floats:
+    """(stages, chunks, kinds of layer): how many of each a chunk holds."""
+    counts = np.zeros((pp, chunks_of(order, vpp), len(structure)))
+    for stage, chunks in enumerate(stage_counts(structure, order, pp, vpp)):
+        for i, chunk in enumerate(chunks):
             for kind, n in chunk:
-                counts[stage, kind] += n
+                counts[stage, i, kind] += n
     return counts
 
 
@@ -130,61 +146,74 @@ def _least_kept(cost: LayerCost, policy: str) -> float:
 
 
 class _Passes:
-    """Seconds of every kind of layer on one microbatch, host apart; equal ones are priced once."""
+    """Seconds of every kind of layer on one microbatch under each choice, host apart: (kinds of
+    layer, choices, forward, backward and weight passes).
+    """
 
-    def __init__(self, run: Run, block: Block, costs: Sequence[LayerCost]) -> None:
-        self.run, self.block, self.costs = run, block, costs
-        self._known: dict[tuple[str, bool], list[tuple[float, float, float]]] = {}
-        self._wires: dict[int, list[tuple[float, float]]] = {}
+    def __init__(
+        self, run: Run, block: Block, costs: Sequence[LayerCost], choices: Sequence[str]
+    ) -> None:
+        self.run, self.block, self.costs, self.choices = run, block, costs, choices
+        self._known: dict[bool, tuple[Floats, Floats]] = {}
+        self._sharded: dict[tuple[int, int, int], Floats] = {}
 
-    def of(self, layout: Layout, choice: str) -> Floats:
-        plain = self._plain(layout, choice)
-        if layout.zero < 3:
-            return np.array([total for total, _, _ in plain])
-        if layout.dp not in self._wires:
+    def plain(self, layout: Layout) -> Floats:
+        """Of weights that are not divided."""
+        return self._plain(layout)[0]
+
+    def sharded(self, layout: Layout) -> Floats:
+        """With gathers and scatters of divided weights, as far as they are not hidden."""
+        key = layout.dp, layout.hsdp, layout.copies
+        if key not in self._sharded:
             stepper = Stepper(self.run, layout)
-            self._wires[layout.dp] = [stepper.sharded_s(cost) for cost in self.costs]
-        stepper = Stepper(self.run, layout)
-        return np.array(
-            [
-                total
-                + stepper.exposed_s(gather_s, forward_s)
-                + stepper.exposed_s(gather_s + scatter_s, backward_s)
-                for (total, forward_s, backward_s), (gather_s, scatter_s) in zip(
-                    plain, self._wires[layout.dp], strict=True
-                )
-            ]
-        )
+            plain, compute_s = self._plain(layout)
+            found = self._sharded[key] = plain.copy()
+            for kind, cost in enumerate(self.costs):
+                gather_s, scatter_s = stepper.sharded_s(cost)
+                for choice, (f_s, b_s) in enumerate(compute_s[kind]):
+                    found[kind, choice, 0] += stepper.exposed_s(gather_s, f_s)
+                    found[kind, choice, 1] += stepper.exposed_s(gather_s + scatter_s, b_s)
+        return self._sharded[key]
 
-    def _plain(self, layout: Layout, choice: str) -> list[tuple[float, float, float]]:
-        """Without divided weights: all passes, and the compute of forward and of backward."""
+    def _plain(self, layout: Layout) -> tuple[Floats, Floats]:
+        """Also the compute of forward and of backward."""
         # Experts lie through the context group or outside it, depending on dp.
         outside = layout.dp % layout.ep == 0
-        if (choice, outside) not in self._known:
+        if outside not in self._known:
             dp = layout.ep if outside else 1
-            stepper = Stepper(self.run, self.block.variant.layout(dp=dp, zero=0, recompute=choice))
-            found = []
-            for cost in self.costs:
-                passes = stepper.layer_passes(cost)
-                forward_s, backward_s, again_s = (part.compute_s for part in passes)
-                whole_s = sum(part.total_s for part in passes)
-                found.append((whole_s, forward_s, backward_s + again_s))
-            self._known[choice, outside] = found
-        return self._known[choice, outside]
+            shape = len(self.costs), len(self.choices)
+            found, compute_s = np.zeros((*shape, 3)), np.zeros((*shape, 2))
+            for choice, name in enumerate(self.choices):
+                variant = self.block.variant.layout(dp=dp, zero=0, recompute=name)
+                stepper = Stepper(self.run, variant)
+                for kind, cost in enumerate(self.costs):
+                    forward, backward, again = stepper.layer_passes(cost)
+                    weight_s = cost.weight.total_s
+                    back_s = backward.total_s + again.total_s - weight_s
+                    found[kind, choice] = forward.total_s, back_s, weight_s
+                    compute_s[kind, choice, 0] = forward.compute_s
+                    compute_s[kind, choice, 1] = backward.compute_s + again.compute_s
+            self._known[outside] = found, compute_s
+        return self._known[outside]
 
 
-def _beside_s(
-    run: Run, layout: Layout, m: int, costs: Sequence[LayerCost], dense: float, expert: float
-) -> float:
-    """What a step takes beside its passes, where the mean stage has so many parameters."""
-    boundary = max((cost.boundary_bytes for cost in costs if cost.is_block), default=0)
-    one_way_s = Stepper(run, layout).send_s(boundary)
-    # No stage gets less than the least; of the first microbatch all get theirs but the slowest.
-    came = [sum(n) for n in arrivals(layout.schedule, layout.pp, layout.vpp)]
-    shown = 1 - run.stack.overlap.pipeline
-    sends_s = one_way_s * ((m - 1) * shown * min(came) + (1 - shown) * (sum(came) - max(came)))
-    parameters_s = m * accumulation_s(run, layout, m, dense, expert)
-    return sends_s + parameters_s + update_s(run, layout, dense, expert) + run.stack.step_s
+def _needed_bytes(
+    run: Run, layout: Layout, mean: Floats, first: Floats, activations: Floats
+) -> Floats:
+    """Bytes of the mean stage's states, and of the first stage's states and activations, whichever
+    are more; stages by dense and expert parameters.
+    """
+    weights, gradients, optimizer = _states_bytes(run, layout, first)
+    together = gradients + activations
+    if run.stack.late_gradients and layout.zero < 2:  # gradients come as activations go
+        together = np.maximum(gradients, activations)
+    held = np.maximum(sum(_states_bytes(run, layout, mean)), weights + optimizer + together)
+    return np.asarray(held * (1 + run.stack.fragmentation) + run.stack.context_bytes)
+
+
+def _states_bytes(run: Run, layout: Layout, parameters: Floats) -> tuple[float, float, float]:
+    dense, expert = parameters.tolist()
+    return run.states.parts(dense + expert, layout.divided(dense, expert), layout.zero)
 
 
 class Table:
@@ -197,21 +226,14 @@ class Table:
         self.pp = np.concatenate([b.pp for b in blocks])
         self.vpp = np.concatenate([b.vpp for b in blocks])
         self.zero = np.concatenate([b.zero for b in blocks])
-        self.microbatches = np.concatenate([b.microbatches for b in blocks])
+        self.hsdp = np.concatenate([b.hsdp for b in blocks])
         self.recompute = np.concatenate([b.recompute for b in blocks])
         self.schedule = np.concatenate([b.schedule for b in blocks])
         self.schedules = blocks[0].schedules
         self.names = blocks[0].names
-        self.ranks = np.concatenate([b.dp * b.variant.cp for b in blocks])
-        self.ep = np.repeat([b.variant.ep for b in blocks], sizes)
-        self.slowest_s = _side_by_side([f.slowest_s for f in known])
-        self.whole_s = _side_by_side([f.whole_s for f in known])
-        self.first_kept = _side_by_side([f.first_kept for f in known], np.inf)
+        self.passes_s = _side_by_side([f.passes_s for f in known])
+        self.needed = _side_by_side([f.needed for f in known], np.inf)
         self.beside_s = np.concatenate([f.beside_s for f in known])
-        self.first_dense = np.concatenate([f.first_dense for f in known])
-        self.first_expert = np.concatenate([f.first_expert for f in known])
-        self.dense = np.array([f.dense for f in known])
-        self.expert = np.array([f.expert for f in known])
 
     def __len__(self) -> int:
         return int(self.pp.size)
@@ -230,55 +252,12 @@ def _side_by_side(parts: Sequence[Floats], beyond: float = 0.0) -> Floats:
 
 def time_bounds_s(run: Run, table: Table) -> Floats:
     """Seconds that no layout can beat that fits; infinite where none of its choices does."""
-    zero_bubble = np.array([s.startswith("zb") for s in table.schedules])[table.schedule]
-    filled = np.where(zero_bubble, 0.0, 1.0 / table.vpp)
-    steady = (table.microbatches - filled)[:, None] * table.slowest_s
-    passes_s = steady + np.where(zero_bubble[:, None], 0.0, table.whole_s / table.vpp[:, None])
-    fits = _needed_bytes(run, table) <= run.gpu.hbm_bytes
-    least_s = np.where(fits, passes_s, np.inf).min(axis=1)
-    return np.asarray((least_s + table.beside_s) * run.stack.slack * (1 - ROUNDING))
+    fits = table.needed <= run.gpu.hbm_bytes
+    least_s = np.where(fits, table.passes_s, np.inf).min(axis=1)
+    time_s = (least_s + table.beside_s + run.stack.step_s) * run.stack.slack
+    return np.asarray(time_s * (1 - ROUNDING))
 
 
-def memory_bounds_bytes(run: Run, table: Table) -> Floats:
+def memory_bounds_bytes(table: Table) -> Floats:
     """Bytes that the fullest device of each layout needs at least."""
-    return np.asarray(_needed_bytes(run, table).min(axis=1) * (1 - ROUNDING))
-
-
-def _needed_bytes(run: Run, table: Table) -> Floats:
-    """By choice: bytes of the mean stage's states, and of the first stage's states and activations,
-    whichever are more.
-    """
-    mean_states, mean_gradients = _states_bytes(
-        run, table, table.dense[table.owner] / table.pp, table.expert[table.owner] / table.pp
-    )
-    states, gradients = _states_bytes(run, table, table.first_dense, table.first_expert)
-    activations = table.first_kept * _in_flight(table)[:, None]
-    together = gradients[:, None] + activations
-    if run.stack.late_gradients:  # gradients come as activations go, unless they are divided
-        either = np.maximum(gradients[:, None], activations)
-        together = np.where(table.zero[:, None] < 2, either, together)
-    held = np.maximum((mean_states + mean_gradients)[:, None], states[:, None] + together)
-    needed = held * (1 + run.stack.fragmentation) + run.stack.context_bytes
-    return np.asarray(needed, dtype=np.float64)
-
-
-def _states_bytes(run: Run, table: Table, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:
-    """Weights and optimizer, and gradients, of so many parameters a stage."""
-    divided = dense / table.ranks + expert / np.maximum(1, table.ranks // table.ep)
-    held, gradients = np.empty(len(table)), np.empty(len(table))
-    for zero in np.unique(table.zero):
-        rows = table.zero == zero
-        whole = (dense + expert)[rows]
-        weights, gradients[rows], optimizer = run.states.parts(whole, divided[rows], int(zero))
-        held[rows] = weights + optimizer
-    return held, gradients
-
-
-def _in_flight(table: Table) -> Floats:
-    """Microbatches whose activations the first stage holds (`memory.in_flight`)."""
-    pp, vpp, m = table.pp, table.vpp, table.microbatches
-    chunks = np.minimum((pp - 1) * 2 + (vpp - 1) * pp + 1, m * vpp)
-    names = np.array(table.schedules)[table.schedule]
-    ahead = np.where(names == "zb-h2", 2, 1) * (pp - 1) + 1
-    whole = np.where(names == "gpipe", m, np.minimum(ahead, m))
-    return np.asarray(np.where(vpp > 1, chunks / vpp, whole), dtype=np.float64)
+    return np.asarray(table.needed.min(axis=1) * (1 - ROUNDING))

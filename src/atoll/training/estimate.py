@@ -13,7 +13,7 @@ from atoll.notebook import answer_html, bar_text
 from atoll.profile import DEFAULT
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
-from atoll.step.orders import LATE
+from atoll.step.orders import SPLIT, arrivals, holds_both_ends
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
 from atoll.training.layers import HALF, LayerCost, Share, choices_of, layer_costs
@@ -230,7 +230,7 @@ class Estimator:
     def _policy(self, layout: Layout) -> str:
         """What "optimal" comes to: the fastest choice that fits, or the one that needs least."""
         costs = self.costs(layout)
-        shares = stage_shares(costs, layout.pp, layout.vpp)
+        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp)
         needed: dict[str, float] = {}
         seconds: dict[str, tuple[float, ...]] = {}
         for choice in choices_of(costs, "optimal"):
@@ -246,7 +246,7 @@ class Estimator:
         kept: list[str] = []
         for choice in sorted(fitting, key=lambda c: sum(seconds[c])):
             beaten = any(_no_longer(seconds[other], seconds[choice]) for other in kept)
-            if layout.schedule in LATE or not beaten:
+            if layout.schedule in SPLIT or not beaten:
                 kept.append(choice)
         if len(kept) == 1:
             return kept[0]
@@ -254,7 +254,7 @@ class Estimator:
 
     def _estimate(self, layout: Layout) -> Estimate:
         run = self.run
-        shares = stage_shares(self.costs(layout), layout.pp, layout.vpp)
+        shares = stage_shares(self.costs(layout), layout.schedule, layout.pp, layout.vpp)
         stepper = Stepper(run, layout)
         stages = tuple(stepper.stage_time(chunks) for chunks in shares)
         step = self._step(stepper, shares, stages)
@@ -262,21 +262,23 @@ class Estimator:
         return Estimate(run, layout, step, memory, stages)
 
     def _memory(self, stepper: Stepper, stage: int, chunks: Sequence[Share]) -> Memory:
-        layers = [pair for chunk in chunks for pair in chunk]
-        entering = max((c.boundary_bytes for c, _ in layers if c.is_block), default=0)
+        layout = stepper.layout
+        came, _ = arrivals(layout.schedule, layout.pp, len(chunks))[stage]
+        boundary = max((c.boundary_bytes for x in chunks for c, _ in x if c.is_block), default=0)
         return stage_memory(
             self.run,
-            stepper.layout,
+            layout,
             stage,
-            layers,
+            chunks,
             stepper.microbatches,
-            shared_parameters=self._shared(stepper.layout),
-            entering_bytes=entering if stage > 0 else 0.0,
+            shared_parameters=self._shared(layout, stage),
+            entering_bytes=boundary if came else 0.0,
         )
 
-    def _shared(self, layout: Layout) -> int:
+    def _shared(self, layout: Layout, stage: int) -> int:
         """Parameters of tied tables, which a stage with both ends holds once."""
-        return self.model(layout).shared_parameters if layout.pp == 1 else 0
+        both = holds_both_ends(layout.schedule, layout.pp, stage)
+        return self.model(layout).shared_parameters if both else 0
 
     def _step(
         self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]
@@ -288,7 +290,7 @@ class Estimator:
         )
         one_way_s = stepper.send_s(boundary)
         slowest = max(stages, key=lambda s: s.total_s)
-        parameters = [_parameters(chunks, self._shared(layout)) for chunks in shares]
+        parameters = [_parameters(x, self._shared(layout, i)) for i, x in enumerate(shares)]
         accumulate_s = max(accumulation_s(run, layout, m, *p) for p in parameters)
         passes = [s.passes for s in stages]
         idle_s = bubble_s(layout.schedule, passes, m, layout.vpp)
@@ -349,10 +351,11 @@ def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float
     """A microbatch's gradients added to the sum of those before: by a kernel of its own for 16-bit
     ones, in the product's epilogue for fp32 ones. Under ZeRO 2 all are copied into the buckets that
     are reduced, and a rank's part is added (under ZeRO 3 copies are within what was fitted to
-    gathers). Linear in the parameters.
+    gathers). Under DualPipe a microbatch has gradients of one of a stage's copies. Linear in the
+    parameters.
     """
     own = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
-    moved = own * run.stack.accumulated_bytes if m > 1 else 0.0
+    moved = own * run.stack.accumulated_bytes / layout.copies if m > layout.copies else 0.0
     if layout.zero == 2:
         moved += (dense + expert) * (HALF + run.states.reduced)
     return moved / run.gpu.stream_Bps

@@ -14,7 +14,9 @@ from atoll.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from atoll.training.plan import Plan
 
-AXES = ("tp", "pp", "cp", "ep", "vpp", "microbatch", "zero", "recompute", "sp", "schedule")
+AXES = (
+    "tp", "pp", "cp", "ep", "vpp", "microbatch", "zero", "hsdp", "recompute", "sp", "schedule",
+)  # fmt: skip
 MOST_TRIED = 20  # layouts looked at for how much memory is missing
 
 

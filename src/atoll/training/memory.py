@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.step.bubbles import held_bytes
+from atoll.step.bubbles import by_chunk, held_bytes
 from atoll.step.layout import Layout
-from atoll.training.layers import LayerCost
+from atoll.training.layers import LayerCost, Share
 from atoll.training.run import Run
 
 RESERVED = 0.12  # of what is allocated, held back by the allocator when memory is not short
@@ -83,34 +83,26 @@ def stage_memory(
     run: Run,
     layout: Layout,
     stage: int,
-    layers: Sequence[tuple[LayerCost, int]],
+    chunks: Sequence[Share],
     microbatches: int,
     *,
     shared_parameters: int = 0,
     entering_bytes: float = 0.0,
 ) -> Memory:
-    """The peak of one stage that holds so many of each layer, and that gets so many bytes of each
-    microbatch from the stage before.
+    """The peak of one stage that holds so many of each layer in its chunks, and that gets so many
+    bytes of each microbatch from another stage.
     """
+    layers = [pair for chunk in chunks for pair in chunk]
     dense = sum(cost.parameters * n for cost, n in layers) - shared_parameters
     expert = sum(cost.expert_parameters * n for cost, n in layers)
     states = run.states
     weights, gradients, optimizer = states.parts(
         dense + expert, layout.divided(dense, expert), layout.zero
     )
-    activations = held_bytes(
-        layout.schedule,
-        layout.pp,
-        stage,
-        microbatches,
-        layout.vpp,
-        kept_bytes=sum(
-            _kept(run, cost, layout.recompute if cost.is_block else "none") * n
-            for cost, n in layers
-            if cost.name != "loss" or not run.stack.loss_bytes
-        ),
-        waiting_bytes=sum(cost.waiting_bytes * n for cost, n in layers),
-    )
+    where = layout.schedule, layout.pp, stage, microbatches, layout.vpp
+    kept = by_chunk(where, [_chunk_kept(run, layout, chunk) for chunk in chunks])
+    late = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
+    activations = float(held_bytes(*where, kept_bytes=kept, waiting_bytes=late))
     logits = _logits_bytes(run, layout, layers, losses_in_flight(layout, microbatches))
     blocks = [cost for cost, _ in layers if cost.is_block]
     transient = max(
@@ -164,6 +156,16 @@ def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
     ends = max((cost.parameters for cost, _ in layers if not cost.is_block), default=0)
     gathered = max(run.stack.gathered_layers * widest, ends)
     return gathered * run.states.weight + min(gathered, widest) * run.states.reduced
+
+
+def _chunk_kept(run: Run, layout: Layout, chunk: Share) -> float:
+    """Bytes that a chunk keeps of one microbatch until its backward pass, the loss apart."""
+    policy = layout.recompute
+    return sum(
+        _kept(run, cost, policy if cost.is_block else "none") * n
+        for cost, n in chunk
+        if cost.name != "loss" or not run.stack.loss_bytes
+    )
 
 
 def _kept(run: Run, cost: LayerCost, policy: str) -> float:

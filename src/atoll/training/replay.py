@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.step.orders import copies_of
 from atoll.step.replay import PassTime, Replay, replay
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
@@ -38,6 +39,7 @@ class StepPasses:
     def rest_s(self) -> float:
         """The microbatches that are not replayed one by one."""
         slowest_s = max(sum(p.total_s for p in row) for row in self.passes)
+        slowest_s /= copies_of(self.schedule)
         return (self.microbatches - self.replayed) * slowest_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def stage_passes(estimate: Estimate) -> list[list[PassTime]]:
     stepper = Stepper(run, layout)
     return [
         [stepper.stage_time([chunk]).passes for chunk in chunks]
-        for chunks in stage_shares(costs, layout.pp, layout.vpp)
+        for chunks in stage_shares(costs, layout.schedule, layout.pp, layout.vpp)
     ]
 
 
@@ -111,13 +113,13 @@ def step_passes(estimate: Estimate) -> StepPasses:
     """
     run, layout, step = estimate.run, estimate.layout, estimate.step
     total = layout.microbatches(run.global_batch)
-    most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.vpp))
+    most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.rounds))
     return StepPasses(
         schedule=layout.schedule,
         passes=tuple(tuple(row) for row in stage_passes(estimate)),
         microbatches=total,
         replayed=total if total <= most else most - most % layout.pp,
-        send_s=step.send_s / max(1, 2 * layout.vpp * total),
+        send_s=step.send_s / max(1, 2 * layout.rounds * total),
         after=(
             ("gradient accumulation", step.accumulate_s),
             ("gradient reduction", step.gradient_s),

@@ -110,6 +110,7 @@ def make_layout(
     microbatch: int = 1,
     sp: bool | None = None,
     zero: int = 1,
+    hsdp: int = 1,
     recompute: str = "none",
     schedule: str | None = None,
 ) -> Layout:
@@ -138,6 +139,7 @@ def make_layout(
         microbatch=microbatch,
         sp=(tp > 1 and divided and run.stored is None) if sp is None else sp and tp > 1,
         zero=zero,
+        hsdp=hsdp,
         recompute=recompute,
         schedule=schedule or ("interleaved" if vpp > 1 else "1f1b"),
     )

@@ -62,6 +62,7 @@ class Space:
         self.estimator = Estimator(run)
         self.blocks: list[Block] = []
         known: list[Figures] = []
+        bounding_s = 0.0
         for variant in variants(run, axes):
             block = block_of(run, axes, variant)
             if not len(block):
@@ -69,7 +70,10 @@ class Space:
             if progress is not None:
                 progress(f"pricing {variant}")
             self.blocks.append(block)
-            known.append(figures(run, block, self.estimator.costs(variant.layout())))
+            costs = self.estimator.costs(variant.layout())
+            begin = time.perf_counter()
+            known.append(figures(run, block, costs))
+            bounding_s += time.perf_counter() - begin
         if not self.blocks:
             raise AtollError(
                 f"{run.model.name} on {run.devices} devices with a global batch of "
@@ -79,8 +83,9 @@ class Space:
         begin = time.perf_counter()
         self.table = Table(self.blocks, known)
         self.time_s = time_bounds_s(run, self.table)
-        self.needed = memory_bounds_bytes(run, self.table)
-        self.bounded_per_s = len(self.table) / max(time.perf_counter() - begin, 1e-9)
+        self.needed = memory_bounds_bytes(self.table)
+        bounding_s += time.perf_counter() - begin
+        self.bounded_per_s = len(self.table) / max(bounding_s, 1e-9)
         self.loose = np.array([name == "optimal" for name in self.table.names])[
             self.table.recompute
         ]
@@ -160,7 +165,7 @@ class Space:
         costs = self.estimator.costs(block.variant.layout(recompute="optimal"))
         table = Table([part], [figures(self.run, part, costs)])
         self.time_s[rows] = time_bounds_s(self.run, table)
-        self.needed[rows] = memory_bounds_bytes(self.run, table)
+        self.needed[rows] = memory_bounds_bytes(table)
         self.loose[rows] = False
         left = np.array([at, *(row for _, row in heap)], dtype=np.int64)
         return self._heap(left[self.may_fit[left]])

@@ -16,10 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.step.layout import RECOMPUTE, SCHEDULES, ZERO_STAGES, Layout
+from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout
+from atoll.step.orders import ORDERS
 from atoll.training.run import Run
 
 Ints = NDArray[np.int64]
+ARRAYS = ("pp", "dp", "vpp", "zero", "hsdp", "recompute", "schedule", "microbatches")
+"""Of a block, what differs between its layouts."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Axes:
     """Matters where tp is above 1."""
     zero: tuple[int, ...] = (0, 1, 2, 3)
     """2 without a pipeline only."""
+    hsdp: tuple[int, ...] = (1,)
+    """Those that divide the ranks that share a parameter; above 1 from ZeRO 1 on."""
     recompute: tuple[str, ...] = ("none", "selective", "full", "optimal")
     schedule: tuple[str, ...] = ("1f1b",)
     """Of pipelines (layouts without one are always tried); 1f1b stands for interleaved where vpp is
@@ -50,14 +55,14 @@ class Axes:
         for item in fields(self):  # a value given twice is one value
             once = tuple(dict.fromkeys(getattr(self, item.name)))
             object.__setattr__(self, item.name, once)
-        for name in ("tp", "pp", "cp", "ep", "vpp", "microbatch"):
+        for name in ("tp", "pp", "cp", "ep", "vpp", "microbatch", "hsdp"):
             for value in getattr(self, name):
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                     raise AtollError(f"{name}: expected positive integers, got {value!r}")
         for name, allowed in (
             ("zero", ZERO_STAGES),
             ("recompute", RECOMPUTE),
-            ("schedule", SCHEDULES),
+            ("schedule", ORDERS),
         ):
             for value in getattr(self, name):
                 if value not in allowed:
@@ -97,6 +102,7 @@ class Block:
     dp: Ints
     vpp: Ints
     zero: Ints
+    hsdp: Ints
     recompute: Ints  # index into `names`
     schedule: Ints  # index into `schedules`
     names: tuple[str, ...]
@@ -108,8 +114,7 @@ class Block:
 
     def part(self, rows: NDArray[np.bool_]) -> Block:
         """Some of its layouts."""
-        arrays = ("pp", "dp", "vpp", "zero", "recompute", "schedule", "microbatches")
-        return replace(self, **{name: getattr(self, name)[rows] for name in arrays})
+        return replace(self, **{name: getattr(self, name)[rows] for name in ARRAYS})
 
     def layout(self, i: int) -> Layout:
         v = self.variant
@@ -124,6 +129,7 @@ class Block:
             pp=int(self.pp[i]),
             vpp=vpp,
             zero=int(self.zero[i]),
+            hsdp=int(self.hsdp[i]),
             recompute=self.names[int(self.recompute[i])],
             schedule=schedule,
         )
@@ -155,48 +161,60 @@ def block_of(run: Run, axes: Axes, variant: Variant) -> Block:
     """The arrays of one variant's layouts."""
     rest = run.devices // (variant.tp * variant.cp)
     pps = axes.pp or tuple(p for p in range(1, run.model.layers + 1) if rest % p == 0)
-    rows: list[tuple[int, int, int, int, int, int, int]] = []
+    rows: list[tuple[int, ...]] = []
     for pp in pps:
         if rest % pp or pp > run.model.layers + 2:
             continue
         dp = rest // pp
-        per_step = dp * variant.microbatch
-        if run.global_batch % per_step or (dp * variant.cp) % variant.ep:
+        per_step, ranks = dp * variant.microbatch, dp * variant.cp
+        if run.global_batch % per_step or ranks % variant.ep:
             continue
         m = run.global_batch // per_step
-        for vpp in _chunks(run, axes, pp, m):
-            for zero in axes.zero:
-                if zero == 2 and pp > 1:
-                    continue
-                for r in range(len(axes.recompute)):
-                    for s, schedule in enumerate(axes.schedule):
-                        if _scheduled(schedule, pp, vpp, axes.schedule):
-                            rows.append((pp, dp, vpp, zero, r, s, m))
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), 7)
-    pp_, dp_, vpp_, zero_, r_, s_, m_ = (np.ascontiguousarray(table[:, i]) for i in range(7))
-    return Block(variant, pp_, dp_, vpp_, zero_, r_, s_, axes.recompute, axes.schedule, m_)
+        orders = [
+            (vpp, s)
+            for vpp in _chunks(run, axes, pp)
+            for s, order in enumerate(axes.schedule)
+            if _ordered(order, run.model.layers, pp, vpp, m, axes.schedule)
+        ]
+        for (vpp, s), zero, hsdp, r in product(
+            orders, axes.zero, axes.hsdp, range(len(axes.recompute))
+        ):
+            if zero == 2 and pp > 1:
+                continue
+            if hsdp > 1 and (zero == 0 or ranks % (variant.ep * hsdp)):
+                continue
+            rows.append((pp, dp, vpp, zero, hsdp, r, s, m))
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ARRAYS))
+    arrays: dict[str, Any] = {n: np.ascontiguousarray(table[:, i]) for i, n in enumerate(ARRAYS)}
+    return Block(variant, names=axes.recompute, schedules=axes.schedule, **arrays)
 
 
-def _scheduled(schedule: str, pp: int, vpp: int, wanted: tuple[str, ...]) -> bool:
+def _ordered(
+    order: str, layers: int, pp: int, vpp: int, microbatches: int, wanted: tuple[str, ...]
+) -> bool:
     """Whether a schedule makes sense there. Without stages there is none: the first stands for all;
     with chunks only one does.
     """
     if pp == 1:
-        return schedule == wanted[0]
-    if schedule == "interleaved":
+        return order == wanted[0]
+    if order == "interleaved":
         return vpp > 1
-    if schedule == "1f1b":
+    if order == "1f1b":
         return vpp == 1 or "interleaved" not in wanted
+    if order == "zb-v":
+        return vpp == 1 and 2 * pp <= layers + 2
+    if order == "dualpipe":
+        return vpp == 1 and pp % 2 == 0 and microbatches % 2 == 0
     return vpp == 1
 
 
-def _chunks(run: Run, axes: Axes, pp: int, microbatches: int) -> Iterator[int]:
+def _chunks(run: Run, axes: Axes, pp: int) -> Iterator[int]:
     layers = run.model.layers
     wanted = axes.vpp or tuple(range(1, (layers + 2) // pp + 1))
     for vpp in wanted:
         if vpp == 1:
             yield vpp
-        elif pp > 1 and microbatches % pp == 0:
+        elif pp > 1:
             if axes.vpp:
                 if pp * vpp <= layers + 2:
                     yield vpp
@@ -221,13 +239,14 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
         found.append(_other("ep", axes.ep) if axes.ep else "ep that is no power of two")
     found.append(_other("vpp", axes.vpp) if axes.vpp else "vpp with unequal chunks")
     found.append(_other("microbatch", axes.microbatch))
+    found.append(_other("hsdp", axes.hsdp))
     if len(axes.sp) == 1 and run.stored is None:
         found.append("sp off" if axes.sp[0] else "sp on")
     known: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
         ("zero", ZERO_STAGES, axes.zero),
         ("recompute", RECOMPUTE, axes.recompute),
         # 1f1b stands for interleaved.
-        ("schedule", SCHEDULES, (*axes.schedule, *(("interleaved",) * ("1f1b" in axes.schedule)))),
+        ("schedule", ORDERS, (*axes.schedule, *(("interleaved",) * ("1f1b" in axes.schedule)))),
     )
     for name, values, tried in known:
         rest = [str(value) for value in values if value not in tried]

@@ -122,10 +122,15 @@ class Stepper:
         self._passes: dict[int, tuple[Pass, Pass, Pass]] = {}
 
     def stage_time(self, chunks: Sequence[Share]) -> StageTime:
+        """One microbatch through so many chunks; of all that a stage holds, the mean over the
+        directions in which it is passed.
+        """
         forward, backward, recompute = Pass(), Pass(), Pass()
         weight_s = beside_s = waiting_s = 0.0
+        directions = max(1, len(chunks) // self.layout.rounds)
         for chunk in chunks:
-            for cost, n in chunk:
+            for cost, count in chunk:
+                n = count / directions
                 known = self._passes.get(id(cost))
                 if known is None:
                     known = self._passes[id(cost)] = self.layer_passes(cost)
@@ -215,20 +220,11 @@ class Stepper:
 
     def sharded_s(self, cost: LayerCost) -> tuple[float, float]:
         """Gather of a fully sharded layer's weights, and scatter of its gradients."""
-        layout, states = self.layout, self.run.states
-        if layout.zero < 3:
+        if self.layout.zero < 3:
             return 0.0, 0.0
-        gather_s = scatter_s = 0.0
-        for weights, group, stride in self._groups(cost.parameters, cost.expert_parameters):
-            network = self.run.network
-            gather_s += collective_s(
-                network, "all_gather", weights * states.weight, group, stride
-            )
-            scatter_s += collective_s(
-                network, "reduce_scatter", weights * states.reduced, group, stride
-            )
+        gather_s, reduce_s = self._shared_s(cost.parameters, cost.expert_parameters)
         efficiency = self.run.stack.gather_efficiency
-        return gather_s / efficiency, scatter_s / efficiency
+        return gather_s / efficiency, reduce_s / efficiency
 
     def exposed_s(self, wire_s: float, compute_s: float) -> float:
         hidden_s = self.run.stack.overlap.gather * wire_s
@@ -271,27 +267,51 @@ class Stepper:
         Megatron-FSDP's "optim_grads" and FSDP (without that, its no_sync keeps whole gradients:
         ZeRO 1; pytorch/pytorch#126166).
         """
-        layout, states, network = self.layout, self.run.states, self.run.network
-        if layout.zero >= 3:  # layer by layer, in each pass
+        if self.layout.zero >= 3:  # layer by layer, in each pass
             return 0.0, 0.0
-        reduce_s = gather_s = 0.0
-        kind = "all_reduce" if layout.zero == 0 else "reduce_scatter"
-        for parameters, group, stride in self._groups(dense, expert):
-            grads, weights = parameters * states.reduced, parameters * states.weight
-            reduce_s += collective_s(network, kind, grads, group, stride)
-            if layout.zero > 0:
-                gather_s += collective_s(network, "all_gather", weights, group, stride)
+        gather_s, reduce_s = self._shared_s(dense, expert)
         before_s = 0.0
-        if layout.zero == 2:
+        if self.layout.zero == 2:
             before_s = reduce_s + (gather_s if self.run.stack.regathers else 0.0)
         return reduce_s + gather_s, before_s
 
-    def _groups(self, dense: float, expert: float) -> tuple[tuple[float, int, int], ...]:
-        """Dense and expert parameters with the size and stride of the ranks that share them."""
-        layout = self.layout
+    def _shared_s(self, dense: float, expert: float) -> tuple[float, float]:
+        """Gathers of divided weights and sums of gradients, over the ranks that share them: inside
+        a replica of the group that divides them, over both stages that hold them under DualPipe,
+        and of what a rank is left with over the replicas.
+        """
+        layout, states = self.layout, self.run.states
+        gather_s = reduce_s = 0.0
         if layout.ep == 1:  # the same ranks share both: one collective
-            return ((dense + expert, layout.ranks, layout.tp),)
-        return (
+            dense, expert = dense + expert, 0.0
+        for parameters, ranks, stride in (
             (dense, layout.ranks, layout.tp),
             (expert, layout.expert_ranks, layout.tp * layout.ep),
-        )
+        ):
+            weights, grads = parameters * states.weight, parameters * states.reduced
+            inside = max(1, ranks // (layout.copies * layout.hsdp)), stride
+            everyone = layout.tp * layout.cp * layout.dp
+            mirrored = layout.copies, everyone * (layout.pp - 1)  # the first stage and the last
+            replicas = layout.hsdp, everyone // layout.hsdp
+            if layout.zero:
+                gather_s += self._nested_s("all_gather", weights, inside, mirrored)
+                reduce_s += self._nested_s("reduce_scatter", grads, inside, mirrored)
+                left = grads / (inside[0] * layout.copies)
+                reduce_s += self._nested_s("all_reduce", left, replicas)
+            elif layout.copies == 1:
+                reduce_s += self._nested_s("all_reduce", grads, inside)
+            else:
+                reduce_s += self._nested_s("reduce_scatter", grads, inside)
+                reduce_s += self._nested_s("all_reduce", grads / inside[0], mirrored)
+                reduce_s += self._nested_s("all_gather", grads, inside)
+        return gather_s, reduce_s
+
+    def _nested_s(self, kind: str, bytes_: float, *groups: tuple[int, int]) -> float:
+        """A collective over groups inside groups, (size, stride) each from the inside: outside,
+        every rank moves its part.
+        """
+        total_s = 0.0
+        for size, stride in groups:
+            total_s += collective_s(self.run.network, kind, bytes_, size, stride)
+            bytes_ /= size
+        return total_s
