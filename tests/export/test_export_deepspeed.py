@@ -47,6 +47,7 @@ def test_a_pipeline_is_left_to_the_users_code() -> None:
         (Layout(dp=2, pp=2, vpp=2), "set vpp 1 and 1f1b"),
         (Layout(dp=2, pp=2, schedule="gpipe"), "set vpp 1 and 1f1b"),
         (Layout(dp=2, pp=2, zero=3), "take zero 0 or 1, not 3"),
+        (Layout(dp=4, zero=3, hsdp=2), "set hsdp 1"),
         (Layout(dp=2, recompute="selective"), "use none or full"),
         (Layout(dp=2, recompute="optimal"), "use none or full"),
     ],

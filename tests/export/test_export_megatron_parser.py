@@ -15,6 +15,7 @@ from megatron_machine import parsed
 
 from atoll.errors import AtollError
 from atoll.step.layout import Layout
+from atoll.step.orders import groups
 from atoll.workload.config import load_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
@@ -38,6 +39,10 @@ def assert_same(case: Case, found: Any, core: Any) -> None:
     assert found.global_batch_size == case.global_batch
     assert found.use_distributed_optimizer == (layout.zero > 0)
     assert found.use_megatron_fsdp == (layout.zero >= 2)
+    assert found.num_distributed_optimizer_instances == layout.hsdp
+    if layout.vpp > 1:
+        sizes = groups(layout.pp, layout.microbatches(case.global_batch))
+        assert core.microbatch_group_size_per_vp_stage == sizes[0]
     assert core.num_layers == model.layers
     assert core.hidden_size == model.hidden
     assert core.num_attention_heads == model.heads
@@ -69,6 +74,9 @@ ROUND = [
     EXPERTS,
     Case("llama3-8b", Layout(dp=4, zero=2, recompute="selective")),
     Case("llama3-8b", Layout(dp=2, pp=4, vpp=2, zero=0), stages=(3, 4, 4, 5, 4, 4, 4, 4)),
+    Case("llama3-8b", Layout(dp=8, zero=1, hsdp=4)),
+    Case("llama3-8b", Layout(dp=8, zero=3, hsdp=2)),
+    Case("llama3-8b", Layout(dp=2, pp=4, vpp=2, zero=1), global_batch=22),
     Case("llama3-8b", Layout(dp=2, tp=2, pp=2, sp=False, microbatch=4)),
     Case("deepseek-v3", Layout(dp=16, tp=2, pp=4, ep=8), stages=(15, 16, 15, 15)),
     Case("llama3-8b", Layout(dp=2), precision="fp16"),

@@ -114,7 +114,8 @@ def core_fields(module: str, name: str) -> set[str]:
     return set(found.__dataclass_fields__)
 
 
-CASES = [DENSE, UNEVEN, SHARDED, LONG, EXPERTS]
+GROUPED = Case("llama3-8b", Layout(dp=4, pp=4, vpp=2, zero=1, hsdp=2), global_batch=44)
+CASES = [DENSE, UNEVEN, SHARDED, LONG, EXPERTS, GROUPED]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.model} {case.layout}")

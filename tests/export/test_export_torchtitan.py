@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.export import write_export
 from atoll.export.torchtitan_models import FLAVORS, Flavor, model_arguments
 from atoll.step.layout import Layout
+from atoll.step.orders import passes
 from atoll.workload.build import build_model
 from atoll.workload.config import load_config
 
@@ -84,6 +85,10 @@ def test_a_llama_without_a_flavor_comes_with_its_registration() -> None:
         ("llama3-8b", Layout(tp=8), "choose dp above 1"),
         ("llama3-8b", Layout(dp=2, tp=2, sp=False, zero=3), "set sp on"),
         ("llama3-8b", Layout(dp=2, pp=2, schedule="zb-h1"), "two chunks a stage, unlike zb-h1"),
+        ("llama3-8b", Layout(dp=2, pp=2, schedule="dualpipe"), "where dualpipe holds two"),
+        ("llama3-8b", Layout(dp=2, pp=16, microbatch=4), "but 8 run on pp 16"),
+        ("llama3-8b", Layout(dp=1, cp=8, pp=5, vpp=2), "microbatches in groups of 6, 6, 6, 6, 5"),
+        ("llama3-8b", Layout(dp=2, cp=2, zero=3, hsdp=4), "unlike hsdp 4; lower hsdp"),
         ("llama3-8b", Layout(dp=8, zero=3, recompute="selective"), "use none, alternate"),
         ("llama3-8b", Layout(dp=8, zero=3, recompute="optimal"), "use none, alternate"),
         ("llama3-8b", Layout(dp=2, tp=16, zero=3), "does not divide the 8 of llama3-8b"),
@@ -140,7 +145,7 @@ def read_back(manager: Any, case: Case, folder: Path) -> Any:
     if layout.pp > 1:
         get_schedule_class(degrees.pipeline_parallel_schedule)
         microbatches = local // degrees.pipeline_parallel_microbatch_size
-        assert len(stage_names(found, case)) == layout.pp * layout.vpp
+        assert len(stage_names(found, case)) == layout.pp * layout.rounds
         assert steps == 1
     else:
         microbatches = steps
@@ -173,10 +178,33 @@ ROUND = [
     EXPERTS,
     Case("llama3-8b", Layout(dp=8, zero=0)),
     Case("llama3-8b", Layout(dp=8, zero=2)),
+    Case("llama3-8b", Layout(dp=8, cp=2, zero=3, hsdp=4)),
+    Case("llama3-8b", Layout(dp=2, pp=4, zero=1, schedule="zb-v")),
+    Case("llama3-8b", Layout(dp=2, pp=4, zero=1, vpp=2), global_batch=20),
     Case("llama3-8b", Layout(dp=2, pp=2, zero=3, schedule="gpipe", microbatch=4)),
-    Case("deepseek-v3", Layout(dp=32, tp=2, pp=4, ep=8, zero=1), stages=(15, 16, 15, 15)),
+    Case("deepseek-v3", Layout(dp=16, tp=2, pp=4, ep=8, zero=1), stages=(15, 16, 15, 15)),
     Case("llama3-70b", Layout(dp=2, tp=2, zero=3), precision="fp8"),
 ]
+
+
+def test_torchs_order_in_a_v_is_the_one_that_is_estimated(manager: Any) -> None:
+    """The same passes of every stage, in the same sequence."""
+    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
+
+    for stages, microbatches in ((2, 5), (4, 7), (4, 12), (8, 20)):
+        order = ScheduleZBVZeroBubble.__new__(ScheduleZBVZeroBubble)
+        order.pp_group_size, order.num_stages = stages, 2 * stages
+        order._n_microbatches = microbatches
+        for stage in range(stages):
+            theirs = [
+                (action.computation_type.value, action.stage_index // stages, action[2])
+                for action in order._calculate_single_rank_operations(stage)
+                if action is not None
+            ]
+            kinds = {"F": "F", "B": "I", "W": "W"}
+            ours = [(kinds[p.kind], p.chunk, p.microbatch)
+                    for p in passes("zb-v", stage, stages, 2, microbatches)]  # fmt: skip
+            assert ours == theirs
 
 
 @pytest.mark.parametrize("case", ROUND, ids=lambda case: f"{case.model} {case.layout}")
@@ -214,7 +242,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         microbatch=draw(st.sampled_from([1, 2])),
         zero=draw(st.sampled_from([0, 1, 2, 3])),
         recompute=draw(st.sampled_from(["none", "full"])),
-        schedule=draw(st.sampled_from(["1f1b", "interleaved", "gpipe"])),
+        hsdp=draw(st.sampled_from([1, 2])),
+        schedule=draw(st.sampled_from(["1f1b", "interleaved", "gpipe", "zb-v"])),
     )
 
 

@@ -88,7 +88,7 @@ def export_run(target: str, run: Run, layout: Layout) -> Export:
         global_batch=run.global_batch,
         precision=run.precision,
         devices_per_node=run.network.node,
-        stages=even_sizes(run.model.layers, layout.pp * layout.vpp),
+        stages=even_sizes(run.model.layers, layout.pp * layout.rounds),
     )
 
 

@@ -105,6 +105,12 @@ def _check(plan: Plan) -> None:
         )
     if layout.vpp > 1 or (layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved")):
         raise refuse(TARGET, "its pipelines run 1f1b with one chunk a stage; set vpp 1 and 1f1b")
+    if layout.hsdp > 1:
+        raise refuse(
+            TARGET,
+            "it divides over all data-parallel ranks (MiCS was removed, hpZ keeps weights alone in "
+            "smaller groups); set hsdp 1",
+        )
     if layout.pp > 1 and layout.zero >= 2:
         raise refuse(TARGET, f"its pipelines take zero 0 or 1, not {layout.zero}")
     if layout.ep > 1 and many:

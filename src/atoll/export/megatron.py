@@ -12,6 +12,7 @@ from atoll.export.megatron_core import (
     FSDP_WITH_PIPELINE,
     SHARDING,
     check_core,
+    microbatch_group,
     pipeline_layout,
     recompute_values,
 )
@@ -60,6 +61,8 @@ def _parallel(plan: Plan, notes: list[str]) -> Arguments:
         found.append(("--pipeline-model-parallel-layout", pipeline_layout(plan)))
     elif layout.vpp > 1:
         found.append(("--num-virtual-stages-per-pipeline-rank", str(layout.vpp)))
+    if (group := microbatch_group(plan, TARGET)) is not None:
+        found.append(("--microbatch-group-size-per-virtual-pipeline-stage", str(group)))
     return found + _sharding(plan, notes)
 
 
@@ -74,6 +77,8 @@ def _sharding(plan: Plan, notes: list[str]) -> Arguments:
         ("--overlap-grad-reduce",),
         ("--overlap-param-gather",),
     ]
+    if layout.hsdp > 1:
+        found.append(("--num-distributed-optimizer-instances", str(layout.hsdp)))
     if layout.zero == 1:
         return found
     if layout.pp > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atoll.export.plan import Plan, Values, refuse
+from atoll.step.orders import groups
 
 VALUES: Values = {"recompute": ("none", "selective", "full")}
 """Of the axes of a plan, those that it can say."""
@@ -26,6 +27,22 @@ def check_core(plan: Plan, target: str) -> None:
         )
     if plan.model.experts and layout.tp > 1 and not layout.sp:
         raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
+
+
+def microbatch_group(plan: Plan, target: str) -> int | None:
+    """Microbatches that go through a chunk together, where it is not megatron-core's default."""
+    pp, m = plan.layout.pp, plan.microbatches
+    if plan.layout.vpp == 1:
+        return None
+    sizes = groups(pp, m)
+    if m < pp or len(set(sizes[:-1])) > 1:
+        words = f"in groups of {', '.join(map(str, sizes))}"
+        raise refuse(
+            target,
+            f"it interleaves groups of one size, of at least pp {pp} microbatches, but for a last "
+            f"that may be smaller, not {m} {words}; change the microbatch or dp",
+        )
+    return sizes[0] if sizes[0] != pp else None
 
 
 def pipeline_layout(plan: Plan) -> str:

@@ -15,6 +15,7 @@ from atoll.export.megatron_core import (
     FSDP_WITH_PIPELINE,
     SHARDING,
     check_core,
+    microbatch_group,
     pipeline_layout,
     recompute_values,
 )
@@ -85,6 +86,8 @@ def _values(plan: Plan) -> dict[str, Any]:
         "sequence_parallel": layout.sp and layout.tp > 1,
         "mtp_num_layers": None,
     }
+    if (group := microbatch_group(plan, TARGET)) is not None:
+        model["microbatch_group_size_per_vp_stage"] = group
     if plan.model.experts:
         model["expert_model_parallel_size"] = layout.ep
         model["expert_tensor_parallel_size"] = layout.tp
@@ -115,6 +118,8 @@ def _sharding(plan: Plan) -> dict[str, Any]:
         "overlap_grad_reduce": overlap,
         "overlap_param_gather": zero > 0,
     }
+    if plan.layout.hsdp > 1:
+        ddp["num_distributed_optimizer_instances"] = plan.layout.hsdp
     values: dict[str, Any] = {"ddp": ddp, "optimizer": {"use_distributed_optimizer": zero > 0}}
     if zero >= 2:
         ddp["use_megatron_fsdp"] = True

@@ -39,7 +39,7 @@ class Plan:
     per_node: int
     """Processes on each node, one a device."""
     stages: tuple[int, ...]
-    """Blocks of each model chunk, in the model's order: chunk i is on pipeline rank i mod pp."""
+    """Blocks of each model chunk, in the model's order."""
 
     @property
     def microbatches(self) -> int:
@@ -85,7 +85,7 @@ def make_plan(
             f"the layout has {layout.devices} devices, which do not fill nodes of "
             f"{devices_per_node}; change the layout or the devices per node"
         )
-    chunks = layout.pp * layout.vpp
+    chunks = layout.pp * layout.rounds
     return Plan(
         model=model,
         layout=layout,
@@ -104,8 +104,8 @@ def _stages(given: Sequence[int] | None, layers: int, chunks: int) -> tuple[int,
     stages = tuple(given)
     if len(stages) != chunks or sum(stages) != layers or min(stages) < 1:
         raise AtollError(
-            f"stages are {list(stages)}, but must be {chunks} positive numbers (pp x vpp) that "
-            f"sum up to the model's {layers} blocks"
+            f"stages are {list(stages)}, but must be {chunks} positive numbers, one a model "
+            f"chunk, that sum up to the model's {layers} blocks"
         )
     return stages
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from atoll.export.plan import Export, Plan, Values, refuse
 from atoll.export.torchtitan_models import Flavor, find_flavor
+from atoll.step.orders import groups
 
 TARGET = "torchtitan"
 VALUES: Values = {"recompute": ("none", "alternate", "full"), "sp": (True,)}
 """Of the axes of a plan, those that it can say; alternate is its selective mode by operator."""
-SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe"}
-"""Of one chunk a stage; more chunks run Interleaved1F1B."""
+SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe", "zb-v": "ZBVZeroBubble"}
+"""More chunks by vpp run Interleaved1F1B."""
 
 
 def torchtitan(plan: Plan) -> Export:
@@ -92,8 +93,8 @@ def _data_parallel(plan: Plan, notes: list[str]) -> dict[str, Any]:
             f"backward; it also divides weights at rest, and gathers them every {again}."
         )
     return {
-        "data_parallel_replicate_degree": 1,
-        "data_parallel_shard_degree": layout.dp,
+        "data_parallel_replicate_degree": layout.hsdp,
+        "data_parallel_shard_degree": layout.dp // layout.hsdp,
         "fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
     }
 
@@ -206,14 +207,44 @@ def _check(plan: Plan, flavor: Flavor) -> None:
             "it mixes precisions only with sharded data parallelism beside tp and pp; choose dp "
             "above 1",
         )
-    if layout.pp > 1 and layout.schedule not in SCHEDULES:
+    if layout.hsdp > 1 and (layout.dp % layout.hsdp or layout.hsdp == layout.dp * layout.cp):
+        raise refuse(
+            TARGET,
+            f"its replicas divide dp {layout.dp}, and leave ranks to shard over, unlike hsdp "
+            f"{layout.hsdp}; lower hsdp",
+        )
+    if layout.pp > 1:
+        _check_pipeline(plan)
+
+
+def _check_pipeline(plan: Plan) -> None:
+    layout, m = plan.layout, plan.microbatches
+    if layout.schedule == "dualpipe":
+        raise refuse(
+            TARGET,
+            "its DualPipeV lays one copy of the model in a V, where dualpipe holds two; use zb-v",
+        )
+    if layout.schedule not in SCHEDULES:
         raise refuse(
             TARGET,
             f"its zero-bubble schedules take two chunks a stage, unlike {layout.schedule}; use "
-            "1f1b or interleaved",
+            "1f1b, interleaved or zb-v",
         )
-    if layout.pp > 1 and layout.vpp > 1 and layout.schedule == "gpipe":
+    if layout.vpp > 1 and layout.schedule == "gpipe":
         raise refuse(TARGET, "gpipe has one chunk a stage; set vpp 1 or interleaved")
+    if layout.schedule == "1f1b" and layout.vpp == 1 and m < layout.pp:
+        raise refuse(
+            TARGET,
+            f"its 1F1B needs as many microbatches as stages, but {m} run on pp {layout.pp}; lower "
+            "the microbatch or pp",
+        )
+    sizes = groups(layout.pp, m)
+    if layout.vpp > 1 and len(set(sizes)) > 1:
+        raise refuse(
+            TARGET,
+            f"it interleaves groups of one size, not {m} microbatches in groups of "
+            f"{', '.join(map(str, sizes))}; change the microbatch or dp",
+        )
 
 
 def _section(name: str, body: dict[str, Any]) -> str:

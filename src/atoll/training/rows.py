@@ -10,6 +10,7 @@ from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, gpu_name, load_gpu
 from atoll.step.layout import Layout
+from atoll.step.orders import ORDERS
 from atoll.step.states import STATES
 from atoll.training.memory import Memory
 from atoll.training.run import Run
@@ -89,12 +90,9 @@ def peak_of(row: RunRow, memory: Memory) -> float:
 
 def _schedule(row: RunRow, vpp: int) -> str:
     given = row.text("schedule").lower()
-    if given in ("zb-1p", "zb-h1"):
-        return "zb-h1"
-    if given in ("zb-2p", "zb-h2"):
-        return "zb-h2"
-    if given == "gpipe":
-        return "gpipe"
+    named = {"zb-1p": "zb-h1", "zb-2p": "zb-h2", "zbv": "zb-v"}.get(given, given)
+    if named in ORDERS and named not in ("1f1b", "interleaved"):
+        return named
     return "interleaved" if vpp > 1 else "1f1b"
 
 
