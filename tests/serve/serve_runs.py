@@ -11,6 +11,7 @@ from threading import Thread
 from typing import Any
 
 import atoll
+from atoll.report import plan_file
 from atoll.serve.app import App, Response
 from atoll.serve.guard import Guard
 from atoll.serve.query import compile_all
@@ -36,9 +37,7 @@ def write_plan(folder: Path) -> Path:
     """A real plan with its runners-up."""
     tried = [1, 2]
     found = atoll.plan("gpt2-xl", "h100", 16, global_batch=64, tp=tried, pp=tried, microbatch=tried)
-    folder.mkdir(parents=True)
-    (folder / "plan.json").write_text(json.dumps(found.to_dict()), encoding="utf-8")
-    return folder
+    return plan_file.write_plan(found, folder).parent
 
 
 def design(chip: int, score: float | None, area: float, width: int = 64) -> DesignRow:

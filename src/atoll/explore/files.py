@@ -12,6 +12,7 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.explore.result import SearchResult
 from atoll.hardware.device import chip_yaml
+from atoll.wholefile import write_folder
 
 RESULT = "result.json"
 DESIGNS = "designs.csv"
@@ -42,19 +43,7 @@ def write_result(result: SearchResult, folder: Path) -> None:
         CHIP: chip_yaml(result.best.accelerator, "found", result.network),
         RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
     }
-    written: list[Path] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            part = folder / f".{name}.part"
-            written.append(part)
-            part.write_text(content, encoding="utf-8")
-        for name in contents:
-            (folder / f".{name}.part").replace(folder / name)
-    except OSError as error:
-        for part in written:
-            part.unlink(missing_ok=True)
-        raise AtollError(f"out: {folder} cannot be written ({error.strerror}).") from None
+    write_folder(folder, contents)
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from atoll.export.torchtitan import torchtitan
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.training.run import Run
+from atoll.wholefile import whole_files
 from atoll.workload.model_config import ModelConfig
 from atoll.yamlfile import suggestion
 
@@ -110,13 +111,8 @@ def write_export(made: Export, path: str | Path) -> Path:
     """Write the file; into a directory, under the target's usual name. A script can be run."""
     given = Path(path)
     place = given / made.filename if given.is_dir() else given
-    part = place.with_name(f".{place.name}.part")
-    try:
+    with whole_files(lambda why: f"cannot write {place}: {why}", place) as (part,):
         part.write_text(made.text, encoding="utf-8")
         if made.filename.endswith(".sh"):
             part.chmod(part.stat().st_mode | 0o111)
-        part.replace(place)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise AtollError(f"cannot write {place}: {error.strerror or error}") from error
     return place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.explore.files import RESULT, read_result
-from atoll.report.plan_file import FORMAT, PLAN
+from atoll.report.plan_file import PLAN, read_plan
 from atoll.store import FILE, RunReader, RunStatus
 from atoll.units import counted
 
@@ -49,7 +48,7 @@ def open_folder(folder: Path) -> Source:
             f"{folder}: {what}; give a folder that atoll search --out or atoll plan --out wrote."
         )
     if (folder / PLAN).exists():
-        content = _read_plan(folder / PLAN)
+        content = read_plan(folder / PLAN)
         return Source(folder, content["kind"], content)
     status = _status(folder)
     if not (folder / RESULT).exists():
@@ -82,26 +81,6 @@ def _no_result(folder: Path, status: RunStatus | None) -> str:
         f"{folder}: the search ended ({status.state}) before it reported; start the same search "
         "again with --out, and it continues."
     )
-
-
-def _read_plan(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise AtollError(
-            f"{path}:{error.lineno}:{error.colno}: not valid JSON ({error.msg}); run atoll plan "
-            "again."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise AtollError(f"{path}: cannot be read ({error}).") from None
-    if not isinstance(content, dict) or content.get("kind") not in ("plan", "estimate"):
-        raise AtollError(f"{path}: not a plan of atoll: its kind is neither plan nor estimate.")
-    if content.get("format") != FORMAT:
-        raise AtollError(
-            f"{path}: written by another version of atoll (format {content.get('format')!r}, this "
-            f"one reads {FORMAT}); run atoll plan again."
-        )
-    return content
 
 
 def _check_result(path: Path, content: dict[str, Any]) -> None:

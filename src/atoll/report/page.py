@@ -15,6 +15,7 @@ from atoll.report.folder import Source, open_folder
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
 from atoll.report.wafer_view import wafer_view
+from atoll.wholefile import whole_files
 
 REPORT = "report.html"
 SCRIPTS = (
@@ -61,13 +62,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     path = folder / REPORT if out is None else out
     _check_target(path)
     text = render(make_view(source))
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with whole_files(lambda why: f"out: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise AtollError(f"out: {path} cannot be written ({error.strerror}).") from None
     return path
 
 

@@ -20,6 +20,7 @@ from atoll.training.plan import Plan
 from atoll.training.replay import replay_estimate, step_passes
 from atoll.training.run import Run
 from atoll.training.step import Pass
+from atoll.wholefile import write_folder
 
 PLAN = "plan.json"
 FORMAT = 1
@@ -54,15 +55,29 @@ def write_plan(result: Plan | Estimate, folder: Path) -> Path:
     """Write plan.json into a folder, whole or not at all."""
     check_folder(folder)
     text = json.dumps(plan_record(result), allow_nan=False) + "\n"
-    path, part = folder / PLAN, folder / f".{PLAN}.part"
+    write_folder(folder, {PLAN: text})
+    return folder / PLAN
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """The content of a plan.json; a sentence where it cannot be read."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise AtollError(f"out: {folder} cannot be written ({error.strerror}).") from None
-    return path
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise AtollError(
+            f"{path}:{error.lineno}:{error.colno}: not valid JSON ({error.msg}); run atoll plan "
+            "again."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AtollError(f"{path}: cannot be read ({error}).") from None
+    if not isinstance(content, dict) or content.get("kind") not in ("plan", "estimate"):
+        raise AtollError(f"{path}: not a plan of atoll: its kind is neither plan nor estimate.")
+    if content.get("format") != FORMAT:
+        raise AtollError(
+            f"{path}: written by another version of atoll (format {content.get('format')!r}, this "
+            f"one reads {FORMAT}); run atoll plan again."
+        )
+    return content
 
 
 def pipeline_record(best: Estimate) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from atoll.report.timeline import (
     placement_timeline,
     plan_timeline,
 )
+from atoll.wholefile import whole_files
 
 NS = 1e9
 NS_PER_US = 1000
@@ -74,13 +75,8 @@ def plan_trace(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_trace(trace: Mapping[str, Any], path: Path) -> Path:
     """Write a trace, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with whole_files(lambda why: f"trace: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(json.dumps(trace, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise AtollError(f"trace: {path} cannot be written ({error.strerror}).") from None
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.report.plan_file import PLAN, read_plan
 from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
@@ -23,10 +23,8 @@ from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.step.certificate import stored_sentence
 from atoll.store import FILE, ProgressPoint, RunReader
 
-PLAN = "plan.json"
 WAFER = ("result.json", "mapping.json")
 """What a wafer search leaves in its folder."""
-PLAN_FORMAT = 1
 LOOK_S = 0.5
 """How often a store is asked whether it has changed."""
 MOST_PROGRESS = 600
@@ -192,6 +190,10 @@ class PlanRun:
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         self.content = read_plan(folder / PLAN)
+        needed = ("model", "device", "devices", "global_batch", "sequence", "layout", "step_time_s")
+        missing = [name for name in needed if name not in self.content]
+        if missing:
+            raise AtollError(f"{folder / PLAN}: not a plan of atoll plan: {missing[0]} is missing.")
         self.whatif = PlanWhatIf(self.content)
         self.whatif.layouts()
 
@@ -222,28 +224,6 @@ class PlanRun:
 
 
 Run = SearchRun | PlanRun
-
-
-def read_plan(path: Path) -> dict[str, Any]:
-    """A plan that `atoll plan` wrote."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise AtollError(f"{path}: not valid JSON ({error}); run atoll plan again.") from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror}).") from None
-    written = content.get("format", PLAN_FORMAT) if isinstance(content, dict) else PLAN_FORMAT
-    if written != PLAN_FORMAT:
-        raise AtollError(
-            f"{path}: written by another atoll (format {written!r}, this one reads {PLAN_FORMAT}); "
-            "use the version that wrote it, or plan again."
-        )
-    needed = ("model", "device", "devices", "global_batch", "sequence", "layout", "step_time_s")
-    missing = [n for n in needed if not isinstance(content, dict) or n not in content]
-    if missing:
-        raise AtollError(f"{path}: not a plan of atoll plan: {missing[0]} is missing.")
-    found: dict[str, Any] = content
-    return found
 
 
 def open_runs(folders: Sequence[Path]) -> dict[str, Run]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.store.reader import DESIGN_COLUMNS, RunReader
+from atoll.wholefile import whole_files
 
 _TEXT = ("model", "phase", "plans")
 _WHOLE = (
@@ -29,15 +30,12 @@ def export_parquet(reader: RunReader, path: Path) -> int:
         for name in columns
     ]
     schema = pa.schema(list(zip(columns, kinds, strict=True)))
-    part = path.with_name(f".{path.name}.part")
     count = 0
-    try:
-        with pq.ParquetWriter(part, schema, compression="zstd") as writer:
-            for rows in reader.batches():
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-                count += len(rows)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise AtollError(f"{path}: cannot be written ({error.strerror or error}).") from None
+    with (
+        whole_files(lambda why: f"{path}: cannot be written ({why}).", path) as (part,),
+        pq.ParquetWriter(part, schema, compression="zstd") as writer,
+    ):
+        for rows in reader.batches():
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            count += len(rows)
     return count

@@ -15,6 +15,7 @@ from atoll.wafer.mapping_file import read_mapping
 from atoll.wafer.result import WaferResult
 from atoll.wafer.run import run_wafer_search, with_job
 from atoll.wafer.search import Progress
+from atoll.wholefile import write_folder
 
 RESULT = "result.json"
 MAPPING = "mapping.json"
@@ -65,16 +66,9 @@ def estimate_wafer(
 
 
 def write_wafer_result(result: WaferResult, folder: Path) -> None:
-    """result.json and mapping.json, each whole or not at all."""
+    """result.json and mapping.json, whole or not at all."""
     contents = {
         RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
         MAPPING: result.best.mapping.to_json() + "\n",
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            part = folder / f".{name}.part"
-            part.write_text(content, encoding="utf-8")
-            part.replace(folder / name)
-    except OSError as error:
-        raise AtollError(f"out: {folder} cannot be written ({error.strerror}).") from None
+    write_folder(folder, contents)
