@@ -21,7 +21,7 @@ from atoll.workload.modelfile import (
     TensorEntry,
     VectorEntry,
 )
-from atoll.workload.operator import Matmul
+from atoll.workload.operator import Matmul, once
 
 
 @dataclass
@@ -199,8 +199,8 @@ class Emission:
             return self._lookup(group[0], name, backward)
         for view in writes:
             self.names.setdefault(view.value, self._unique(name))
-        read = _once(n for view in reads for n in self.tensor(view))
-        written = _once(n for view in writes for n in self._all_parts(view))
+        read = once(n for view in reads for n in self.tensor(view))
+        written = once(n for view in writes for n in self._all_parts(view))
         matmuls = [self._matmul(node, i, m) for node in group for i, m in enumerate(node.matmuls)]
         label = f"{name}.bwd" if backward and not group[0].matmuls else name
         behind = [op for v in writes if (op := self.splits.collective(v, self)) is not None]
@@ -289,11 +289,11 @@ class Emission:
         label = self._unique(f"{name}.rows")
         self.tensors[label] = rows
         if backward:
-            reads = _once(n for v in node.ins for n in self.tensor(v))
+            reads = once(n for v in node.ins for n in self.tensor(v))
             return [OperatorEntry(name=name, kind="scatter_add", reads=reads, writes=(label,))]
         self.names.setdefault(node.outs[0].value, self._unique(name))
-        reads = _once((*self.tensor(ids), label))
-        writes = _once(self._all_parts(node.outs[0]))
+        reads = once((*self.tensor(ids), label))
+        writes = once(self._all_parts(node.outs[0]))
         behind = self.splits.collective(node.outs[0], self)
         if behind is None:
             return [OperatorEntry(name=name, kind="lookup", reads=reads, writes=writes)]
@@ -355,7 +355,3 @@ def _reductions_first(operators: list[OperatorEntry]) -> list[OperatorEntry]:
             result += waiting
             waiting = []
     return result + waiting
-
-
-def _once(names: object) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))  # type: ignore[call-overload]

@@ -19,6 +19,7 @@ from atoll.workload.modelfile import (
     VectorEntry,
     size_of,
 )
+from atoll.workload.operator import once
 from atoll.workload.products import attention_fraction
 
 _HALF = 2
@@ -211,7 +212,7 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
         f"{core.scores.name}.attention"
     )  # fmt: skip
     statistics = f"{name}.lse{number or ''}"
-    operands = _once(
+    operands = once(
         n for op in (core.scores, core.values, *core.between) for n in op.reads if n not in inner
     )
     forward = OperatorEntry(
@@ -225,12 +226,12 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
     )
     products = (core.scores, core.values_gradient, core.probabilities_gradient,
                 core.left_gradient, core.right_gradient)  # fmt: skip
-    given = _once(n for op in core.backward for n in op.reads if n not in inner or n == out)
+    given = once(n for op in core.backward for n in op.reads if n not in inner or n == out)
     backward = OperatorEntry(
         name=f"{name}.bwd",
         kind="attention_bwd",
-        reads=_once((*given, *operands, out, statistics)),
-        writes=_once(n for op in core.backward for n in op.writes if _leaves(uses, n, core)),
+        reads=once((*given, *operands, out, statistics)),
+        writes=once(n for op in core.backward for n in op.writes if _leaves(uses, n, core)),
         matmuls=tuple(_part(m, fraction) for op in products for m in op.matmuls),
         vectors=_vectors(core.back, fraction),
         on_chip=True,
@@ -256,7 +257,7 @@ def _operands(core: _Core) -> tuple[str, ...]:
     """Queries, keys and values, and the gradient of what attention gives."""
     made = {n for op in core.forward for n in op.writes}
     pair = set(core.values_gradient.reads) & set(core.probabilities_gradient.reads)
-    return _once((*core.scores.reads[-2:], *(n for n in core.values.reads if n not in made), *pair))
+    return once((*core.scores.reads[-2:], *(n for n in core.values.reads if n not in made), *pair))
 
 
 def _leaves(uses: _Uses, name: str, core: _Core) -> bool:
@@ -350,7 +351,7 @@ def _renamed(layer: LayerEntry, name: str, names: dict[str, str], drop: str) -> 
                     result.append(op.model_copy(update={"reads": reads, "writes": writes}))
                 continue
             update = {
-                side: _once(names.get(n, n) for n in getattr(op, side))
+                side: once(names.get(n, n) for n in getattr(op, side))
                 for side in ("reads", "writes")
             }
             result.append(op.model_copy(update=update) if _is_attention(op) else op)
@@ -363,7 +364,3 @@ def _renamed(layer: LayerEntry, name: str, names: dict[str, str], drop: str) -> 
             "backward": rename(layer.backward),
         }
     )
-
-
-def _once(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))

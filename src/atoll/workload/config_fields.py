@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from atoll.errors import AtollError
 
@@ -31,9 +32,18 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_REQUIRED = object()
 _TYPING_ERROR = 0.93  # of all letters, those that agree
 # Fields of other meanings with names so close.
 _OTHERS = frozenset({"n_group", "n_groups"})
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -42,26 +52,26 @@ class Fields:
 
     A default stands in for a field that is absent or null; without one the field is required. A
     family may spell a field differently (`spelling`, in order of preference), and have its own
-    value where the file does not mention it (`silent`).
+    default (`silent`: a value, or how to find it). A window of null is none at all.
     """
 
     given: Mapping[str, object]
     where: str
-    spelling: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: SPELLINGS)
+    spelling: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     silent: Mapping[str, object] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
 
     def spelled(
         self, spelling: Mapping[str, tuple[str, ...]], silent: Mapping[str, object]
     ) -> Fields:
-        """The same object as a family writes it."""
+        """The same object as a family writes it, where nothing is known of it yet."""
         return replace(
-            self, spelling={**self.spelling, **spelling}, silent={**self.silent, **silent}
+            self, spelling={**spelling, **self.spelling}, silent={**silent, **self.silent}
         )
 
     def key(self, name: str) -> str:
         """The name under which the file has a field."""
-        candidates = self.spelling.get(name, (name,))
+        candidates = self.spelling.get(name) or SPELLINGS.get(name, (name,))
         self.asked.update(candidates)
         present = [key for key in candidates if key in self.given]
         return next(
@@ -70,7 +80,10 @@ class Fields:
 
     def get(self, name: str) -> object:
         key = self.key(name)
-        return self.given[key] if key in self.given else self.silent.get(name)
+        if self.given.get(key) is not None or (key in self.given and name == "sliding_window"):
+            return self.given[key]
+        usual = self.silent.get(name)
+        return usual(self) if callable(usual) else usual
 
     def near_miss(self) -> None:
         """Refuse a field that no one reads where a reader missed one of almost that name."""
@@ -93,76 +106,66 @@ class Fields:
         value = self.given.get(name, self.silent.get(name))
         return AtollError(f"{self.where}: {name} is {value!r}, but must be {allowed}")
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def _checked(
+        self, name: str, default: Any, right: Callable[[Any], bool], allowed: str
+    ) -> Any:
+        """The field, its default where there is none, or a sentence on what it must be."""
         value = self.get(name)
         if value is None:
-            if default is None:
+            if default is _REQUIRED:
                 raise self._missing(name)
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._wrong(name, "a positive integer")
+        if not right(value):
+            raise self._wrong(name, allowed)
         return value
 
+    def size(self, name: str, default: int | None = None) -> int:
+        """A positive integer."""
+        otherwise = _REQUIRED if default is None else default
+        found: int = self._checked(
+            name, otherwise, lambda v: _whole(v) and v >= 1, "a positive integer"
+        )
+        return found
+
     def probability(self, name: str, default: float) -> float:
-        value = self.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise self._wrong(name, "a probability from 0 up to, but not including, 1")
-        return float(value)
+        allowed = "a probability from 0 up to, but not including, 1"
+        return float(self._checked(name, default, lambda v: _number(v) and 0 <= v < 1, allowed))
 
     def share(self, name: str, default: float) -> float:
         """A number above 0 and up to 1."""
-        value = self.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            raise self._wrong(name, "a number above 0 and at most 1")
-        return float(value)
+        allowed = "a number above 0 and at most 1"
+        return float(self._checked(name, default, lambda v: _number(v) and 0 < v <= 1, allowed))
 
     def count(self, name: str, default: int) -> int:
         """An integer that may be 0."""
-        return 0 if self._is_zero(name) else self.size(name, default)
-
-    def _is_zero(self, name: str) -> bool:
         value = self.get(name)
-        return isinstance(value, int) and not isinstance(value, bool) and value == 0
+        return 0 if _whole(value) and value == 0 else self.size(name, default)
 
     def present(self, name: str, default: bool) -> bool:
         """Whether a switch that takes a positive number is on (null or 0: off)."""
         if self.key(name) not in self.given:
             return default
-        value = self.get(name)
-        if value is None:
-            return False
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise self._wrong(name, "a positive number, or null")
-        return value > 0
+        allowed = "a positive number, or null"
+        return bool(self._checked(name, 0, lambda v: _number(v) and v >= 0, allowed) > 0)
 
     def indices(self, name: str, below: int) -> tuple[int, ...]:
         """A list of layer numbers."""
-        value = self.get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or not all(
-            isinstance(v, int) and not isinstance(v, bool) and 0 <= v < below for v in value
-        ):
-            raise self._wrong(name, f"a list of layer numbers from 0 to {below - 1}")
-        return tuple(sorted(set(value)))
+
+        def right(value: Any) -> bool:
+            return isinstance(value, list) and all(_whole(v) and 0 <= v < below for v in value)
+
+        allowed = f"a list of layer numbers from 0 to {below - 1}"
+        return tuple(sorted(set(self._checked(name, (), right, allowed))))
 
     def names(self, name: str, allowed: tuple[str, ...], length: int) -> tuple[str, ...]:
         """A list of `length` words; empty where the field is absent."""
-        value = self.get(name)
-        if value is None:
-            return ()
-        if (
-            not isinstance(value, list)
-            or len(value) != length
-            or any(v not in allowed for v in value)
-        ):
-            raise self._wrong(name, f"a list of {length} times {' or '.join(allowed)}")
-        return tuple(value)
+
+        def right(value: Any) -> bool:
+            known = isinstance(value, list) and all(word in allowed for word in value)
+            return known and len(value) == length
+
+        words = f"a list of {length} times {' or '.join(allowed)}"
+        return tuple(self._checked(name, (), right, words))
 
     def off(self, name: str, what: str) -> None:
         """Refuse a variant that is not modelled."""
@@ -170,22 +173,11 @@ class Fields:
             raise AtollError(f"{self.where}: {name} is true, but {what} is not modelled")
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
-        return value
+        return bool(self._checked(name, default, lambda v: isinstance(v, bool), "true or false"))
 
     def text(self, name: str, default: str | None = None) -> str:
-        value = self.get(name)
-        if value is None:
-            if default is None:
-                raise self._missing(name)
-            return default
-        if not isinstance(value, str):
-            raise self._wrong(name, "a text")
-        return value
+        otherwise = _REQUIRED if default is None else default
+        return str(self._checked(name, otherwise, lambda v: isinstance(v, str), "a text"))
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
         value = self.text(name, default)
@@ -204,15 +196,13 @@ class Fields:
 
     def uniform(self, name: str) -> int:
         """A size, or a list with the same size for every layer."""
-        value = self.get(name)
+        value: Any = self.get(name)
         if not isinstance(value, list):
             return self.size(name)
-        first = value[0] if value else None
-        whole = isinstance(first, int) and not isinstance(first, bool) and first > 0
-        if not whole or any(v != first for v in value):
+        first = value[0] if value else 0
+        if not _whole(first) or first < 1 or any(v != first for v in value):
             raise self._wrong(name, "one size, the same for all layers")
-        assert isinstance(first, int)
-        return first
+        return int(first)
 
     def rotary_share(self, name: str, default: float) -> float:
         """The share of a head that is rotated: by itself, or with the other rotary parameters."""
@@ -234,17 +224,12 @@ class Fields:
         return columns
 
     def block(self, name: str) -> Fields:
-        value = self.get(name)
-        value = {} if value is None else value
-        if not isinstance(value, dict):
-            raise self._wrong(name, "a JSON object")
+        value = self._checked(name, {}, lambda v: isinstance(v, dict), "a JSON object")
         return Fields(value, f"{self.where}, {name}")
 
     def divides(self, part: str, parts: int, whole: str, total: int) -> None:
         if total % parts:
-            raise AtollError(f"{self.where}: {part} is {parts}, but must divide {whole}, {total}")
-
-    def hidden_and_heads(self, hidden: str, heads: str) -> tuple[int, int]:
-        size, count = self.size(hidden), self.size(heads)
-        self.divides(heads, count, hidden, size)
-        return size, count
+            raise AtollError(
+                f"{self.where}: {self.key(part)} is {parts}, but must divide {self.key(whole)}, "
+                f"{total}"
+            )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from atoll.workload.config_fields import Fields
+from atoll.workload.families_llama import windows_if_used
 from atoll.workload.family import Family, flag, partial_rotary, present, probability
 from atoll.workload.layer_kinds import (
     FULL,
@@ -15,7 +14,6 @@ from atoll.workload.layer_kinds import (
     rotary_list,
 )
 from atoll.workload.model_config import ModelConfig
-from atoll.workload.readers_llama import gemma, llama, qwen2
 
 TIED = {"tie_word_embeddings": True}
 CONSTANTS = {"embedding_scale": True, "branch_scale": True, "logit_scale": True}
@@ -23,17 +21,9 @@ CLOSING_NORMS = {"opening_norms": False, "branch_norms": True, "qk_norm": True}
 PLAIN = {"gated": False, "norm": "layernorm"}
 
 
-def _no_windows(fields: Fields, layers: int) -> tuple[str, ...]:
-    return (FULL,) * layers
-
-
-def _windows_if_used(fields: Fields, config: ModelConfig) -> ModelConfig:
+def _unrotated_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
     """SmolLM3: blocks without rotary positions may have a window."""
-    window = config.window if fields.flag("use_sliding_window", False) else 0
-    config = replace(config, window=window)
-    usual = tuple(
-        SLIDING if window and i in config.unrotated else FULL for i in range(config.layers)
-    )
+    usual = tuple(SLIDING if i in config.unrotated else FULL for i in range(config.layers))
     return kinds(lambda *_: usual)(fields, config)
 
 
@@ -42,7 +32,7 @@ DENSE = (
         types=("gemma3_text",),
         about="Gemma 2 without caps, with norms on the heads of queries and keys; every sixth "
         "block sees everything, the others a window",
-        base=gemma,
+        base="gemma",
         # The file of the whole model leaves out even sizes.
         silent={
             "vocab_size": 262_208,
@@ -95,7 +85,7 @@ DENSE = (
         types=("smollm3",),
         about="Llama without rotary positions in every fourth block",
         silent=TIED,
-        steps=(rotary_list, _windows_if_used),
+        steps=(rotary_list, windows_if_used, _unrotated_windows),
     ),
     Family(
         types=("seed_oss",),
@@ -152,12 +142,12 @@ DENSE = (
     Family(
         types=("qwen2_5_vl_text",),
         about="the language part of Qwen2.5-VL: Qwen2",
-        base=qwen2,
+        base="qwen2",
     ),
     Family(
         types=("qwen2_5_vl",),
         about="as transformers 4 writes the whole model: its language part",
-        base=qwen2,
+        base="qwen2",
         fixed={"part": "language part"},
     ),
     Family(
@@ -182,5 +172,3 @@ DENSE = (
         steps=(kinds(every("global_attn_every_n_layers", 3, first=True)),),
     ),
 )
-
-__all__ = ["CONSTANTS", "DENSE", "TIED", "llama"]

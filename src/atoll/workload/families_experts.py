@@ -6,35 +6,10 @@ from dataclasses import replace
 
 from atoll.workload.config_fields import Fields
 from atoll.workload.families_dense import CONSTANTS, TIED
-from atoll.workload.family import Family, Step, flag, partial_rotary
-from atoll.workload.layer_kinds import CHUNKED, FULL, SLIDING, every, kinds, rotary_list
+from atoll.workload.families_llama import deepseek_experts, experts, last_windows, with_experts
+from atoll.workload.family import Family, flag, partial_rotary
+from atoll.workload.layer_kinds import CHUNKED, FULL, every, kinds, rotary_list
 from atoll.workload.model_config import ModelConfig
-from atoll.workload.readers_moe import dense_first, with_experts
-
-
-def experts(
-    name: str = "num_local_experts", width: str = "intermediate_size", shared: str = ""
-) -> Step:
-    """Experts in every block; `shared` names the columns of those that see every token."""
-
-    def step(fields: Fields, config: ModelConfig) -> ModelConfig:
-        config = with_experts(fields, config, name, (), width)
-        return replace(config, shared_ffn=fields.count(shared, 0)) if shared else config
-
-    return step
-
-
-def deepseek_experts(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """As in DeepSeek-V3: dense blocks first, shared experts, sigmoid scores."""
-    dense = dense_first(fields, config.layers)
-    config = with_experts(fields, config, "n_routed_experts", dense, "moe_intermediate_size")
-    shared = fields.count("n_shared_experts", 0) * config.ffn
-    return replace(config, router="sigmoid", shared_ffn=shared)
-
-
-def _last_windows(fields: Fields, layers: int) -> tuple[str, ...]:
-    first = fields.count("max_window_layers", layers)
-    return tuple(FULL if i < first else SLIDING for i in range(layers))
 
 
 def _llama4(fields: Fields, config: ModelConfig) -> ModelConfig:
@@ -118,7 +93,7 @@ EXPERTS = (
         types=("glm4_moe",),
         about="DeepSeek-V3's experts behind grouped queries; rotary on half of a head",
         silent={"first_k_dense_replace": 1},
-        fixed={"output_bias": False},
+        fixed={"output_bias": False, "router": "sigmoid"},
         given={"qk_norm": flag("use_qk_norm", False)},
         steps=(deepseek_experts, partial_rotary(0.5)),
     ),
@@ -126,8 +101,8 @@ EXPERTS = (
         types=("dots1",),
         about="DeepSeek-V3's experts behind attention with normed heads",
         silent={"sliding_window": 4096},
-        fixed={"qk_norm": True},
-        steps=(deepseek_experts, kinds(_last_windows)),
+        fixed={"qk_norm": True, "router": "sigmoid"},
+        steps=(deepseek_experts, kinds(last_windows)),
     ),
     Family(
         types=("ernie4_5_moe",),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from atoll.errors import AtollError
 from atoll.workload.config_fields import Fields
 from atoll.workload.families_dense import CONSTANTS, TIED
-from atoll.workload.families_experts import experts
+from atoll.workload.families_llama import experts, qwen_experts, with_experts
 from atoll.workload.family import Family, Step, partial_rotary
 from atoll.workload.layer_kinds import (
     BOTH,
@@ -23,7 +23,6 @@ from atoll.workload.layer_kinds import (
     with_kinds,
 )
 from atoll.workload.model_config import ModelConfig, StateSpace
-from atoll.workload.readers_moe import qwen_experts, with_experts
 
 _DELTA_CHUNK = 64  # tokens, in every public implementation
 _MAMBA = {  # names of Mamba-2's sizes in hybrids, and the values that are usual

@@ -14,9 +14,7 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.workload.config_fields import Fields
 from atoll.workload.model_config import ModelConfig
-from atoll.workload.readers_llama import llama
 
-Reader = Callable[[Fields], ModelConfig]
 Step = Callable[[Fields, ModelConfig], ModelConfig]
 
 
@@ -27,8 +25,8 @@ class Family:
     types: tuple[str, ...]
     about: str
     """What sets it apart, for the table in docs/models.md."""
-    base: Reader = llama
-    """Reads what it has in common with another family."""
+    base: str = "llama"
+    """A `model_type` of the family from which it differs; "" for none."""
     spelling: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """For a field of the base, the names that files of this family use."""
     silent: Mapping[str, object] = field(default_factory=dict)
@@ -41,14 +39,47 @@ class Family:
     """Larger parts: experts, the pattern of blocks, a state space."""
 
     def read(self, fields: Fields) -> ModelConfig:
+        config = self._config(fields)
+        fields.near_miss()
+        return config
+
+    def _config(self, fields: Fields) -> ModelConfig:
         fields = fields.spelled(self.spelling, self.silent)
-        config = self.base(fields)
+        config = _FAMILIES[self.base]._config(fields) if self.base else transformer(fields)
         read = {name: reader(fields) for name, reader in self.given.items()}
         config = replace(config, **self.fixed, **read)
         for step in self.steps:
             config = step(fields, config)
-        fields.near_miss()
         return config
+
+
+def transformer(fields: Fields) -> ModelConfig:
+    """What every configuration says, under the names that most families use."""
+    hidden = fields.size("hidden_size")
+    heads, kv_heads = fields.heads_and_key_heads()
+    head_dim = fields.size("head_dim", 0)
+    if not head_dim:
+        fields.divides("num_attention_heads", heads, "hidden_size", hidden)
+        head_dim = hidden // heads
+    bias = fields.flag("attention_bias", True)
+    return ModelConfig(
+        name=fields.where,
+        family=fields.text("model_type"),
+        hidden=hidden,
+        layers=fields.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=fields.size("intermediate_size"),
+        vocab=fields.size("vocab_size"),
+        max_sequence=fields.size("max_position_embeddings"),
+        activation=fields.activation("hidden_act", "gelu"),
+        tied_embeddings=fields.flag("tie_word_embeddings", True),
+        attention_bias=bias,
+        output_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", True),
+        attention_dropout=fields.probability("attention_dropout", 0.0),
+    )
 
 
 _FAMILIES: dict[str, Family] = {}
@@ -87,11 +118,10 @@ def probability(name: str, default: float) -> Callable[[Fields], float]:
     return lambda fields: fields.probability(name, default)
 
 
-def partial_rotary(default: float) -> Step:
+def partial_rotary(default: float, name: str = "partial_rotary_factor") -> Step:
     """Only a share of each head is rotated."""
 
     def step(fields: Fields, config: ModelConfig) -> ModelConfig:
-        name = "partial_rotary_factor"
         columns = fields.rotated(fields.rotary_share(name, default), config.head_dim, name)
         return replace(config, rotary_dim=columns)
 

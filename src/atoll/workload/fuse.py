@@ -13,7 +13,7 @@ from typing import overload
 
 from atoll.errors import AtollError
 from atoll.workload.layer import Layer, Model
-from atoll.workload.operator import Operator, Role
+from atoll.workload.operator import Operator, Role, once
 
 LEVELS = ("default", "phaze", "none")
 
@@ -160,9 +160,9 @@ def _join(first: Operator, second: Operator, keep: set[str]) -> Operator:
     return Operator(
         name=f"{first.name}+{second.name}",
         kind=f"{first.kind}+{second.kind}",
-        reads=_once((*first.reads, *(n for n in second.reads if n not in inside))),
+        reads=once((*first.reads, *(n for n in second.reads if n not in inside))),
         # `second` is the only reader in this pass: what the other pass does not want is gone.
-        writes=_once((*_wanted(first.writes, second.reads, keep), *second.writes)),
+        writes=once((*_wanted(first.writes, second.reads, keep), *second.writes)),
         matmuls=(*first.matmuls, *second.matmuls),
         vectors=(*first.vectors, *second.vectors),
     )
@@ -170,7 +170,3 @@ def _join(first: Operator, second: Operator, keep: set[str]) -> Operator:
 
 def _wanted(writes: tuple[str, ...], read: tuple[str, ...], keep: set[str]) -> Iterable[str]:
     return (name for name in writes if name in keep or name not in read)
-
-
-def _once(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))

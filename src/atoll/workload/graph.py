@@ -71,18 +71,8 @@ class Graph:
     def like(self, name: str, other: str, element_bytes: int = 0) -> str:
         """A tensor of the same shape and layout."""
         o = self.tensors[other]
-        return self.add(
-            Tensor(
-                name,
-                o.shape,
-                element_bytes or o.element_bytes,
-                Role.ACTIVATION,
-                o.split,
-                o.split_dim,
-                o.units,
-                o.uneven,
-            )
-        )
+        size = element_bytes or o.element_bytes
+        return self.add(replace(o, name=name, element_bytes=size, role=Role.ACTIVATION))
 
     def weight(
         self,

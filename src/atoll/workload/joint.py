@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atoll.workload.layer import Layer
-from atoll.workload.operator import Matmul, Operator, Role
+from atoll.workload.operator import Operator, Role, once
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,7 @@ def _bias_sums(
     sums = [op for op in operators if not op.matmuls and op.writes and biases.issuperset(op.writes)]
     if len(sums) < 2:
         return operators
-    one = replace(
-        sums[0],
-        name="+".join(op.name for op in sums),
-        reads=_once(n for op in sums for n in op.reads),
-        writes=_once(n for op in sums for n in op.writes),
-        vectors=tuple(v for op in sums for v in op.vectors),
-    )
-    return _replaced(operators, sums, one, first=False)
+    return _replaced(operators, sums, _together(sums), first=False)
 
 
 def _weight(layer: Layer, op: Operator) -> str | None:
@@ -111,15 +104,18 @@ def _only(operators: object) -> Operator | None:
 
 def _side_by_side(group: Sequence[Operator], dim: str) -> Operator:
     """One product that is as wide as all of them."""
-    first = group[0].matmuls[0]
     total = sum(getattr(op.matmuls[0], dim) for op in group)
-    product: Matmul = replace(first, **{dim: total})
+    product = replace(group[0].matmuls[0], **{dim: total})
+    return replace(_together(group), matmuls=(product,))
+
+
+def _together(group: Sequence[Operator]) -> Operator:
+    """All that they read and write, and their passes, as one operator like the first."""
     return replace(
         group[0],
         name="+".join(op.name for op in group),
-        reads=_once(n for op in group for n in op.reads),
-        writes=_once(n for op in group for n in op.writes),
-        matmuls=(product,),
+        reads=once(n for op in group for n in op.reads),
+        writes=once(n for op in group for n in op.writes),
         vectors=tuple(v for op in group for v in op.vectors),
     )
 
@@ -223,7 +219,3 @@ def _tree(
         else:
             counted[name] += 1
     return _Sum(tuple(counted), frozenset(names))
-
-
-def _once(names: object) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))  # type: ignore[call-overload]

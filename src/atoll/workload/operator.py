@@ -8,9 +8,15 @@ Dependencies are never stored: an operator depends on whoever writes a tensor th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
+
+
+def once(names: Iterable[str]) -> tuple[str, ...]:
+    """Each name once, where it stands first."""
+    return tuple(dict.fromkeys(names))
 
 
 class Core(StrEnum):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.wholefile import whole_files
 from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.layer import Layer, Model
 from atoll.workload.modelfile import (
@@ -36,6 +36,7 @@ from atoll.workload.operator import (
     Tensor,
     Uneven,
     VectorWork,
+    once,
 )
 from atoll.yamlfile import validate_dict
 
@@ -99,18 +100,11 @@ def read_stored(given: dict[str, Any], where: str, name: str | None = None) -> S
 
 def write_stored(file: ModelFile, path: str | Path) -> None:
     """Write the file at once, or not at all; defaults are left out."""
-    target = Path(path)
     text = json.dumps(
         file.model_dump(exclude_defaults=True) | {"format": FORMAT, "version": VERSION}
     )
-    beside = target.with_name(target.name + ".part")
-    try:
-        beside.write_text(text + "\n", encoding="utf-8")
-        beside.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise AtollError(f"{path}: cannot be written ({error.strerror})") from None
+    with whole_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
+        part.write_text(text + "\n", encoding="utf-8")
 
 
 def check_target(path: str | Path) -> None:
@@ -334,8 +328,8 @@ def _operator(
     return Operator(
         name=entry.name,
         kind=entry.kind,
-        reads=tuple(dict.fromkeys(same.get(n, n) for n in entry.reads)),
-        writes=tuple(dict.fromkeys(same.get(n, n) for n in entry.writes)),
+        reads=once(same.get(n, n) for n in entry.reads),
+        writes=once(same.get(n, n) for n in entry.writes),
         matmuls=tuple(matmuls),
         vectors=tuple(vectors),
         collective=collective,
