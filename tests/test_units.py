@@ -120,8 +120,8 @@ def test_every_unit_belongs_to_one_dimension() -> None:
         (units.format_seconds(0.0000320), "32 us"),
         (units.format_seconds(59.99999), "1 min"),  # rounds up into the next unit
         (units.format_seconds(0.0), "0 s"),
-        (units.format_flops(275.2512e12), "275.3 TFLOP/s"),
-        (units.format_energy(3.92e-12), "3.92 pJ"),
+        (units.format_quantity(275.2512e12, units.FLOPS), "275.3 TFLOP/s"),
+        (units.format_quantity(3.92e-12, units.ENERGY), "3.92 pJ"),
         (format_count(29360), "29,360"),
         (format_count(8.03e9), "8.03 B"),
         (format_count(999_999_999), "1 B"),

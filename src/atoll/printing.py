@@ -29,6 +29,14 @@ def console_for_output() -> Console:
     return Console(width=width, highlight=False)
 
 
+def plain_table(*columns: str, left: str = "") -> Table:
+    """A table without lines; numbers stand to the right, all but the column `left`."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    for name in columns:
+        table.add_column(name, justify="left" if name == left else "right")
+    return table
+
+
 @contextmanager
 def progress(
     quiet: bool, noun: str = "chips"
@@ -134,11 +142,8 @@ def print_bars(console: Console, parts: Mapping[str, float], whole: float) -> No
 
 
 def _print_baselines(console: Console, result: SearchResult) -> None:
-    table = Table(box=None, pad_edge=False, header_style="")
     unit = "samples/s" if len(result.best.plans) == 1 else "score"
-    table.add_column("Beside")
-    table.add_column(unit, justify="right")
-    table.add_column("ours is", justify="right")
+    table = plain_table("Beside", unit, "ours is", left="Beside")
     if result.baseline_remarks:
         table.add_column("")
     for name, value in result.baselines.items():
@@ -156,11 +161,9 @@ def _print_front(console: Console, against: str, front: Mapping[str, Any]) -> No
     words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
     size = counted(len(rows), "chip")
     console.print(f"Front        {size} of throughput against {against}, {words}")
-    table = Table(box=None, pad_edge=False, header_style="")
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
     cost = next(name for name in rows[0] if name.endswith(against))
-    for name in (against, "tensor cores", "vector cores", "GLB MiB", speed):
-        table.add_column(name, justify="right")
+    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", speed)
     for row in rows[:: max(1, len(rows) // 12)]:
         table.add_row(
             f"{row[cost]:.4g}",
@@ -182,10 +185,8 @@ def print_designs(shown: Mapping[str, Any]) -> None:
         f"{counted(status['evaluated'], 'chip')} evaluated, {status['bounded']:,} bounded, "
         f"best {status['score']:,.1f}{gap}, {status['seconds']:.0f} s"
     )
-    table = Table(box=None, pad_edge=False, header_style="")
     cores = ("tensor cores", "vector cores")
-    for name in ("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", "layout"):
-        table.add_column(name, justify="right")
+    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", "layout")
     for row in shown["designs"]:
         table.add_row(
             f"{row['score']:,.1f}",
@@ -215,9 +216,7 @@ def print_table_plan(plan: TablePlan) -> None:
         f"{counted(len(plan.stages), 'stage')} x tensor {plan.tensor_parallel} x data "
         f"{plan.data_parallel}"
     )
-    table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("stage", "layers", "devices", "load", "memory"):
-        table.add_column(name, justify="right")
+    table = plain_table("stage", "layers", "devices", "load", "memory")
     for number, stage in enumerate(plan.stages):
         nodes = stage.nodes
         span = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else f"{nodes[0]}"
@@ -229,9 +228,7 @@ def print_table_plan(plan: TablePlan) -> None:
 
 
 def print_models(rows: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="")
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "name" else "right")
+    table = plain_table(*rows[0], left="name")
     for row in rows:
         table.add_row(
             row["name"], format_count(row["parameters"]),
@@ -251,9 +248,10 @@ def print_model(shown: Mapping[str, Any]) -> None:
         f"microbatch {shown['microbatch']}, tensor width {shown['tensor_parallel']}",
         markup=False,
     )
-    table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("layer", "repeat", "parameters", "TFLOP fwd", "TFLOP bwd", "saved", "operators"):
-        table.add_column(name, justify="left" if name == "layer" else "right")
+    table = plain_table(
+        "layer", "repeat", "parameters", "TFLOP fwd", "TFLOP bwd", "saved", "operators",
+        left="layer",
+    )  # fmt: skip
     for layer in shown["layers"]:
         table.add_row(
             layer["name"],
@@ -306,15 +304,18 @@ def print_validation(shown: Mapping[str, Any]) -> None:
 
 
 def _print_errors(console: Console, shown: Mapping[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("operators", "rows", "mean", "median", "p90"):
-        table.add_column(name, justify="left" if name == "operators" else "right")
-    for name, errors in {"all": shown["step_time"], **shown["by_kind"]}.items():
-        table.add_row(
-            name,
-            str(errors["rows"]),
-            *(f"{errors[key]:.1%}" for key in ("mean_ape", "median_ape", "p90_ape")),
-        )
+    print_error_table(console, "operators", {"all": shown["step_time"], **shown["by_kind"]})
+
+
+def print_error_table(
+    console: Console, what: str, groups: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Errors of groups of rows; a group without rows is left out."""
+    table = plain_table(what, "rows", "mean", "median", "p90", left=what)
+    for name, errors in groups.items():
+        if errors["rows"]:
+            keys = ("mean_ape", "median_ape", "p90_ape")
+            table.add_row(name, str(errors["rows"]), *(f"{errors[key]:.1%}" for key in keys))
     console.print(table)
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
-from atoll.printing import console_for_output
+from atoll.printing import console_for_output, print_error_table
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -106,19 +105,12 @@ def print_runs(shown: Mapping[str, Any]) -> None:
         share = shown["rejected"] / max(1, shown["predicted"])
         console.print(f"rejected as out of memory: {shown['rejected']} ({share:.1%})")
         return
-    table = Table(box=None, pad_edge=False, header_style="")
-    for name in ("step time", "rows", "mean", "median", "p90"):
-        table.add_column(name, justify="left" if name == "step time" else "right")
     groups = {"all": shown["step_time"]}
     for kind in ("by_source", "by_device", "by_grade", "by_feature"):
         for name, errors in shown.get(kind, {}).items():
             groups[f"{kind.removeprefix('by_')} {name}"] = errors["step_time"]
     groups["peak memory"] = shown["memory"]
-    for name, errors in groups.items():
-        if errors["rows"]:
-            keys = ("mean_ape", "median_ape", "p90_ape")
-            table.add_row(name, str(errors["rows"]), *(f"{errors[key]:.1%}" for key in keys))
-    console.print(table)
+    print_error_table(console, "step time", groups)
     share = shown["accepted"] / max(1, shown["predicted"])
     console.print(f"accepted as fitting memory: {shown['accepted']} ({share:.1%})")
     regret = shown["regret"]

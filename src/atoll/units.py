@@ -184,14 +184,6 @@ def format_seconds(value_s: float, digits: int = 4) -> str:
     return format_quantity(value_s, TIME, digits)
 
 
-def format_flops(value: float) -> str:
-    return format_quantity(value, FLOPS)
-
-
-def format_energy(value_J: float) -> str:
-    return format_quantity(value_J, ENERGY)
-
-
 def format_count(value: float) -> str:
     """Exact with thousands separators below a million, then 4 digits with M, B or T: "8.03 B"."""
     if abs(value) < 1e6:

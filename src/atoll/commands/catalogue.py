@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atoll import printing
-from atoll.commands.common import JsonFlag, print_json
+from atoll.commands.common import JsonFlag, answer, print_json
 
 
 def models(
@@ -30,10 +30,7 @@ def models(
             printing.print_models(rows)
         return
     shown = describe_model(name, microbatch=microbatch, sequence=sequence, tensor=tensor)
-    if as_json:
-        print_json(shown)
-    else:
-        printing.print_model(shown)
+    answer(shown, as_json, printing.print_model)
 
 
 def hardware(
@@ -50,7 +47,4 @@ def hardware(
     from atoll.api import describe_hardware
 
     shown = describe_hardware(name)
-    if as_json:
-        print_json(shown)
-    else:
-        printing.print_hardware(shown)
+    answer(shown, as_json, printing.print_hardware)

@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from types import FrameType
 from typing import Annotated, Any
 
@@ -47,10 +48,27 @@ def leave_when_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on standard output."""
     json.dump(value, sys.stdout, indent=1, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    """An answer as JSON, or as people read it."""
+    if as_json:
+        print_json(value if isinstance(value, Mapping) else value.to_dict())
+    else:
+        show(value)
+
+
+def options_for(
+    function: Callable[..., Any], given: Mapping[str, Any], **renamed: str
+) -> dict[str, Any]:
+    """Of a command's arguments those that a function takes, under their names or as `renamed`."""
+    taken = signature(function).parameters
+    named = {renamed.get(name, name): value for name, value in given.items()}
+    return {name: value for name, value in named.items() if name in taken}
 
 
 def options_given(context: typer.Context) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from atoll import printing
-from atoll.commands.common import JsonFlag, print_json
+from atoll.commands.common import JsonFlag, answer
 from atoll.errors import AtollError
 
 
@@ -50,10 +50,7 @@ def designs(
         }
         if parquet is not None:
             shown["parquet"] = {"file": str(parquet), "rows": export_parquet(reader, parquet)}
-    if as_json:
-        print_json(shown)
-    else:
-        printing.print_designs(shown)
+    answer(shown, as_json, printing.print_designs)
 
 
 def _filters(
@@ -67,24 +64,20 @@ def _filters(
                 break
         else:
             raise AtollError(f"where: expected column=value, <= or >=, got {text!r}.")
+        number = _number(value)
         if sign == "=":
-            found[name] = _number(value) if _is_number(value) else value
+            found[name] = value if number is None else number
             continue
-        if not _is_number(value):
+        if number is None:
             raise AtollError(f"where: expected a number after {sign}, got {text!r}.")
         known = found.get(name)
         low, high = known if isinstance(known, tuple) else (None, None)
-        found[name] = (low, _number(value)) if sign == "<=" else (_number(value), high)
+        found[name] = (low, number) if sign == "<=" else (number, high)
     return found
 
 
-def _is_number(text: str) -> bool:
+def _number(text: str) -> float | None:
     try:
-        float(text)
+        return float(text)
     except ValueError:
-        return False
-    return True
-
-
-def _number(text: str) -> float:
-    return float(text)
+        return None

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from atoll import printing
-from atoll.commands.common import JsonFlag, print_json
+from atoll.commands.common import JsonFlag, answer
 
 
 def place(
@@ -20,7 +20,4 @@ def place(
     from atoll.api import place as run
 
     plan = run(file, profile=profile)
-    if as_json:
-        print_json(plan.to_dict())
-    else:
-        printing.print_table_plan(plan)
+    answer(plan, as_json, printing.print_table_plan)

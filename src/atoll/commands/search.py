@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from atoll import printing
-from atoll.commands.common import JsonFlag, print_json
+from atoll.commands.common import JsonFlag, answer, options_for
 from atoll.errors import AtollError
 
 
 def search(
+    context: typer.Context,
     job: Annotated[
         Path | None, typer.Argument(help="A job file (YAML). Options override its fields.")
     ] = None,
@@ -96,64 +97,25 @@ def search(
     from atoll.report.trace import check_trace_path, search_trace, write_trace
     from atoll.wafer.job import is_wafer_job
 
+    given = dict(locals())
     check_trace_path(trace)
     if wafer is not None or (job is not None and is_wafer_job(job)):
         from atoll.commands.wafer import search_wafer
 
-        search_wafer(
-            job, wafer, model,
-            given={
-                "batch": batch, "sequence": sequence, "microbatches": microbatch, "seed": seed,
-                "pareto": pareto, "baselines": False if no_baselines else None,
-            },
-            unknown={
-                "devices": devices, "tensor": tensor, "hbm": hbm, "recompute": recompute,
-                "profile": profile, "space": space, "network": network, "optimizer": optimizer,
-                "objective": objective, "strategy": strategy, "max_area": max_area,
-                "max_power": max_power, "tolerance": tolerance, "time_limit": time_limit,
-                "workers": workers, "cluster": cluster, "evaluations": evaluations,
-            },
-            as_json=as_json, out=out, trace=trace,
-        )  # fmt: skip
+        search_wafer(context, given)
         return
     stop = Stop()
     with stop.on_interrupt(), printing.progress(quiet=as_json) as show:
+        options = options_for(
+            run, given, model="models", batch="global_batch", microbatch="microbatches",
+            tensor="tensor_widths",
+        )  # fmt: skip
         result = run(
-            job,
-            models=model,
-            devices=devices,
-            global_batch=batch,
-            sequence=sequence,
-            microbatches=microbatch,
-            tensor_widths=tensor,
-            hbm=hbm,
-            recompute=recompute,
-            profile=profile,
-            space=space,
-            network=network,
-            optimizer=optimizer,
-            objective=objective,
-            strategy=strategy,
-            evaluations=evaluations,
-            max_area=max_area,
-            max_power=max_power,
-            tolerance=tolerance,
-            time_limit=time_limit,
-            seed=seed,
-            pareto=pareto,
-            baselines=False if no_baselines else None,
-            out=out,
-            workers=workers,
-            cluster=cluster,
-            stop=stop,
-            progress=show,
+            **options, baselines=False if no_baselines else None, stop=stop, progress=show
         )
     if trace is not None:
         write_trace(search_trace(result.to_dict()), trace)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        printing.print_result(result)
+    answer(result, as_json, printing.print_result)
     if stop.interrupted:
         again = "" if out is None else "; the same command continues"
         print(f"atoll: interrupted{again}", file=sys.stderr)
@@ -186,7 +148,4 @@ def explain(
         show, explained = print_wafer_explanation, explain_wafer_result
     with source.read_whole():
         shown = explained(source.content)
-    if as_json:
-        print_json(shown)
-    else:
-        show(shown)
+    answer(shown, as_json, show)

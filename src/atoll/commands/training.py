@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll import printing_training
-from atoll.commands.common import JsonFlag, options_given, print_json
+from atoll.commands.common import JsonFlag, answer, options_for
 from atoll.errors import AtollError
 
 if TYPE_CHECKING:
@@ -118,45 +117,19 @@ def estimate(
     """
     from atoll.api import estimate as run
 
+    given = dict(locals())
     if job is not None or wafer is not None or mapping is not None:
         from atoll.commands.wafer import estimate_wafer
 
-        estimate_wafer(job, wafer, mapping, as_json, given=options_given(context))
+        estimate_wafer(context, given)
         return
     if model is None or device is None:
         missing = "--model" if model is None else "--device"
         raise AtollError(f"estimate: {missing} is missing; or give a wafer job file.")
     _check_files(out, trace, export)
-    result = run(
-        model,
-        device,
-        devices,
-        global_batch=global_batch,
-        sequence=seq,
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        ep=ep,
-        dp=dp,
-        vpp=vpp,
-        microbatch=microbatch,
-        sp=sp,
-        zero=zero,
-        hsdp=hsdp,
-        recompute=recompute,
-        schedule=schedule,
-        network=network,
-        stack=stack,
-        states=states,
-        precision=precision,
-        attention=attention,
-        imbalance=imbalance,
-    )
+    result = run(**options_for(run, given, seq="sequence"))
     _write_files(result, out, trace)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        printing_training.print_estimate(result)
+    answer(result, as_json, printing_training.print_estimate)
     if export is not None:  # last: a target may refuse the layout
         printing_training.write_launch_file(result, export, export_to)
 
@@ -207,43 +180,16 @@ def plan(
     from atoll.api import plan as run
     from atoll.training.plan import UnusableError
 
+    given = options_for(run, locals(), seq="sequence")
     _check_files(out, trace, export)
     with printing_training.progress(quiet=as_json) as show:
-        made = partial(
-            run,
-            model,
-            device,
-            devices,
-            global_batch=global_batch,
-            sequence=seq,
-            tp=tp,
-            pp=pp,
-            cp=cp,
-            ep=ep,
-            vpp=vpp,
-            microbatch=microbatch,
-            zero=zero,
-            hsdp=hsdp,
-            recompute=recompute,
-            schedule=schedule,
-            network=network,
-            stack=stack,
-            states=states,
-            precision=precision,
-            attention=attention,
-            imbalance=imbalance,
-            progress=show,
-        )
         refused = None
         try:
-            result = made(export=export)
+            result = run(**given, progress=show)
         except UnusableError as error:  # the plan is worth having without a launch file
-            refused, result = error, made()
+            refused, result = error, run(**given | {"export": None}, progress=show)
     _write_files(result, out, trace)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        printing_training.print_plan(result)
+    answer(result, as_json, printing_training.print_plan)
     if refused is not None:
         raise refused
     if export is not None:
@@ -258,7 +204,6 @@ def _check_files(out: Path | None, trace: Path | None, target: str | None) -> No
 
     if target is not None:
         check_target(target)
-
     if out is not None:
         check_folder(out)
     check_trace_path(trace)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from atoll import printing, printing_training
-from atoll.commands.common import JsonFlag, print_json
+from atoll.commands.common import JsonFlag, answer, print_json
 
 
 def calibrate(
@@ -23,10 +23,7 @@ def calibrate(
     from atoll.api import calibrate as run
 
     shown = run(data, gpu=gpu, out=out)
-    if as_json:
-        print_json(shown)
-    else:
-        printing.print_calibration(shown)
+    answer(shown, as_json, printing.print_calibration)
 
 
 def validate(

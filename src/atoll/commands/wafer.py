@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
+import typer
+
 from atoll import printing
-from atoll.commands.common import print_json
+from atoll.commands.common import answer, options_for, options_given
 from atoll.errors import AtollError
 
+_SEARCH = (
+    "job", "wafer", "model", "batch", "sequence", "microbatch", "seed", "pareto", "no_baselines",
+    "as_json", "out", "trace",
+)  # fmt: skip
+_ESTIMATE = ("job", "wafer", "mapping", "as_json")
 
-def search_wafer(
-    job: Path | None,
-    wafer: str | None,
-    models: list[str] | None,
-    given: Mapping[str, Any],
-    unknown: Mapping[str, Any],
-    as_json: bool,
-    out: Path | None,
-    trace: Path | None,
-) -> None:
+
+def search_wafer(context: typer.Context, given: Mapping[str, Any]) -> None:
     """Run a wafer job; options that only make sense for clusters are refused by name."""
     from atoll.wafer.api import search_wafer as run
     from atoll.wafer.printing import print_wafer_result
 
-    for name, value in unknown.items():
-        if value is not None:
+    for name in options_given(context):
+        if name not in _SEARCH:
             raise AtollError(
                 f"{name}: this option is for clusters; with a wafer give --model, --batch, "
                 "--sequence, --microbatch, --seed, --pareto or --no-baselines."
             )
+    models, as_json, out, trace = (given[n] for n in ("model", "as_json", "out", "trace"))
     if models is not None and len(models) > 1:
         raise AtollError("model: a wafer job takes one model; run one search for each.")
     if out is not None:
@@ -38,9 +37,11 @@ def search_wafer(
 
         check_folder(out)
     with printing.progress(quiet=as_json, noun="candidates") as show:
-        result = run(
-            job, wafer=wafer, model=models[0] if models else None, progress=show, **given
-        )
+        options = options_for(run, given, microbatch="microbatches") | {
+            "model": models[0] if models else None,
+            "baselines": False if given["no_baselines"] else None,
+        }
+        result = run(**options, progress=show)
     if out is not None:
         from atoll.wafer.api import write_wafer_result
 
@@ -49,27 +50,19 @@ def search_wafer(
         from atoll.report.trace import search_trace, write_trace
 
         write_trace(search_trace(result.to_dict()), trace)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        print_wafer_result(result)
+    answer(result, as_json, print_wafer_result)
 
 
-def estimate_wafer(
-    job: Path | None, wafer: str | None, mapping: Path | None, as_json: bool, given: Sequence[str]
-) -> None:
+def estimate_wafer(context: typer.Context, given: Mapping[str, Any]) -> None:
     """Price one mapping on a wafer; any other option that was given is refused by name."""
     from atoll.wafer.api import estimate_wafer as run
     from atoll.wafer.printing import print_wafer_estimate
 
-    for name in given:
-        if name not in ("job", "wafer", "mapping", "as_json"):
+    for name in options_given(context):
+        if name not in _ESTIMATE:
             raise AtollError(
                 f"{name}: this option is for clusters; an estimate on a wafer takes a job file, "
                 "or --wafer with --mapping."
             )
-    result = run(job, wafer=wafer, mapping=mapping)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        print_wafer_estimate(result)
+    result = run(**options_for(run, given))
+    answer(result, given["as_json"], print_wafer_estimate)

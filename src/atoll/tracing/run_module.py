@@ -70,10 +70,6 @@ def dtype_named(name: str | None) -> torch.dtype | None:
     return dtype
 
 
-def is_module(value: object) -> bool:
-    return isinstance(value, torch.nn.Module)
-
-
 def input_shapes(inputs: object) -> list[tuple[int, ...]]:
     """Shapes of all tensors among example inputs."""
     return [tuple(t.shape) for t in _tensors(inputs)]
