@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -27,7 +26,7 @@ from atoll.hardware import (
     phaze_space,
     read_space,
 )
-from atoll.hardware.catalog import AcceleratorFile, NetworkFile
+from atoll.hardware.catalog import AcceleratorFile, NetworkFile, is_file, unknown_entry
 from atoll.hardware.device_names import same_device
 from atoll.hardware.gpu import (
     CalibrationFile,
@@ -58,7 +57,7 @@ def catalogue() -> Shown:
 
 def describe(name: str) -> Shown:
     """A name of the catalogue, a device as people write it, or a file."""
-    if Path(name).suffix in (".yaml", ".yml"):
+    if is_file(name):
         return _FILES[_kind(name)][1](name)
     names: dict[Callable[[str], Shown], tuple[str, ...]] = {
         _device: gpu_names(),
@@ -73,9 +72,7 @@ def describe(name: str) -> Shown:
     if (device := gpu_name(name)) is not None:
         return _device(device)
     known = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
-    near = suggestion(name.lower(), known)
-    hint = "" if Path(name).name == name else "; a file of your own must end in .yaml"
-    raise AtollError(f"hardware {name!r} is not in the catalogue{near}{hint}")
+    raise unknown_entry("hardware", name, suggestion(name.lower(), known))
 
 
 def _device(name: str) -> Shown:

@@ -22,6 +22,7 @@ from atoll.hardware.space import Space, phaze_space
 from atoll.profile import DEFAULT, PHAZE, PROFILES, Profile
 from atoll.workload import load_config, prepare
 from atoll.workload.operator import Core
+from designs import position_of
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 BOTH = pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
@@ -57,8 +58,8 @@ def some_chips(profile: Profile) -> Chips:
     """Chips of the seed's space, at random but always the same, the reference among them."""
     chips = all_chips(profile)
     chosen = np.random.default_rng(7).choice(len(chips), 24, replace=False)
-    reference = space(profile).index_of(
-        tensor_cores=8, vector_cores=2, width=128, depth=128, glb_bytes=128 * MIB
+    reference = position_of(
+        space(profile), tensor_cores=8, vector_cores=2, width=128, depth=128, glb_bytes=128 * MIB
     )
     chosen[0] = np.flatnonzero(chips.design == reference)[0]
     return chips.subset(chosen)

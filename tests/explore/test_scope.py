@@ -19,6 +19,7 @@ from atoll.explore.run import run_search
 from atoll.explore.scope import chosen_hbm, open_space
 from atoll.hardware import GIB, Hbm, ProductSpace, Space, phaze_space, product
 from atoll.hardware.area import accelerator_area_mm2
+from designs import position_of
 
 STACKS = """
 name: stacks
@@ -58,9 +59,8 @@ def test_an_area_limit_holds_with_the_memorys_interfaces_on_the_die(
         interfaces_mm2 = 15.0 * row["hbm_capacity_bytes"] / (16 * GIB)
         space, _ = open_space(str(stacks), "default")
         assert isinstance(space, Space)
-        cores = space.index_of(
-            **{n: row[n] for n in ("tensor_cores", "vector_cores", "width", "depth", "glb_bytes")}
-        )
+        names = ("tensor_cores", "vector_cores", "width", "depth", "glb_bytes")
+        cores = position_of(space, **{name: row[name] for name in names})
         assert row["area_mm2"] == pytest.approx(space.area_mm2[cores] + interfaces_mm2)
         assert row["area_mm2"] <= limit_mm2
     assert result.designs[0]["area_mm2"] == pytest.approx(result.best.area_mm2)

@@ -28,8 +28,18 @@ from atoll.calibrate.validate import (
 )
 from atoll.cost.gpu_gemm import Floats
 from atoll.cost.gpu_vector import LEAST_BYTES, NARROW_COLUMNS, STREAMING
-from atoll.errors import AtollError
-from atoll.hardware.gpu import AttentionFit, Calibration, Gpu, load_gpu, recalibrated
+from atoll.hardware.gpu import (
+    CALIBRATED,
+    AttentionFile,
+    AttentionFit,
+    Calibration,
+    CalibrationFile,
+    Gpu,
+    load_gpu,
+    recalibrated,
+)
+from atoll.wholefile import whole_files
+from atoll.yamlfile import FileModel
 
 SHORT_WEIGHT = 0.35  # of products under 50 us: mostly launch, and little of a training step
 ROUNDS = 2
@@ -97,10 +107,8 @@ def calibrate(
     fit, kept = fit_calibration(device, [r for r, s in zip(rows, seen, strict=True) if s], name)
     fitted = recalibrated(device, fit)
     if out is not None:
-        try:
-            Path(out).write_text(calibration_yaml(fit), encoding="utf-8")
-        except OSError as error:
-            raise AtollError(f"{out}: cannot be written ({error.strerror})") from None
+        with whole_files(lambda why: f"{out}: cannot be written ({why})", Path(out)) as (part,):
+            part.write_text(calibration_yaml(fit), encoding="utf-8")
     return {
         "device": device.name,
         "rows": len(rows),
@@ -243,40 +251,18 @@ def _bytes_per_element(gpu: Gpu, kind: str, entry: str, table: Columns) -> float
 
 def parameters(fit: Calibration) -> dict[str, Any]:
     """The calibration as its YAML file has it, times in microseconds."""
+    shown = _written(fit, CalibrationFile)
+    for direction in ("attention_forward", "attention_backward"):
+        shown[direction] = _written(shown[direction], AttentionFile)
+    return shown | {"traffic": dict(fit.traffic)}
 
-    def us(seconds: float) -> str:
-        return f"{seconds * 1e6:.4g} us"
 
-    def attention(direction: AttentionFit) -> dict[str, Any]:
-        return {
-            "matmul": direction.matmul,
-            "min_head": direction.min_head,
-            "block": us(direction.block_s),
-            "kernel": us(direction.kernel_s),
-        }
-
+def _written(fit: object, file: type[FileModel]) -> dict[str, Any]:
+    """The fields of a file, by the file's names."""
+    names = {name: CALIBRATED.get(name, name) for name in file.model_fields}
     return {
-        "name": fit.name,
-        "source": fit.source,
-        "matmul": fit.matmul,
-        "matmul_fp8": fit.matmul_fp8,
-        "tile_half": fit.tile_half,
-        "epilogue": fit.epilogue,
-        "misaligned": fit.misaligned,
-        "word_rows": fit.word_rows,
-        "odd_rows": fit.odd_rows,
-        "odd_output": fit.odd_output,
-        "split": us(fit.split_s),
-        "kernel": us(fit.kernel_s),
-        "hbm": fit.hbm,
-        "throttle": fit.throttle,
-        "throttle_half": us(fit.throttle_s),
-        "attention_forward": attention(fit.forward),
-        "attention_backward": attention(fit.backward),
-        "vector_hbm": fit.vector_hbm,
-        "vector_kernel": us(fit.vector_kernel_s),
-        "matmul_ratio": fit.matmul_ratio,
-        "traffic": dict(fit.traffic),
+        name: f"{getattr(fit, own) * 1e6:.4g} us" if own.endswith("_s") else getattr(fit, own)
+        for name, own in names.items()
     }
 
 

@@ -154,39 +154,53 @@ def load_accelerator(name_or_path: str | Path) -> Accelerator:
 
 def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
     """The same as it is written, with the network that such chips sit on."""
-    return _load("accelerator", name_or_path, AcceleratorFile)
+    return load_entry("accelerator", name_or_path, AcceleratorFile)
 
 
 def load_network(name_or_path: str | Path) -> Network:
     """A network of the catalogue, or of a user's YAML file."""
-    return _load("network", name_or_path, NetworkFile).network()
+    return load_entry("network", name_or_path, NetworkFile).network()
 
 
 def accelerator_names() -> tuple[str, ...]:
-    return _names("accelerator")
+    return entry_names("accelerator")
 
 
 def network_names() -> tuple[str, ...]:
-    return _names("network")
+    return entry_names("network")
 
 
 _CATALOG = files("atoll.hardware") / "catalog"
 F = TypeVar("F", bound=BaseModel)
 
 
-def _names(kind: str) -> tuple[str, ...]:
+def entry_names(kind: str) -> tuple[str, ...]:
+    """The catalogue's entries of one kind."""
     entries = (_CATALOG / f"{kind}s").iterdir()
     return tuple(sorted(e.name.removesuffix(".yaml") for e in entries if e.name.endswith(".yaml")))
 
 
-def _load(kind: str, name_or_path: str | Path, model: type[F]) -> F:
-    if Path(name_or_path).suffix in (".yaml", ".yml"):
-        return load_yaml(name_or_path, model)
-    name = str(name_or_path)
-    if name not in _names(kind):
-        hint = "" if Path(name).name == name else "; a file of your own must end in .yaml"
-        raise AtollError(
-            f"{kind} {name!r} is not in the catalogue{suggestion(name, _names(kind))}{hint}"
-        )
+def read_entry(kind: str, name: str, model: type[F]) -> F:
+    """One of them."""
     text = (_CATALOG / f"{kind}s" / f"{name}.yaml").read_text(encoding="utf-8")
     return parse_yaml(text, model, f"catalogue entry {name}")
+
+
+def is_file(name_or_path: str | Path) -> bool:
+    """Whether a file of the user's own is meant."""
+    return Path(name_or_path).suffix in (".yaml", ".yml")
+
+
+def unknown_entry(kind: str, name: str, suggested: str) -> AtollError:
+    hint = "" if Path(name).name == name else "; a file of your own must end in .yaml"
+    return AtollError(f"{kind} {name!r} is not in the catalogue{suggested}{hint}")
+
+
+def load_entry(kind: str, name_or_path: str | Path, model: type[F]) -> F:
+    """An entry, or a file of the same form."""
+    if is_file(name_or_path):
+        return load_yaml(name_or_path, model)
+    name = str(name_or_path)
+    if name not in entry_names(kind):
+        raise unknown_entry(kind, name, suggestion(name, entry_names(kind)))
+    return read_entry(kind, name, model)

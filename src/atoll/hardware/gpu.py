@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from atoll.errors import AtollError
+from atoll.hardware.catalog import Share, entry_names, is_file, read_entry, unknown_entry
 from atoll.hardware.device_names import catalogue_name, same_device
 from atoll.yamlfile import (
     Bandwidth,
@@ -27,7 +27,6 @@ from atoll.yamlfile import (
     Power,
     Seconds,
     load_yaml,
-    parse_yaml,
     suggestion,
 )
 
@@ -155,7 +154,6 @@ class Gpu:
         return ratio / self.calibration.matmul_ratio
 
 
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 
@@ -194,29 +192,25 @@ class CalibrationFile(FileModel):
     traffic: dict[str, Factor] = Field(min_length=1)
 
     def calibration(self) -> Calibration:
-        return Calibration(
-            name=self.name,
-            matmul=self.matmul,
-            matmul_fp8=self.matmul_fp8,
-            tile_half=self.tile_half,
-            epilogue=self.epilogue,
-            misaligned=self.misaligned,
-            word_rows=self.word_rows,
-            odd_rows=self.odd_rows,
-            odd_output=self.odd_output,
-            split_s=self.split,
-            kernel_s=self.kernel,
-            hbm=self.hbm,
-            throttle=self.throttle,
-            throttle_s=self.throttle_half,
-            forward=self.attention_forward.fit(),
-            backward=self.attention_backward.fit(),
-            vector_hbm=self.vector_hbm,
-            vector_kernel_s=self.vector_kernel,
-            traffic=tuple(sorted(self.traffic.items())),
-            matmul_ratio=self.matmul_ratio,
-            source=self.source,
-        )
+        values: dict[str, Any] = {CALIBRATED.get(name, name): value for name, value in self}
+        values |= {
+            "forward": self.attention_forward.fit(),
+            "backward": self.attention_backward.fit(),
+            "traffic": tuple(sorted(self.traffic.items())),
+        }
+        return Calibration(**values)
+
+
+CALIBRATED = {
+    "split": "split_s",
+    "kernel": "kernel_s",
+    "block": "block_s",
+    "throttle_half": "throttle_s",
+    "vector_kernel": "vector_kernel_s",
+    "attention_forward": "forward",
+    "attention_backward": "backward",
+}
+"""For names of a calibration's file, those of the fields here."""
 
 
 class GpuFile(FileModel):
@@ -266,12 +260,11 @@ class GpuFile(FileModel):
         )
 
 
-_CATALOG = files("atoll.hardware") / "catalog" / "gpus"
 _CALIBRATION = "calibration-"
 
 
 def gpu_names() -> tuple[str, ...]:
-    return tuple(name for name in _entries() if not name.startswith(_CALIBRATION))
+    return tuple(name for name in entry_names("gpu") if not name.startswith(_CALIBRATION))
 
 
 def gpu_name(given: str) -> str | None:
@@ -279,60 +272,47 @@ def gpu_name(given: str) -> str | None:
     names = gpu_names()
     if given in names:
         return given
-    return catalogue_name(given, names, lambda name: _entry(name).hbm_capacity / 2**30)
-
-
-def _entry(name: str) -> GpuFile:
-    text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, GpuFile, f"catalogue entry {name}")
+    return catalogue_name(
+        given, names, lambda name: read_entry("gpu", name, GpuFile).hbm_capacity / 2**30
+    )
 
 
 def calibration_names() -> tuple[str, ...]:
-    found = (name for name in _entries() if name.startswith(_CALIBRATION))
+    found = (name for name in entry_names("gpu") if name.startswith(_CALIBRATION))
     return tuple(name.removeprefix(_CALIBRATION) for name in found)
 
 
 def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) -> Gpu:
     """A device of the catalogue or of a user's YAML file, under its own or another calibration."""
-    path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml"):
-        file = load_yaml(path, GpuFile)
-        beside = path.parent / file.calibration
-        own: str | Path = beside if beside.suffix in (".yaml", ".yml") else file.calibration
+    if is_file(name_or_path):
+        file = load_yaml(name_or_path, GpuFile)
+        beside = Path(name_or_path).parent / file.calibration
+        own: str | Path = beside if is_file(beside) else file.calibration
     else:
         given = str(name_or_path)
         name = gpu_name(given)
         if name is None:
-            hint = "" if path.name == given else "; a file of your own must end in .yaml"
             sizes = same_device(given, gpu_names())
             near = (
                 f", did you mean {' or '.join(sizes)}?"
                 if sizes
                 else suggestion(given.lower(), gpu_names())
             )
-            raise AtollError(f"device {given!r} is not in the catalogue{near}{hint}")
-        file = _entry(name)
+            raise unknown_entry("device", given, near)
+        file = read_entry("gpu", name, GpuFile)
         own = file.calibration
     return file.gpu(load_calibration(own if calibration is None else calibration))
 
 
 def load_calibration(name_or_path: str | Path) -> Calibration:
     """A calibration of the catalogue, or one that `calibrate` wrote."""
-    if Path(name_or_path).suffix in (".yaml", ".yml"):
+    if is_file(name_or_path):
         return load_yaml(name_or_path, CalibrationFile).calibration()
     name = str(name_or_path)
     if name not in calibration_names():
-        raise AtollError(
-            f"calibration {name!r} is not in the catalogue{suggestion(name, calibration_names())}"
-        )
-    text = (_CATALOG / f"{_CALIBRATION}{name}.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, CalibrationFile, f"calibration {name}").calibration()
+        raise unknown_entry("calibration", name, suggestion(name, calibration_names()))
+    return read_entry("gpu", f"{_CALIBRATION}{name}", CalibrationFile).calibration()
 
 
 def recalibrated(gpu: Gpu, calibration: Calibration) -> Gpu:
     return replace(gpu, calibration=calibration)
-
-
-def _entries() -> tuple[str, ...]:
-    entries = (entry.name for entry in _CATALOG.iterdir())
-    return tuple(sorted(e.removesuffix(".yaml") for e in entries if e.endswith(".yaml")))

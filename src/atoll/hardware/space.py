@@ -127,38 +127,6 @@ class Space:
             name=f"{self.name}/{index}",
         )
 
-    def index_of(
-        self,
-        *,
-        tensor_cores: int,
-        vector_cores: int,
-        width: int,
-        depth: int,
-        glb_bytes: int,
-        vector_width: int | None = None,
-        clock_Hz: float | None = None,
-    ) -> int:
-        """Index of one design; `vector_width` defaults to `width`, any clock matches if None."""
-        lanes = width if vector_width is None else vector_width
-        match = (
-            (self.tensor_cores == tensor_cores)
-            & (self.vector_cores == vector_cores)
-            & (self.width == width)
-            & (self.depth == depth)
-            & (self.vector_width == lanes)
-            & (self.glb_bytes == glb_bytes)
-        )
-        if clock_Hz is not None:
-            match &= np.isclose(self.clock_Hz, clock_Hz, rtol=1e-9)
-        found = np.flatnonzero(match)
-        if found.size == 0:
-            raise AtollError(
-                f"space {self.name} has no design with {tensor_cores} tensor cores of "
-                f"{width}x{depth}, {vector_cores} vector cores of {lanes} and "
-                f"{glb_bytes / MIB:g} MiB GLB."
-            )
-        return int(found[0])
-
     def subset(self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> Space:
         """The designs at these indices (or under this mask), in that order."""
         chosen = np.asarray(indices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from pydantic import Field
 
 from atoll.errors import AtollError
 from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.hardware.catalog import GlbBandwidthFile
+from atoll.hardware.catalog import GlbBandwidthFile, entry_names, load_entry
 from atoll.hardware.space import GLB_BPC_PER_MIB
 from atoll.wafer.template import Stack, Wafer
 from atoll.yamlfile import (
@@ -25,9 +24,6 @@ from atoll.yamlfile import (
     Frequency,
     Power,
     Seconds,
-    load_yaml,
-    parse_yaml,
-    suggestion,
 )
 
 Positive = Annotated[float, Field(gt=0, strict=True)]
@@ -142,36 +138,18 @@ class WaferFile(FileModel):
         )
 
 
-_CATALOG = files("atoll.hardware") / "catalog" / "wafers"
-
-
 def wafer_names() -> tuple[str, ...]:
-    return tuple(
-        sorted(e.name.removesuffix(".yaml") for e in _CATALOG.iterdir() if e.name.endswith(".yaml"))
-    )
-
-
-def load_wafer_file(name_or_path: str | Path) -> WaferFile:
-    if Path(name_or_path).suffix in (".yaml", ".yml"):
-        return load_yaml(name_or_path, WaferFile)
-    name = str(name_or_path)
-    if name not in wafer_names():
-        hint = "" if Path(name).name == name else "; a file of your own must end in .yaml"
-        raise AtollError(
-            f"wafer {name!r} is not in the catalogue{suggestion(name, wafer_names())}{hint}"
-        )
-    text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, WaferFile, f"catalogue entry {name}")
+    return entry_names("wafer")
 
 
 def load_wafer(name_or_path: str | Path) -> Wafer:
     """A wafer of the catalogue, or of a user's YAML file."""
-    return load_wafer_file(name_or_path).wafer()
+    return load_entry("wafer", name_or_path, WaferFile).wafer()
 
 
 def load_wafers(name_or_path: str | Path) -> tuple[Wafer, ...]:
     """The wafer, or every wafer of its space that can be built; and none that cannot."""
-    file = load_wafer_file(name_or_path)
+    file = load_entry("wafer", name_or_path, WaferFile)
     if file.space is None:
         return (file.wafer(),)
     space = file.space
