@@ -6,13 +6,13 @@ here are those of its registry, which the tests read again from the package.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from atoll.export.plan import refuse
 from atoll.workload.model_config import ModelConfig
 
 TARGET = "torchtitan"
-LLAMA_VOCAB = 128256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +46,8 @@ class Flavor:
         return same and _plain(model)
 
 
-_SHAPE = (
-    "hidden",
-    "layers",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "ffn",
-    "vocab",
-    "tied_embeddings",
-    "qk_norm",
-    "experts",
-    "experts_per_token",
-    "shared_ffn",
-    "dense_ffn",
-    "latent_kv",
-    "latent_q",
+_SHAPE = tuple(
+    f.name for f in fields(Flavor) if f.name not in ("name", "flavor", "pipeline", "context")
 )
 
 
@@ -79,121 +65,51 @@ def _plain(model: ModelConfig) -> bool:
     )
 
 
-def _llama(flavor: str, hidden: int, layers: int, heads: int, ffn: int) -> Flavor:
-    return Flavor(
-        name="llama3",
-        flavor=flavor,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        head_dim=hidden // heads,
-        ffn=ffn,
-        vocab=LLAMA_VOCAB,
-    )
+def _flavors(
+    columns: tuple[str, ...], *rows: tuple[Any, ...], **common: Any
+) -> tuple[Flavor, ...]:
+    return tuple(Flavor(**common, **dict(zip(columns, row, strict=True))) for row in rows)
 
 
-def _qwen(flavor: str, hidden: int, layers: int, heads: int, ffn: int, tied: bool) -> Flavor:
-    return Flavor(
-        name="qwen3",
-        flavor=flavor,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        ffn=ffn,
-        vocab=151936,
-        tied_embeddings=tied,
-        qk_norm=True,
-        pipeline=False,
-    )
-
-
-def _qwen_moe(flavor: str, hidden: int, layers: int, heads: int, ffn: int) -> Flavor:
-    return Flavor(
-        name="qwen3",
-        flavor=flavor,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=4,
-        head_dim=128,
-        ffn=ffn,
-        vocab=151936,
-        qk_norm=True,
-        experts=128,
-        experts_per_token=8,
-        pipeline=False,
-    )
-
-
+_COLUMNS = ("flavor", "hidden", "layers", "heads", "ffn")
+_QWEN = {"name": "qwen3", "head_dim": 128, "vocab": 151936, "qk_norm": True, "pipeline": False}
 FLAVORS = (
-    _llama("8B", 4096, 32, 32, 14336),
-    _llama("70B", 8192, 80, 64, 28672),
-    _llama("405B", 16384, 126, 128, 53248),
-    _qwen("0.6B", 1024, 28, 16, 3072, True),
-    _qwen("1.7B", 2048, 28, 16, 6144, True),
-    _qwen("4B", 2560, 36, 32, 9728, True),
-    _qwen("8B", 4096, 36, 32, 12288, False),
-    _qwen("14B", 5120, 40, 40, 17408, False),
-    _qwen("32B", 5120, 64, 64, 25600, False),
-    _qwen_moe("30B-A3B", 2048, 48, 32, 768),
-    _qwen_moe("235B-A22B", 4096, 94, 64, 1536),
-    Flavor(
-        name="deepseek_v3",
-        flavor="16B",
-        hidden=2048,
-        layers=27,
-        heads=16,
-        kv_heads=16,
-        head_dim=192,
-        ffn=1408,
-        vocab=102400,
-        experts=64,
-        experts_per_token=6,
-        shared_ffn=2816,
-        dense_ffn=10944,
-        latent_kv=512,
-        context=False,
+    *_flavors(
+        _COLUMNS,
+        ("8B", 4096, 32, 32, 14336),
+        ("70B", 8192, 80, 64, 28672),
+        ("405B", 16384, 126, 128, 53248),
+        name="llama3", kv_heads=8, head_dim=128, vocab=128256,
     ),
-    Flavor(
-        name="deepseek_v3",
-        flavor="236B",
-        hidden=5120,
-        layers=60,
-        heads=128,
-        kv_heads=128,
-        head_dim=192,
-        ffn=1536,
-        vocab=102400,
-        experts=160,
-        experts_per_token=6,
-        shared_ffn=3072,
-        dense_ffn=12288,
-        latent_kv=512,
-        latent_q=1536,
-        context=False,
+    *_flavors(
+        _COLUMNS,
+        ("0.6B", 1024, 28, 16, 3072),
+        ("1.7B", 2048, 28, 16, 6144),
+        ("4B", 2560, 36, 32, 9728),
+        **_QWEN, kv_heads=8, tied_embeddings=True,
     ),
-    Flavor(
-        name="deepseek_v3",
-        flavor="671B",
-        hidden=7168,
-        layers=61,
-        heads=128,
-        kv_heads=128,
-        head_dim=192,
-        ffn=2048,
-        vocab=129280,
-        experts=256,
-        experts_per_token=8,
-        shared_ffn=2048,
-        dense_ffn=18432,
-        latent_kv=512,
-        latent_q=1536,
-        context=False,
+    *_flavors(
+        _COLUMNS,
+        ("8B", 4096, 36, 32, 12288),
+        ("14B", 5120, 40, 40, 17408),
+        ("32B", 5120, 64, 64, 25600),
+        **_QWEN, kv_heads=8,
     ),
-)
+    *_flavors(
+        _COLUMNS,
+        ("30B-A3B", 2048, 48, 32, 768),
+        ("235B-A22B", 4096, 94, 64, 1536),
+        **_QWEN, kv_heads=4, experts=128, experts_per_token=8,
+    ),
+    *_flavors(
+        (*_COLUMNS, "kv_heads", "vocab", "experts", "experts_per_token", "shared_ffn", "dense_ffn",
+         "latent_q"),
+        ("16B", 2048, 27, 16, 1408, 16, 102400, 64, 6, 2816, 10944, 0),
+        ("236B", 5120, 60, 128, 1536, 128, 102400, 160, 6, 3072, 12288, 1536),
+        ("671B", 7168, 61, 128, 2048, 128, 129280, 256, 8, 2048, 18432, 1536),
+        name="deepseek_v3", head_dim=192, latent_kv=512, context=False,
+    ),
+)  # fmt: skip
 
 
 def find_flavor(model: ModelConfig) -> tuple[Flavor, str | None]:

@@ -144,9 +144,11 @@ class RunReader:
     def status(self) -> RunStatus:
         """Where the latest run stands."""
         run = self._one("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
-        last = self._connection.execute(
-            "SELECT * FROM progress ORDER BY rowid DESC LIMIT 1"
-        ).fetchone()
+        last: dict[str, Any] = {"phase": "", "left": 0, "total": 0}
+        last |= {"score": 0.0, "bound": 0.0, "seconds": 0.0}
+        last |= self._connection.execute(
+            f"SELECT {', '.join(last)} FROM progress ORDER BY rowid DESC LIMIT 1"
+        ).fetchone() or {}
         state = str(run["status"])
         if state == "running" and holder_of(self.folder) is None:
             state = "killed"
@@ -155,15 +157,10 @@ class RunReader:
             pid=run["pid"],
             host=run["host"],
             executor=run["executor"],
-            phase="" if last is None else last["phase"],
-            left=0 if last is None else last["left"],
-            total=0 if last is None else last["total"],
             bounded=int(self._one("SELECT count(*) FROM bounds")[0]),
             evaluated=int(self._one("SELECT count(DISTINCT chip) FROM evaluations")[0]),
             designs=self.count(),
-            score=0.0 if last is None else last["score"],
-            bound=0.0 if last is None else last["bound"],
-            seconds=0.0 if last is None else last["seconds"],
+            **last,
         )
 
     def incumbents(self) -> list[Incumbent]:

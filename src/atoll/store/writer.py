@@ -13,7 +13,8 @@ import shutil
 import socket
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,7 @@ class RunStore:
     # --- What is new ----------------------------------------------------------------------------
 
     def put_bounds(self, batch: int, rows: Iterable[tuple[int, float, bytes]]) -> None:
-        with in_sentences(self.path), self._transaction():
+        with self._transaction():
             self._connection.executemany(
                 "INSERT OR IGNORE INTO bounds VALUES (?, ?, ?, ?)",
                 ((batch, chip, score, lower) for chip, score, lower in rows),
@@ -179,7 +180,7 @@ class RunStore:
     def put_evaluation(self, row: EvaluationRow, design: DesignRow | None) -> None:
         """Record an evaluation, and the design as it stands after it."""
         now = time.time()
-        with in_sentences(self.path), self._transaction():
+        with self._transaction():
             known = "SELECT 1 FROM evaluations WHERE chip = ? LIMIT 1"
             if self._connection.execute(known, (row.chip,)).fetchone() is None:
                 self._evaluated += 1
@@ -214,7 +215,7 @@ class RunStore:
 
     def put_designs(self, designs: Iterable[DesignRow]) -> None:
         """Many designs in one transaction."""
-        with in_sentences(self.path), self._transaction():
+        with self._transaction():
             self.add_designs(designs, time.time())
 
     def put_progress(
@@ -223,7 +224,7 @@ class RunStore:
         """How far the search is, and the incumbent where it is new."""
         now = time.time()
         seconds = self._elapsed_before + now - self._began
-        with in_sentences(self.path), self._transaction():
+        with self._transaction():
             self._connection.execute(
                 "INSERT INTO progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (self.run, now, seconds, phase, left, total, self._evaluated, score, bound),
@@ -235,7 +236,7 @@ class RunStore:
                 )
 
     def put_note(self, key: str, value: Any) -> None:
-        with in_sentences(self.path), self._transaction():
+        with self._transaction():
             self._connection.execute(
                 "INSERT OR REPLACE INTO notes VALUES (?, ?)",
                 (key, json.dumps(value, allow_nan=False)),
@@ -243,8 +244,20 @@ class RunStore:
 
     # --- Transactions and the end ---------------------------------------------------------------
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of a block, or nothing."""
+        connection = self._connection
+        with in_sentences(self.path):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # some errors have rolled back already
+                    connection.execute("ROLLBACK")
+                raise
+            self.sync()
 
     def sync(self) -> None:
         """Synchronise with the disk if the last time is long ago."""
@@ -255,7 +268,7 @@ class RunStore:
     def close(self, status: str) -> None:
         """End the run; the write-ahead log goes into the file."""
         try:
-            with in_sentences(self.path), self._transaction():
+            with self._transaction():
                 self._connection.execute(
                     "UPDATE runs SET status = ?, ended = ? WHERE run = ?",
                     (status, time.time(), self.run),
@@ -278,30 +291,3 @@ class RunStore:
         self._lock.release()
         if empty:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class _Transaction:
-    """All of a block, or nothing."""
-
-    def __init__(self, store: RunStore) -> None:
-        self._store = store
-
-    def __enter__(self) -> None:
-        self._store._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        connection = self._store._connection
-        if kind is None:
-            try:
-                connection.execute("COMMIT")
-            except sqlite3.DatabaseError:
-                _roll_back(connection)
-                raise
-            self._store.sync()
-        else:
-            _roll_back(connection)
-
-
-def _roll_back(connection: sqlite3.Connection) -> None:
-    if connection.in_transaction:  # some errors have rolled back already
-        connection.execute("ROLLBACK")
