@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import units
 from atoll.errors import AtollError
+from atoll.keywords import taken_by
 
 if TYPE_CHECKING:
     from atoll.explore.branch_and_bound import Progress
@@ -67,28 +68,14 @@ def search(
     `workers` (local processes) and `cluster` (a Dask scheduler, or "local:N") do not change the
     answer.
     """
+    options = dict(locals())
     from atoll.explore.job import Job, ModelJob, load_job
     from atoll.explore.run import run_search
 
+    given = taken_by(Job, options)
     base = Job() if job is None else job if isinstance(job, Job) else load_job(job)
-    given: dict[str, Any] = {
-        "devices": devices,
-        "global_batch": global_batch,
-        "microbatches": None if microbatches is None else tuple(microbatches),
-        "tensor_widths": None if tensor_widths is None else tuple(tensor_widths),
-        "recompute": recompute,
-        "profile": profile,
-        "space": space,
-        "network": network,
-        "optimizer": optimizer,
-        "objective": objective,
-        "strategy": strategy,
-        "evaluations": evaluations,
-        "tolerance": tolerance,
-        "seed": seed,
-        "pareto": pareto,
-        "baselines": baselines,
-    }
+    for field, several in (("microbatches", microbatches), ("tensor_widths", tensor_widths)):
+        given[field] = None if several is None else tuple(several)
     if hbm is not None:
         given["hbm_capacities_bytes"] = tuple(_capacity_bytes(value) for value in hbm)
     for name, field, value, dimension, unit in (
@@ -99,6 +86,7 @@ def search(
         if value is not None:
             given[field] = _quantity(name, value, dimension, unit)
     names = [model] if model is not None else models
+    given["models"] = None
     if names:
         given["models"] = tuple(ModelJob(name, sequence=sequence) for name in names)
     elif sequence is not None:
@@ -310,38 +298,12 @@ def estimate(
     >>> result.fits
     True
     """
+    given = dict(locals())
     from atoll.training.estimate import estimate as run
     from atoll.training.request import make_layout, make_run
 
-    job = make_run(
-        model,
-        device,
-        devices,
-        global_batch=global_batch,
-        sequence=sequence,
-        network=network,
-        stack=stack,
-        states=states,
-        precision=precision,
-        attention=attention,
-        imbalance=imbalance,
-    )
-    layout = make_layout(
-        job,
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        ep=ep,
-        dp=dp,
-        vpp=vpp,
-        microbatch=microbatch,
-        sp=sp,
-        zero=zero,
-        hsdp=hsdp,
-        recompute=recompute,
-        schedule=schedule,
-    )
-    return run(job, layout)
+    job = make_run(**taken_by(make_run, given))
+    return run(job, make_layout(job, **taken_by(make_layout, given)))
 
 
 def plan(
@@ -374,40 +336,16 @@ def plan(
 
     With `export`, of those that this tool can run: megatron, torchtitan, deepspeed or nemo.
     """
+    given = dict(locals())
     from atoll.export import VALUES, refusals
     from atoll.training.plan import plan as run
     from atoll.training.request import make_run
     from atoll.training.space import Axes
 
-    job = make_run(
-        model,
-        device,
-        devices,
-        global_batch=global_batch,
-        sequence=sequence,
-        network=network,
-        stack=stack,
-        states=states,
-        precision=precision,
-        attention=attention,
-        imbalance=imbalance,
-    )
-    given = {
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "ep": ep,
-        "vpp": vpp,
-        "microbatch": microbatch,
-        "zero": zero,
-        "hsdp": hsdp,
-        "recompute": recompute,
-        "schedule": schedule,
-    }
-    chosen = {name: tuple(values) for name, values in given.items() if values}
+    job = make_run(**taken_by(make_run, given))
+    chosen = {name: tuple(values) for name, values in taken_by(Axes, given).items() if values}
     usable = None
     if export:
         usable = refusals(export, job)
         chosen = VALUES[export] | chosen
-    axes = Axes(**chosen)  # type: ignore[arg-type]
-    return run(job, axes, usable=usable, target=export or "", progress=progress)
+    return run(job, Axes(**chosen), usable=usable, target=export or "", progress=progress)

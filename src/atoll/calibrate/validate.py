@@ -62,16 +62,13 @@ def predict_kind_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
 def _kernel_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
     if kind in PRODUCTS:
         m, n, k, batch = (table[name] for name in ("m", "n", "k", "batch"))
-        return gemm_times_s(gpu, m, n, k, batch, _dtype(gpu, kind))
+        dtype = "fp8" if kind == "gemm_fp8" else gpu.half_dtype
+        return gemm_times_s(gpu, m, n, k, batch, dtype)
     if kind in ATTENTION:
         sizes = (table[name] for name in ("b", "h", "hk", "s", "d", "causal"))
         backward = kind == "sdpa_bwd"
         return attention_times_s(gpu, *sizes, backward=backward, dtype=gpu.half_dtype)
     return vector_times_s(gpu, kind, table["m"], table["n"])
-
-
-def _dtype(gpu: Gpu, kind: str) -> str:
-    return "fp8" if kind == "gemm_fp8" else gpu.half_dtype
 
 
 def skip_reason(gpu: Gpu, row: OperatorRow) -> str | None:

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from inspect import signature
 from types import FrameType
 from typing import Annotated, Any
 
@@ -60,15 +59,6 @@ def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
         print_json(value if isinstance(value, Mapping) else value.to_dict())
     else:
         show(value)
-
-
-def options_for(
-    function: Callable[..., Any], given: Mapping[str, Any], **renamed: str
-) -> dict[str, Any]:
-    """Of a command's arguments those that a function takes, under their names or as `renamed`."""
-    taken = signature(function).parameters
-    named = {renamed.get(name, name): value for name, value in given.items()}
-    return {name: value for name, value in named.items() if name in taken}
 
 
 def options_given(context: typer.Context) -> list[str]:

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from atoll import printing
-from atoll.commands.common import JsonFlag, answer, options_for
+from atoll.commands.common import JsonFlag, answer
 from atoll.errors import AtollError
+from atoll.keywords import taken_by
 
 
 def search(
@@ -92,12 +93,12 @@ def search(
     Without arguments: Llama-2 7B on 1,024 devices over the seed's 29,360 chips. Ctrl-C prints
     the best design so far with its proven gap (exit code 130).
     """
+    given = dict(locals())
     from atoll.api import search as run
     from atoll.explore.stop import Stop
     from atoll.report.trace import check_trace_path, search_trace, write_trace
     from atoll.wafer.job import is_wafer_job
 
-    given = dict(locals())
     check_trace_path(trace)
     if wafer is not None or (job is not None and is_wafer_job(job)):
         from atoll.commands.wafer import search_wafer
@@ -106,7 +107,7 @@ def search(
         return
     stop = Stop()
     with stop.on_interrupt(), printing.progress(quiet=as_json) as show:
-        options = options_for(
+        options = taken_by(
             run, given, model="models", batch="global_batch", microbatch="microbatches",
             tensor="tensor_widths",
         )  # fmt: skip

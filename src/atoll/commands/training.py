@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll import printing_training
-from atoll.commands.common import JsonFlag, answer, options_for
+from atoll.commands.common import JsonFlag, answer
 from atoll.errors import AtollError
+from atoll.keywords import taken_by
 
 if TYPE_CHECKING:
     from atoll.training.estimate import Estimate
@@ -115,9 +116,9 @@ def estimate(
 
     On a wafer: atoll estimate --wafer default --mapping runs/mine/mapping.json, or a job file.
     """
+    given = dict(locals())
     from atoll.api import estimate as run
 
-    given = dict(locals())
     if job is not None or wafer is not None or mapping is not None:
         from atoll.commands.wafer import estimate_wafer
 
@@ -127,7 +128,7 @@ def estimate(
         missing = "--model" if model is None else "--device"
         raise AtollError(f"estimate: {missing} is missing; or give a wafer job file.")
     _check_files(out, trace, export)
-    result = run(**options_for(run, given, seq="sequence"))
+    result = run(**taken_by(run, given, seq="sequence"))
     _write_files(result, out, trace)
     answer(result, as_json, printing_training.print_estimate)
     if export is not None:  # last: a target may refuse the layout
@@ -177,10 +178,11 @@ def plan(
 
     Example: atoll plan --model gpt3-175b --device h100 --devices 1024 --global-batch 2048
     """
+    options = dict(locals())
     from atoll.api import plan as run
     from atoll.training.plan import UnusableError
 
-    given = options_for(run, locals(), seq="sequence")
+    given = taken_by(run, options, seq="sequence")
     _check_files(out, trace, export)
     with printing_training.progress(quiet=as_json) as show:
         refused = None

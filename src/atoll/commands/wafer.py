@@ -8,8 +8,9 @@ from typing import Any
 import typer
 
 from atoll import printing
-from atoll.commands.common import answer, options_for, options_given
+from atoll.commands.common import answer, options_given
 from atoll.errors import AtollError
+from atoll.keywords import taken_by
 
 _SEARCH = (
     "job", "wafer", "model", "batch", "sequence", "microbatch", "seed", "pareto", "no_baselines",
@@ -37,7 +38,7 @@ def search_wafer(context: typer.Context, given: Mapping[str, Any]) -> None:
 
         check_folder(out)
     with printing.progress(quiet=as_json, noun="candidates") as show:
-        options = options_for(run, given, microbatch="microbatches") | {
+        options = taken_by(run, given, microbatch="microbatches") | {
             "model": models[0] if models else None,
             "baselines": False if given["no_baselines"] else None,
         }
@@ -64,5 +65,5 @@ def estimate_wafer(context: typer.Context, given: Mapping[str, Any]) -> None:
                 f"{name}: this option is for clusters; an estimate on a wafer takes a job file, "
                 "or --wafer with --mapping."
             )
-    result = run(**options_for(run, given))
+    result = run(**taken_by(run, given))
     answer(result, given["as_json"], print_wafer_estimate)

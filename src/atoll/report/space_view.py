@@ -61,7 +61,7 @@ class Points:
             "note": self.note,
             "parameters": {name: _listed(values) for name, values in self.parameters.items()},
             "score": _floats(self.score),
-            "state": _bytes(self.state),
+            "state": _encoded(self.state),
             "figures": {name: _floats(values) for name, values in self.figures.items()},
         }
 
@@ -216,10 +216,6 @@ def _listed(values: NDArray[np.float64]) -> dict[str, Any]:
 
 def _floats(values: ArrayLike) -> str:
     return _encoded(np.asarray(values, np.dtype("<f4")))
-
-
-def _bytes(values: NDArray[np.uint8]) -> str:
-    return _encoded(values)
 
 
 def _encoded(values: NDArray[Any]) -> str:

@@ -247,7 +247,7 @@ def _notes(trace: Trace) -> list[str]:
 
 # --- the command line's way in --------------------------------------------------------------------
 
-_INPUT = re.compile(r"(?:(\w+)=)?(\w+)\[([0-9, ]*)\]")
+_INPUT = re.compile(r"(?:([^=\[]+)=)?(\w+)\[([0-9, ]*)\]")
 
 
 def capture_target(
@@ -319,23 +319,27 @@ def _builder(target: str) -> Any:
 
 def _inputs(texts: Sequence[str], run_module: Any) -> tuple[Any, ...] | dict[str, Any]:
     """Example inputs from "int64[1,4096]" (in order) or "labels=int64[1,4096]" (by name)."""
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
+    example = "int64[1,4096] or labels=int64[1,4096]"
+    found = parse_inputs(texts, example)
+    for text, (_, _, shape) in zip(texts, found, strict=True):
+        if 0 in shape:
+            raise AtollError(f"inputs: every size must be at least 1, got {text!r}")
+    tensors = [(name, run_module.make_tensor(shape, dtype)) for name, dtype, shape in found]
+    named = {name: tensor for name, tensor in tensors if name}
+    return named or tuple(tensor for _, tensor in tensors)
+
+
+def parse_inputs(texts: Sequence[str], example: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(name or "", type, shape) of inputs in words; all of them have a name, or none."""
+    found = []
     for text in texts:
         match = _INPUT.fullmatch(text.strip())
         if match is None:
             raise AtollError(
-                f"inputs: expected a type and a shape such as int64[1,4096] or "
-                f"labels=int64[1,4096], got {text!r}"
+                f"inputs: expected a type and a shape such as {example}, got {text!r}"
             )
-        shape = [int(n) for n in match[3].split(",") if n.strip()]
-        if 0 in shape:
-            raise AtollError(f"inputs: every size must be at least 1, got {text!r}")
-        tensor = run_module.make_tensor(shape, match[2])
-        if match[1]:
-            named[match[1]] = tensor
-        else:
-            positional.append(tensor)
-    if positional and named:
+        shape = tuple(int(n) for n in match[3].split(",") if n.strip())
+        found.append((match[1] or "", match[2], shape))
+    if len({bool(name) for name, _, _ in found}) > 1:
         raise AtollError("inputs: either all by name or none, not both")
-    return named or tuple(positional)
+    return found

@@ -19,7 +19,8 @@ def causal_softmaxes(trace: Trace) -> frozenset[int]:
     makers = makers_of(trace)
     found: set[int] = set()
     for call in trace.calls:
-        if call.op in SOFTMAXES and not call.backward and _masked(call, makers):
+        softmax = call.op in SOFTMAXES and not call.backward
+        if softmax and comparisons([view.value for view in call.ins], makers):
             found.update(view.value for view in call.outs)
     return frozenset(found)
 
@@ -27,10 +28,6 @@ def causal_softmaxes(trace: Trace) -> frozenset[int]:
 def makers_of(trace: Trace) -> dict[int, Call]:
     """The forward call that made each value."""
     return {view.value: call for call in trace.calls if not call.backward for view in call.outs}
-
-
-def _masked(softmax: Call, makers: dict[int, Call]) -> bool:
-    return bool(comparisons([view.value for view in softmax.ins], makers))
 
 
 def comparisons(values: Iterable[int], makers: dict[int, Call]) -> list[Call]:

@@ -9,13 +9,12 @@ the library runs on all tokens, as well.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.workload.config import config_from_hf
+from atoll.workload.config import config_from_hf, read_json
 from atoll.workload.products import attention_fraction
 from atoll.workload.stored import is_stored
 
@@ -42,7 +41,7 @@ def module_from_config(
             "modules from a config.json need the transformers library: "
             'pip install "atoll[torch,transformers]"'
         ) from None
-    given = dict(config) if isinstance(config, dict) else _read(Path(config))
+    given = dict(config) if isinstance(config, dict) else read_json(Path(config))
     if not isinstance(config, dict):
         _check(given, str(config), sequence)
     model_type = str(given.pop("model_type", ""))
@@ -108,19 +107,6 @@ def module_from_config(
         return module.eval()
 
     return build, inputs
-
-
-def _read(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        given = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AtollError(f"{file}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise AtollError(f"{file}: not valid JSON ({error})") from None
-    if not isinstance(given, dict):
-        raise AtollError(f"{file}: expected a JSON object, found a {type(given).__name__}")
-    return given
 
 
 def _check(given: dict[str, Any], where: str, sequence: int) -> None:

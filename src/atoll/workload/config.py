@@ -108,7 +108,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
             f"{text}: an ONNX file is captured first: atoll capture {text} --out model.json"
         )
     if path.is_file():
-        given = _parse(_read(path), str(path))
+        given = read_json(path)
         # A folder is the better name for a file that everyone calls config.json.
         stem = path.resolve().parent.name if path.name == "config.json" else path.stem
         if is_stored(given):
@@ -136,6 +136,12 @@ def _named(config: ModelConfig, name: str) -> ModelConfig:
 
 def _zoo() -> Traversable:
     return resources.files("atoll.workload") / "zoo"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or in the config.json of a folder."""
+    file = path / "config.json" if path.is_dir() else path
+    return _parse(_read(file), str(file))
 
 
 def _read(path: Path) -> str:

@@ -7,7 +7,6 @@ its consumer is now inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import overload
 
@@ -157,16 +156,13 @@ def _fits_phaze(first: Operator, second: Operator) -> bool:
 
 def _join(first: Operator, second: Operator, keep: set[str]) -> Operator:
     inside = set(first.writes)
+    wanted = (name for name in first.writes if name in keep or name not in second.reads)
     return Operator(
         name=f"{first.name}+{second.name}",
         kind=f"{first.kind}+{second.kind}",
         reads=once((*first.reads, *(n for n in second.reads if n not in inside))),
         # `second` is the only reader in this pass: what the other pass does not want is gone.
-        writes=once((*_wanted(first.writes, second.reads, keep), *second.writes)),
+        writes=once((*wanted, *second.writes)),
         matmuls=(*first.matmuls, *second.matmuls),
         vectors=(*first.vectors, *second.vectors),
     )
-
-
-def _wanted(writes: tuple[str, ...], read: tuple[str, ...], keep: set[str]) -> Iterable[str]:
-    return (name for name in writes if name in keep or name not in read)

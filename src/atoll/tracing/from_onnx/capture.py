@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.tracing.capture import capture_graph, few, torch_module
+from atoll.tracing.capture import capture_graph, few, parse_inputs, torch_module
 from atoll.tracing.from_onnx.graph import Graph, Input, trained
 from atoll.tracing.from_onnx.paths import with_paths
 from atoll.tracing.from_onnx.patterns import mask_names, with_patterns
 from atoll.tracing.from_onnx.read import fold, package, read_graph, tie
 from atoll.workload.stored import StoredModel
 
-_SHAPE = re.compile(r"(?:([^=\[]+)=)?(\w+)\[([0-9, ]*)\]")
 _CACHES = re.compile(r"(present|past_key|past\.|cache)")
 _ALL_ONES = "attention_mask"
 
@@ -117,22 +116,9 @@ def _has(given: Input, dim: int, name: int | str) -> bool:
 
 def _given(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | list[tuple[int, ...]]:
     """Shapes by input name, or in order."""
-    named: dict[str, tuple[int, ...]] = {}
-    in_order: list[tuple[int, ...]] = []
-    for text in texts:
-        match = _SHAPE.fullmatch(text.strip())
-        if match is None:
-            raise AtollError(
-                f"inputs: expected a type and a shape such as input_ids=int64[1,512], got {text!r}"
-            )
-        shape = tuple(int(n) for n in match[3].split(",") if n.strip())
-        if match[1]:
-            named[match[1]] = shape
-        else:
-            in_order.append(shape)
-    if named and in_order:
-        raise AtollError("inputs: either all by name or none, not both")
-    return named or in_order
+    found = parse_inputs(texts, "input_ids=int64[1,512]")
+    named = {name: shape for name, _, shape in found if name}
+    return named or [shape for _, _, shape in found]
 
 
 def _shapes(

@@ -111,16 +111,11 @@ def _prelu(context: Context, _: Node, args: list[Value]) -> torch.Tensor:
     return torch.where(x > 0, x, x * slope)
 
 
-def _leaky_relu(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    return F.leaky_relu(context.tensor(args[0]), float(node.attributes.get("alpha", 0.01)))
+def _sloped(function: Callable[[torch.Tensor, float], torch.Tensor], alpha: float) -> Operator:
+    def run(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
+        return function(context.tensor(args[0]), float(node.attributes.get("alpha", alpha)))
 
-
-def _elu(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    return F.elu(context.tensor(args[0]), float(node.attributes.get("alpha", 1.0)))
-
-
-def _celu(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    return F.celu(context.tensor(args[0]), float(node.attributes.get("alpha", 1.0)))
+    return run
 
 
 def _hard_sigmoid(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
@@ -220,8 +215,9 @@ OPERATORS: dict[str, Operator] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(name) for name in _BINARY},
     "ArgMax": _arg, "ArgMin": _arg, "Cast": _cast, "CastLike": _cast, "Clip": _clip,
-    "Celu": _celu, "CumSum": _cumsum, "Div": _div, "Dropout": _dropout, "Elu": _elu, "Gelu": _gelu,
-    "HardSigmoid": _hard_sigmoid, "LeakyRelu": _leaky_relu, "LogSoftmax": _softmax,
+    "Celu": _sloped(F.celu, 1.0), "CumSum": _cumsum, "Div": _div, "Dropout": _dropout,
+    "Elu": _sloped(F.elu, 1.0), "Gelu": _gelu,
+    "HardSigmoid": _hard_sigmoid, "LeakyRelu": _sloped(F.leaky_relu, 0.01), "LogSoftmax": _softmax,
     "LpNormalization": _lp_norm, "Max": _many(torch.maximum), "Mean": _mean,
     "Min": _many(torch.minimum), "Mod": _mod, "PRelu": _prelu, "Softmax": _softmax,
     "Sum": _many(torch.add), "Swish": _silu, "TopK": _topk, "Where": _where,
