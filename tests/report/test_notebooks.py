@@ -12,7 +12,9 @@ from nbclient import NotebookClient
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
-@pytest.mark.parametrize("name", ["design-a-chip", "lay-out-a-run"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("design-a-chip", marks=pytest.mark.slow), "lay-out-a-run"]
+)
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "spaces", tmp_path / "spaces")
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
