@@ -58,6 +58,11 @@ def test_what_deepspeed_cannot_say_is_refused(layout: Layout, words: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_experts_with_a_tensor_width_of_their_own_are_refused() -> None:
+    with pytest.raises(AtollError, match="have the tensor width tp, not etp 2"):
+        Case("mixtral-8x7b", Layout(dp=2, etp=2)).export("deepspeed")
+
+
 def test_fp8_is_refused() -> None:
     with pytest.raises(AtollError, match="use bf16 or fp16"):
         Case("llama3-8b", Layout(dp=2), precision="fp8").export("deepspeed")

@@ -55,6 +55,7 @@ def assert_same(case: Case, found: Any, core: Any) -> None:
         assert core.num_moe_experts == model.experts
         assert core.moe_ffn_hidden_size == model.ffn
         assert core.expert_model_parallel_size == layout.ep
+        assert core.expert_tensor_parallel_size == layout.etp
     if core.pipeline_model_parallel_layout is not None:
         rows = core.pipeline_model_parallel_layout.layout
         blocks = [
@@ -79,6 +80,7 @@ ROUND = [
     Case("llama3-8b", Layout(dp=2, pp=4, vpp=2, zero=1), global_batch=22),
     Case("llama3-8b", Layout(dp=2, tp=2, pp=2, sp=False, microbatch=4)),
     Case("deepseek-v3", Layout(dp=16, tp=2, pp=4, ep=8), stages=(15, 16, 15, 15)),
+    Case("deepseek-v3", Layout(dp=16, tp=2, pp=4, ep=32, etp=1), stages=(15, 16, 15, 15)),
     Case("llama3-8b", Layout(dp=2), precision="fp16"),
     Case("llama3-8b", Layout(dp=2, tp=2), precision="fp8"),
 ]

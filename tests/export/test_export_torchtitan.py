@@ -94,6 +94,7 @@ def test_a_llama_without_a_flavor_comes_with_its_registration() -> None:
         ("llama3-8b", Layout(dp=2, tp=16, zero=3), "does not divide the 8 of llama3-8b"),
         ("mixtral-8x7b", Layout(dp=2, zero=3), "has no model of the kind of mixtral-8x7b"),
         ("qwen3-30b-a3b", Layout(dp=2, ep=2, zero=0), "over sharded data parallelism only"),
+        ("deepseek-v3", Layout(dp=4, tp=4, ep=2, etp=2, zero=3), "width 1 or tp"),
         ("qwen3-8b", Layout(dp=4, pp=2), "set pp 1"),
         ("deepseek-v3", Layout(dp=2, cp=2, zero=3), "set cp 1"),
         ("gpt3-175b", Layout(dp=2, zero=3), "has no model of the kind of gpt3-175b"),
@@ -183,6 +184,7 @@ ROUND = [
     Case("llama3-8b", Layout(dp=2, pp=4, zero=1, vpp=2), global_batch=20),
     Case("llama3-8b", Layout(dp=2, pp=2, zero=3, schedule="gpipe", microbatch=4)),
     Case("deepseek-v3", Layout(dp=16, tp=2, pp=4, ep=8, zero=1), stages=(15, 16, 15, 15)),
+    Case("deepseek-v3", Layout(dp=16, tp=4, pp=4, ep=8, etp=1, zero=1), stages=(15, 16, 15, 15)),
     Case("llama3-70b", Layout(dp=2, tp=2, zero=3), precision="fp8"),
 ]
 

@@ -87,6 +87,7 @@ CASES = {
     "dense": small_run(dense(6), devices=8, global_batch=16),
     "large vocabulary": small_run(grouped(4, vocab=262144), devices=8, global_batch=16),
     "experts": small_run(mixture(5), devices=16, global_batch=32),
+    "folded experts": small_run(mixture(3, shared_ffn=512), devices=8, global_batch=16),
     "encoder": small_run(dense(4, causal=False), devices=4, global_batch=8),
     "eager": small_run(dense(4), devices=8, global_batch=16, stack=STACKS["eager"]),
     "fully sharded": small_run(grouped(4), devices=12, global_batch=24, stack=STACKS["fsdp"]),
@@ -98,8 +99,13 @@ def known_estimates(name: str, axes: Axes) -> list[Estimate]:
     return estimates(CASES[name], axes)
 
 
+def axes_of(name: str) -> Axes:
+    return replace(SMALL, etp=(1, 2)) if name.startswith("folded") else SMALL
+
+
 @pytest.mark.parametrize(
-    ("name", "axes"), [*((name, SMALL) for name in CASES), ("dense", TURNED), ("experts", TURNED)]
+    ("name", "axes"),
+    [*((name, axes_of(name)) for name in CASES), ("dense", TURNED), ("experts", TURNED)],
 )
 @pytest.mark.parametrize("share", [0.35, 1.0])
 def test_the_plan_is_the_best_of_all_layouts(name: str, axes: Axes, share: float) -> None:
@@ -167,14 +173,16 @@ def test_what_is_left_out_is_said() -> None:
     run = CASES["experts"]
     assert plan(run).certificate.left_out() == (
         "not tried: tp above 8 or no power of two; cp above 2; ep that is no power of two; "
-        "vpp with unequal chunks; microbatch other than 1, 2, 4, 8; hsdp other than 1; sp off; "
-        "recompute alternate; schedule gpipe, zb-h1, zb-h2, zb-v, dualpipe"
+        "etp other than tp; vpp with unequal chunks; microbatch other than 1, 2, 4, 8; "
+        "hsdp other than 1; sp off; recompute alternate; "
+        "schedule gpipe, zb-h1, zb-h2, zb-v, dualpipe"
     )
     narrow = replace(SMALL, tp=(1, 2), zero=(1,), sp=(True, False))
     assert plan(run, narrow).certificate.excluded == (
         "tp other than 1, 2",
         "cp above 2",
         "ep that is no power of two",
+        "etp other than tp",
         "vpp with unequal chunks",
         "microbatch other than 1, 2",
         "hsdp other than 1",
@@ -271,8 +279,8 @@ def test_nothing_divides() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_reason_is_the_best_layout_with_another_value(name: str) -> None:
     """All other axes free, so that no sentence contradicts a runner-up."""
-    run, known = CASES[name], known_estimates(name, SMALL)
-    found = plan(run, SMALL)
+    run, known = CASES[name], known_estimates(name, axes_of(name))
+    found = plan(run, axes_of(name))
     best_s = found.best.step.time_s
     why = {reason["axis"]: reason["why"] for reason in found.reasons}
     assert {"tp", "microbatch", "zero", "recompute"} <= why.keys()

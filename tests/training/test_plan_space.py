@@ -35,9 +35,9 @@ def by_brute_force(run: Run, axes: Axes) -> set[Layout]:
     layout without a pipeline has none, whichever are wanted.
     """
     found = set()
-    for tp, pp, cp, ep, vpp, microbatch, sp, zero, hsdp, recompute, schedule in product(
-        axes.tp, axes.pp, axes.cp, axes.ep, axes.vpp, axes.microbatch, (True, False),
-        axes.zero, axes.hsdp, axes.recompute, axes.schedule,
+    for tp, pp, cp, ep, etp, vpp, microbatch, sp, zero, hsdp, recompute, schedule in product(
+        axes.tp, axes.pp, axes.cp, axes.ep, axes.etp or (0,), axes.vpp, axes.microbatch,
+        (True, False), axes.zero, axes.hsdp, axes.recompute, axes.schedule,
     ):  # fmt: skip
         if run.devices % (tp * pp * cp) or (sp and tp == 1):
             continue
@@ -51,6 +51,7 @@ def by_brute_force(run: Run, axes: Axes) -> set[Layout]:
             pp=pp,
             cp=cp,
             ep=ep,
+            etp=etp,
             vpp=vpp,
             microbatch=microbatch,
             sp=sp,
@@ -81,6 +82,15 @@ def test_every_allowed_layout_is_enumerated_once(run: Run, schedules: tuple[str,
     assert len(listed) == len(set(listed))
     assert set(listed) == by_brute_force(run, axes)
     assert len(listed) > 30
+
+
+def test_every_tensor_width_of_experts_is_enumerated_once() -> None:
+    run = small_run(mixture(4), devices=16, global_batch=48)
+    axes = replace(AXES, etp=(1, 2))
+    listed = all_layouts(run, axes)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == by_brute_force(run, axes)
+    assert {(x.tp, x.etp) for x in listed} >= {(2, 1), (2, 2), (1, 2)}
 
 
 @pytest.mark.parametrize("schedule", ORDERS)

@@ -181,12 +181,38 @@ def test_busier_experts_make_all_wait() -> None:
     assert same[0] == same[1]
 
 
-def test_experts_spread_over_context_ranks_where_data_alone_is_too_small() -> None:
+def test_experts_with_a_tensor_width_of_their_own() -> None:
+    """Megatron-Core's folding: whole experts on devices that divide everything else."""
+    run = small_run(mixture(shared_ffn=1024), devices=8)
+    cut, whole = Layout(dp=4, tp=2, ep=2), Layout(dp=4, tp=2, ep=4, etp=1)
+    of = {x: next(c for c in Estimator(run).costs(x) if c.experts) for x in (cut, whole)}
+    # Half the experts, each with twice the columns; the rest of the layer is the same.
+    assert of[cut].expert_parameters == of[whole].expert_parameters
+    assert of[cut].parameters == of[whole].parameters
+    assert (of[cut].experts, of[whole].experts) == (2, 1)
+    # A device's own tokens go to whole experts: none are gathered for them, none doubled.
+    assert of[cut].exchange_bytes == 2 * of[whole].exchange_bytes
+    assert len(of[whole].forward_links) < len(of[cut].forward_links)
+    sent = 1024 * 2 * 512 * 2 // 2  # tokens x experts a token x hidden x bytes, over tp
+    kept = of[cut].kept("none").bytes - of[whole].kept("none").bytes
+    assert kept == pytest.approx(2 * sent, rel=0.01)  # what they read and what they make
+    found = {x: estimate(run, x) for x in (cut, whole)}
+    assert found[whole].worst.weights == found[cut].worst.weights
+    assert found[whole].worst.optimizer == found[cut].worst.optimizer
+
+
+def test_experts_wider_than_the_rest_gather_tokens_of_several_devices() -> None:
     run = small_run(mixture(), devices=8)
-    outside = estimate(run, Layout(dp=4, cp=2, ep=4)).step.expert_s
-    through = estimate(run, Layout(dp=2, cp=2, tp=2, ep=4, sp=False)).step.expert_s
-    assert outside > 0
-    assert through > 0
+    alone, wide = (
+        next(c for c in Estimator(run).costs(Layout(dp=8, ep=2, etp=etp)) if c.experts)
+        for etp in (1, 2)
+    )
+    assert wide.expert_parameters * 2 == alone.expert_parameters
+    assert wide.exchange_bytes == 2 * alone.exchange_bytes
+    assert {(x.kind, x.group) for x in wide.forward_links} == {
+        ("all_gather", 2),
+        ("reduce_scatter", 2),
+    }
 
 
 def test_recomputation_repeats_the_exchange_of_tokens_only_where_it_must() -> None:

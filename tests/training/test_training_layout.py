@@ -152,9 +152,26 @@ def test_experts_spread_over_data_and_context_ranks() -> None:
         "ep is 3, but does not divide the 4 experts of small-moe"
     )
     assert refusal(Layout(dp=2, tp=4, ep=4), mixture()) == (
-        "ep is 4, but does not divide dp 2 x cp 1, over which experts are spread"
+        "ep 4 x etp 4 does not divide tp 4 x cp 1 x dp 2, over which experts are spread"
     )
     check_layout(Layout(dp=2, tp=2, cp=2, ep=4), mixture(), 8, 32, 1024)
+
+
+def test_experts_fold_over_tensor_ranks_with_a_width_of_their_own() -> None:
+    assert Layout(tp=4).etp == 4
+    folded = Layout(dp=2, tp=4, ep=4, etp=2)
+    check_layout(folded, mixture(), 8, 32, 1024)
+    assert (folded.ranks, folded.expert_ranks) == (2, 1)
+    assert str(folded).startswith("tp4 pp1 dp2 ep4 etp2 ")
+    assert refusal(Layout(dp=2, tp=4, ep=4, etp=3), mixture()) == (
+        "etp is 3, but does not divide the 2048 feed-forward columns of small-moe; choose one of "
+        "1, 2, 4, 8, 16, 32, 64"
+    )
+    assert refusal(Layout(dp=2, tp=4, ep=4, etp=1, sp=False), mixture()) == (
+        "etp is 1 and tp 4: experts of another tensor width need tokens that sequence parallelism "
+        "divides; turn it on"
+    )
+    assert refusal(Layout(dp=2, tp=4, etp=1)) == "etp is 1, but small has no experts"
 
 
 def test_data_parallelism_takes_the_devices_that_are_left() -> None:

@@ -80,6 +80,9 @@ def estimate(
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
     cp: Annotated[int, typer.Option(help="Context parallel degree.")] = 1,
     ep: Annotated[int, typer.Option(help="Expert parallel degree.")] = 1,
+    etp: Annotated[
+        int | None, typer.Option(help="Tensor width of the experts; default: tp.")
+    ] = None,
     dp: Annotated[int | None, typer.Option(help="Data parallel degree; default: the rest.")] = None,
     vpp: Annotated[int, typer.Option(help="Model chunks a stage (interleaving).")] = 1,
     microbatch: Annotated[int, typer.Option(help="Sequences in a microbatch.")] = 1,
@@ -145,6 +148,7 @@ def plan(
     pp: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
     cp: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
     ep: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
+    etp: Annotated[list[int] | None, typer.Option(help="Values to try; default: tp.")] = None,
     vpp: Annotated[list[int] | None, typer.Option(help="Values to try; repeatable.")] = None,
     microbatch: Annotated[
         list[int] | None, typer.Option(help="Values to try; default 1, 2, 4, 8.")

@@ -113,6 +113,8 @@ def _check(plan: Plan) -> None:
         )
     if layout.pp > 1 and layout.zero >= 2:
         raise refuse(TARGET, f"its pipelines take zero 0 or 1, not {layout.zero}")
+    if layout.etp != layout.tp:
+        raise refuse(TARGET, f"its experts have the tensor width tp, not etp {layout.etp}")
     if layout.ep > 1 and many:
         raise refuse(
             TARGET,

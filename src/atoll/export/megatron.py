@@ -55,7 +55,7 @@ def _parallel(plan: Plan, notes: list[str]) -> Arguments:
     if plan.model.experts:
         found += [
             ("--expert-model-parallel-size", str(layout.ep)),
-            ("--expert-tensor-parallel-size", str(layout.tp)),
+            ("--expert-tensor-parallel-size", str(layout.etp)),
         ]
     if not plan.even:
         found.append(("--pipeline-model-parallel-layout", pipeline_layout(plan)))

@@ -90,7 +90,7 @@ def _values(plan: Plan) -> dict[str, Any]:
         model["microbatch_group_size_per_vp_stage"] = group
     if plan.model.experts:
         model["expert_model_parallel_size"] = layout.ep
-        model["expert_tensor_parallel_size"] = layout.tp
+        model["expert_tensor_parallel_size"] = layout.etp
     recompute: dict[str, Any] = {
         "recompute_granularity": None,
         "recompute_method": None,

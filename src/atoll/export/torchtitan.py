@@ -104,7 +104,7 @@ def _experts(plan: Plan) -> dict[str, Any]:
         return {}
     degrees = {"expert_parallel_degree": plan.layout.ep}
     if plan.layout.ep > 1:
-        degrees["expert_tensor_parallel_degree"] = plan.layout.tp
+        degrees["expert_tensor_parallel_degree"] = plan.layout.etp
     return degrees
 
 
@@ -193,6 +193,12 @@ def _check(plan: Plan, flavor: Flavor) -> None:
             TARGET,
             "it replicates a model over data only when nothing else is divided; use zero 3, or 1 "
             "with a pipeline",
+        )
+    if layout.etp not in (1, layout.tp) or (layout.etp != layout.tp and layout.ep == 1):
+        raise refuse(
+            TARGET,
+            f"its experts have the tensor width 1 or tp, the first only with ep above 1, not etp "
+            f"{layout.etp}",
         )
     if layout.ep > 1 and layout.zero == 0:
         raise refuse(TARGET, "it spreads experts over sharded data parallelism only; use zero 3")

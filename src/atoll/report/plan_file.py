@@ -168,6 +168,7 @@ def _cluster(best: Estimate) -> dict[str, Any]:
         "devices": run.devices,
         "order": [["tp", layout.tp], ["cp", layout.cp], ["dp", layout.dp], ["pp", layout.pp]],
         "ep": layout.ep,
+        "etp": layout.etp,
         "levels": [
             {
                 "name": level.name,

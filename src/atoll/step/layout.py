@@ -2,7 +2,9 @@
 
 Axes follow the field's names. Ranks are ordered tensor fastest, then context, data, pipeline
 (Megatron-LM's default order tp-cp-ep-dp-pp): a tensor group lies on neighbouring devices, stages
-of a pipeline lie farthest apart. The expert axis divides the product of data and context.
+of a pipeline lie farthest apart. Experts fold over the same tensor, context and data ranks with
+widths of their own: expert tensor fastest, then expert, then the ranks that share an expert
+(Megatron-Core's MoE parallel folding, arXiv:2504.14960).
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class Layout:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int = 0
+    """Tensor width of the experts; 0 is set to `tp`."""
     vpp: int = 1
     """Model chunks that each pipeline stage holds where they are interleaved; orders with chunks of
     their own (zb-v, dualpipe) have 1 here."""
@@ -43,6 +47,10 @@ class Layout:
     """none; selective (attention's core); alternate (all but every second product's output);
     full (each layer from its input); optimal (the cheapest set of operators that fits)."""
     schedule: str = "1f1b"
+
+    def __post_init__(self) -> None:
+        if self.etp == 0:
+            object.__setattr__(self, "etp", self.tp)
 
     @property
     def devices(self) -> int:
@@ -71,7 +79,7 @@ class Layout:
     @property
     def expert_ranks(self) -> int:
         """Devices that share each expert's parameters."""
-        return max(1, self.ranks // self.ep)
+        return max(1, self.ranks * self.tp // (self.ep * self.etp))
 
     def divided(self, dense: float, expert: float) -> float:
         """What one rank holds of these parameters where all that share them divide them, those of
@@ -87,6 +95,7 @@ class Layout:
         parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
         parts += [f"cp{self.cp}"] if self.cp > 1 else []
         parts += [f"ep{self.ep}"] if self.ep > 1 else []
+        parts += [f"etp{self.etp}"] if self.etp != self.tp else []
         parts += [f"vpp{self.vpp}"] if self.vpp > 1 else []
         parts += [f"mbs{self.microbatch}", f"zero{self.zero}"]
         parts += [f"hsdp{self.hsdp}"] if self.hsdp > 1 else []
@@ -100,7 +109,7 @@ def check_layout(
     layout: Layout, model: ModelConfig, devices: int, global_batch: int, sequence: int
 ) -> None:
     """Refuse what cannot be run, with the way out."""
-    axes = ("dp", "tp", "pp", "cp", "ep", "vpp", "microbatch", "hsdp")
+    axes = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "hsdp")
     check_positive(**{name: getattr(layout, name) for name in axes})
     _named("recompute", layout.recompute, RECOMPUTE)
     _named("schedule", layout.schedule, ORDERS)
@@ -116,11 +125,12 @@ def check_layout(
             f"tp is {layout.tp}, but does not divide the {model.heads} attention heads of "
             f"{model.name}; choose one of {_divisors(model.heads)}"
         )
-    for width in model.ffn_widths:
-        if width % layout.tp:
+    for axis, width in (*(("tp", w) for w in model.dense_widths), ("etp", model.expert_width)):
+        if width % getattr(layout, axis):
+            name = "tp" if layout.etp == layout.tp else axis
             raise AtollError(
-                f"tp is {layout.tp}, but does not divide the {width} {model.width_words(width)} of "
-                f"{model.name}; choose one of {_divisors(width)}"
+                f"{name} is {getattr(layout, axis)}, but does not divide the {width} "
+                f"{model.width_words(width)} of {model.name}; choose one of {_divisors(width)}"
             )
     if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
         raise AtollError(
@@ -163,7 +173,7 @@ def check_layout(
             f"sequence parallelism divides {sequence // layout.cp} tokens a rank by tp "
             f"{layout.tp}, which leaves a remainder; turn it off or change the sequence"
         )
-    if layout.ep > 1:
+    if layout.ep > 1 or layout.etp != layout.tp:
         _check_experts(layout, model)
     if layout.zero == 2 and layout.pp > 1:
         raise AtollError(
@@ -181,15 +191,21 @@ def check_positive(**values: object) -> None:
 
 def _check_experts(layout: Layout, model: ModelConfig) -> None:
     if not model.experts:
-        raise AtollError(f"ep is {layout.ep}, but {model.name} has no experts")
+        name = "ep" if layout.ep > 1 else "etp"
+        raise AtollError(f"{name} is {getattr(layout, name)}, but {model.name} has no experts")
     if model.experts % layout.ep:
         raise AtollError(
             f"ep is {layout.ep}, but does not divide the {model.experts} experts of {model.name}"
         )
-    if (layout.dp * layout.cp) % layout.ep:
+    if (layout.dp * layout.cp * layout.tp) % (layout.ep * layout.etp):
         raise AtollError(
-            f"ep is {layout.ep}, but does not divide dp {layout.dp} x cp {layout.cp}, over which "
-            "experts are spread"
+            f"ep {layout.ep} x etp {layout.etp} does not divide tp {layout.tp} x cp {layout.cp} x "
+            f"dp {layout.dp}, over which experts are spread"
+        )
+    if layout.etp != layout.tp and layout.tp > 1 and not layout.sp:
+        raise AtollError(
+            f"etp is {layout.etp} and tp {layout.tp}: experts of another tensor width need tokens "
+            "that sequence parallelism divides; turn it on"
         )
 
 
@@ -221,7 +237,7 @@ def _check_replicas(layout: Layout) -> None:
         )
     shared = {"dp x cp": layout.dp * layout.cp}
     if layout.ep > 1:
-        shared["dp x cp / ep, the copies of an expert,"] = layout.dp * layout.cp // layout.ep
+        shared["the copies of an expert, tp x cp x dp / (ep x etp)"] = layout.expert_ranks
     for name, ranks in shared.items():
         if ranks % layout.hsdp:
             raise AtollError(

@@ -167,18 +167,18 @@ class Estimator:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.pricer = _pricer(run)
-        self._variants: dict[tuple[int, int, int, int, bool, bool], tuple[LayerCost, ...]] = {}
-        self._models: dict[tuple[int, int, int, bool], Model] = {}
+        self._variants: dict[tuple[int, int, int, int, int, bool, bool], tuple[LayerCost, ...]]
+        self._variants = {}
+        self._models: dict[tuple[int, int, int, int, bool], Model] = {}
 
     def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
         """Layer costs of the layout's variant of the model."""
         sp = layout.sp and layout.tp > 1
         optimal = layout.recompute.startswith("optimal")
-        key = layout.microbatch, layout.tp, layout.cp, layout.ep, sp, optimal
+        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, optimal
         if key not in self._variants:
-            model = self._model(layout.microbatch, layout.tp, layout.cp, sp)
             self._variants[key] = layer_costs(
-                model,
+                self.model(layout),
                 self.pricer,
                 layout.cp,
                 layout.ep,
@@ -188,19 +188,19 @@ class Estimator:
         return self._variants[key]
 
     def model(self, layout: Layout) -> Model:
-        """One device's share of the model under a layout, operator by operator."""
-        return self._model(layout.microbatch, layout.tp, layout.cp, layout.sp and layout.tp > 1)
-
-    def _model(self, microbatch: int, tp: int, cp: int, sp: bool) -> Model:
-        """One device's share of the model, its experts not yet spread."""
-        key = microbatch, tp, cp, sp
+        """One device's share of the model under a layout, operator by operator; its experts are not
+        yet spread.
+        """
+        sp = layout.sp and layout.tp > 1
+        key = layout.microbatch, layout.tp, layout.cp, layout.etp, sp
         if key not in self._models:
             share = prepare(
                 self.run.stored or self.run.model,
-                microbatch,
-                self.run.sequence // cp,
-                tp,
+                layout.microbatch,
+                self.run.sequence // layout.cp,
+                layout.tp,
                 sp,
+                expert_tensor=layout.etp,
                 attention="unfused" if self.run.attention == "unfused" else "flash",
                 fusion=self.pricer.fusion,
                 vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,

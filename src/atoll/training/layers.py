@@ -271,13 +271,13 @@ def _parameters(layer: Layer) -> tuple[int, int]:
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
     """Collectives whose result no operator needs before the next weight gradient has run."""
-    found = []
+    found: list[TensorLink] = []
     for index, op in enumerate(operators):
         if op.collective is None:
             continue
         following = operators[index + 1] if index + 1 < len(operators) else None
         if following is not None and not set(op.writes) & set(following.reads):
-            found.append(TensorLink(str(op.collective.kind), op.collective.bytes))
+            found += links([op])
     return tuple(found)
 
 

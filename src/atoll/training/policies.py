@@ -23,10 +23,11 @@ CORE_ATTENTION = frozenset({"attention", "attention_scores", "softmax", "attenti
 
 @dataclass(frozen=True, slots=True)
 class TensorLink:
-    """A collective over the tensor group."""
+    """A collective over the tensor group, or over that of experts with a width of their own."""
 
     kind: str
     bytes: int
+    group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def _output_widths(layer: Layer, op: Operator) -> list[int]:
 def links(operators: Iterable[Operator]) -> tuple[TensorLink, ...]:
     """The collectives among some operators."""
     return tuple(
-        TensorLink(str(op.collective.kind), op.collective.bytes)
+        TensorLink(str(op.collective.kind), op.collective.bytes, op.collective.group)
         for op in operators
         if op.collective is not None
     )

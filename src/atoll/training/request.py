@@ -105,6 +105,7 @@ def make_layout(
     pp: int = 1,
     cp: int = 1,
     ep: int = 1,
+    etp: int | None = None,
     dp: int | None = None,
     vpp: int = 1,
     microbatch: int = 1,
@@ -115,7 +116,7 @@ def make_layout(
     schedule: str | None = None,
 ) -> Layout:
     """A layout; data parallelism takes the devices that the other axes leave."""
-    check_positive(tp=tp, pp=pp, cp=cp)
+    check_positive(tp=tp, pp=pp, cp=cp, etp=tp if etp is None else etp)
     ranks = tp * pp * cp
     if dp is None:
         if run.devices % ranks:
@@ -128,6 +129,8 @@ def make_layout(
             f"{run.model.name} was captured with whole sequences: cp must be 1 and sequence "
             "parallelism off"
         )
+    if run.stored is not None and etp not in (None, tp):
+        raise AtollError(f"{run.model.name} was captured: its experts have the tensor width tp")
     divided = (run.sequence // cp) % tp == 0
     return Layout(
         dp=dp,
@@ -135,6 +138,7 @@ def make_layout(
         pp=pp,
         cp=cp,
         ep=ep,
+        etp=etp or tp,
         vpp=vpp,
         microbatch=microbatch,
         sp=(tp > 1 and divided and run.stored is None) if sp is None else sp and tp > 1,

@@ -53,6 +53,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         pp=pp,
         cp=cp,
         ep=ep,
+        etp=row.whole("etp", tp),
         vpp=vpp,
         microbatch=row.count("micro_batch", 1),
         sp=bool(row.whole("sp", 0)),

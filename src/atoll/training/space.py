@@ -1,8 +1,9 @@
 """All layouts of a run: which values each axis may take, and the arrays of their combinations.
 
-A variant fixes what one device computes in a microbatch (tensor, context and expert degrees,
-microbatch, sequence parallelism). The layouts of a variant differ in pipeline, interleaving, ZeRO
-stage, recomputation and schedule; there may be thousands, so they are held as arrays.
+A variant fixes what one device computes in a microbatch (tensor, context and expert degrees, the
+experts' tensor width, microbatch, sequence parallelism). The layouts of a variant differ in
+pipeline, interleaving, ZeRO stage, recomputation and schedule; there may be thousands, so they are
+held as arrays.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Axes:
     """1, 2; and 4, 8 for sequences of 8,192 tokens and more; those that divide the sequence."""
     ep: tuple[int, ...] = ()
     """Powers of two that divide the experts."""
+    etp: tuple[int, ...] = ()
+    """Tensor widths of the experts; by default that of the rest."""
     vpp: tuple[int, ...] = ()
     """Divisors of the layers of a stage, embedding and head counted as layers or not."""
     microbatch: tuple[int, ...] = (1, 2, 4, 8)
@@ -55,7 +58,7 @@ class Axes:
         for item in fields(self):  # a value given twice is one value
             once = tuple(dict.fromkeys(getattr(self, item.name)))
             object.__setattr__(self, item.name, once)
-        for name in ("tp", "pp", "cp", "ep", "vpp", "microbatch", "hsdp"):
+        for name in ("tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "hsdp"):
             for value in getattr(self, name):
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                     raise AtollError(f"{name}: expected positive integers, got {value!r}")
@@ -68,8 +71,9 @@ class Axes:
                 if value not in allowed:
                     known = ", ".join(str(a) for a in allowed)
                     raise AtollError(f"{name}: {value!r} is not one of {known}")
+        open_ = ("tp", "pp", "cp", "ep", "etp", "vpp")
         for item in fields(self):
-            if item.name not in ("tp", "pp", "cp", "ep", "vpp") and not getattr(self, item.name):
+            if item.name not in open_ and not getattr(self, item.name):
                 raise AtollError(f"{item.name}: no value to try")
 
 
@@ -80,17 +84,18 @@ class Variant:
     tp: int
     cp: int
     ep: int
+    etp: int
     microbatch: int
     sp: bool
 
     def __str__(self) -> str:
-        return f"tp{self.tp} cp{self.cp} ep{self.ep} mbs{self.microbatch}"
+        own = f" etp{self.etp}" if self.etp != self.tp else ""
+        return f"tp{self.tp} cp{self.cp} ep{self.ep}{own} mbs{self.microbatch}"
 
     def layout(self, **rest: Any) -> Layout:
         """A layout of this variant; the other axes as given."""
-        return Layout(
-            tp=self.tp, cp=self.cp, ep=self.ep, microbatch=self.microbatch, sp=self.sp, **rest
-        )
+        own = {name: getattr(self, name) for name in ("tp", "cp", "ep", "etp", "microbatch", "sp")}
+        return Layout(**own, **rest)
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,9 @@ def variants(run: Run, axes: Axes) -> Iterator[Variant]:
         for sp in axes.sp if tp > 1 and run.stored is None else (False,):
             if sp and (run.sequence // cp) % tp:
                 continue
-            yield Variant(tp, cp, ep, microbatch, sp)
+            for etp in axes.etp or (tp,):
+                if _experts_fit(run, tp, etp, sp):
+                    yield Variant(tp, cp, ep, etp, microbatch, sp)
 
 
 def block_of(run: Run, axes: Axes, variant: Variant) -> Block:
@@ -166,10 +173,11 @@ def block_of(run: Run, axes: Axes, variant: Variant) -> Block:
         if rest % pp or pp > run.model.layers + 2:
             continue
         dp = rest // pp
-        per_step, ranks = dp * variant.microbatch, dp * variant.cp
-        if run.global_batch % per_step or ranks % variant.ep:
+        per_step, ranks = dp * variant.microbatch, dp * variant.cp * variant.tp
+        if run.global_batch % per_step or ranks % (variant.ep * variant.etp):
             continue
         m = run.global_batch // per_step
+        copies = dp * variant.cp, ranks // (variant.ep * variant.etp)
         orders = [
             (vpp, s)
             for vpp in _chunks(run, axes, pp)
@@ -181,7 +189,7 @@ def block_of(run: Run, axes: Axes, variant: Variant) -> Block:
         ):
             if zero == 2 and pp > 1:
                 continue
-            if hsdp > 1 and (zero == 0 or ranks % (variant.ep * hsdp)):
+            if hsdp > 1 and (zero == 0 or any(n % hsdp for n in copies)):
                 continue
             rows.append((pp, dp, vpp, zero, hsdp, r, s, m))
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ARRAYS))
@@ -237,6 +245,7 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
         found.append(_other("cp", axes.cp) if axes.cp else f"cp above {max(_contexts(run))}")
     if model.experts:
         found.append(_other("ep", axes.ep) if axes.ep else "ep that is no power of two")
+        found.append(_other("etp", axes.etp) if axes.etp else "etp other than tp")
     found.append(_other("vpp", axes.vpp) if axes.vpp else "vpp with unequal chunks")
     found.append(_other("microbatch", axes.microbatch))
     found.append(_other("hsdp", axes.hsdp))
@@ -267,9 +276,15 @@ def _tensor_fits(run: Run, tp: int) -> bool:
     model = run.model
     return (
         model.heads % tp == 0
-        and all(width % tp == 0 for width in model.ffn_widths)
+        and all(width % tp == 0 for width in model.dense_widths)
         and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
     )
+
+
+def _experts_fit(run: Run, tp: int, etp: int, sp: bool) -> bool:
+    """Whether experts may have this tensor width; a width of their own needs divided tokens."""
+    own = run.model.experts and run.stored is None and (sp or tp == 1)
+    return run.model.expert_width % etp == 0 and (etp == tp or bool(own))
 
 
 def _powers(limit: int) -> tuple[int, ...]:

@@ -191,8 +191,8 @@ class Stepper:
         )
 
     def _links_s(self, links: Sequence[TensorLink]) -> float:
-        network, tp = self.run.network, self.layout.tp
-        return sum(collective_s(network, link.kind, link.bytes, tp) for link in links)
+        network = self.run.network
+        return sum(collective_s(network, link.kind, link.bytes, link.group) for link in links)
 
     def _ring_s(self, cost: LayerCost, attention_s: float, tensors: int = 1) -> float:
         """What ring attention's sends add beyond the attention that they run beside: all turns but
@@ -211,12 +211,9 @@ class Stepper:
         if layout.ep == 1 or not cost.exchange_bytes:
             return 0.0
         bytes_ = cost.exchange_bytes * self.run.imbalance
-        if layout.sp and layout.tp > 1:
-            bytes_ /= layout.tp
-        # Experts are spread outside the context group, or through it where data alone is too small.
-        outside = layout.dp % layout.ep == 0
-        stride = layout.tp * layout.cp if outside else layout.tp
-        return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, stride)
+        if layout.sp or layout.etp != layout.tp:
+            bytes_ /= layout.etp  # of those that share an expert's columns each sends its own
+        return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, layout.etp)
 
     def sharded_s(self, cost: LayerCost) -> tuple[float, float]:
         """Gather of a fully sharded layer's weights, and scatter of its gradients."""
@@ -282,11 +279,11 @@ class Stepper:
         """
         layout, states = self.layout, self.run.states
         gather_s = reduce_s = 0.0
-        if layout.ep == 1:  # the same ranks share both: one collective
+        if layout.ep == 1 and layout.etp == layout.tp:  # the same ranks share both: one collective
             dense, expert = dense + expert, 0.0
         for parameters, ranks, stride in (
             (dense, layout.ranks, layout.tp),
-            (expert, layout.expert_ranks, layout.tp * layout.ep),
+            (expert, layout.expert_ranks, layout.etp * layout.ep),
         ):
             weights, grads = parameters * states.weight, parameters * states.reduced
             inside = max(1, ranks // (layout.copies * layout.hsdp)), stride

@@ -204,8 +204,19 @@ class ModelConfig:
     def ffn_widths(self) -> tuple[int, ...]:
         """Columns of every feed-forward layer, and heads of a state: what a tensor-parallel width
         must divide."""
+        return tuple(w for w in (self.expert_width, *self.dense_widths) if w)
+
+    @property
+    def expert_width(self) -> int:
+        """Columns of one expert; 0 without experts."""
+        return self.ffn if self.experts else 0
+
+    @property
+    def dense_widths(self) -> tuple[int, ...]:
+        """The others' columns, and heads of a state."""
         heads = self.scan.heads if self.scan is not None else 0
-        return tuple(w for w in (self.ffn, self.shared_ffn, self.dense_ffn, heads) if w)
+        ffn = 0 if self.experts else self.ffn
+        return tuple(w for w in (ffn, self.shared_ffn, self.dense_ffn, heads) if w)
 
     def width_words(self, width: int) -> str:
         """What one of these widths counts."""

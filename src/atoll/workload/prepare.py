@@ -22,6 +22,7 @@ def prepare(
     attention: str = "flash",
     fusion: str = "default",
     *,
+    expert_tensor: int = 0,
     fused_loss: bool = False,
     vocabulary_unit: int = 1,
     whole_periods: bool = True,
@@ -29,9 +30,9 @@ def prepare(
     """Build, shard, differentiate and fuse: one device's share of one microbatch.
 
     A stored model comes with its loss and its collectives: those arguments do not change it, and
-    it knows no sequence parallelism; "flash" fuses attention that it computes step by step.
-    Vocabularies are padded to `vocabulary_unit` times the tensor width (images have none). Blocks
-    that alternate are layers of `whole_periods`, or stand alone.
+    it knows no sequence parallelism and no width of experts; "flash" fuses attention that it
+    computes step by step. Vocabularies are padded to `vocabulary_unit` times the tensor width
+    (images have none). Blocks that alternate are layers of `whole_periods`, or stand alone.
     """
     if isinstance(config, StoredModel):
         share = instantiate(
@@ -52,7 +53,7 @@ def prepare(
         fused_loss=fused_loss,
         whole_periods=whole_periods,
     )
-    return fuse(shard(whole, tensor_parallel, sequence_parallel), fusion)
+    return fuse(shard(whole, tensor_parallel, sequence_parallel, expert_tensor), fusion)
 
 
 def padded(config: ModelConfig, unit: int) -> ModelConfig:

@@ -38,13 +38,23 @@ EACH = ("rotary", "conv")  # passes of theirs go over one of their tensors each
 
 
 @overload
-def shard(whole: Layer, tensor_parallel: int, sequence_parallel: bool = False) -> Layer: ...
-@overload
-def shard(whole: Model, tensor_parallel: int, sequence_parallel: bool = False) -> Model: ...
 def shard(
-    whole: Layer | Model, tensor_parallel: int, sequence_parallel: bool = False
+    whole: Layer, tensor_parallel: int, sequence_parallel: bool = False, expert_tensor: int = 0
+) -> Layer: ...
+@overload
+def shard(
+    whole: Model, tensor_parallel: int, sequence_parallel: bool = False, expert_tensor: int = 0
+) -> Model: ...
+def shard(
+    whole: Layer | Model,
+    tensor_parallel: int,
+    sequence_parallel: bool = False,
+    expert_tensor: int = 0,
 ) -> Layer | Model:
-    """One device's share of an unsharded, unfused layer or model; width 1 changes nothing."""
+    """One device's share of an unsharded, unfused layer or model; width 1 changes nothing. Experts
+    may have a tensor width of their own, where sequence parallelism divides the tokens.
+    """
+    experts = expert_tensor or tensor_parallel
     if (
         isinstance(tensor_parallel, bool)
         or not isinstance(tensor_parallel, int)
@@ -53,7 +63,7 @@ def shard(
         raise AtollError(
             f"{whole.name}: tensor_parallel is {tensor_parallel!r}, but must be a positive integer"
         )
-    if tensor_parallel == 1:
+    if tensor_parallel == experts == 1:
         return whole
     if isinstance(whole, Layer):
         if any(op.collective is not None or "+" in op.kind for op in whole.forward):
@@ -61,9 +71,9 @@ def shard(
                 f"layer {whole.name}: already sharded or fused, but only a whole, unfused layer "
                 "can be sharded"
             )
-        return _Sharding(whole, tensor_parallel, sequence_parallel).layer()
+        return _Sharding(whole, tensor_parallel, sequence_parallel, experts).layer()
     try:
-        model = whole.map(lambda layer: shard(layer, tensor_parallel, sequence_parallel))
+        model = whole.map(lambda layer: shard(layer, tensor_parallel, sequence_parallel, experts))
     except AtollError as error:
         raise AtollError(f"{whole.name}, {error}") from None
     return replace(
@@ -92,10 +102,15 @@ def widths(config: ModelConfig | StoredModel, candidates: Iterable[int]) -> tupl
 class _Sharding:
     """The per-device forward graph of one layer while it is written."""
 
-    def __init__(self, whole: Layer, width: int, sequence: bool) -> None:
+    def __init__(self, whole: Layer, width: int, sequence: bool, experts: int) -> None:
         self.whole = whole
         self.width = width
         self.sequence = sequence
+        self.experts = experts
+        folded = experts != width
+        self.folded = _expert_tensors(whole) if folded else frozenset()
+        self.combined = {n for op in whole.forward if op.kind == "combine" for n in op.writes}
+        self.combined = self.combined if folded else set()
         self.tensors = {
             name: self._local(tensor)
             for name, tensor in whole.tensors.items()
@@ -114,6 +129,11 @@ class _Sharding:
 
     def _local(self, tensor: Tensor) -> Tensor:
         """This device's part of a tensor."""
+        if tensor.name in self.folded:
+            return self._folded_part(tensor)
+        if tensor.name in self.combined:
+            batch, tokens, columns = tensor.shape
+            return replace(tensor, shape=(batch, tokens // self.width, columns))
         if tensor.split is Region.WHOLE:
             return tensor
         if tensor.split is Region.SEQUENCE and not self.sequence:
@@ -145,6 +165,10 @@ class _Sharding:
 
     def _share(self, op: Operator) -> None:
         """Write one operator, with the collectives around it."""
+        after = op.exits and op.reads[0] in self.combined
+        if after or self.folded.intersection(op.reads + op.writes):
+            self._share_folded(op)
+            return
         cut = [name for name in op.enters if self._cut(name)]
         entering = {name: self._gather(name) for name in cut}
         reads = tuple(entering.get(name, name) for name in op.reads)
@@ -156,7 +180,7 @@ class _Sharding:
             matmuls=self._products(op, reads),
         )
         local = replace(local, vectors=self._vectors(op, local))
-        if not op.exits:
+        if not op.exits or self.width == 1:
             self.operators.append(local)
             return
         self._reduce(local)
@@ -203,8 +227,72 @@ class _Sharding:
                 Operator(name, "bias", (total, last), (out,), vectors=tuple(biases))
             )
 
-    def _collective(self, kind: CollectiveKind, size: int, source: str, target: str) -> None:
-        collective = Collective(kind, size, self.width)
+    def _folded_part(self, tensor: Tensor) -> Tensor:
+        """Of what belongs to experts with a tensor width of their own: columns (or rows of the
+        second product) over that width, and the tokens that so many devices bring together.
+        """
+        shape = list(tensor.shape)
+        if tensor.split is Region.TENSOR:
+            if (tensor.units or shape[tensor.split_dim]) % self.experts:
+                raise AtollError(self._refusal(tensor, tensor.units))
+            shape[tensor.split_dim] //= self.experts
+        if tensor.role is Role.ACTIVATION:
+            # Experts' tokens, or those of the residual stream: in both the dimension before last.
+            shape[-2] = -(-shape[-2] * self.experts // self.width)
+        return replace(tensor, shape=tuple(shape), units=tensor.units // self.experts)
+
+    def _share_folded(self, op: Operator) -> None:
+        """An operator of such experts: what enters and leaves them is gathered and summed over
+        their own width.
+        """
+        reads = tuple(self._folded_gather(n) if n in op.enters else n for n in op.reads)
+        if op.kind == "add":  # the shared experts' partial sums are completed by themselves
+            reads = reads[0], self._completed(reads[1])
+        local = replace(op, reads=reads, enters=(), exits=False, matmuls=self._products(op, reads))
+        tokens = self.experts if op.kind != "add" else 1
+        vectors = []
+        for v in op.vectors:
+            cols = v.cols // self.experts if v.split is Region.TENSOR else v.cols
+            vectors.append(replace(v, rows=-(-v.rows * tokens // self.width), cols=cols))
+        local = replace(local, vectors=tuple(vectors))
+        if op.kind != "combine" or self.experts == 1:
+            self.operators.append(local)
+            return
+        out = op.writes[0]
+        partial = replace(self._folded_part(self.whole.tensors[out]), name=f"{out}.partial")
+        self.tensors[partial.name] = partial
+        self.operators.append(replace(local, writes=(partial.name,)))
+        scatter = CollectiveKind.REDUCE_SCATTER
+        self._collective(scatter, partial.bytes, partial.name, out, self.experts)
+
+    def _folded_gather(self, name: str) -> str:
+        """A stream's tokens of all devices that share an expert's columns."""
+        if self.experts == 1:
+            return name
+        full = f"{name}.folded"
+        if full not in self.tensors:
+            part = self._folded_part(self.whole.tensors[name])
+            self.tensors[full] = replace(part, name=full, split=Region.WHOLE)
+            size = self.tensors[full].bytes
+            self._collective(CollectiveKind.ALL_GATHER, size, name, full, self.experts)
+        return full
+
+    def _completed(self, name: str) -> str:
+        """A partial sum over the tensor group as this device's tokens of the whole sum."""
+        if self.width == 1:
+            return name
+        partial, total = self.tensors[name], f"{name}.sum"
+        batch, tokens, columns = partial.shape
+        self.tensors[total] = replace(
+            partial, name=total, shape=(batch, tokens // self.width, columns)
+        )
+        self._collective(CollectiveKind.REDUCE_SCATTER, partial.bytes, name, total)
+        return total
+
+    def _collective(
+        self, kind: CollectiveKind, size: int, source: str, target: str, group: int = 0
+    ) -> None:
+        collective = Collective(kind, size, group or self.width)
         name = f"{target}.{'gather' if kind is CollectiveKind.ALL_GATHER else 'reduce'}"
         self.operators.append(
             Operator(name, str(kind), (source,), (target,), collective=collective)
@@ -249,3 +337,15 @@ class _Sharding:
         if op.kind in ("attention", "norm") or before.split_dim < len(before.shape) - 1:
             return replace(work, rows=work.rows * part // of)
         return replace(work, cols=work.cols * part // of)
+
+
+def _expert_tensors(layer: Layer) -> frozenset[str]:
+    """Tensors of a layer's experts, from the tokens sent to them to what they make of them."""
+    found: set[str] = set()
+    for op in layer.forward:
+        if op.kind == "dispatch" or found.intersection(op.reads):
+            if op.kind == "combine":
+                break
+            found.update(n for n in op.reads if layer.tensors[n].role is Role.WEIGHT)
+            found.update(op.writes)
+    return frozenset(found)
