@@ -36,8 +36,9 @@ def differentiate(layer: Layer, tensor_parallel: int = 1) -> Layer:
         collectives=(op for op in layer.forward if op.collective is not None),
         group=tensor_parallel,
     )
-    if not any(op.kind == "cross_entropy" for op in layer.forward):
-        for name in (layer.output, *layer.more_outputs):
+    losses = {n for op in layer.forward if op.kind == "cross_entropy" for n in op.writes}
+    for name in (layer.output, *layer.more_outputs):
+        if name not in losses:
             tape.give(name)
     for op in reversed(layer.forward):
         if op.kind not in RULES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from atoll.errors import AtollError
@@ -10,7 +11,7 @@ from atoll.workload.backward import differentiate
 from atoll.workload.blocks import Run, block_runs
 from atoll.workload.build_block import block
 from atoll.workload.build_encoder_decoder import stack_part, stack_parts
-from atoll.workload.build_ends import embedding, head, loss
+from atoll.workload.build_ends import embedding, head, logits_of, loss
 from atoll.workload.build_vision import classifier, patch_embedding
 from atoll.workload.graph import Graph
 from atoll.workload.layer import Layer, Model
@@ -35,10 +36,11 @@ def build_model(
     same layer in several places.
     """
     length = config.sequence if sequence is None else sequence
+    last = config.decoder_sequence or length
     _check(config, microbatch, length, attention)
 
     def layer(name: str, write: Callable[[Graph], tuple[str, str]]) -> Layer:
-        graph = Graph(config, microbatch, length)
+        graph = Graph(config, microbatch, last if name in ("head", "loss") else length)
         source, target = write(graph)
         return differentiate(
             Layer(
@@ -69,6 +71,8 @@ def build_model(
     chain = (
         (layer("embedding", patch_embedding if vision else embedding), 1),
         *((distinct[name], repeat) for name, _, repeat in blocks),
+        *((layer(f"mtp{i or ''}", partial(_further, attention=attention)), 1)
+          for i in range(config.mtp_layers)),
         (layer("head", classifier if vision else head), 1),
         (layer("loss", partial(loss, fused=fused_loss)), 1),
     )
@@ -101,6 +105,31 @@ def _blocks(graph: Graph, run: Run, attention: str) -> tuple[str, str]:
         graph.prefix, graph.config = prefix, config
         x = block(graph, x, attention)
     return source, x
+
+
+def _further(graph: Graph, attention: str) -> tuple[str, str]:
+    """A block that predicts the token after the next, with its loss; the stream goes on as it came.
+    The projection of both its inputs side by side is written as the sum of two.
+    """
+    config = graph.config
+    source = graph.stream("x", config.hidden)
+    _, word = embedding(graph)
+    graph.prefix = "mtp."
+    graph.config = replace(
+        config, mixer="attention", mixers=(), windows=(), dense_layers=(), one_branch=False
+    )
+    following, before = (
+        graph.linear(
+            f"{name}_proj", graph.norm(f"{name}_norm", x), graph.stream(name, config.hidden),
+            bias=False, split="m",
+        )
+        for name, x in (("next", word), ("hidden", source))
+    )  # fmt: skip
+    y = block(graph, graph.residual("joined", following, before, "joined"), attention)
+    graph.prefix, graph.config = "", config
+    logits_of(graph, y)
+    loss(graph, fused=False)
+    return source, source
 
 
 def _check(config: ModelConfig, microbatch: int, sequence: int, attention: str) -> None:

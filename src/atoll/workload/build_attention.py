@@ -108,9 +108,10 @@ def _context(graph: Graph) -> str:
 def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     """Attention that keeps its scores on chip and masked tiles out (Dao, arXiv:2307.08691)."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
+    keys = graph.tensors[k].shape[1]
     fraction = attention_fraction(s, config.causal, config.window, chunked=config.chunked)
     positions = [name for name in more if graph.tensors[name].role is Role.ACTIVATION]
-    scores = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, fraction)
+    scores = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, fraction, keys)
     out = _context(graph)
     # One fp32 log-sum-exp a row: all that the backward pass needs to make the scores again.
     statistics = graph.add(
@@ -124,7 +125,7 @@ def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
             config.heads,
         )
     )
-    rows, columns = b * config.heads * s, max(1, round(fraction * s))
+    rows, columns = b * config.heads * s, max(1, round(fraction * keys))
     # The cap's first scaling is the scores' own; scale and mask cost nothing in a product's end.
     functions = ["tanh", "mul"] if config.score_cap else []
     functions += ["add"] if config.positions == "alibi" or positions else []
@@ -146,10 +147,11 @@ def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
 def _unfused(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     """Attention operator by operator, with its s x s tensors in memory."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
-    product = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, 1.0)
+    keys = graph.tensors[k].shape[1]
+    product = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, 1.0, keys)
 
     def square(name: str, element_bytes: int = HALF) -> str:
-        shape = (b, config.heads, s, s)
+        shape = (b, config.heads, s, keys)
         return graph.add(
             Tensor(name, shape, element_bytes, Role.ACTIVATION, Region.TENSOR, 1, config.heads)
         )

@@ -1,10 +1,10 @@
 """An encoder and a decoder as one chain of layers (T5, arXiv:1910.10683).
 
 Encoder blocks first, then decoder blocks. Beside the residual stream two tensors run along the
-chain: the relative positions, which the first block of each stack makes and its other blocks read,
-and the encoder's output, which every decoder block attends to. Blocks at the ends of a stack make
-or end these and are layers of their own; the others repeat. The word table lies in the embedding,
-in the first decoder block and, where it is tied, in the head.
+chain: relative positions, if it has them, which the first block of each stack makes and its other
+blocks read, and the encoder's output, which every decoder block attends to. Blocks at the ends of
+a stack make or end these and are layers of their own; the others repeat. The word table lies in
+the embedding, in the first decoder block and, where it is tied, in the head.
 """
 
 from __future__ import annotations
@@ -65,31 +65,36 @@ def _encoder(graph: Graph, part: Part, attention: str) -> tuple[str, str]:
     if part.last:
         y = graph.norm("final_norm", y)
         y = graph.dropout("final_dropout", y, graph.config.inner_dropout)
-    graph.more_inputs = () if part.first else (positions,)
-    graph.more_outputs = () if part.last else (positions,)
+    beside = tuple(filter(None, (positions,)))
+    graph.more_inputs = () if part.first else beside
+    graph.more_outputs = () if part.last else beside
     return x, y
 
 
 def _decoder(graph: Graph, part: Part, attention: str) -> tuple[str, str]:
     config = graph.config
+    encoded = graph.stream("encoded", config.hidden)
+    graph.sequence = config.decoder_sequence or graph.sequence
     # The first block begins with the tokens to be decoded: the chain brings the encoder's output.
     x = embedding(graph)[1] if part.first else graph.stream("x", config.hidden)
     graph.owner = f"{part.name}."
-    encoded = graph.stream("encoded", config.hidden)
     positions = _positions(graph, part, attention)
     middle = _self_attention(graph, x, positions, attention)
     middle = _cross_attention(graph, middle, encoded, attention)
     y = _feed_forward(graph, middle)
-    graph.more_inputs = () if part.first else (encoded, positions)
-    graph.more_outputs = () if part.last else (encoded, positions)
+    beside = encoded, *filter(None, (positions,))
+    graph.more_inputs = () if part.first else beside
+    graph.more_outputs = () if part.last else beside
     return encoded if part.first else x, y
 
 
 def _positions(graph: Graph, part: Part, attention: str) -> str:
     """A number for every head and distance. Flash attention looks distances up while it runs, so
     that only the table runs along the chain; otherwise one number for every head and pair of
-    tokens does.
+    tokens does. Nothing where positions are added to the embeddings.
     """
+    if graph.config.positions != "relative":
+        return ""
     config, length = graph.config, graph.sequence
     heads, buckets = config.heads, config.position_buckets
     shape, dim = ((buckets, heads), 1) if attention == "flash" else ((heads, length, length), 0)

@@ -67,9 +67,14 @@ def add_positions(graph: Graph, x: str) -> str:
 
 
 def head(graph: Graph) -> tuple[str, str]:
-    """The residual stream to logits: last norm, the family's own transform, vocabulary."""
+    """The residual stream to logits."""
+    source = graph.stream("x", graph.config.hidden)
+    return source, logits_of(graph, source)
+
+
+def logits_of(graph: Graph, x: str) -> str:
+    """Last norm, the family's own transform, vocabulary."""
     config = graph.config
-    source = x = graph.stream("x", config.hidden)
     if config.final_norm:
         x = graph.norm("final_norm", x)
     x = graph.dropout("final_dropout", x, config.inner_dropout)
@@ -100,11 +105,11 @@ def head(graph: Graph) -> tuple[str, str]:
     if config.logit_scale:
         logits = graph.scale("logits.scale", logits)
     if not config.logit_cap:
-        return source, logits
+        return logits
     capped = graph.like("logits.capped", logits)
     cap = tuple(graph.vector(function, logits) for function in ("mul", "tanh", "mul"))
     graph.run("logit_cap", "activation", (logits,), (capped,), vectors=cap)
-    return source, capped
+    return capped
 
 
 def loss(graph: Graph, fused: bool) -> tuple[str, str]:

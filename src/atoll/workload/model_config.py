@@ -73,6 +73,8 @@ class ModelConfig:
     encoder_layers: int = 0
     """Of the blocks, those of an encoder whose output the others attend to; 0 for a model of one
     stack."""
+    decoder_sequence: int = 0
+    """Tokens of the decoder's sequence where they are not as many as the encoder's."""
     position_rows: int = 0
     """Rows of the learned position table (OPT keeps two more than its longest sequence)."""
     tied_embeddings: bool = True
@@ -166,6 +168,9 @@ class ModelConfig:
     token_types: int = 0
     embedding_width: int = 0
     """Width of the word table where it differs from `hidden` (OPT-350m projects in and out)."""
+    mtp_layers: int = 0
+    """Blocks behind the others that predict tokens further on, each from the hidden states and the
+    next token's embedding, with a loss of its own (DeepSeek-V3, arXiv:2412.19437)."""
     mlm_head: bool = False
     """Masked-language-model head: dense, activation, norm, then a decoder with a bias."""
     mlm_bias: bool = True
