@@ -114,7 +114,7 @@ def _stages(best: Estimate) -> list[dict[str, Any]]:
     """Each stage's layers and memory by part."""
     layout = _chosen(best)
     costs = Estimator(best.run).costs(layout)
-    shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp)
+    shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
     found = []
     for chunks, memory in zip(shares, best.memory, strict=True):
         layers: dict[str, int] = {}

@@ -166,8 +166,8 @@ def layout_of(told: Mapping[str, Any] | str) -> Layout:
         else:
             name = word.rstrip("0123456789")
             axis = {"mbs": "microbatch"}.get(name, name)
-            known = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp")
-            if axis not in known:
+            axes = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp")
+            if axis not in axes:
                 raise AtollError(f"layout: {word!r} is not known, in {told!r}.")
             values[axis] = int(word[len(name) :] or 0)
     if values.get("vpp", 1) > 1:

@@ -2,8 +2,8 @@
 
 Axes follow the field's names. Ranks are ordered tensor fastest, then context, data, pipeline
 (Megatron-LM's default order tp-cp-ep-dp-pp): a tensor group lies on neighbouring devices, stages
-of a pipeline lie farthest apart. Experts fold over the same tensor, context and data ranks with
-widths of their own: expert tensor fastest, then expert, then the ranks that share an expert
+of a pipeline lie farthest apart. Experts of another tensor width fold over the same tensor, context
+and data ranks: expert tensor fastest, then expert, then the ranks that share an expert
 (Megatron-Core's MoE parallel folding, arXiv:2504.14960).
 """
 
@@ -47,6 +47,8 @@ class Layout:
     """none; selective (attention's core); alternate (all but every second product's output);
     full (each layer from its input); optimal (the cheapest set of operators that fits)."""
     schedule: str = "1f1b"
+    blocks: tuple[int, ...] = ()
+    """Blocks of every model chunk, in the model's order; none: as even as can be."""
 
     def __post_init__(self) -> None:
         if self.etp == 0:
@@ -80,6 +82,12 @@ class Layout:
     def expert_ranks(self) -> int:
         """Devices that share each expert's parameters."""
         return max(1, self.ranks * self.tp // (self.ep * self.etp))
+
+    @property
+    def experts_outside(self) -> bool:
+        """Whether experts of the width tp are spread over data ranks alone; else through those of
+        the context, or folded."""
+        return self.etp == self.tp and self.dp % self.ep == 0
 
     def divided(self, dense: float, expert: float) -> float:
         """What one rank holds of these parameters where all that share them divide them, those of
@@ -142,6 +150,12 @@ def check_layout(
         raise AtollError(
             f"pp {layout.pp} x {layout.rounds} chunks a stage make {chunks} model chunks, but "
             f"{model.name} has {model.layers} layers beside embedding and head; lower pp or vpp"
+        )
+    fit = len(layout.blocks) == chunks and sum(layout.blocks) == model.layers
+    if layout.blocks and (not fit or min(layout.blocks) < 0):
+        raise AtollError(
+            f"blocks are {', '.join(map(str, layout.blocks))}, but {model.name} has {model.layers} "
+            f"for {chunks} model chunks"
         )
     per_step = layout.dp * layout.microbatch
     if global_batch % per_step:
@@ -237,7 +251,8 @@ def _check_replicas(layout: Layout) -> None:
         )
     shared = {"dp x cp": layout.dp * layout.cp}
     if layout.ep > 1:
-        shared["the copies of an expert, tp x cp x dp / (ep x etp)"] = layout.expert_ranks
+        experts = layout.expert_ranks // layout.copies
+        shared["the copies of an expert, tp x cp x dp / (ep x etp)"] = experts
     for name, ranks in shared.items():
         if ranks % layout.hsdp:
             raise AtollError(

@@ -34,18 +34,24 @@ def even_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
 
 
 def stage_shares(
-    layers: Sequence[L], order: str, pp: int, vpp: int
+    layers: Sequence[L], order: str, pp: int, vpp: int, given: Sequence[int] = ()
 ) -> tuple[tuple[tuple[tuple[L, int], ...], ...], ...]:
-    """For each stage, the layers of each of its chunks with how often they occur."""
+    """For each stage, the layers of each of its chunks with how often they occur; chunks have the
+    given numbers of blocks, or as even ones as can be.
+    """
     structure = tuple((layer.is_block, layer.repeat) for layer in layers)
     return tuple(
         tuple(tuple((layers[kind], n) for kind, n in chunk) for chunk in stage)
-        for stage in stage_counts(structure, order, pp, vpp)
+        for stage in stage_counts(structure, order, pp, vpp, given)
     )
 
 
 def stage_counts(
-    structure: Sequence[tuple[bool, int]], order: str, pp: int, vpp: int
+    structure: Sequence[tuple[bool, int]],
+    order: str,
+    pp: int,
+    vpp: int,
+    given: Sequence[int] = (),
 ) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
     """For each stage and chunk, (kind of layer, how many), for a chain of layers of which each is
     given as (whether it is a block, repeats): what precedes the blocks goes to the first chunk,
@@ -56,7 +62,7 @@ def stage_counts(
     blocks = [(kind, repeat) for kind, (is_block, repeat) in enumerate(structure) if is_block]
     first = blocks[0][0]
     ends = [kind for kind, (is_block, _) in enumerate(structure) if not is_block]
-    sizes = even_sizes(sum(repeat for _, repeat in blocks), len(ways[0]))
+    sizes = given or even_sizes(sum(repeat for _, repeat in blocks), len(ways[0]))
     chunks: list[tuple[tuple[int, int], ...]] = []
     start = 0
     for index, size in enumerate(sizes):

@@ -77,7 +77,7 @@ def figures(run: Run, block: Block, costs: Sequence[LayerCost]) -> Figures:
             once = shared if holds_both_ends(layout.schedule, layout.pp, 0) else 0
             first, mean = stages[0] @ sizes - (once, 0), whole * layout.copies / layout.pp
             sends_s = _sends_s(run, layout, costs)
-            plain_s = _passes_s(run, layout, m, stages, timed.plain(), sends_s)
+            plain_s = _passes_s(run, layout, m, stages, timed.plain(layout), sends_s)
         passes_s[here] = plain_s
         if layout.zero >= 3:
             passes_s[here] = _passes_s(run, layout, m, stages, timed.sharded(layout), sends_s)
@@ -154,19 +154,19 @@ class _Passes:
         self, run: Run, block: Block, costs: Sequence[LayerCost], choices: Sequence[str]
     ) -> None:
         self.run, self.block, self.costs, self.choices = run, block, costs, choices
-        self._known: tuple[Floats, Floats] | None = None
+        self._known: dict[bool, tuple[Floats, Floats]] = {}
         self._sharded: dict[tuple[int, int, int], Floats] = {}
 
-    def plain(self) -> Floats:
+    def plain(self, layout: Layout) -> Floats:
         """Of weights that are not divided."""
-        return self._plain()[0]
+        return self._plain(layout)[0]
 
     def sharded(self, layout: Layout) -> Floats:
         """With gathers and scatters of divided weights, as far as they are not hidden."""
         key = layout.dp, layout.hsdp, layout.copies
         if key not in self._sharded:
             stepper = Stepper(self.run, layout)
-            plain, compute_s = self._plain()
+            plain, compute_s = self._plain(layout)
             found = self._sharded[key] = plain.copy()
             for kind, cost in enumerate(self.costs):
                 gather_s, scatter_s = stepper.sharded_s(cost)
@@ -175,13 +175,15 @@ class _Passes:
                     found[kind, choice, 1] += stepper.exposed_s(gather_s + scatter_s, b_s)
         return self._sharded[key]
 
-    def _plain(self) -> tuple[Floats, Floats]:
+    def _plain(self, layout: Layout) -> tuple[Floats, Floats]:
         """Also the compute of forward and of backward."""
-        if self._known is None:
+        outside = layout.experts_outside
+        if outside not in self._known:
+            dp = layout.ep if outside else 1
             shape = len(self.costs), len(self.choices)
             found, compute_s = np.zeros((*shape, 3)), np.zeros((*shape, 2))
             for choice, name in enumerate(self.choices):
-                variant = self.block.variant.layout(zero=0, recompute=name)
+                variant = self.block.variant.layout(dp=dp, zero=0, recompute=name)
                 stepper = Stepper(self.run, variant)
                 for kind, cost in enumerate(self.costs):
                     forward, backward, again = stepper.layer_passes(cost)
@@ -190,8 +192,8 @@ class _Passes:
                     found[kind, choice] = forward.total_s, back_s, weight_s
                     compute_s[kind, choice, 0] = forward.compute_s
                     compute_s[kind, choice, 1] = backward.compute_s + again.compute_s
-            self._known = found, compute_s
-        return self._known
+            self._known[outside] = found, compute_s
+        return self._known[outside]
 
 
 def _needed_bytes(

@@ -13,7 +13,7 @@ from atoll.notebook import answer_html, bar_text
 from atoll.profile import DEFAULT
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
-from atoll.step.orders import SPLIT, arrivals, holds_both_ends
+from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
 from atoll.training.layers import HALF, LayerCost, Share, choices_of, layer_costs
@@ -22,6 +22,7 @@ from atoll.training.pricing import GpuPricer
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Step, Stepper
 from atoll.units import format_bytes, format_mfu, format_seconds
+from atoll.workload.build import shared_parameters
 from atoll.workload.flops import model_flops
 from atoll.workload.joint import joined
 from atoll.workload.layer import Model
@@ -230,7 +231,7 @@ class Estimator:
     def _policy(self, layout: Layout) -> str:
         """What "optimal" comes to: the fastest choice that fits, or the one that needs least."""
         costs = self.costs(layout)
-        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp)
+        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         needed: dict[str, float] = {}
         seconds: dict[str, tuple[float, ...]] = {}
         for choice in choices_of(costs, "optimal"):
@@ -254,7 +255,8 @@ class Estimator:
 
     def _estimate(self, layout: Layout) -> Estimate:
         run = self.run
-        shares = stage_shares(self.costs(layout), layout.schedule, layout.pp, layout.vpp)
+        costs = self.costs(layout)
+        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         stepper = Stepper(run, layout)
         stages = tuple(stepper.stage_time(chunks) for chunks in shares)
         step = self._step(stepper, shares, stages)
@@ -271,14 +273,19 @@ class Estimator:
             stage,
             chunks,
             stepper.microbatches,
-            shared_parameters=self._shared(layout, stage),
+            shared_parameters=self._shared(layout, chunks),
             entering_bytes=boundary if came else 0.0,
         )
 
-    def _shared(self, layout: Layout, stage: int) -> int:
-        """Parameters of tied tables, which a stage with both ends holds once."""
-        both = holds_both_ends(layout.schedule, layout.pp, stage)
-        return self.model(layout).shared_parameters if both else 0
+    def _shared(self, layout: Layout, chunks: Sequence[Share]) -> int:
+        """Parameters that several layers of a stage have in common, which it holds once."""
+        model = self.model(layout)
+        if layout.pp == 1:
+            return model.shared_parameters
+        if self.run.stored is not None:
+            return 0
+        here = {cost.name for chunk in chunks for cost, _ in chunk}
+        return shared_parameters(tuple(x for x in model.layers if x[0].name in here))
 
     def _step(
         self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]
@@ -290,7 +297,7 @@ class Estimator:
         )
         one_way_s = stepper.send_s(boundary)
         slowest = max(stages, key=lambda s: s.total_s)
-        parameters = [_parameters(x, self._shared(layout, i)) for i, x in enumerate(shares)]
+        parameters = [_parameters(chunks, self._shared(layout, chunks)) for chunks in shares]
         accumulate_s = max(accumulation_s(run, layout, m, *p) for p in parameters)
         passes = [s.passes for s in stages]
         idle_s = bubble_s(layout.schedule, passes, m, layout.vpp)

@@ -127,7 +127,7 @@ def block_names(model: Model) -> frozenset[str]:
     """
     names = [layer.name for layer, _ in model.layers]
     if ENDS & set(names):
-        return frozenset(names) - ENDS
+        return frozenset(n for n in names if n not in ENDS and not n.startswith("mtp"))
     repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
     lists = {_list_of(name) for name in repeated} - {""}
     beside = frozenset(name for name in names if _list_of(name) in lists)
@@ -154,7 +154,8 @@ def _layer_cost(
     times = pricer.layer(_spread(layer, ep), cp, samples)
     costs = times.operators
     expert, dense = _parameters(layer)
-    logits = _loss(layer) if stored else (_head(layer), False, 0.0)
+    own_loss = stored or layer.name.startswith("mtp")
+    logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
     inside = pricer.schedules_links
     known = policies(layer, pricer, costs)
     if optimal and is_block:
@@ -191,7 +192,7 @@ def _head(layer: Layer) -> float:
 
 
 def _loss(layer: Layer) -> tuple[float, bool, float]:
-    """Of a captured layer with a loss: 16-bit logits, whether it takes them so, bytes it keeps."""
+    """Of a layer with its own loss: 16-bit logits, whether it takes them so, bytes it keeps."""
     for op in layer.forward:
         for work in op.vectors:
             if work.function == "cross_entropy":

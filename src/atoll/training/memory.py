@@ -12,6 +12,7 @@ from atoll.training.layers import LayerCost, Share
 from atoll.training.run import Run
 
 RESERVED = 0.12  # of what is allocated, held back by the allocator when memory is not short
+WORKSPACE_BYTES = 32 << 20  # of a matrix library's handle, as PyTorch asks for since Hopper
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +104,19 @@ def stage_memory(
     kept = by_chunk(where, [_chunk_kept(run, layout, chunk) for chunk in chunks])
     late = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
     activations = float(held_bytes(*where, kept_bytes=kept, waiting_bytes=late))
-    logits = _logits_bytes(run, layout, layers, losses_in_flight(layout, microbatches))
+    logits = _logits_bytes(run, layout, layers, microbatches)
     blocks = [cost for cost, _ in layers if cost.is_block]
     transient = max(
         (_transient(cost, layout.recompute, run.stack.temporaries) for cost in blocks), default=0.0
     )
     buffers = _gathered_bytes(run, layers) if layout.zero >= 3 else 0.0
     if layout.zero == 2:  # a layer's whole gradient, until it is reduced
-        widest = max(cost.parameters + cost.expert_parameters for cost, _ in layers)
+        widest = max(_parameters(cost) for cost, _ in layers)
         buffers = states.reduced * widest
+    buffers += _workspace_bytes(run)
+    if run.precision == "fp8" and layout.zero < 3:
+        blocks_hold = sum(_parameters(cost) * n for cost, n in layers if cost.is_block)
+        weights += run.stack.fp8_copies * blocks_hold
     buffers += run.stack.sends_held * entering_bytes
     lost = run.stack.fragmentation, run.stack.context_bytes
     if run.stack.late_gradients and layout.zero < 2:
@@ -133,25 +138,37 @@ def stage_memory(
 
 
 def _logits_bytes(
-    run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], losses: int
+    run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], microbatches: int
 ) -> float:
     """Logits at the peak of the loss, and what waits of other microbatches' losses."""
-    head = next((cost for cost, _ in layers if cost.logits_bytes), None)
-    if head is None:
+    heads = [cost for cost, n in layers for _ in range(n) if cost.logits_bytes]
+    if not heads:
         return 0.0
-    stack = run.stack
+    stack, losses = run.stack, losses_in_flight(layout, microbatches)
+    head = max(heads, key=lambda cost: cost.logits_bytes)
     logits = head.logits_bytes / 2  # 16-bit elements
     # Modules of masked language models and of T5 hand 16-bit logits to the loss.
     half = head.half_loss or run.model.mlm_head or run.model.encoder_layers > 0
     peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes)
     if not stack.vocabulary_parallel:
         peak *= layout.tp
-    return peak + logits * stack.loss_kept * (losses - 1)
+    deferred = min(stack.deferred_heads, microbatches) * logits * 2
+    every = sum(cost.logits_bytes / 2 for cost in heads)
+    return peak + (every * losses - logits) * stack.loss_kept + deferred
+
+
+def _parameters(cost: LayerCost) -> int:
+    return cost.parameters + cost.expert_parameters
+
+
+def _workspace_bytes(run: Run) -> float:
+    handles = run.stack.workspaces + (run.stack.expert_workspaces if run.model.experts else 0)
+    return float(handles * WORKSPACE_BYTES)
 
 
 def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
     """Of fully sharded layers, the weights that are whole at a time and the gradient of as many."""
-    blocks = [cost.parameters + cost.expert_parameters for cost, _ in layers if cost.is_block]
+    blocks = [_parameters(cost) for cost, _ in layers if cost.is_block]
     widest = max(blocks, default=0)
     ends = max((cost.parameters for cost, _ in layers if not cost.is_block), default=0)
     gathered = max(run.stack.gathered_layers * widest, ends)

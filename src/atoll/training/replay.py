@@ -103,7 +103,7 @@ def stage_passes(estimate: Estimate) -> list[list[PassTime]]:
     stepper = Stepper(run, layout)
     return [
         [stepper.stage_time([chunk]).passes for chunk in chunks]
-        for chunks in stage_shares(costs, layout.schedule, layout.pp, layout.vpp)
+        for chunks in stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,12 +14,11 @@ from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
 from atoll.step.states import STATES
 from atoll.training.memory import Memory
+from atoll.training.row_model import model_of
 from atoll.training.run import Run
 from atoll.training.run_table import MOST_LAYERS, RunRow
 from atoll.training.sources import SourceFile, facts_of
-from atoll.training.stack import load_stack
-from atoll.workload.config import load_config
-from atoll.workload.model_config import ModelConfig
+from atoll.training.stack import Stack, fused_loss, load_stack
 
 USUAL_GB = 80
 """Of a device that comes with several sizes, where a table does not say."""
@@ -31,20 +31,15 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
     zero = row.whole("zero_stage", 1)
     if row.whole("fsdp", 0) and zero < 2:
         zero = 3
-    stack_name = facts.stack or ("fsdp" if zero == 3 else "megatron")
-    stack = load_stack(stack_name)
-    stack = replace(
-        stack,
-        slack=stack.slack * facts.slack,
-        loss_bytes=stack.loss_bytes if facts.loss_bytes is None else facts.loss_bytes,
-    )
+    stack = _stack(row, facts, zero)
     precision = row.text("precision", "bf16")
     if precision not in ("bf16", "fp16", "fp8"):
         raise AtollError(f"precision {precision} is not modelled")
     half = gpu.half_dtype if precision in ("bf16", "fp16") else precision
     network = load_network(facts.network or gpu.network)
     devices = row.count("devices")
-    tp, pp, cp = row.count("tp", 1), row.count("pp", 1), row.count("cp", 1)
+    tp, cp = row.count("tp", 1), row.count("cp", 1)
+    pp = row.count("pp", 1) + row.whole("encoder_pp", 0)  # stages of an encoder of its own
     ep, vpp = row.count("ep", 1), row.count("vpp", 1)
     dp = row.count("dp", max(1, devices // (tp * pp * cp)))
     layout = Layout(
@@ -53,17 +48,16 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=row.whole("etp", tp),
+        # Experts that data and context alone cannot spread are folded over the tensor ranks.
+        etp=row.whole("etp", 0) or (1 if (dp * cp) % ep else tp),
         vpp=vpp,
         microbatch=row.count("micro_batch", 1),
         sp=bool(row.whole("sp", 0)),
         zero=zero,
         recompute=_recompute(row, facts),
         schedule=_schedule(row, vpp),
+        blocks=_blocks(row, pp, vpp),
     )
-    states = STATES[facts.states] if facts.states else STATES["mixed" if zero < 3 else "mixed16"]
-    unfused = row.text("flash_attention") in ("0", "0.0")
-    attention = "unfused" if unfused else facts.attention or "flash"
     run = Run(
         model=model_of(row, facts.family, facts.dropout, facts.head_dim),
         gpu=gpu,
@@ -72,16 +66,18 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         sequence=row.count("seq"),
         global_batch=row.count("global_batch"),
         stack=stack,
-        states=states,
+        states=STATES[facts.states or _states(row, zero)],
         precision=half,
-        attention=attention,
+        attention=_attention(row) or facts.attention or "flash",
     )
     return run, layout
 
 
-def peak_of(row: RunRow, memory: Memory) -> float:
-    """The prediction of what a row's peak counts."""
+def peak_of(row: RunRow, stages: Sequence[Memory]) -> float:
+    """The prediction of what a row's peak counts: on its first, its last or its fullest rank."""
     facts = facts_of(row)
+    ranks = {"first": stages[0], "last": stages[-1]}
+    memory = ranks.get(row.text("memory_rank")) or max(stages, key=lambda m: m.needed)
     if facts.memory == "reserved":
         return memory.reserved
     if facts.memory == "device":
@@ -95,6 +91,70 @@ def _schedule(row: RunRow, vpp: int) -> str:
     if named in ORDERS and named not in ("1f1b", "interleaved"):
         return named
     return "interleaved" if vpp > 1 else "1f1b"
+
+
+def _stack(row: RunRow, facts: SourceFile, zero: int) -> Stack:
+    """The software, with what a launch file says of its kernels."""
+    sharded = zero == 3 and not row.text("fsdp_impl").startswith("megatron")
+    stack = load_stack(facts.stack or ("fsdp" if sharded else "megatron"))
+    stack = replace(
+        stack,
+        slack=stack.slack * facts.slack,
+        loss_bytes=stack.loss_bytes if facts.loss_bytes is None else facts.loss_bytes,
+        deferred_heads=row.whole("wgrad_deferral_limit", 0),
+    )
+    if not row.whole("moe_grouped_gemm", 1):
+        stack = replace(stack, expert_workspaces=0)
+    if row.whole("fp8_param_gather", 0):
+        stack = replace(stack, fp8_copies=0)
+    if row.text("transformer_impl") == "local":
+        stack = replace(stack, workspaces=2)
+    return fused_loss(stack) if row.text("cross_entropy_fusion") == "te" else stack
+
+
+def _states(row: RunRow, zero: int) -> str:
+    """Bytes a parameter, by the precisions of weights and gradients."""
+    if row.text("params_dtype") == "fp16":
+        return "mixed-both"  # gradients stay in 16 bit and are copied to fp32 when they are scaled
+    if row.whole("grad_reduce_in_bf16", 0):
+        return "mixed16"
+    return "mixed" if zero < 3 else "mixed16"
+
+
+def _attention(row: RunRow) -> str:
+    """The kernel, where a row tells it; Megatron's own layers have no fused one."""
+    words = {"unfused": "unfused", "flash": "flash", "fused": "flash"}
+    backend = row.text("attention_backend")
+    if backend == "auto":
+        backend = row.text("attn_inferred").removeprefix("local ").partition("/")[0]
+        backend = backend or ("unfused" if row.text("transformer_impl") == "local" else "")
+    if row.text("flash_attention") in ("0", "0.0"):
+        return "unfused"
+    return words.get(backend, "")
+
+
+def _blocks(row: RunRow, pp: int, vpp: int) -> tuple[int, ...]:
+    """Blocks of every model chunk where a row gives them: by Megatron's pipeline layout, by the
+    stages of a pattern, by the numbers of the two ends, or with the ends counted as blocks.
+    """
+    written = row.text("pp_layout_expanded").replace("\\", "")
+    pattern = row.text("hybrid_pattern").partition("/")[0]
+    if written:
+        return tuple(part.count("t") for part in written.split("|"))
+    if "|" in pattern:
+        return tuple(len(part) for part in pattern.split("|"))
+    layers, chunks = row.count("layers", most=MOST_LAYERS), pp * vpp
+    first, last = row.whole("decoder_first_pp_layers", 0), row.whole("decoder_last_pp_layers", 0)
+    if (first or last) and pp > 1:
+        others = pp - (first > 0) - (last > 0)
+        share = (layers - first - last) // others if others else 0
+        stages = first or share, *(share,) * (pp - 2), last or share
+        return tuple(size // vpp for size in stages) * vpp
+    ends = [row.whole(f"account_{end}_in_pp", 0) for end in ("embedding", "loss")]
+    if any(ends) and chunks > 1 and (layers + sum(ends)) % chunks == 0:
+        share = (layers + sum(ends)) // chunks
+        return (share - ends[0], *(share,) * (chunks - 2), share - ends[1])
+    return ()
 
 
 def _recompute(row: RunRow, facts: SourceFile) -> str:
@@ -119,65 +179,3 @@ def device_of(row: RunRow) -> Gpu:
 @lru_cache(maxsize=32)
 def _gpu(name: str) -> Gpu:
     return load_gpu(name)
-
-
-def model_of(
-    row: RunRow, family: str | None, dropout: float, head_dim: int | None = None
-) -> ModelConfig:
-    """A transformer of the row's shape: gated ones like Llama, others like GPT."""
-    hidden, layers, sequence = (
-        row.count("hidden"),
-        row.count("layers", most=MOST_LAYERS),
-        row.count("seq"),
-    )
-    heads = row.count("heads", max(1, hidden // 128))
-    if hidden % heads:
-        raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
-    gated = bool(row.whole("mlp_gated", 0))
-    experts = row.whole("n_experts", 0)
-    plain = family == "mpt"
-    config = ModelConfig(
-        name=row.text("model", row.id),
-        family="llama" if gated else "gpt",
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=row.count("kv_heads", heads),
-        head_dim=head_dim or hidden // heads,
-        ffn=row.count("ffn", 4 * hidden),
-        vocab=row.count("vocab", 51200),
-        max_sequence=sequence,
-        position_rows=sequence,
-        gated=gated,
-        activation="silu" if gated else "gelu",
-        norm="rmsnorm" if gated else "layernorm",
-        positions="rotary" if gated else ("alibi" if family == "bloom" else "learned"),
-        tied_embeddings=not gated,
-        attention_bias=not gated and not plain,
-        output_bias=not gated and not plain,
-        mlp_bias=not gated and not plain,
-        dropout=dropout,
-        attention_dropout=dropout,
-        embedding_dropout=dropout,
-        embedding_norm=family == "bloom",
-        experts=experts,
-        experts_per_token=row.count("top_k", 1) if experts else 0,
-    )
-    return _deepseek(config) if "deepseek" in config.name.lower() else config
-
-
-def _deepseek(config: ModelConfig) -> ModelConfig:
-    """A DeepSeek model, perhaps with fewer layers: what tables leave out is in its configuration.
-
-    A truncated model keeps one dense layer.
-    """
-    full = load_config("deepseek-v3" if config.experts == 256 else "deepseek-v2")
-    dense = full.dense_layers if config.layers >= full.layers else (0,)
-    return replace(
-        full,
-        name=config.name,
-        layers=config.layers,
-        dense_layers=dense,
-        vocab=config.vocab,
-        max_sequence=max(config.max_sequence, full.max_sequence),
-    )

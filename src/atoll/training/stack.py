@@ -82,6 +82,14 @@ class Stack:
     """Of what is allocated, lost between blocks."""
     context_bytes: float = 3.6e9
     """Outside the allocator: driver context (1.6 GB) and buffers of collectives."""
+    fp8_copies: float = 0.0
+    """Bytes a parameter of fp8 copies of blocks' weights, kept beside the 16-bit ones."""
+    workspaces: int = 0
+    """Handles of matrix libraries, each with a workspace of its own."""
+    expert_workspaces: int = 0
+    """More of them where experts' products run side by side."""
+    deferred_heads: int = 0
+    """Microbatches whose weight gradient of the head waits for the end of the step."""
     step_s: float = 5e-3
     """Once a step: data, clipping, logging."""
     gather_efficiency: float = 1.0
@@ -189,29 +197,48 @@ MEGATRON = Stack(
     split_products=False,
     composed_gelu=False,
     padded=True,
-    # Vocabulary-parallel cross entropy: 16-bit logits, fp32 logits turned into probabilities in
-    # place and their gradient.
-    loss_bytes=10,
+    # Vocabulary-parallel cross entropy: 16-bit logits and fp32 ones, which turn into probabilities
+    # and into their own gradient in place.
+    loss_bytes=6,
     loss_kept=4,
-    half_loss_bytes=10,
+    half_loss_bytes=6,
     vocabulary_parallel=True,
     keeps_gathered=False,
     overlap=Overlap(gradient=0.9, gather=0.3, tensor=0.3, pipeline=0.5),
     late_gradients=False,
+    # PyTorch's handles of the forward and of the backward thread, Transformer Engine's own; its
+    # grouped products run on four streams.
+    workspaces=3,
+    expert_workspaces=4,
+    fp8_copies=2,  # one by rows and one by columns
     host_layer_s=1.4e-3,
     host_kernel_s=10.7e-6,
     host_checkpoint_s=2.2e-3,
 )
 
 # Megatron-LM and Megatron-DeepSpeed before that: reductions and sends wait their turn.
-MEGATRON_2021 = replace(MEGATRON, name="megatron-2021", overlap=Overlap(tensor=0.3), slack=1.06)
+# The loss made its gradient in new memory; workspaces were the library's own memory.
+MEGATRON_2021 = replace(
+    MEGATRON,
+    name="megatron-2021",
+    loss_bytes=10,
+    half_loss_bytes=10,
+    workspaces=0,
+    expert_workspaces=0,
+    overlap=Overlap(tensor=0.3),
+    slack=1.06,
+)
 
 # DeepSpeed's ZeRO 3 of the same time gathered parameter by parameter, each from its owner.
 ZERO3_2021 = replace(MEGATRON_2021, name="zero3-2021", gather_efficiency=0.2)
 
-# NeMo and Megatron-Core with user buffers: tensor-parallel collectives hide inside products.
+# NeMo and Megatron-Core with user buffers: tensor-parallel collectives hide inside products. Its
+# fp8 recipes keep weights in fp8 alone.
 NEMO = replace(
-    MEGATRON, name="nemo", overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8)
+    MEGATRON,
+    name="nemo",
+    overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8),
+    fp8_copies=0,
 )
 
 # PyTorch modules with flash attention and nothing else fused, under Megatron-like parallelism.
@@ -269,6 +296,11 @@ XLA = replace(
     overlap=Overlap(gradient=0.9, gather=0.9, tensor=0.9, tensor_products=0.5, pipeline=0.9),
     late_gradients=True,
     gathered_layers=0.5,
+    loss_bytes=10,
+    half_loss_bytes=10,
+    workspaces=0,
+    expert_workspaces=0,
+    fp8_copies=0,
     host_layer_s=0.0,
     host_kernel_s=0.0,
     host_checkpoint_s=0.0,
@@ -315,6 +347,13 @@ STACKS = {
         FSDP,
     )
 }
+
+
+def fused_loss(stack: Stack) -> Stack:
+    """With a loss that turns 16-bit logits into their gradient in place, as Transformer Engine's
+    and Liger's kernels do.
+    """
+    return replace(stack, loss_bytes=2, loss_kept=2, half_loss_bytes=2)
 
 
 def load_stack(name: str) -> Stack:

@@ -213,7 +213,8 @@ class Stepper:
         bytes_ = cost.exchange_bytes * self.run.imbalance
         if layout.sp or layout.etp != layout.tp:
             bytes_ /= layout.etp  # of those that share an expert's columns each sends its own
-        return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, layout.etp)
+        stride = layout.tp * layout.cp if layout.experts_outside else layout.etp
+        return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, stride)
 
     def sharded_s(self, cost: LayerCost) -> tuple[float, float]:
         """Gather of a fully sharded layer's weights, and scatter of its gradients."""

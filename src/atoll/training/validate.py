@@ -42,7 +42,7 @@ class Prediction:
     def memory_error(self) -> float | None:
         if self.estimate is None or self.row.peak_bytes is None:
             return None
-        return peak_of(self.row, self.estimate.worst) / self.row.peak_bytes - 1
+        return peak_of(self.row, self.estimate.memory) / self.row.peak_bytes - 1
 
 
 Reader = Callable[[RunRow], tuple[Run, Layout]]
@@ -248,7 +248,7 @@ def _line(p: Prediction) -> list[Any]:
         f"{e.step.time_s:.6g}",
         "" if p.time_error is None else f"{p.time_error:.4f}",
         p.row.peak_bytes or "",
-        f"{peak_of(p.row, e.worst):.6g}",
+        f"{peak_of(p.row, e.memory):.6g}",
         "" if p.memory_error is None else f"{p.memory_error:.4f}",
         int(e.fits),
         p.reason,

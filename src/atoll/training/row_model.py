@@ -1,0 +1,188 @@
+"""The model that a row of a table of measured runs describes.
+
+A table may say only the sizes (gated ones are then like Llama, others like GPT), or everything that
+decides parameters and activations: kinds of norm, positions and biases, experts, latent attention,
+an encoder, Mamba blocks by a pattern.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.errors import AtollError
+from atoll.training.run_table import MOST_LAYERS, RunRow
+from atoll.workload.config import load_config
+from atoll.workload.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, with_kinds
+from atoll.workload.model_config import ModelConfig, StateSpace
+
+POSITIONS = {"learned_absolute": "learned", "learned": "learned", "rope": "rotary", "none": "none"}
+ACTIVATIONS = {"gelu": "gelu", "swiglu": "silu", "silu": "silu", "squared_relu": "relu2"}
+NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": EXPERTS}
+# Mamba-2 as Megatron-Core builds it where a launch file does not say otherwise.
+MAMBA = {"head-dim": 64, "state-dim": 128, "num-groups": 8}
+MAMBA_CHUNK = 128
+
+
+def model_of(
+    row: RunRow, family: str | None, dropout: float, head_dim: int | None = None
+) -> ModelConfig:
+    """A transformer of the row's shape."""
+    hidden, sequence = row.count("hidden"), row.count("seq")
+    heads = row.count("heads", max(1, hidden // 128))
+    width = row.whole("kv_channels", row.whole("head_dim", head_dim or 0))
+    if not width and hidden % heads:
+        raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
+    gated = bool(row.whole("mlp_gated", 0))
+    plain = family == "mpt"
+    biased = bool(row.whole("bias_linear", int(not gated and not plain)))
+    learned = "alibi" if family == "bloom" else "learned"
+    dropped = row.number("hidden_dropout", row.number("dropout", dropout))
+    config = ModelConfig(
+        name=row.text("model", row.id),
+        family="llama" if gated else "gpt",
+        hidden=hidden,
+        layers=row.count("layers", most=MOST_LAYERS),
+        heads=heads,
+        kv_heads=row.count("kv_heads", heads),
+        head_dim=width or hidden // heads,
+        ffn=row.count("ffn", 4 * hidden),
+        vocab=row.count("vocab", 51200),
+        max_sequence=sequence,
+        position_rows=sequence,
+        gated=gated,
+        activation=_word(row, "activation", ACTIVATIONS, "silu" if gated else "gelu"),
+        norm=_word(row, "normalization", NORMS, "rmsnorm" if gated else "layernorm"),
+        positions=_word(row, "position_embedding", POSITIONS, "rotary" if gated else learned),
+        tied_embeddings=_tied(row, not gated),
+        attention_bias=bool(row.whole("bias_qkv", int(biased))),
+        output_bias=biased,
+        mlp_bias=biased,
+        dropout=dropped,
+        attention_dropout=row.number("attention_dropout", dropped),
+        embedding_dropout=dropped,
+        embedding_norm=family == "bloom",
+        qk_norm=bool(row.whole("qk_layernorm", 0)),
+        mtp_layers=row.whole("mtp_layers", 0),
+    )
+    config = _latent(row, _experts(row, config))
+    if "deepseek" in config.name.lower() and not config.latent_kv:
+        config = _deepseek(config)
+    return _architecture(row, config)
+
+
+def _word(row: RunRow, column: str, known: dict[str, str], default: str) -> str:
+    """A column's word in the terms of a configuration."""
+    given = row.text(column).lower()
+    if given and given not in known:
+        raise AtollError(f"line {row.line} ({row.id}): {column} {given!r} is not modelled")
+    return known[given] if given else default
+
+
+def _tied(row: RunRow, default: bool) -> bool:
+    if row.text("untied_embeddings"):
+        return not row.whole("untied_embeddings", 0)
+    return bool(row.whole("tied_embeddings", int(default)))
+
+
+def _experts(row: RunRow, config: ModelConfig) -> ModelConfig:
+    """Experts; `ffn` is theirs, or with a `moe_ffn` beside it that of dense blocks."""
+    experts = row.whole("n_experts", 0)
+    if not experts:
+        return config
+    own = row.whole("moe_ffn", 0)
+    first = row.whole("dense_layers", config.layers - row.whole("n_moe_layers", config.layers))
+    shared = row.whole("shared_expert_ffn", row.whole("shared_experts", 0) * (own or config.ffn))
+    return replace(
+        config,
+        experts=experts,
+        experts_per_token=row.count("top_k", 1),
+        ffn=own or config.ffn,
+        shared_ffn=shared,
+        dense_layers=tuple(range(first)),
+        dense_ffn=row.whole("dense_ffn", config.ffn if own else 0) if first else 0,
+    )
+
+
+def _latent(row: RunRow, config: ModelConfig) -> ModelConfig:
+    """Latent attention, by Megatron-Core's names of its widths or by DeepSeek's."""
+    latent = row.whole("kv_lora_rank", 0)
+    if not latent:
+        return config
+    rotated = row.whole("qk_pos_emb_head_dim", row.whole("qk_rope_dim", 64))
+    own = row.whole("qk_head_dim", row.whole("qk_nope_dim", 128))
+    return replace(
+        config,
+        head_dim=own + rotated,
+        kv_heads=config.heads,
+        rotary_dim=rotated,
+        value_dim=row.whole("v_head_dim", own),
+        latent_kv=latent,
+        latent_q=row.whole("q_lora_rank", 0),
+        qk_norm=False,  # the latents are normed, which the builder knows
+    )
+
+
+def _deepseek(config: ModelConfig) -> ModelConfig:
+    """A DeepSeek model, perhaps with fewer layers: what tables leave out is in its configuration.
+
+    A truncated model keeps one dense layer.
+    """
+    full = load_config("deepseek-v3" if config.experts == 256 else "deepseek-v2")
+    dense = full.dense_layers if config.layers >= full.layers else (0,)
+    return replace(
+        full,
+        name=config.name,
+        layers=config.layers,
+        dense_layers=dense,
+        vocab=config.vocab,
+        mtp_layers=config.mtp_layers,
+        max_sequence=max(config.max_sequence, full.max_sequence),
+    )
+
+
+def _architecture(row: RunRow, config: ModelConfig) -> ModelConfig:
+    """What is no chain of equal decoder blocks."""
+    arch = row.text("arch", "gpt")
+    if arch == "bert":
+        return replace(config, causal=False, mlm_head=True, token_types=2)
+    if arch == "t5":
+        decoder = row.count("decoder_layers", config.layers)
+        return replace(
+            config,
+            layers=config.layers + decoder,
+            encoder_layers=config.layers,
+            decoder_sequence=row.whole("decoder_seq", 0),
+        )
+    pattern = row.text("hybrid_pattern").partition("/")[0].replace("|", "")
+    if not pattern:
+        return config
+    if set(pattern) - set(LETTERS):
+        raise AtollError(f"line {row.line} ({row.id}): hybrid_pattern must say M, *, - or E")
+    words = tuple(LETTERS[letter] for letter in pattern)
+    given = {**MAMBA, **_mamba_sizes(row)}
+    scan = StateSpace(
+        heads=given.get("num-heads", 2 * config.hidden // given["head-dim"]),
+        head_dim=given["head-dim"],
+        state=given["state-dim"],
+        groups=given["num-groups"],
+        kernel=4,
+        chunk=MAMBA_CHUNK,
+        conv_bias=True,
+    )
+    config = replace(config, layers=len(words), one_branch=True, scan=scan)
+    dense = tuple(i for i, word in enumerate(words) if word == DENSE)
+    if config.experts:
+        config = replace(config, dense_layers=dense, dense_ffn=row.count("ffn") if dense else 0)
+    return with_kinds(config, words, "mamba2")
+
+
+def _mamba_sizes(row: RunRow) -> dict[str, int]:
+    """Sizes given as "mamba-num-heads=64;mamba-head-dim=64"."""
+    found = {}
+    for pair in filter(None, row.text("mamba").split(";")):
+        name, _, value = pair.partition("=")
+        if not value.isdigit() or int(value) < 1:
+            raise AtollError(f"line {row.line} ({row.id}): mamba says {pair!r}, expected a size")
+        found[name.strip().removeprefix("mamba-")] = int(value)
+    return found
