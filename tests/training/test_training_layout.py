@@ -113,8 +113,8 @@ def test_interleaving_takes_any_number_of_microbatches(microbatch: int) -> None:
 
 def test_replicas_divide_the_copies_of_an_expert() -> None:
     assert refusal(replace(LAYOUT, ep=4, hsdp=4), mixture()) == (
-        "hsdp is 4, but does not divide dp x cp / ep, the copies of an expert, = 2; choose one of "
-        "1, 2"
+        "hsdp is 4, but does not divide the copies of an expert, tp x cp x dp / (ep x etp) = 2; "
+        "choose one of 1, 2"
     )
 
 
