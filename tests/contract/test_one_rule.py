@@ -42,7 +42,6 @@ from atoll.wafer.files import load_wafer
 from atoll.wafer.job import Layout as Stages
 from atoll.wafer.job import WaferJob
 from atoll.wafer.stages import Planner
-from atoll.wafer.tables import STATE_BYTES
 from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
 from atoll.workload.operator import Collective, CollectiveKind, Operator
@@ -69,7 +68,6 @@ def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
         held = memory.weights + memory.gradients + memory.optimizer
         parameters = memory.weights / states.weight
         assert held == pytest.approx(system.state_bytes * parameters, rel=REL)
-    assert STATES["mixed16"].held == STATE_BYTES
 
 
 @disagree("search and wafers take mixed16 where nothing is said, plan takes mixed")

@@ -13,8 +13,8 @@ from atoll.errors import AtollError
 from atoll.keywords import taken_by
 
 _SEARCH = (
-    "job", "wafer", "model", "batch", "sequence", "microbatch", "seed", "pareto", "no_baselines",
-    "as_json", "out", "trace",
+    "job", "wafer", "model", "batch", "sequence", "optimizer", "microbatch", "seed", "pareto",
+    "no_baselines", "as_json", "out", "trace",
 )  # fmt: skip
 _ESTIMATE = ("job", "wafer", "mapping", "as_json")
 
@@ -28,7 +28,7 @@ def search_wafer(context: typer.Context, given: Mapping[str, Any]) -> None:
         if name not in _SEARCH:
             raise AtollError(
                 f"{name}: this option is for clusters; with a wafer give --model, --batch, "
-                "--sequence, --microbatch, --seed, --pareto or --no-baselines."
+                "--sequence, --optimizer, --microbatch, --seed, --pareto or --no-baselines."
             )
     models, as_json, out, trace = (given[n] for n in ("model", "as_json", "out", "trace"))
     if models is not None and len(models) > 1:

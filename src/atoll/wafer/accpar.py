@@ -2,8 +2,9 @@
 
 At every bipartition each weighted layer takes type I (rows of its input), II (its inputs' columns)
 or III (its outputs' columns). Within a layer type I moves its weight gradient, II its output, III
-its input's gradient. Between a layer and the next, F being the feature map and E the error tensor
-between them, for an equal bipartition (previous type in rows, next in columns):
+its input's gradient, all counted in elements. Between a layer and the next, F being the feature map
+and E the error tensor between them, for an equal bipartition (previous type in rows, next in
+columns):
 
             I             II            III
     I       0             (F+E)/4       F/2
@@ -34,10 +35,10 @@ def between(previous: str, following: str, feature: float, error: float) -> floa
 def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | None:
     """The stream's layout and a code for every operator; None if a dimension runs out."""
     linear = [unit for unit in block.units if unit.kind == "linear"]
-    weights = [2.0 * unit.parameters for unit in linear]
-    rows = block.microbatch * block.sequence
-    inputs = [2.0 * rows * unit.sizes["k"] for unit in linear]
-    outputs = [2.0 * rows * unit.sizes["n"] for unit in linear]
+    weights = [float(unit.parameters) for unit in linear]
+    rows = float(block.microbatch * block.sequence)
+    inputs = [rows * unit.sizes["k"] for unit in linear]
+    outputs = [rows * unit.sizes["n"] for unit in linear]
     chosen: list[list[str]] = [[] for _ in linear]
     for radix in (int(r) for r in digits.radix):
         types = _one_cut(weights, inputs, outputs)

@@ -28,6 +28,7 @@ def search_wafer(
     model: str | None = None,
     batch: int | None = None,
     sequence: int | None = None,
+    optimizer: str | None = None,
     microbatches: Sequence[int] | None = None,
     seed: int | None = None,
     pareto: bool | None = None,
@@ -37,7 +38,7 @@ def search_wafer(
     """The best mapping of a model on a wafer (or on the best wafer of a space), with its bound."""
     base = WaferJob() if job is None else job if isinstance(job, WaferJob) else load_wafer_job(job)
     changed = with_job(
-        base, wafer=wafer, model=model, batch=batch, sequence=sequence,
+        base, wafer=wafer, model=model, batch=batch, sequence=sequence, optimizer=optimizer,
         microbatches=None if microbatches is None else tuple(microbatches), seed=seed,
         pareto=pareto, baselines=baselines,
     )  # fmt: skip

@@ -20,18 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.wafer.accpar import accpar_codes
 from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import Rectangle, StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
+from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of
 from atoll.wafer.exact import Exact
 from atoll.wafer.genes import BlockMapping
 from atoll.wafer.pricing import pricer
 from atoll.wafer.stages import snake
-from atoll.wafer.tables import Setting, Tables, legal
+from atoll.wafer.tables import OPTIMIZER, Tables, legal
 from atoll.wafer.template import Wafer
 
 NAMES = ("accpar", "deepspeed", "megatron", "weight-streaming")
@@ -85,9 +85,23 @@ class _Recipe:
     variant: str = ""
 
 
+class _Task(NamedTuple):
+    """What every method has to map."""
+
+    wafer: Wafer
+    model: str
+    batch: int
+    sequence: int
+    optimizer: str
+
+    def block(self, microbatch: int) -> Block:
+        return make_block(self.model, microbatch, self.sequence)
+
+
 def run_baselines(
-    wafer: Wafer, model: str, batch: int, sequence: int, names: Sequence[str] = NAMES
-) -> dict[str, Baseline | None]:
+    wafer: Wafer, model: str, batch: int, sequence: int, names: Sequence[str] = NAMES,
+    optimizer: str = OPTIMIZER,
+) -> dict[str, Baseline | None]:  # fmt: skip
     """The best setting of every method; None where nothing of it can run on this wafer at all."""
     makers = {
         "accpar": _accpar,
@@ -95,21 +109,16 @@ def run_baselines(
         "megatron": _megatron,
         "weight-streaming": _weight_streaming,
     }
-    return {
-        name: _best(
-            name, wafer, model, batch, sequence, makers[name](wafer, model, batch, sequence)
-        )
-        for name in names
-    }
+    task = _Task(wafer, model, batch, sequence, optimizer)
+    return {name: _best(name, task, makers[name](task)) for name in names}
 
 
-def _best(
-    name: str, wafer: Wafer, model: str, batch: int, sequence: int, recipes: Iterator[_Recipe]
-) -> Baseline | None:
+def _best(name: str, task: _Task, recipes: Iterator[_Recipe]) -> Baseline | None:
     """The fastest that fits as published; else the fastest with the least recomputation; else the
     one that needs the least memory, marked as not fitting.
     """
-    built = [(recipe, _build(recipe, model, batch, sequence)) for recipe in recipes]
+    wafer = task.wafer
+    built = [(recipe, _build(recipe, task)) for recipe in recipes]
     priced = [
         (recipe, evaluate(wafer, mapping)) for recipe, mapping in built if mapping is not None
     ]
@@ -139,8 +148,8 @@ def _best(
     return Baseline(name, recipe.words, found, False, least, variants)
 
 
-def _build(recipe: _Recipe, model: str, batch: int, sequence: int) -> WaferMapping | None:
-    block = make_block(model, recipe.microbatch, sequence)
+def _build(recipe: _Recipe, task: _Task) -> WaferMapping | None:
+    block = task.block(recipe.microbatch)
     genes = BlockMapping(
         recipe.stream, recipe.codes, tuple(recipe.home for _ in recipe.codes), recipe.keep
     )
@@ -159,16 +168,15 @@ def _build(recipe: _Recipe, model: str, batch: int, sequence: int) -> WaferMappi
         for rectangle, n in zip(recipe.rectangles, layers, strict=True)
     )
     return WaferMapping(
-        model, batch, recipe.microbatch, sequence, stages, recipe.streaming, "ring"
-    )
+        task.model, task.batch, recipe.microbatch, task.sequence, stages, recipe.streaming, "ring",
+        optimizer=task.optimizer,
+    )  # fmt: skip
 
 
 def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None:
     """The same mapping with, in every stage, the fastest set of tensors to keep that fits."""
     block = mapping.blocks()
-    setting = Setting(
-        wafer, mapping.microbatches, mapping.streaming, mapping.algorithm, 1 / len(mapping.stages)
-    )
+    setting = setting_of(wafer, mapping)
     priced = evaluate(wafer, mapping)
     stages = []
     for number, stage in enumerate(mapping.stages):
@@ -211,7 +219,8 @@ def _columns(block: Block) -> Iterator[str]:
                 yield "h" if unit.kind == "attention" else "c"
 
 
-def _megatron(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_Recipe]:
+def _megatron(task: _Task) -> Iterator[_Recipe]:
+    wafer, batch = task.wafer, task.batch
     for tensor in (4, 8):
         for data, width, height in _consecutive(wafer, tensor):
             most = (wafer.columns // width) * (wafer.rows // height)
@@ -219,7 +228,7 @@ def _megatron(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_
                 microbatch = data * samples
                 if microbatch > batch:
                     continue
-                block = make_block(model, microbatch, sequence)
+                block = task.block(microbatch)
                 digits = digit_systems(width, height)[-1]
                 split = _inner_tensor(digits, tensor)
                 if split is None:
@@ -277,7 +286,8 @@ def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rect
     )
 
 
-def _deepspeed(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_Recipe]:
+def _deepspeed(task: _Task) -> Iterator[_Recipe]:
+    wafer, batch = task.wafer, task.batch
     for width in range(1, wafer.columns + 1):
         for height in range(1, wafer.rows + 1):
             if wafer.columns % width or wafer.rows % height:
@@ -291,7 +301,7 @@ def _deepspeed(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[
                 microbatch = dies * samples
                 if microbatch > batch and samples > 1:
                     continue
-                block = make_block(model, microbatch, sequence)
+                block = task.block(microbatch)
                 code = "b" * digits.count
                 for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
                     yield _Recipe(
@@ -302,14 +312,15 @@ def _deepspeed(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[
                     )  # fmt: skip
 
 
-def _accpar(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_Recipe]:
+def _accpar(task: _Task) -> Iterator[_Recipe]:
+    wafer, batch = task.wafer, task.batch
     for rows in (wafer.rows, wafer.rows - wafer.rows % 2 or 1):
         for columns in (wafer.columns, wafer.columns - wafer.columns % 2 or 1):
             digits = digit_systems(columns, rows)[0]
             for microbatch in (1, 2, 4, 8, 16, 32, 64, 128):
                 if microbatch > batch:
                     continue
-                block = make_block(model, microbatch, sequence)
+                block = task.block(microbatch)
                 chosen = accpar_codes(block, digits)
                 if chosen is None:
                     continue
@@ -321,20 +332,22 @@ def _accpar(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_Re
                 )  # fmt: skip
 
 
-def _weight_streaming(wafer: Wafer, model: str, batch: int, sequence: int) -> Iterator[_Recipe]:
+def _weight_streaming(task: _Task) -> Iterator[_Recipe]:
+    wafer, batch = task.wafer, task.batch
     width, height = wafer.columns, wafer.rows
     digits = digit_systems(width, height)[0]
     for microbatch in sorted({1, 2, 4, 8, 16, 32, 64, batch}):
         if microbatch > batch:
             continue
-        block = make_block(model, microbatch, sequence)
+        block = task.block(microbatch)
         left = microbatch
         tags = []
         for radix in digits.radix:
             tags.append("b" if left % int(radix) == 0 else "s")
             left = left // int(radix) if left % int(radix) == 0 else left
         code = "".join(tags)
-        if prod(int(r) for r, t in zip(digits.radix, tags, strict=True) if t == "s") > sequence:
+        rows = prod(int(r) for r, t in zip(digits.radix, tags, strict=True) if t == "s")
+        if rows > task.sequence:
             continue
         rectangles = snake(wafer.rows, wafer.columns, width, height, 1)
         assert rectangles is not None

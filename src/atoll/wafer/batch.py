@@ -18,6 +18,7 @@ from atoll.wafer import edge_kernels as kernels
 from atoll.wafer.block import KINDS
 from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from atoll.wafer.genes import KEEP, Away, BlockMapping
+from atoll.wafer.homes import bytes_per_parameter
 from atoll.wafer.tables import ALGORITHMS, HOMES, Nodes, Tables
 
 __all__ = ["AWAY", "KEPT", "REBUILT", "STATE", "TIME", "Batch", "Genes"]
@@ -54,13 +55,15 @@ class Batch:
         self.tables = tables
         self.nodes: list[Nodes] = [tables.stream, *(n for chain in tables.nodes for n in chain)]
         block, digits, setting = tables.block, tables.digits, tables.setting
+        states = setting.states
+        self._each = (states.reduced, states.weight)
         most = max(len(n.codes) for n in self.nodes)
         count = len(self.nodes)
         layouts = np.zeros((count, most, 5, 2, digits.count), np.int64)
         figures = np.zeros((count, most, 7))
         figures[:, :, kernels.COPIES] = 1.0
         streams = np.zeros((count, most), np.bool_)
-        sums = np.zeros((count, len(ALGORITHMS), most))
+        sums = np.zeros((count, 2, len(ALGORITHMS), most))
         for i, node in enumerate(self.nodes):
             given = (node.reads, node.writes, node.gradient_reads, node.gradient_writes,
                      node.weights)  # fmt: skip
@@ -70,7 +73,7 @@ class Batch:
                        node.parameters, node.port_s)  # fmt: skip
             figures[i, : len(node.codes)] = np.stack(columns, axis=1)
             streams[i, : len(node.codes)] = node.streams
-            sums[i, :, : len(node.codes)] = self._sums(node)
+            sums[i, :, :, : len(node.codes)] = self._sums(node)
         ends, totals, droppable, entry = [], [], [], []
         unit = 1
         codes = tables.stream.codes
@@ -90,8 +93,8 @@ class Batch:
             np.array(weighted),
             np.array([u is not None and (u.parameters > 0 or u.on_chip) for u in units]),
             layouts, streams, figures, sums,
-            np.array([0.0 if u is None else float(u.parameters) for u in units]),
-            float(setting.microbatches), np.array(entry),
+            np.outer([0.0 if u is None else u.parameters for u in units], self._each),
+            bytes_per_parameter(states), float(setting.microbatches), np.array(entry),
             np.array([tables.stream_s(code) for code in codes]),
             share * (block.stream_bytes + block.always_bytes), digits.radix, digits.axis,
             digits.stride, setting.wafer.link_Bps, setting.wafer.link_latency_s,
@@ -102,18 +105,16 @@ class Batch:
         self.saved = int(sum(droppable))
 
     def _sums(self, node: Nodes) -> FloatArray:
-        """(algorithms, entries): seconds to sum a gradient over the copies of its weight."""
+        """(2, algorithms, entries): seconds to sum a gradient, to gather a weight over copies."""
         if node.unit is None or not node.unit.parameters:
-            return np.zeros((len(ALGORITHMS), len(node.codes)))
+            return np.zeros((2, len(ALGORITHMS), len(node.codes)))
         split = KINDS[node.unit.kind].weight
-        member = [np.array([tag not in split for tag in code], np.bool_) for code in node.codes]
-        return np.array(
-            [
-                [self.tables.sum_s(m, float(p), a) for m, p in
-                 zip(member, node.parameters, strict=True)]
-                for a in range(len(ALGORITHMS))
-            ]
-        )  # fmt: skip
+        member = np.array([[tag not in split for tag in code] for code in node.codes], np.bool_)
+        return np.array([
+            [self.tables.over_copies_s(member, each * node.parameters, a)
+             for a in range(len(ALGORITHMS))]
+            for each in self._each
+        ])  # fmt: skip
 
     def evaluate(self, genes: Genes) -> FloatArray:
         """(mappings, 10): seconds; state, kept, rebuilt and away bytes, per layer and die; then the

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer import block_kernels as kernels
+from atoll.wafer.homes import home_bytes
 from atoll.wafer.paths import Paths, scalar_chain
 from atoll.wafer.shared import SharedStates
 from atoll.wafer.steps import Price, Step
-from atoll.wafer.tables import EdgeTable, Nodes, exposed
+from atoll.wafer.tables import EdgeTable, Nodes, Setting, exposed
 
 FloatArray = NDArray[np.float64]
 
@@ -35,15 +36,15 @@ class Decoupled:
     @staticmethod
     def of(states: SharedStates, paths: Paths) -> Decoupled:
         tables, rules = states.tables, states.rules
-        rounds = tables.setting.microbatches
+        setting = tables.setting
         forward, backward, weights = [], [], []
         for chain, (steps, edges) in enumerate(zip(states.chains, states.edges, strict=True)):
             nodes = tables.chain_nodes(chain)[1:]
             triples = list(zip(steps, edges, nodes, strict=True))
-            forward.append([_forward(*t, rules.homes, rounds) for t in triples])
+            forward.append([_forward(*t, rules.homes, setting) for t in triples])
             backward.append([_backward(*t) for t in triples])
             weighted = [n for n in nodes if n.unit is not None and n.unit.parameters]
-            weights += [_weight(node, rules.homes, rounds) for node in weighted]
+            weights += [_weight(node, rules.homes, setting) for node in weighted]
         return Decoupled(replace(paths, chains=forward), backward, tuple(weights))
 
     def least(self, price: Price, *, away: bool = False) -> FloatArray:
@@ -65,7 +66,7 @@ class Decoupled:
 
 
 def _forward(
-    step: Step, edge: EdgeTable, node: Nodes, homes: Sequence[str], rounds: int
+    step: Step, edge: EdgeTable, node: Nodes, homes: Sequence[str], setting: Setting
 ) -> Step:
     time = edge.forward_s + node.forward_s[None, :]
     if node.unit is None:
@@ -73,7 +74,7 @@ def _forward(
         time = time + edge.fetch_s
     if node.unit is None or not node.unit.parameters:
         return replace(step, time_s=time)
-    seconds, state = _held(node, homes, rounds)
+    seconds, state = _held(node, homes, setting)
     return replace(step, time_s=time, option_s=seconds[:, None, :], state=state[:, None, :])
 
 
@@ -83,35 +84,33 @@ def _backward(step: Step, edge: EdgeTable, node: Nodes) -> Step:
     return replace(step, time_s=time, droppable=False, option_s=none, state=none)
 
 
-def _held(node: Nodes, homes: Sequence[str], rounds: int) -> tuple[FloatArray, FloatArray]:
+def _held(node: Nodes, homes: Sequence[str], setting: Setting) -> tuple[FloatArray, FloatArray]:
     """What a home costs at least by the forward code alone: the optimizer, and gathering weights
     over their copies (once a step, or for both passes of every microbatch).
     """
-    step, once, w = node.step_s / node.copies, node.sum_s / rounds, node.parameters
-    divided = w / node.copies
-    gathered = exposed(node.sum_s, node.forward_s, node.streams)
+    step, rounds = node.step_s / node.copies, setting.microbatches
+    gathered = exposed(node.gather_s, node.forward_s, node.streams)
     outside = np.maximum(0.0, node.port_s - node.forward_s)
-    costs = {
-        "replicated": (once + node.step_s, 14.0 * w),
-        "optimizer": (once + step, 2.0 * w + 12.0 * divided),
-        "gradients": (once + step, 2.0 * w + 12.0 * divided),
-        "weights": (gathered + node.sum_s / kernels.CHUNKS + step, 14.0 * divided),
-        "external": (outside, 0.0 * w),
+    seconds = {
+        "replicated": node.sum_s / rounds + node.step_s,
+        "optimizer": node.gather_s / rounds + step,
+        "gradients": node.gather_s / rounds + step,
+        "weights": gathered + node.gather_s / kernels.CHUNKS + step,
+        "external": outside,
     }
-    return np.stack([costs[h][0] for h in homes]), np.stack([costs[h][1] for h in homes])
+    each = np.arange(len(node.codes))
+    parts = [home_bytes(setting.states, home, node, each, each) for home in homes]
+    return np.stack([seconds[home] for home in homes]), np.stack([w + o for w, _, o in parts])
 
 
-def _weight(node: Nodes, homes: Sequence[str], rounds: int) -> tuple[FloatArray, FloatArray]:
+def _weight(node: Nodes, homes: Sequence[str], setting: Setting) -> tuple[FloatArray, FloatArray]:
     """The weight gradient with the sum over its copies, by home and code."""
-    once = node.sum_s / rounds
-    each = exposed(node.sum_s, node.weight_s, node.streams)
-    whole, divided = 2.0 * node.parameters, 2.0 * node.parameters / node.copies
-    costs = {
-        "replicated": (once, whole),
-        "optimizer": (once, whole),
-        "gradients": (each, divided),
-        "weights": (each, divided),
-        "external": (0.0 * once, 0.0 * whole),
-    }
-    seconds = np.stack([node.weight_s + costs[h][0] for h in homes])
-    return seconds, np.stack([costs[h][1] for h in homes])
+    once = node.sum_s / setting.microbatches
+    summed = exposed(node.sum_s, node.weight_s, node.streams)
+    seconds = {
+        "replicated": once, "optimizer": once, "gradients": summed, "weights": summed,
+        "external": 0.0 * once,
+    }  # fmt: skip
+    each = np.arange(len(node.codes))
+    parts = [home_bytes(setting.states, home, node, each, each) for home in homes]
+    return np.stack([node.weight_s + seconds[h] for h in homes]), np.stack([g for _, g, _ in parts])

@@ -20,12 +20,12 @@ import numpy as np
 from atoll.placement.replay import replay_placement
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.digits import Digits
-from atoll.wafer.evaluate import Evaluation, tables_of
+from atoll.wafer.evaluate import Evaluation, setting_of, tables_of
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD
 from atoll.wafer.links import Die, Link, Message, simulate
 from atoll.wafer.routing import flows, route
 from atoll.wafer.schedules import Schedule, ring_of
-from atoll.wafer.tables import ALGORITHMS, Setting
+from atoll.wafer.tables import ALGORITHMS
 from atoll.wafer.template import Wafer
 
 _PIECES = int(kernels.CHUNKS)
@@ -125,10 +125,7 @@ class _Replayer:
         mapping = found.mapping
         self.block = mapping.blocks()
         genes = self.stage.block
-        setting = Setting(
-            wafer, mapping.microbatches, mapping.streaming, mapping.algorithm,
-            1.0 / len(mapping.stages),
-        )  # fmt: skip
+        setting = setting_of(wafer, mapping)
         self.tables = tables_of(self.block, self.stage.digits, setting, genes)
         self.homes_s = found.stages[number].parts_s["sharded_weights"]
         same = (mapping.streaming, mapping.algorithm)

@@ -33,7 +33,7 @@ READS, WRITES, GRADIENT_READS, GRADIENT_WRITES, WEIGHTS = range(5)
 # weight; parameters of a die; seconds to bring the weight in from outside the wafer.
 FORWARD, DATA, WEIGHT, STEP, COPIES, HELD, PORT = range(7)
 
-REPLICATED, OPTIMIZER, GRADIENTS, WEIGHTS_HOME, EXTERNAL = range(5)
+REPLICATED, _, GRADIENTS, WEIGHTS_HOME, EXTERNAL = range(5)
 
 # What `forward_edge` and `backward_edge` return by position.
 SECONDS, BYTES, AGAIN_S, LINK_IN, LINK_OUT = range(5)
@@ -130,36 +130,35 @@ def away_s(journey_s, gather_s, scatter_s, forward_s, data_s, streams):
 
 @kernel
 def home_cost(
-    home, forward, data, weight, one_forward, one_weight, exchange, gather, to_home, streams,
-    rounds, out,
+    home, forward, data, weight, gathered, summed, exchange, gather, to_home, streams, rounds, held,
+    out,
 ):
-    """Seconds a microbatch and bytes a die of a weight with this home.
+    """Seconds a microbatch and bytes a die of a weight with this home (`homes.home_cost`).
 
     `forward`, `data` and `weight` are the operator's figures under the codes of its passes;
-    `exchange` and `gather` re-shard the weight for the data pass, `to_home` the summed gradient.
+    `gathered` is the second half of a gradient's sum over the forward's copies, `summed` the first
+    over the weight pass's; `held` (whole or divided, parts) are bytes a parameter.
     """
-    again = exchange + exposed_s(gather, data[DATA], streams)
-    once = to_home / rounds
-    step = forward[STEP] if home == REPLICATED else forward[STEP] / forward[COPIES]
     w = forward[HELD]
     g = weight[HELD]
-    if home in (REPLICATED, OPTIMIZER):
-        out[0] = (one_forward + one_weight) / rounds + step + again + once
-        optimizer = 12.0 * w if home == REPLICATED else 12.0 * w / forward[COPIES]
-        out[1] = 2.0 * w + 2.0 * g + optimizer
-    elif home == GRADIENTS:
-        out[0] = exposed_s(one_weight, weight[WEIGHT], streams) + one_forward / rounds
-        out[0] += step + again + once
-        out[1] = 2.0 * w + 2.0 * g / weight[COPIES] + 12.0 * w / forward[COPIES]
-    elif home == WEIGHTS_HOME:
-        out[0] = exposed_s(one_forward, forward[FORWARD], streams) + exchange
-        out[0] += exposed_s(one_forward + gather, data[DATA], streams)
-        out[0] += exposed_s(one_weight, weight[WEIGHT], streams) + step + once
-        out[1] = 14.0 * w / forward[COPIES] + 2.0 * g / weight[COPIES]
-    else:
+    out[1] = (held[0, 0] + held[0, 2]) * w + (held[1, 0] + held[1, 2]) * w / forward[COPIES]
+    out[1] += held[0, 1] * g + held[1, 1] * g / weight[COPIES]
+    if home == EXTERNAL:
         out[0] = max(0.0, forward[PORT] - forward[FORWARD])
         out[0] += max(0.0, data[PORT] - data[DATA] - weight[WEIGHT])
-        out[1] = 0.0
+        return
+    out[0] = forward[STEP] if home == REPLICATED else forward[STEP] / forward[COPIES]
+    out[0] += to_home / rounds + exchange
+    if home in (GRADIENTS, WEIGHTS_HOME):
+        out[0] += exposed_s(summed, weight[WEIGHT], streams)
+    else:
+        out[0] += summed / rounds
+    if home == WEIGHTS_HOME:
+        out[0] += exposed_s(gathered, forward[FORWARD], streams)
+        gather += gathered
+    else:
+        out[0] += gathered / rounds
+    out[0] += exposed_s(gather, data[DATA], streams)
 
 
 @entry
@@ -196,14 +195,16 @@ def edge_matrix(
 @entry
 def evaluate_range(
     start, stop, stream, codes, data, weight, algorithms, homes, keep, ends, droppable, totals,
-    weighted, saves_output, layouts, streams, figures, one, parameters, rounds, entry_s, stream_s,
-    stream_kept, radix, axis, stride, bandwidth, latency, away_Bps, away_latency,
+    weighted, saves_output, layouts, streams, figures, sums, sizes, held, rounds, entry_s,
+    stream_s, stream_kept, radix, axis, stride, bandwidth, latency, away_Bps, away_latency,
     stream_algorithm, result,
 ):
     """Price mappings start..stop-1 of a block.
 
     Node 0 is the stream, the others are the operators; `ends` (edges, 2) says which nodes an edge
-    joins. Nothing is looked up between two operators: every transition is worked out.
+    joins. `sizes` (nodes, 2) are bytes of a gradient as it is summed and of a weight, `sums`
+    (nodes, 2, algorithms, codes) the seconds of either over the copies. Nothing is looked up
+    between two operators: every transition is worked out.
     """
     out = np.zeros(5)
     pair = np.zeros(2)
@@ -211,13 +212,12 @@ def evaluate_range(
     scratch = np.zeros(4)
     runs_of = np.zeros((3, 8), np.int64)
     stored = np.zeros((totals.shape[1], radix.shape[0]), np.int64)
-    weights = np.zeros(1)
     for row in range(start, stop):
         s = stream[row]
         compute = stream_s[s]
         links = 0.0
         home_time = 0.0
-        held = 0.0
+        state = 0.0
         for u in range(codes.shape[1]):
             f = codes[row, u]
             d = data[row, u]
@@ -228,25 +228,25 @@ def evaluate_range(
             if not weighted[node]:
                 continue
             algorithm = algorithms[row, u]
-            weights[0] = 2.0 * parameters[node]
             exchange = 0.0
             gather = 0.0
             to_home = 0.0
             if d != f and homes[row, u] != EXTERNAL:
-                moved(weights, layouts[node, f, WEIGHTS], layouts[node, d, WEIGHTS], radix, axis,
-                      stride, bandwidth, latency, algorithm, pair, scratch, runs_of)
+                moved(sizes[node, 1:], layouts[node, f, WEIGHTS], layouts[node, d, WEIGHTS],
+                      radix, axis, stride, bandwidth, latency, algorithm, pair, scratch, runs_of)
                 exchange = pair[0]
                 gather = pair[1]
             if w != f:
-                moved(weights, layouts[node, w, WEIGHTS], layouts[node, f, WEIGHTS], radix, axis,
-                      stride, bandwidth, latency, algorithm, pair, scratch, runs_of)
+                moved(sizes[node, :1], layouts[node, w, WEIGHTS], layouts[node, f, WEIGHTS],
+                      radix, axis, stride, bandwidth, latency, algorithm, pair, scratch, runs_of)
                 to_home = pair[0] + pair[1]
             home_cost(
                 homes[row, u], figures[node, f], figures[node, d], figures[node, w],
-                one[node, algorithm, f], one[node, algorithm, w], exchange, gather, to_home,
-                streams[node, f], rounds, home)
+                sums[node, 0 if homes[row, u] == REPLICATED else 1, algorithm, f],
+                sums[node, 0, algorithm, w], exchange, gather, to_home, streams[node, f], rounds,
+                held[homes[row, u]], home)
             home_time += home[0]
-            held += home[1]
+            state += home[1]
         saved = 0
         kept = stream_kept[s]
         rebuilt = 0.0
@@ -310,7 +310,7 @@ def evaluate_range(
                             figures[b, f_b, FORWARD], figures[b, d_b, DATA], streams[b, f_b])
                 saved += 1
         result[row, TIME] = compute + links + home_time + rerun + travel
-        result[row, STATE] = held
+        result[row, STATE] = state
         result[row, KEPT] = kept
         result[row, REBUILT] = rebuilt
         result[row, AWAY] = gone

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.step.states import load_states
 from atoll.wafer.block import Block, make_block
 from atoll.wafer.digits import Digits
 from atoll.wafer.genes import (
@@ -29,7 +30,7 @@ from atoll.wafer.genes import (
     SCHEDULES,
     BlockMapping,
 )
-from atoll.wafer.tables import ALGORITHMS, HOMES, legal
+from atoll.wafer.tables import ALGORITHMS, HOMES, OPTIMIZER, legal
 
 Die = tuple[int, int]
 
@@ -82,6 +83,8 @@ class WaferMapping:
     algorithm: str = "auto"
     schedule: str = ONE_F_ONE_B
     """Of the pipeline: 1f1b, or zb-h1 (weight passes fill it)."""
+    optimizer: str = OPTIMIZER
+    """Name of its states."""
 
     @property
     def microbatches(self) -> int:
@@ -103,6 +106,7 @@ class WaferMapping:
             "streaming": self.streaming,
             "algorithm": self.algorithm,
             "schedule": self.schedule,
+            "optimizer": self.optimizer,
             "stages": [_stage_dict(stage, self.blocks()) for stage in self.stages],
         }
 
@@ -192,6 +196,7 @@ def from_dict(data: Mapping[str, Any]) -> WaferMapping:
             algorithm=data["algorithm"],
             # Files from before the gene ran 1F1B.
             schedule=data.get("schedule", ONE_F_ONE_B),
+            optimizer=load_states(data.get("optimizer", OPTIMIZER)).name,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AtollError(f"mapping: field {error} is missing or of the wrong kind.") from None

@@ -83,7 +83,9 @@ def given_mapping(job: WaferJob, wafer: Wafer) -> WaferMapping | None:
     """The mapping that a job names, or the one that its layout leads to."""
     if job.mapping is not None:
         mapping = read_mapping(job.mapping)
-        for name, ours in (("model", job.model), ("batch", job.batch), ("sequence", job.tokens)):
+        asked = {"model": job.model, "batch": job.batch, "sequence": job.tokens,
+                 "optimizer": job.options.states.name}  # fmt: skip
+        for name, ours in asked.items():
             theirs = getattr(mapping, name)
             if theirs != ours:
                 raise AtollError(f"{job.mapping}: its {name} is {theirs}, but the job's is {ours}.")

@@ -23,6 +23,7 @@ import numpy as np
 
 from atoll.step.bubbles import held, held_bytes, step_s
 from atoll.step.replay import PassTime
+from atoll.step.states import load_states
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.block import Block
@@ -30,9 +31,10 @@ from atoll.wafer.digits import Digits
 from atoll.wafer.edge_kernels import AWAY_S, COMPUTE_S, HOMES_S, LINKS_S, RERUN_S
 from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
 from atoll.wafer.genes import Away, BlockCost, BlockMapping
+from atoll.wafer.homes import home_cost
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import Boundary, Journey, boundaries, journeys
-from atoll.wafer.tables import HOMES, STATE_BYTES, Setting, Tables, legal, parts_of
+from atoll.wafer.tables import Setting, Tables, legal, parts_of
 from atoll.wafer.template import Wafer
 
 
@@ -92,10 +94,7 @@ def evaluate(
 ) -> Evaluation:
     """Time and memory of a legal mapping."""
     block = mapping.blocks()
-    setting = Setting(
-        wafer, mapping.microbatches, mapping.streaming, mapping.algorithm,
-        1.0 / len(mapping.stages),
-    )  # fmt: skip
+    setting = setting_of(wafer, mapping)
     rectangles = [s.rectangle for s in mapping.stages]
     crossing = boundaries(wafer, rectangles, block.stream_bytes, dead_links)
     ways = journeys(wafer, rectangles, [s.helper for s in mapping.stages], dead_links)
@@ -113,6 +112,13 @@ def evaluate(
         fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
         links=_link_loads(mapping, stages, crossing, ways),
     )
+
+
+def setting_of(wafer: Wafer, mapping: WaferMapping) -> Setting:
+    return Setting(
+        wafer, mapping.microbatches, mapping.streaming, mapping.algorithm,
+        1.0 / len(mapping.stages), load_states(mapping.optimizer),
+    )  # fmt: skip
 
 
 def away_paths(
@@ -177,9 +183,10 @@ def _stage(
     )
     transfer = 2.0 * crossing.into_s[number]
     memory = {
-        # Streamed weights pass through a double buffer of one layer.
+        # Streamed weights and their gradients pass through a double buffer of one layer.
         "states": stage.layers * cost.state_bytes + (
-            8.0 * block.parameters / block.layers / stage.rectangle.size if external else 0.0
+            2.0 * (setting.states.weight + setting.states.reduced) * block.parameters
+            / block.layers / stage.rectangle.size if external else 0.0
         ),
         "activations": stage.layers * held_bytes(
             mapping.schedule, count, number, mapping.microbatches,
@@ -279,7 +286,7 @@ def ends_cost(
         sums = np.full(len(radix), kernels.PARTIAL, np.int64)
         moved = kernels.transition_one(block.stream_bytes, sums, layout, *mesh)
         time += 2.0 * float(moved[:3].sum())
-        held += 0.0 if external else STATE_BYTES * block.embedding_parameters / digits.size
+        held += 0.0 if external else setting.states.held * block.embedding_parameters / digits.size
     if last and block.head is not None:
         tables = _head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
@@ -289,11 +296,12 @@ def ends_cost(
         share = prod(parts.values())
         bandwidth = setting.wafer.chip.hbm.bandwidth_Bps
         # Logits and softmax pass through memory three times: written, read, and their gradient.
-        home = HOMES.index("external" if external else "optimizer")
-        time += float(nodes.compute_s[0] + nodes.home_s[home, 0]) + 3.0 * float(moved[:3].sum())
+        one, home = np.zeros(1, np.int64), "external" if external else "optimizer"
+        home_s, state = home_cost(nodes, home, setting, one, one, one)
+        time += float(nodes.compute_s[0] + home_s[0]) + 3.0 * float(moved[:3].sum())
         time += 3.0 * block.head_bytes / share / bandwidth
         weight = float(nodes.weight_s[0])
-        held += float(nodes.state_bytes[home, 0]) + block.head_bytes / share
+        held += float(state[0]) + block.head_bytes / share
     return Ends(time, held, weight)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer import edge_kernels
-from atoll.wafer.tables import HOMES, Nodes, Tables, exposed
+from atoll.wafer.homes import home_cost
+from atoll.wafer.tables import Nodes, Tables, exposed
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -48,14 +49,16 @@ class GradientTables:
             )
         return tables
 
-    def _weight(self, unit: int) -> tuple[FloatArray, FloatArray]:
-        """(codes, codes): exchange and gather of the weight between layouts."""
+    def _weight(self, unit: int, each_bytes: float) -> tuple[FloatArray, FloatArray]:
+        """(codes, codes): exchange and gather of the weight (or its gradient), so many bytes a
+        parameter, between layouts.
+        """
         node = self.nodes[unit]
         assert node.unit is not None
         each = len(node.index)
         tables = np.zeros((each, each)), np.zeros((each, each))
         layouts = node.weights[:each]
-        size = np.array([2.0 * node.unit.parameters])
+        size = np.array([each_bytes * node.unit.parameters])
         edge_kernels.moved_matrix(size, layouts, layouts, *self.tables.mesh, *tables)
         return tables
 
@@ -81,33 +84,14 @@ class GradientTables:
         """Seconds and bytes of state for entries of the three passes (arrays that broadcast)."""
         node = self.nodes[unit]
         each = len(node.index)
-        exchange, gather = (t[forward % each, data % each] for t in self.weight(unit))
-        to_home = sum(t[weight % each, forward % each] for t in self.weight(unit))
-        streams, rounds = node.streams[forward], float(self.tables.setting.microbatches)
-        one_f, one_w = node.sum_s[forward], node.sum_s[weight]
-        w_f, c_f = node.parameters[forward], node.copies[forward]
-        w_w, c_w = node.parameters[weight], node.copies[weight]
-        step = node.step_s[forward] / (1.0 if home == "replicated" else c_f)
-        zero = np.zeros(np.broadcast_shapes(forward.shape, data.shape, weight.shape))
-        moved = exchange + exposed(gather, node.data_s[data], streams)
-        summed = exposed(one_w, node.weight_s[weight], streams)
-        once = to_home / rounds + step
-        if home in ("replicated", "optimizer"):
-            seconds = (one_f + one_w) / rounds + moved + once
-            state = 2.0 * w_f + 2.0 * w_w + 12.0 * w_f / (1.0 if home == "replicated" else c_f)
-        elif home == "gradients":
-            seconds = summed + one_f / rounds + moved + once
-            state = 2.0 * w_f + 2.0 * w_w / c_w + 12.0 * w_f / c_f
-        elif home == "weights":
-            seconds = exposed(one_f, node.forward_s[forward], streams) + exchange + summed + once
-            seconds = seconds + exposed(one_f + gather, node.data_s[data], streams)
-            state = 14.0 * w_f / c_f + 2.0 * w_w / c_w
-        else:
-            assert home == HOMES[-1]
-            seconds = np.maximum(0.0, node.port_s[forward] - node.forward_s[forward])
-            late = node.port_s[data] - node.data_s[data] - node.weight_s[weight]
-            seconds, state = seconds + np.maximum(0.0, late), zero
-        return seconds + zero, state + zero
+        states = self.tables.setting.states
+        exchange, gather = (
+            t[forward % each, data % each] for t in self.weight(unit, states.weight)
+        )
+        to_home = sum(t[weight % each, forward % each] for t in self.weight(unit, states.reduced))
+        return home_cost(
+            node, home, self.tables.setting, forward, data, weight, exchange, gather, to_home
+        )
 
 
 def fetch_s(

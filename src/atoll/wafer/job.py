@@ -9,11 +9,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from atoll.errors import AtollError
+from atoll.step.states import load_states
 from atoll.wafer.block import make_block
 from atoll.wafer.encoding import Die
 from atoll.wafer.mapping_file import read_mapping
 from atoll.wafer.search import MICROBATCHES
 from atoll.wafer.stages import Options
+from atoll.wafer.tables import OPTIMIZER
 from atoll.workload import load_config
 from atoll.yamlfile import Count, FileModel, load_yaml
 
@@ -40,6 +42,8 @@ class WaferJob:
     model: str = "llama2-70b"
     batch: int = 128
     sequence: int | None = None
+    optimizer: str = OPTIMIZER
+    """Name of its states: bytes a parameter of weights, gradients and optimizer."""
     microbatches: tuple[int, ...] = MICROBATCHES
     ablations: tuple[str, ...] = ()
     dead_dies: tuple[Die, ...] = ()
@@ -83,6 +87,7 @@ class WaferJob:
             raise AtollError("job: stage_shapes: expected positive columns and rows.")
         if any(count < 1 for count in self.stage_counts):
             raise AtollError("job: stage_counts: expected positive whole numbers.")
+        load_states(self.optimizer)
         load_config(self.model)
         make_block(self.model, 1, self.sequence)
 
@@ -96,6 +101,7 @@ class WaferJob:
             one_axis="one-axis" in self.ablations,
             volume_only="volume-only" in self.ablations,
             zero_bubble="no-zero-bubble" not in self.ablations,
+            states=load_states(self.optimizer),
         )
 
     @property
@@ -129,6 +135,7 @@ class WaferJobFile(FileModel):
     batch: Count | None = None
     global_batch: Count | None = None
     sequence: Count | None = None
+    optimizer: str | None = None
     microbatches: tuple[Count, ...] | None = None
     ablations: tuple[str, ...] | None = None
     dead_dies: tuple[Position, ...] | None = None
@@ -171,9 +178,8 @@ def load_wafer_job(path: str | Path) -> WaferJob:
             given[name] = str(candidate) if candidate.exists() else given[name]
     if "mapping" in given:
         mapping = read_mapping(given["mapping"])
-        given = {
-            "model": mapping.model, "batch": mapping.batch, "sequence": mapping.sequence
-        } | given  # fmt: skip
+        names = ("model", "batch", "sequence", "optimizer")
+        given = {name: getattr(mapping, name) for name in names} | given
     try:
         return WaferJob(**given)
     except AtollError as error:

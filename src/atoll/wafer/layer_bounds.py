@@ -26,7 +26,6 @@ from atoll.wafer.block_kernels import CHUNKS
 from atoll.wafer.digits import factors
 from atoll.wafer.pricing import Parts, Shape, local_shape, pricer
 from atoll.wafer.stages import Planner
-from atoll.wafer.tables import MOVED_BYTES, STATE_BYTES
 from atoll.wafer.template import Wafer
 
 FloatArray = NDArray[np.float64]
@@ -227,10 +226,10 @@ class LayerBounds:
     ) -> SizeBound:  # fmt: skip
         """From seconds of passes to seconds and bytes of a layer and of the ends."""
         block = self.block(microbatch)
-        rounds = self.planners[0].rounds(microbatch)
+        rounds, states = self.planners[0].rounds(microbatch), self.options.states
         bandwidth = self.price.chip.hbm.bandwidth_Bps
         parameters = sum(unit.parameters for unit in block.units)
-        update = 0.0 if self.external else MOVED_BYTES / (dies * bandwidth * rounds)
+        update = 0.0 if self.external else states.update / (dies * bandwidth * rounds)
         inside = [times[unit.name] for unit in block.units]
         but_weight = sum(t.forward + t.data for t in inside) + sum(entries) + sum(others)
         but_weight += update * parameters
@@ -242,11 +241,11 @@ class LayerBounds:
             head_but += 3.0 * block.head_bytes / dies / bandwidth
             head_s = head_but + head.weight
             head_bytes = block.head_bytes / dies
-            head_bytes += 0.0 if self.external else STATE_BYTES * block.head.parameters / dies
+            head_bytes += 0.0 if self.external else states.held * block.head.parameters / dies
         scale = layer if 0.0 < layer < np.inf else 1.0
         prices = PRICES * scale * block.layers * dies / self.wafer.dies / self.wafer.memory_bytes
         curves = np.full((len(DEPTHS), len(prices)), layer)
-        state = 0.0 if self.external else STATE_BYTES * parameters / dies
+        state = 0.0 if self.external else states.held * parameters / dies
         for depth, in_flight in enumerate(DEPTHS):
             curves[depth] += prices * state
             curves[depth] += prices * in_flight * (block.stream_bytes + block.always_bytes) / dies
@@ -259,7 +258,7 @@ class LayerBounds:
                     again = entry if i == 0 else times[chain.units[i - 1].name].forward
                     again = again if self.options.recompute else np.inf
                     curves[depth] += np.minimum(prices * in_flight * sum(edge.totals) / dies, again)
-        embedding = 0.0 if self.external else STATE_BYTES * block.embedding_parameters / dies
+        embedding = 0.0 if self.external else states.held * block.embedding_parameters / dies
         # Whatever is saved may lie in another stage's memory.
         own = own if self.options.offload else curves
         return SizeBound(
@@ -324,4 +323,4 @@ def port_step_s(planner: Planner, microbatch: int) -> float:
     block = make_block(planner.model, microbatch, planner.sequence)
     parameters = block.layers * sum(unit.parameters for unit in block.units)
     parameters += block.head.parameters if block.head else 0
-    return 2.0 * 2.0 * parameters / planner.wafer.io_Bps  # twice, 2 bytes each
+    return 2.0 * planner.options.states.weight * parameters / planner.wafer.io_Bps

@@ -97,7 +97,7 @@ class Refiner:
                 pairs.append((data, node.codes[chosen] if weighted else data))
                 if weighted and homes[e] in ("replicated", "optimizer"):
                     fewer = node.parameters[path[e]] - node.parameters[chosen]
-                    saved_bytes += 2.0 * float(fewer)
+                    saved_bytes += self.states.tables.setting.states.gradient * float(fewer)
             at = int(choices[e][at])
         return pairs[::-1], same - float(value[0]), saved_bytes
 

@@ -46,7 +46,7 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
     baselines: dict[str, Baseline | None] = {}
     if len(wafers) == 1:
         if job.baselines:
-            baselines = run_baselines(wafers[0], job.model, job.batch, job.tokens)
+            baselines = _baselines(job, wafers[0])
             timed("baselines")
         search = make_search(job, wafers[0], progress)
         found = search.run(_seeds(job, wafers[0], baselines))
@@ -58,7 +58,7 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         search = next(s for s in searches if s.wafer is explored.solved[0][0])
         timed("search")
         if job.baselines:
-            baselines = run_baselines(search.wafer, job.model, job.batch, job.tokens)
+            baselines = _baselines(job, search.wafer)
             timed("baselines")
     wafer, found = explored.solved[0]
     best, faults = _with_faults(job, search, found.best)
@@ -103,6 +103,11 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
         phases_s=phases,
         wall_time_s=time.monotonic() - began,
     )
+
+
+def _baselines(job: WaferJob, wafer: Wafer) -> dict[str, Baseline | None]:
+    states = job.options.states.name
+    return run_baselines(wafer, job.model, job.batch, job.tokens, optimizer=states)
 
 
 def _subject(job: WaferJob, wafers: int) -> str:

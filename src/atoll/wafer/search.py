@@ -24,7 +24,6 @@ from atoll.wafer.faults import Faults, map_around
 from atoll.wafer.genes import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.packing import pack
 from atoll.wafer.stages import INFINITY, MANY_CODES, Options, Planner, snake
-from atoll.wafer.tables import STATE_BYTES
 from atoll.wafer.template import Wafer
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -259,7 +258,7 @@ class WaferSearch:
 
     def _check_memory(self) -> None:
         block = make_block(self.model, 1, self.sequence)
-        needed = STATE_BYTES * block.parameters
+        needed = self.planner.options.states.held * block.parameters
         wafer_bytes = self.wafer.memory_bytes * self.wafer.dies
         if needed > wafer_bytes and "external" not in self.planner.options.homes:
             raise InfeasibleError(

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer.genes import Away, BlockMapping
+from atoll.wafer.homes import home_cost
 from atoll.wafer.steps import Step, Way
-from atoll.wafer.tables import HOMES, EdgeTable, Nodes, Tables, exposed
+from atoll.wafer.tables import EdgeTable, Nodes, Tables, exposed
 
 FloatArray = NDArray[np.float64]
 
@@ -30,7 +31,6 @@ class SharedStates:
 
     def __init__(self, tables: Tables, rules: Rules) -> None:
         self.tables, self.rules = tables, rules
-        self._rows = [HOMES.index(home) for home in rules.homes]
         self.edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
         self.chains = [self._steps(i) for i in range(len(self.edges))]
 
@@ -40,9 +40,13 @@ class SharedStates:
         described = self.tables.block.chains[chain].edges
         for i, edge in enumerate(edges):
             node = nodes[i + 1]
-            home_s, state = node.home_s[self._rows], node.state_bytes[self._rows]
-            if node.unit is None or not node.unit.parameters:
-                home_s, state = home_s[:1], state[:1]
+            each = np.arange(len(node.codes))
+            weighted = node.unit is not None and node.unit.parameters > 0
+            costs = [
+                home_cost(node, home, self.tables.setting, each, each, each)
+                for home in (self.rules.homes if weighted else ("external",))
+            ]
+            home_s, state = (np.stack(column) for column in zip(*costs, strict=True))
             compute = 0.0 if self.rules.volume_only else node.compute_s[None, :]
             again = edge.again_s if self.rules.recompute else np.full_like(edge.again_s, np.inf)
             steps.append(

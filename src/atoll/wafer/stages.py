@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atoll.step.bubbles import held, waiting
+from atoll.step.states import STATES, States
 from atoll.wafer.block import make_block
 from atoll.wafer.code_sets import code_sets, most_codes
 from atoll.wafer.digits import Digits, digit_systems
@@ -22,7 +23,7 @@ from atoll.wafer.genes import OFFLOAD, ONE_F_ONE_B, Away, Solved
 from atoll.wafer.offload import Helpers, plan_with_helpers
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import boundaries
-from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.tables import OPTIMIZER, SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.template import Wafer
 
 INFINITY = float("inf")
@@ -52,6 +53,7 @@ class Options:
     """Choose mappings by bytes moved instead of time (evaluated by time all the same)."""
     zero_bubble: bool = True
     """Weight passes may fill the pipeline (schedule zb-h1)."""
+    states: States = STATES[OPTIMIZER]
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ class Planner:
 
     def setting(self, microbatch: int) -> Setting:
         return Setting(
-            self.wafer, self.rounds(microbatch), self.options.streaming, self.options.algorithm
-        )
+            self.wafer, self.rounds(microbatch), self.options.streaming, self.options.algorithm,
+            states=self.options.states,
+        )  # fmt: skip
 
     def exacts(self, width: int, height: int, microbatch: int) -> list[tuple[Digits, Exact]]:
         """Solvers for a shape, one a digit system."""
@@ -332,7 +335,7 @@ class Planner:
             stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
             self.model, self.batch, microbatch, self.sequence, tuple(stages),
-            streaming, self.options.algorithm, schedule,
+            streaming, self.options.algorithm, schedule, self.options.states.name,
         )  # fmt: skip
 
 

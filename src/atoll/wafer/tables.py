@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.step.states import STATES
+from atoll.step.states import STATES, States
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer import edge_kernels
 from atoll.wafer.block import KINDS, Block, Chain, Edge, Product, Unit
@@ -32,14 +32,12 @@ BoolArray = NDArray[np.bool_]
 
 _WEIGHT = {"k": kernels.SEQUENCE, "n": kernels.COLUMNS, "e": kernels.EXPERTS}
 HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
-"""Where a weight's copies live among the dies that use it: all state on each; the optimizer's
-divided (ZeRO-1); gradients too (ZeRO-2); weights too, gathered for every use (ZeRO-3); or streamed
-from outside the wafer."""
+"""Where a weight's copies live (`homes.py`)."""
 SEARCHED_HOMES = ("optimizer", "gradients", "weights")
 ALGORITHMS = ("auto", "line", "ring", "2d")
 
-_STATES = STATES["mixed16"]
-STATE_BYTES, MOVED_BYTES = _STATES.held, _STATES.update
+OPTIMIZER = "mixed16"
+"""Whose states are held where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,7 @@ class Setting:
     algorithm: str = "auto"
     io_share: float = 1.0
     """Part of the wafer's input and output that one group may use."""
+    states: States = STATES[OPTIMIZER]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +74,6 @@ class Nodes:
     data_s: FloatArray
     weight_s: FloatArray
     parameters: FloatArray
-    home_s: FloatArray  # (homes, codes): seconds a microbatch, all passes under one code
-    state_bytes: FloatArray  # (homes, codes)
     weights: IntArray  # (codes, 1, digits): layout of the weight
     step_s: FloatArray
     """An optimizer step on the parameters of a die, a microbatch."""
@@ -85,6 +82,8 @@ class Nodes:
     """To bring the weight in from outside the wafer."""
     sum_s: FloatArray
     """Half an all-reduce of the gradient over the copies of the weight."""
+    gather_s: FloatArray
+    """The weight gathered over its copies."""
 
     @property
     def compute_s(self) -> FloatArray:
@@ -180,13 +179,13 @@ class Tables:
         codes = self.codes("stream", self.block.stream_sizes)
         kind = KINDS["vector"]
         zero = np.zeros(len(codes))
-        nothing = np.zeros((len(HOMES), len(codes)))
         # Nothing hides behind the stream: its way of collectives does not matter.
         return Nodes(
             None, codes, np.zeros(len(codes), np.bool_), layouts(codes, kind.reads),
             layouts(codes, [kind.writes]), layouts(codes, [kind.gradient_reads]),
-            layouts(codes, kind.gradient_writes), zero, zero, zero, zero, nothing, nothing,
+            layouts(codes, kind.gradient_writes), zero, zero, zero, zero,
             np.zeros((len(codes), 1, self.digits.count), np.int64), zero, zero + 1.0, zero, zero,
+            zero,
         )  # fmt: skip
 
     def unit_nodes(self, unit: Unit) -> Nodes:
@@ -199,12 +198,9 @@ class Tables:
         forward, data, weight, parameters = columns
         member = np.array([[tag not in kind.weight for tag in code] for code in codes], np.bool_)
         copies = np.where(member.reshape(len(codes), -1), self.digits.radix, 1).prod(axis=1)
-        step = MOVED_BYTES * parameters / self.price.chip.hbm.bandwidth_Bps
+        states = self.setting.states
+        step = states.update * parameters / self.price.chip.hbm.bandwidth_Bps
         step /= self.setting.microbatches
-        port = self._port_s(unit, parameters)
-        sums = np.array([self.sum_s(m, float(p)) for m, p in zip(member, parameters, strict=True)])
-        figures = (forward, data, weight, parameters, copies.astype(np.float64), step, port, sums)
-        home_s, state = self._homes(unit, streams, *figures)
         tensors = 2 if unit.kind == "attention" else 1
         writes = unit.outputs
         weights = {tag: _WEIGHT.get(tag, kernels.WHOLE) for tag in "bsknhtecr"}
@@ -213,16 +209,18 @@ class Tables:
             layouts(codes, [kind.writes] * writes),
             layouts(codes, [kind.gradient_reads] * writes),
             layouts(codes, kind.gradient_writes[:tensors]), forward, data, weight, parameters,
-            home_s, state, layouts(codes, [weights]), step, figures[4], port, sums,
+            layouts(codes, [weights]), step, copies.astype(np.float64),
+            self._port_s(unit, parameters), self.over_copies_s(member, states.reduced * parameters),
+            self.over_copies_s(member, states.weight * parameters),
         )  # fmt: skip
 
     def _port_s(self, unit: Unit, parameters: FloatArray) -> FloatArray:
         """Streamed weights come through the wafer's ports and then, as a broadcast, over every
         die's link; prefetched one operator ahead.
         """
-        wafer = self.setting.wafer
-        ports = 2.0 * unit.parameters / (wafer.io_Bps * self.setting.io_share)
-        return np.maximum(ports, 2.0 * parameters / wafer.link_Bps)
+        wafer, each = self.setting.wafer, self.setting.states.weight
+        ports = each * unit.parameters / (wafer.io_Bps * self.setting.io_share)
+        return np.maximum(ports, each * parameters / wafer.link_Bps)
 
     def _node(
         self, unit: Unit, code: str, streams: bool
@@ -251,44 +249,15 @@ class Tables:
         held = prod(parts.get(tag, 1) for tag in KINDS[unit.kind].weight)
         return forward, data, weight, unit.parameters / held
 
-    def _homes(
-        self, unit: Unit, streams: BoolArray, forward: FloatArray, data: FloatArray,
-        weight: FloatArray, parameters: FloatArray, copies: FloatArray, step: FloatArray,
-        port: FloatArray, sums: FloatArray,
-    ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-        """Seconds a microbatch and bytes of state a die, by home and code."""
-        time = np.zeros((len(HOMES), len(forward)))
-        state = np.zeros((len(HOMES), len(forward)))
-        if not unit.parameters:
-            return time, state
-        rounds = self.setting.microbatches
-        for i in range(len(forward)):
-            w, c = float(parameters[i]), float(copies[i])
-            one = float(sums[i])
-            f, d, g = (
-                float(kernels.exposed_one(one, s, bool(streams[i])))
-                for s in (forward[i], data[i], weight[i])
-            )
-            time[:, i] = (
-                2.0 * one / rounds + step[i],
-                2.0 * one / rounds + step[i] / c,
-                g + one / rounds + step[i] / c,
-                f + d + g + step[i] / c,
-                max(0.0, port[i] - forward[i]) + max(0.0, port[i] - data[i] - weight[i]),
-            )
-            state[:, i] = (
-                STATE_BYTES * w,
-                (_STATES.weight + _STATES.gradient) * w + _STATES.optimizer * w / c,
-                _STATES.weight * w + (_STATES.gradient + _STATES.optimizer) * w / c,
-                STATE_BYTES * w / c,
-                0.0,
-            )
-        return time, state
-
-    def sum_s(self, member: BoolArray, parameters: float, algorithm: int | None = None) -> float:
-        """Half an all-reduce of a gradient over the copies of its weight."""
+    def over_copies_s(
+        self, member: BoolArray, volume: FloatArray, algorithm: int | None = None
+    ) -> FloatArray:
+        """Seconds to gather so many bytes over each group of dies, or to sum and divide them."""
         chosen = self._algorithm if algorithm is None else algorithm
-        return float(kernels.pass_one(member, 2.0 * parameters, *self._mesh, chosen))
+        return np.array([
+            kernels.pass_one(m, float(v), *self._mesh, chosen)
+            for m, v in zip(member, volume, strict=True)
+        ])  # fmt: skip
 
     @property
     def mesh(self) -> tuple[IntArray, IntArray, IntArray, float, float, int]:
