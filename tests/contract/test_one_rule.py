@@ -29,7 +29,7 @@ from atoll.report.timeline import placement_timeline, plan_timeline
 from atoll.step.bubbles import held, held_bytes, step_s, waiting
 from atoll.step.layout import Layout
 from atoll.step.orders import passes
-from atoll.step.parts import TIME_PARTS
+from atoll.step.parts import MEMORY_PARTS, TIME_PARTS
 from atoll.step.replay import PassTime, replay
 from atoll.step.stages import even_sizes
 from atoll.step.states import STATES, load_states
@@ -228,13 +228,18 @@ def test_parts_of_a_step_have_one_list_of_names_and_add_up():
         assert set(parts) <= set(TIME_PARTS)
 
 
-@disagree("states; weights, gradients, optimizer; logits for GPUs only")
 def test_parts_of_memory_have_one_list_of_names():
-    searched, planned, wafer = _answers()
-    names = set(planned.worst.parts())
-    for placement in (searched, wafer):
-        for stage in placement.stages:
-            assert set(stage.memory_bytes) <= names
+    _, planned, wafer = _answers()
+    for parts in (planned.worst.parts(), *(stage.memory_bytes for stage in wafer.stages)):
+        assert set(parts) <= set(MEMORY_PARTS)
+        assert {"weights", "gradients", "optimizer", "activations"} <= set(parts)
+
+
+@disagree("states in one; rebuilt")
+def test_a_searched_chips_memory_has_the_same_parts():
+    searched, _, _ = _answers()
+    for stage in searched.stages:
+        assert set(stage.memory_bytes) <= set(MEMORY_PARTS)
 
 
 def test_gradient_accumulation_is_the_same_in_the_estimate_and_in_its_file():

@@ -72,7 +72,7 @@ def test_what_is_left_elsewhere_counts_there(tight):
         assert fewer == pytest.approx(left)
         moved += left
         # Brought back for one microbatch of one layer.
-        more = cost.memory_bytes["rebuilt"] - other.memory_bytes["rebuilt"]
+        more = cost.memory_bytes["transient"] - other.memory_bytes["transient"]
         assert more == pytest.approx(cost.block.away_bytes)
     assert guests == pytest.approx(moved) and guests > 0.0
 

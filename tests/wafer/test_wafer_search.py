@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from atoll.cli import app
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import MIB
+from atoll.step.states import STATES
 from atoll.wafer.accpar import TYPES, _one_cut, least_volume, volume
 from atoll.wafer.anneal import anneal, swap_stages
 from atoll.wafer.api import estimate_wafer, search_wafer
@@ -25,9 +26,11 @@ from atoll.wafer.encoding import problems
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.faults import Faults, map_around, sample_faults
 from atoll.wafer.job import WaferJob, load_wafer_job
+from atoll.wafer.moves import mutate
 from atoll.wafer.routing import route
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options, Planner, snake
+from atoll.wafer.tables import HOMES
 from atoll.wafer.tiling import guillotine
 
 from .wafer_cases import small_file, small_model, small_wafer
@@ -334,6 +337,22 @@ def test_every_example_job_can_be_read():
         assert isinstance(load_wafer_job(path), WaferJob)
 
 
+@pytest.mark.parametrize("states", STATES)
+def test_states_by_part_add_up_to_what_the_compiled_evaluator_counts(states):
+    wafer = small_wafer(2, 2)
+    random = np.random.default_rng(5)
+    mapping = Planner(wafer, small_model(), 8, 24, Options(states=STATES[states])).plan(
+        snake(2, 2, 2, 1, 2), 1
+    )
+    assert mapping.optimizer == states
+    for _ in range(20):
+        mapping = mutate(mapping, random, HOMES)
+        for stage, cost in zip(mapping.stages, evaluate(wafer, mapping).stages, strict=True):
+            told = sum(cost.memory_bytes[name] for name in ("weights", "gradients", "optimizer"))
+            counted = stage.layers * cost.block.state_bytes + sum(cost.ends.states)
+            assert told == pytest.approx(counted, rel=1e-12)
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_plan_costs_what_its_blocks_were_solved_for(streaming):
     """Operators keep their way of collectives whatever the head's is."""
@@ -344,6 +363,6 @@ def test_a_plan_costs_what_its_blocks_were_solved_for(streaming):
     for stage, cost in zip(mapping.stages, evaluate(wafer, mapping).stages, strict=True):
         assert {streams for streams, _ in stage.block.collectives} == {streaming}
         in_flight = 2 if stage is mapping.stages[0] else 1
-        limit = wafer.memory_bytes - cost.memory_bytes["ends"]
+        limit = wafer.memory_bytes - cost.ends.bytes
         solved = planner.block((2, 2), 1, stage.layers, in_flight, limit)
         assert cost.block.time_s == pytest.approx(solved.solved.cost.time_s)

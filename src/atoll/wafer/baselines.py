@@ -188,7 +188,7 @@ def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None
             Tables(block, stage.digits, setting, pricer(wafer.chip), only), (genes.homes[0],)
         )
         in_flight = min(len(mapping.stages) - number, mapping.microbatches)
-        limit = wafer.memory_bytes - priced.stages[number].memory_bytes["ends"]
+        limit = wafer.memory_bytes - priced.stages[number].ends.bytes
         found = exact.solve(stage.layers, in_flight, limit)
         if found is None:
             return None

@@ -2,8 +2,9 @@
 
     load of a stage = layers x block + ends (embedding, head) + transfers in
     step            = (microbatches - 1) x largest load + sum of the loads          (1F1B)
-    memory of a die = layers x (state + kept x microbatches in flight) + rebuilt + ends + buffers
-                      + guests (what other stages left there)
+    memory of a die = layers x (states + kept x microbatches in flight) + transient (rebuilt for one
+                      layer) + states and logits of the ends + buffers + guests (what other stages
+                      left there)
 
 The zero-bubble schedule's step is in `step.bubbles`. A weight pass that is put off holds
 what it needs: the inputs of its operators and the gradients of their outputs.
@@ -31,10 +32,10 @@ from atoll.wafer.digits import Digits
 from atoll.wafer.edge_kernels import AWAY_S, COMPUTE_S, HOMES_S, LINKS_S, RERUN_S
 from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
 from atoll.wafer.genes import Away, BlockCost, BlockMapping
-from atoll.wafer.homes import home_cost
+from atoll.wafer.homes import home_bytes, home_cost
 from atoll.wafer.pricing import pricer
 from atoll.wafer.routing import Boundary, Journey, boundaries, journeys
-from atoll.wafer.tables import Setting, Tables, legal, parts_of
+from atoll.wafer.tables import Nodes, Setting, Tables, legal, parts_of
 from atoll.wafer.template import Wafer
 
 
@@ -42,10 +43,15 @@ from atoll.wafer.template import Wafer
 class Ends:
     """What embedding or head add to a stage: seconds a microbatch, bytes a die."""
 
-    time_s: float = 0.0
-    bytes: float = 0.0
-    weight_s: float = 0.0
+    time_s: float
+    weight_s: float
     """The head's weight pass, a part of `time_s`."""
+    states: tuple[float, ...]
+    logits_bytes: float
+
+    @property
+    def bytes(self) -> float:
+        return sum(self.states) + self.logits_bytes
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,7 @@ class StageCost:
     weight_s: float
     """Weight gradients, a part of `load_s`."""
     memory_bytes: Mapping[str, float]
+    """By part (`step.parts`)."""
 
     @property
     def total_bytes(self) -> float:
@@ -182,19 +189,25 @@ def _stage(
         block, stage.digits, setting, stage.block.stream, stage.head, first, last, external
     )
     transfer = 2.0 * crossing.into_s[number]
+    weights, gradients, optimizer = (
+        stage.layers * layers + end
+        for layers, end in zip(layer.states, ends.states, strict=True)
+    )
+    buffers = layer.buffer_bytes
+    if external:  # weights and their gradients pass through a double buffer of one layer
+        each = setting.states.weight + setting.states.reduced
+        buffers += 2.0 * each * block.parameters / block.layers / stage.rectangle.size
     memory = {
-        # Streamed weights and their gradients pass through a double buffer of one layer.
-        "states": stage.layers * cost.state_bytes + (
-            2.0 * (setting.states.weight + setting.states.reduced) * block.parameters
-            / block.layers / stage.rectangle.size if external else 0.0
-        ),
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
         "activations": stage.layers * held_bytes(
             mapping.schedule, count, number, mapping.microbatches,
             kept_bytes=cost.kept_bytes, waiting_bytes=layer.delayed_bytes,
         ),
-        "rebuilt": cost.rebuilt_bytes,
-        "ends": ends.bytes,
-        "buffers": layer.buffer_bytes,
+        "logits": ends.logits_bytes,
+        "transient": cost.rebuilt_bytes,
+        "buffers": buffers,
     }  # fmt: skip
     load = stage.layers * cost.time_s + ends.time_s + transfer
     return StageCost(
@@ -215,6 +228,8 @@ class LayerCost:
     delayed_bytes: float
     """What a weight pass that is put off holds."""
     buffer_bytes: float
+    states: tuple[float, ...]
+    """Bytes of weights, gradients and optimizer."""
 
 
 @lru_cache(maxsize=4096)
@@ -255,7 +270,23 @@ def block_cost(
         path = [0, *(next(at) for _ in chain.units), 0]
         for i, edge in enumerate(tables.chain_edges(index)):
             held += float(edge.kept_bytes[path[i], path[i + 1]])
-    return LayerCost(cost, parts, forward, weight, held, tables.buffer_bytes(genes.stream))
+    states = _states(units, genes, ways, setting)
+    return LayerCost(
+        cost, parts, forward, weight, held, tables.buffer_bytes(genes.stream), states
+    )
+
+
+def _states(
+    units: Sequence[Nodes], genes: BlockMapping, ways: Sequence[tuple[bool, str]], setting: Setting
+) -> tuple[float, ...]:
+    """Bytes a die of a layer's weights, gradients and optimizer."""
+    found = np.zeros((3, 1))
+    for nodes, home, codes, (streams, _) in zip(
+        units, genes.homes, genes.passes, ways, strict=True
+    ):
+        forward, _, weight = (np.array([nodes.find(code, streams)]) for code in codes)
+        found += home_bytes(setting.states, home, nodes, forward, weight)
+    return tuple(found[:, 0].tolist())
 
 
 def tables_of(block: Block, digits: Digits, setting: Setting, genes: BlockMapping) -> Tables:
@@ -276,7 +307,8 @@ def ends_cost(
 
     Where weights live outside the wafer (`external`), so do those of the ends.
     """
-    time = held = weight = 0.0
+    time = weight = logits = 0.0
+    states = np.zeros(3)
     radix = digits.radix
     mesh = (radix, digits.axis, digits.stride, setting.wafer.link_Bps,
             setting.wafer.link_latency_s, 0)  # fmt: skip
@@ -286,23 +318,25 @@ def ends_cost(
         sums = np.full(len(radix), kernels.PARTIAL, np.int64)
         moved = kernels.transition_one(block.stream_bytes, sums, layout, *mesh)
         time += 2.0 * float(moved[:3].sum())
-        held += 0.0 if external else setting.states.held * block.embedding_parameters / digits.size
+        if not external:
+            share = block.embedding_parameters / digits.size
+            states += setting.states.parts(share, share, 0)
     if last and block.head is not None:
         tables = _head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
         whole = np.where(nodes.reads[0, 0] == kernels.COLUMNS, kernels.WHOLE, nodes.reads[0, 0])
         moved = kernels.transition_one(block.stream_bytes, layout, whole, *mesh)
         parts = parts_of(head_code, digits)
-        share = prod(parts.values())
+        logits = block.head_bytes / prod(parts.values())
         bandwidth = setting.wafer.chip.hbm.bandwidth_Bps
         # Logits and softmax pass through memory three times: written, read, and their gradient.
         one, home = np.zeros(1, np.int64), "external" if external else "optimizer"
-        home_s, state = home_cost(nodes, home, setting, one, one, one)
+        home_s, _ = home_cost(nodes, home, setting, one, one, one)
         time += float(nodes.compute_s[0] + home_s[0]) + 3.0 * float(moved[:3].sum())
-        time += 3.0 * block.head_bytes / share / bandwidth
+        time += 3.0 * logits / bandwidth
         weight = float(nodes.weight_s[0])
-        held += float(state[0]) + block.head_bytes / share
-    return Ends(time, held, weight)
+        states += np.concatenate(home_bytes(setting.states, home, nodes, one, one))
+    return Ends(time, weight, tuple(states.tolist()), logits)
 
 
 @lru_cache(maxsize=512)
