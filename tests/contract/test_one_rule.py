@@ -70,8 +70,13 @@ def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
         assert held == pytest.approx(system.state_bytes * parameters, rel=REL)
 
 
-@disagree("search and wafers take mixed16 where nothing is said, plan takes mixed")
-def test_states_are_the_same_everywhere_where_nothing_is_said():
+def test_states_are_the_same_on_devices_and_wafers_where_nothing_is_said():
+    planned = atoll.estimate("gpt2-xl", "h100", 8, global_batch=8).run.states
+    assert WaferJob(model=SMALL).options.states == planned
+
+
+@disagree("a search takes mixed16 where nothing is said, plan takes mixed")
+def test_states_are_the_same_in_a_search_where_nothing_is_said():
     planned = atoll.estimate("gpt2-xl", "h100", 8, global_batch=8).run.states
     assert load_states(DEFAULT.optimizer) == planned
 

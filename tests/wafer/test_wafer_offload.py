@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.step.states import STATES
 from atoll.wafer.detailed import journey_rates_Bps, replay_mapping
 from atoll.wafer.draw import text_map, wafer_object
 from atoll.wafer.encoding import Rectangle, problems
@@ -22,7 +23,9 @@ SEQUENCE = 96
 
 
 def planner(wafer, **options) -> Planner:
-    return Planner(wafer, small_model(layers=8), 32, SEQUENCE, Options(**options))
+    # Small states, so that activations are what fills the memory.
+    chosen = Options(states=STATES["mixed16"], **options)
+    return Planner(wafer, small_model(layers=8), 32, SEQUENCE, chosen)
 
 
 def four_stages(wafer, **options):

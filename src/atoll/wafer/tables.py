@@ -36,7 +36,7 @@ HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
 SEARCHED_HOMES = ("optimizer", "gradients", "weights")
 ALGORITHMS = ("auto", "line", "ring", "2d")
 
-OPTIMIZER = "mixed16"
+OPTIMIZER = "mixed"
 """Whose states are held where nothing is said."""
 
 
