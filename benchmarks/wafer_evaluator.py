@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 
+from atoll.fabric.digits import digit_systems
 from atoll.wafer.batch import Batch
 from atoll.wafer.block import make_block
-from atoll.wafer.digits import digit_systems
 from atoll.wafer.files import load_wafer
 from atoll.wafer.pricing import pricer
 from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables

@@ -13,14 +13,15 @@ import sys
 from dataclasses import replace
 
 from atoll.errors import AtollError
+from atoll.fabric.digits import digit_systems
+from atoll.fabric.mesh import snake
 from atoll.wafer.block import make_block
-from atoll.wafer.digits import digit_systems
 from atoll.wafer.encoding import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
 from atoll.wafer.files import load_wafer
 from atoll.wafer.genes import BlockMapping
 from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
-from atoll.wafer.stages import Options, snake
+from atoll.wafer.stages import Options
 from atoll.wafer.template import Wafer
 
 

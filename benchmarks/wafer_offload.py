@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from atoll.fabric.mesh import snake
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.files import load_wafer
-from atoll.wafer.stages import Options, Planner, snake
+from atoll.wafer.stages import Options, Planner
 
 CASES = (
     (64, 4096, (2, 3, 8), 30),

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.fabric.digits import digit_systems
+from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.batch import KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.bound_kernels import least_fill
 from atoll.wafer.bounds import StepBound
-from atoll.wafer.digits import digit_systems
 from atoll.wafer.encoding import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.genes import SCHEDULES, BlockMapping
@@ -23,7 +24,7 @@ from atoll.wafer.packing import pack
 from atoll.wafer.pricing import pricer
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options, Planner
-from atoll.wafer.tables import ALGORITHMS, SEARCHED_HOMES, Setting, Tables, legal_codes
+from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal_codes
 
 from .wafer_cases import small_block, small_model, small_wafer
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
+from atoll.fabric.digits import digit_systems
+from atoll.fabric.mesh import ALGORITHMS, Rectangle
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.block import KINDS
-from atoll.wafer.digits import digit_systems
 from atoll.wafer.encoding import (
-    Rectangle,
     StageMapping,
     WaferMapping,
     from_dict,
@@ -24,7 +24,7 @@ from atoll.wafer.encoding import (
 )
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, BlockMapping
 from atoll.wafer.moves import count, crossover, mutate, repair
-from atoll.wafer.tables import ALGORITHMS, HOMES, legal_codes, parts_of
+from atoll.wafer.tables import HOMES, legal_codes, parts_of
 
 from .wafer_cases import small_block, small_model
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.fabric.digits import digit_systems
 from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.decoupled import Decoupled
-from atoll.wafer.digits import digit_systems
 from atoll.wafer.exact import Exact
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, Away
 from atoll.wafer.labels import Limits

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.fabric.mesh import Rectangle, snake
+from atoll.fabric.routes import journeys
 from atoll.step.states import STATES
 from atoll.wafer.detailed import journey_rates_Bps, replay_mapping
 from atoll.wafer.draw import text_map, wafer_object
-from atoll.wafer.encoding import Rectangle, problems
+from atoll.wafer.encoding import problems
 from atoll.wafer.evaluate import away_paths, evaluate, in_flight
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD
 from atoll.wafer.job import WaferJob
 from atoll.wafer.offload import Helpers, pairings
-from atoll.wafer.routing import journeys
-from atoll.wafer.stages import Options, Planner, snake
+from atoll.wafer.stages import Options, Planner
 
 from .wafer_cases import small_model, small_wafer
 
@@ -102,7 +103,7 @@ def test_a_link_is_shared_by_the_dies_that_send_over_it():
     assert none is None
     assert away.bandwidth_Bps == pytest.approx(0.5e9)
     assert away.latency_s == pytest.approx(2e-8)
-    (way, _) = journeys(wafer, line, (1, None))
+    (way, _) = journeys(wafer.mesh, line, (1, None))
     assert way.loads[((1, 0), (2, 0))] == 2.0 and way.loads[((2, 0), (1, 0))] == 2.0
     # A helper of half the size takes twice as much on each die.
     helpers = Helpers((1, None), (away, None), (0.0, 100.0))

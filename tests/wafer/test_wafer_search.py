@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from atoll.cli import app
 from atoll.errors import AtollError, InfeasibleError
+from atoll.fabric.mesh import snake
+from atoll.fabric.routes import route
 from atoll.hardware.accelerator import MIB
 from atoll.step.states import STATES
 from atoll.wafer.accpar import TYPES, _one_cut, least_volume, volume
@@ -27,9 +29,8 @@ from atoll.wafer.evaluate import evaluate
 from atoll.wafer.faults import Faults, map_around, sample_faults
 from atoll.wafer.job import WaferJob, load_wafer_job
 from atoll.wafer.moves import mutate
-from atoll.wafer.routing import route
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.stages import Options, Planner, snake
+from atoll.wafer.stages import Options, Planner
 from atoll.wafer.tables import HOMES
 from atoll.wafer.tiling import guillotine
 
@@ -216,16 +217,16 @@ def test_mapping_around_dead_dies_keeps_most_of_the_throughput():
 def test_routes_avoid_what_is_dead():
     wafer = small_wafer(3, 3)
     broken = {((0, 0), (1, 0))}
-    path = route((0, 0), (2, 0), wafer, broken)
+    path = route((0, 0), (2, 0), wafer.mesh, broken)
     assert not broken & set(path)
     assert path[0][0] == (0, 0) and path[-1][1] == (2, 0)
     faults = Faults(((1, 0),))
     links = faults.all_links(wafer)
     both = {link for a, b in links for link in ((a, b), (b, a))}
-    assert not both & set(route((0, 0), (2, 0), wafer, both))
+    assert not both & set(route((0, 0), (2, 0), wafer.mesh, both))
     corner = {((0, 0), (1, 0)), ((0, 0), (0, 1))}
     with pytest.raises(AtollError, match="cut die"):
-        route((0, 0), (2, 2), wafer, corner)
+        route((0, 0), (2, 2), wafer.mesh, corner)
 
 
 # --- annealing, architectures ---------------------------------------------------------------------

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from itertools import product
 
+from atoll.fabric.digits import Digits
 from atoll.wafer.block import Block
-from atoll.wafer.digits import Digits
 from atoll.wafer.tables import legal
 
 TYPES = ("I", "II", "III")

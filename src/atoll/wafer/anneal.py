@@ -13,7 +13,8 @@ from math import exp
 
 import numpy as np
 
-from atoll.wafer.encoding import Die, WaferMapping
+from atoll.fabric.mesh import Die
+from atoll.wafer.encoding import WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.moves import mutate
 from atoll.wafer.tables import SEARCHED_HOMES

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.fabric.mesh import ALGORITHMS
 from atoll.jit import over_ranges
 from atoll.wafer import edge_kernels as kernels
 from atoll.wafer.block import KINDS
 from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from atoll.wafer.genes import KEEP, Away, BlockMapping
 from atoll.wafer.homes import bytes_per_parameter
-from atoll.wafer.tables import ALGORITHMS, HOMES, Nodes, Tables
+from atoll.wafer.tables import HOMES, Nodes, Tables
 
 __all__ = ["AWAY", "KEPT", "REBUILT", "STATE", "TIME", "Batch", "Genes"]
 
@@ -112,7 +113,7 @@ class Batch:
         member = np.array([[tag not in split for tag in code] for code in node.codes], np.bool_)
         return np.array([
             [self.tables.over_copies_s(member, each * node.parameters, a)
-             for a in range(len(ALGORITHMS))]
+             for a in ALGORITHMS]
             for each in self._each
         ])  # fmt: skip
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
+from atoll.fabric.digits import Digits
 from atoll.wafer.block import Block
-from atoll.wafer.digits import Digits
 from atoll.wafer.tables import legal, legal_codes
 
 PART_CODES = 81  # codes that a part of many may leave to digits that do not cut samples

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.fabric.digits import Digits
 from atoll.wafer.block import Roles
-from atoll.wafer.digits import Digits
 from atoll.wafer.pricing import Parts
 
 IntArray = NDArray[np.int64]

@@ -17,86 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from atoll.fabric.events import Message, simulate
+from atoll.fabric.mesh import Link, both_ways
+from atoll.fabric.mesh_collectives import simulate_exchange, simulate_pass
+from atoll.fabric.routes import flows, route
 from atoll.placement.replay import replay_placement
 from atoll.wafer import block_kernels as kernels
-from atoll.wafer.digits import Digits
 from atoll.wafer.evaluate import Evaluation, setting_of, tables_of
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD
-from atoll.wafer.links import Die, Link, Message, simulate
-from atoll.wafer.routing import flows, route
-from atoll.wafer.schedules import Schedule, ring_of
-from atoll.wafer.tables import ALGORITHMS
 from atoll.wafer.template import Wafer
 
 _PIECES = int(kernels.CHUNKS)
 _PACKETS = 16  # in which an offloaded tensor travels
-
-
-def simulate_pass(
-    digits: Digits, member: Sequence[bool], volume: float, wafer: Wafer, algorithm: str = "auto"
-) -> float:
-    """An all-gather over the member digits by the algorithm that the fast model takes."""
-    if not any(member) or volume <= 0.0:
-        return 0.0
-    flags = np.array(member, np.bool_)
-    mesh = (digits.radix, digits.axis, digits.stride, wafer.link_Bps, wafer.link_latency_s)
-    fast = kernels.pass_one(flags, volume, *mesh, ALGORITHMS.index(algorithm))
-    line = kernels.pass_one(flags, volume, *mesh, kernels.LINE)
-    if fast == line:
-        return _simulate_lines(digits, member, volume, wafer, 1.0, False)
-    ring = kernels.pass_one(flags, volume, *mesh, kernels.RING)
-    if fast == ring:
-        schedule = Schedule()
-        for group in digits.groups(member):
-            columns, rows = {x for x, _ in group}, {y for _, y in group}
-            dies = ring_of(min(columns), min(rows), len(columns), len(rows))
-            schedule.gather_ring(dies, volume)
-        return simulate(schedule.messages, wafer.link_Bps, wafer.link_latency_s).end_s
-    # Two halves with the axes swapped, on disjoint links at every moment.
-    return max(
-        _simulate_lines(digits, member, volume, wafer, 0.5, swapped) for swapped in (False, True)
-    )
-
-
-def _lines(digits: Digits, member: Sequence[bool]) -> list[list[int]]:
-    """Runs of member digits on one axis, the widest stride first."""
-    runs: list[list[int]] = []
-    for d, inside in enumerate(member):
-        if not inside:
-            continue
-        if runs and runs[-1][-1] == d - 1 and digits.axis[d] == digits.axis[d - 1]:
-            runs[-1].append(d)
-        else:
-            runs.append([d])
-    return sorted(runs, key=lambda run: -int(digits.stride[run[-1]]))
-
-
-def _simulate_lines(
-    digits: Digits, member: Sequence[bool], volume: float, wafer: Wafer, share: float,
-    swapped: bool,
-) -> float:  # fmt: skip
-    """Line after line; all groups at once; a die goes on when it has all of its pieces."""
-    schedule = Schedule()
-    runs = _lines(digits, member)
-    if swapped:
-        runs.reverse()
-    sizes = [int(np.prod([digits.radix[d] for d in run])) for run in runs]
-    size = share * volume / float(np.prod(sizes))
-    for run, length in zip(runs, sizes, strict=True):
-        began = schedule.arrivals()
-        size *= length
-        for line in digits.groups([d in run for d in range(digits.count)]):
-            schedule.gather_line(sorted(line), size, began)
-    return simulate(schedule.messages, wafer.link_Bps, wafer.link_latency_s).end_s
-
-
-def simulate_exchange(
-    digits: Digits, member: Sequence[bool], volume: float, wafer: Wafer
-) -> float:
-    schedule = Schedule()
-    for group in digits.groups(member):
-        schedule.exchange(group, volume)
-    return simulate(schedule.messages, wafer.link_Bps, wafer.link_latency_s).end_s
 
 
 def streamed_s(gather_s: float, compute_s: float, scatter_s: float, pieces: int) -> float:
@@ -243,7 +175,7 @@ class _Replayer:
     def _transition(
         self, total: float, have: list[int], want: list[int], scatter_way: str, gather_way: str
     ) -> tuple[float, float, float]:
-        digits, wafer = self.stage.digits, self.wafer
+        digits, mesh = self.stage.digits, self.wafer.mesh
         radix = [int(r) for r in digits.radix]
         whole, partial = (kernels.WHOLE, kernels.SUMMED), kernels.PARTIAL
         held = total
@@ -257,14 +189,14 @@ class _Replayer:
         cut = [h not in (*whole, partial) for h in have]
         moved = [c and w not in (kernels.WHOLE, h) for c, (h, w) in zip(cut, pairs, strict=True)]
         gather = [c and w == kernels.WHOLE for c, (_, w) in zip(cut, pairs, strict=True)]
-        scatter_s = simulate_pass(digits, scatter, held, wafer, scatter_way)
+        scatter_s = simulate_pass(digits, scatter, held, mesh, scatter_way)
         held /= float(np.prod([r for r, m in zip(radix, scatter, strict=True) if m] or [1]))
-        exchange_s = simulate_exchange(digits, moved, held, wafer) if any(moved) else 0.0
-        scatter_s += simulate_pass(digits, summed, held, wafer, scatter_way)
-        gather_s = simulate_pass(digits, summed, held, wafer, gather_way)
-        gather_s += simulate_pass(digits, again, held, wafer, gather_way)
+        exchange_s = simulate_exchange(digits, moved, held, mesh) if any(moved) else 0.0
+        scatter_s += simulate_pass(digits, summed, held, mesh, scatter_way)
+        gather_s = simulate_pass(digits, summed, held, mesh, gather_way)
+        gather_s += simulate_pass(digits, again, held, mesh, gather_way)
         held *= float(np.prod([r for r, m in zip(radix, gather, strict=True) if m] or [1]))
-        gather_s += simulate_pass(digits, gather, held, wafer, gather_way)
+        gather_s += simulate_pass(digits, gather, held, mesh, gather_way)
         return scatter_s, exchange_s, gather_s
 
 
@@ -285,7 +217,7 @@ def journey_rates_Bps(
     """Bytes a second that a die of each stage sends to its helper, all senders' tensors of a layer
     on the links at once, out and back, in packets.
     """
-    broken = {link for a, b in dead_links for link in ((a, b), (b, a))}
+    broken = both_ways(dead_links)
     messages: list[Message] = []
     owner: list[int] = []
     stages = found.mapping.stages
@@ -296,10 +228,10 @@ def journey_rates_Bps(
         helper = stages[stage.helper].rectangle
         for source, target, share in flows(stage.rectangle, helper):
             for way in ((source, target), (target, source)):
-                path = tuple(route(*way, wafer, broken))
+                path = route(*way, wafer.mesh, broken)
                 messages += [Message(path, share * total / _PACKETS)] * _PACKETS
                 owner += [number] * _PACKETS
-    arrival = simulate(messages, wafer.link_Bps, wafer.link_latency_s).arrival_s
+    arrival = simulate(messages, wafer.mesh).arrival_s
     rates = [float("inf")] * len(stages)
     for number in set(owner):
         last = max(t for t, who in zip(arrival, owner, strict=True) if who == number)
@@ -339,10 +271,3 @@ def replay_mapping(
         "difference": replayed.step_time_s / found.step_s - 1.0,
         "fast_step_time_s": found.step_s,
     }
-
-
-def simulated_line_s(dies: Sequence[Die], volume: float, wafer: Wafer) -> float:
-    """One line alone on the mesh."""
-    schedule = Schedule()
-    schedule.gather_line(dies, volume, {})
-    return simulate(schedule.messages, wafer.link_Bps, wafer.link_latency_s).end_s

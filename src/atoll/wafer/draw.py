@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.wafer.encoding import Die
+from atoll.fabric.mesh import Die
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.genes import OFFLOAD
 from atoll.wafer.template import Wafer

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.fabric.digits import Digits
+from atoll.fabric.mesh import ALGORITHMS, Die, Rectangle
 from atoll.step.states import load_states
 from atoll.wafer.block import Block, make_block
-from atoll.wafer.digits import Digits
 from atoll.wafer.genes import (
     AGAIN,
     FATES,
@@ -30,30 +31,7 @@ from atoll.wafer.genes import (
     SCHEDULES,
     BlockMapping,
 )
-from atoll.wafer.tables import ALGORITHMS, HOMES, OPTIMIZER, legal
-
-Die = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Rectangle:
-    """Columns x..x+width-1, rows y..y+height-1."""
-
-    x: int
-    y: int
-    width: int
-    height: int
-
-    @property
-    def size(self) -> int:
-        return self.width * self.height
-
-    def dies(self) -> list[Die]:
-        return [
-            (x, y)
-            for y in range(self.y, self.y + self.height)
-            for x in range(self.x, self.x + self.width)
-        ]
+from atoll.wafer.tables import HOMES, OPTIMIZER, legal
 
 
 @dataclass(frozen=True)

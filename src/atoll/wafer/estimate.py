@@ -13,6 +13,7 @@ from typing import Any
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.result import accelerator_dict
+from atoll.fabric.mesh import snake
 from atoll.placement.plan import Placement
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.draw import text_map, wafer_object
@@ -24,7 +25,7 @@ from atoll.wafer.mapping_file import read_mapping
 from atoll.wafer.power import running_power_W
 from atoll.wafer.result import placement_of, wafer_mfu
 from atoll.wafer.search import best_plan
-from atoll.wafer.stages import Planner, snake
+from atoll.wafer.stages import Planner
 from atoll.wafer.template import Wafer
 
 

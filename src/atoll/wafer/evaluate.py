@@ -22,19 +22,20 @@ from math import prod
 
 import numpy as np
 
+from atoll.fabric.digits import Digits
+from atoll.fabric.mesh import Die, Rectangle
+from atoll.fabric.routes import Boundary, Journey, boundaries, journeys
 from atoll.step.bubbles import held, held_bytes, step_s
 from atoll.step.replay import PassTime
 from atoll.step.states import load_states
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
 from atoll.wafer.block import Block
-from atoll.wafer.digits import Digits
 from atoll.wafer.edge_kernels import AWAY_S, COMPUTE_S, HOMES_S, LINKS_S, RERUN_S
-from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
+from atoll.wafer.encoding import StageMapping, WaferMapping
 from atoll.wafer.genes import Away, BlockCost, BlockMapping
 from atoll.wafer.homes import home_bytes, home_cost
 from atoll.wafer.pricing import pricer
-from atoll.wafer.routing import Boundary, Journey, boundaries, journeys
 from atoll.wafer.tables import Nodes, Setting, Tables, legal, parts_of
 from atoll.wafer.template import Wafer
 
@@ -103,8 +104,8 @@ def evaluate(
     block = mapping.blocks()
     setting = setting_of(wafer, mapping)
     rectangles = [s.rectangle for s in mapping.stages]
-    crossing = boundaries(wafer, rectangles, block.stream_bytes, dead_links)
-    ways = journeys(wafer, rectangles, [s.helper for s in mapping.stages], dead_links)
+    crossing = boundaries(wafer.mesh, rectangles, block.stream_bytes, dead_links)
+    ways = journeys(wafer.mesh, rectangles, [s.helper for s in mapping.stages], dead_links)
     stages = tuple(
         _stage(stage, number, mapping, block, setting, crossing, _away(wafer, ways[number]))
         for number, stage in enumerate(mapping.stages)
@@ -133,7 +134,7 @@ def away_paths(
     dead_links: Sequence[tuple[Die, Die]] = (),
 ) -> tuple[Away | None, ...]:  # fmt: skip
     """How each stage reaches its helper, all of them at once."""
-    return tuple(_away(wafer, way) for way in journeys(wafer, rectangles, helpers, dead_links))
+    return tuple(_away(wafer, way) for way in journeys(wafer.mesh, rectangles, helpers, dead_links))
 
 
 def _away(wafer: Wafer, way: Journey | None) -> Away | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from atoll.wafer.encoding import Die
+from atoll.fabric.mesh import Die
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.stages import Options, Planner
 from atoll.wafer.template import Wafer

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import InfeasibleError
-from atoll.wafer.encoding import Die, problems
+from atoll.fabric.mesh import Die, Link
+from atoll.wafer.encoding import problems
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.genes import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.stages import INFINITY, Planner
@@ -22,8 +23,6 @@ from atoll.wafer.tiling import guillotine
 
 MOST_PIECES = 8
 SMALL = (1,)  # microbatches for pieces of many shapes: larger ones have too many codes
-
-Link = tuple[Die, Die]
 
 
 @dataclass(frozen=True)
@@ -35,9 +34,7 @@ class Faults:
         """Dead links and every link of a dead die."""
         found = list(self.links)
         for x, y in self.dies:
-            for a, b in ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
-                if 0 <= a < wafer.columns and 0 <= b < wafer.rows:
-                    found.append(((x, y), (a, b)))
+            found += [((x, y), other) for other in wafer.mesh.neighbours((x, y))]
         return found
 
 

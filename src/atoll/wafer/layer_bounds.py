@@ -21,9 +21,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.fabric.digits import factors
 from atoll.wafer.block import Block, Pass, Product, Unit, make_block
 from atoll.wafer.block_kernels import CHUNKS
-from atoll.wafer.digits import factors
 from atoll.wafer.pricing import Parts, Shape, local_shape, pricer
 from atoll.wafer.stages import Planner
 from atoll.wafer.template import Wafer

@@ -12,8 +12,9 @@ from typing import TypeVar
 import numpy as np
 
 from atoll.errors import AtollError
+from atoll.fabric.digits import Digits, digit_systems
+from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.block import Block, Unit
-from atoll.wafer.digits import Digits, digit_systems
 from atoll.wafer.encoding import StageMapping, WaferMapping, saved_tensors
 from atoll.wafer.genes import (
     AGAIN,
@@ -24,7 +25,7 @@ from atoll.wafer.genes import (
     SCHEDULES,
     BlockMapping,
 )
-from atoll.wafer.tables import ALGORITHMS, HOMES, SEARCHED_HOMES, legal, legal_codes
+from atoll.wafer.tables import HOMES, SEARCHED_HOMES, legal, legal_codes
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.wafer.encoding import Die, Rectangle
+from atoll.fabric.mesh import Die, Rectangle
 from atoll.wafer.evaluate import away_paths, evaluate
 from atoll.wafer.genes import Away
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from atoll.wafer.encoding import Rectangle
+from atoll.fabric.mesh import Rectangle
 
 MOST_TRIES = 4_000
 
@@ -81,12 +81,7 @@ def _ordered(placed: Sequence[Rectangle], sizes: Sequence[int]) -> tuple[Rectang
     walk: list[Rectangle] = []
     for size in sizes:
         alike = [r for r in left if r.size == size]
-        chosen = min(alike, key=lambda r: (_apart(walk[-1], r) if walk else 0.0, r.y, r.x))
+        chosen = min(alike, key=lambda r: (walk[-1].apart(r) if walk else 0.0, r.y, r.x))
         walk.append(chosen)
         left.remove(chosen)
     return tuple(walk)
-
-
-def _apart(a: Rectangle, b: Rectangle) -> float:
-    across = abs(a.x + a.width / 2 - b.x - b.width / 2)
-    return across + abs(a.y + a.height / 2 - b.y - b.height / 2)

@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.errors import InfeasibleError
+from atoll.fabric.mesh import Rectangle, snake
 from atoll.step.certificate import relative_gap
 from atoll.units import format_bytes
 from atoll.wafer.block import make_block
 from atoll.wafer.bounds import Lowest, StepBound
-from atoll.wafer.encoding import Rectangle
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.faults import Faults, map_around
 from atoll.wafer.genes import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.packing import pack
-from atoll.wafer.stages import INFINITY, MANY_CODES, Options, Planner, snake
+from atoll.wafer.stages import INFINITY, MANY_CODES, Options, Planner
 from atoll.wafer.template import Wafer
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

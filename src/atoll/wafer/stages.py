@@ -11,18 +11,19 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from atoll.fabric.digits import Digits, digit_systems
+from atoll.fabric.mesh import Die, Rectangle
+from atoll.fabric.routes import boundaries
 from atoll.step.bubbles import held, waiting
 from atoll.step.states import STATES, States
 from atoll.wafer.block import make_block
 from atoll.wafer.code_sets import code_sets, most_codes
-from atoll.wafer.digits import Digits, digit_systems
-from atoll.wafer.encoding import Die, Rectangle, StageMapping, WaferMapping
+from atoll.wafer.encoding import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
 from atoll.wafer.exact import Exact
 from atoll.wafer.genes import OFFLOAD, ONE_F_ONE_B, Away, Solved
 from atoll.wafer.offload import Helpers, plan_with_helpers
 from atoll.wafer.pricing import pricer
-from atoll.wafer.routing import boundaries
 from atoll.wafer.tables import OPTIMIZER, SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.template import Wafer
 
@@ -219,7 +220,7 @@ class Planner:
         if count > block.layers:
             return None
         rounds = self.rounds(microbatch)
-        crossing = boundaries(self.wafer, rectangles, block.stream_bytes, dead_links)
+        crossing = boundaries(self.wafer.mesh, rectangles, block.stream_bytes, dead_links)
         sizes = [r.size for r in rectangles]
         counts = [max(1, int(0.75 * block.layers * size / sum(sizes))) for size in sizes]
         while sum(counts) > block.layers:
@@ -337,16 +338,3 @@ class Planner:
             self.model, self.batch, microbatch, self.sequence, tuple(stages),
             streaming, self.options.algorithm, schedule, self.options.states.name,
         )  # fmt: skip
-
-
-def snake(
-    rows: int, columns: int, width: int, height: int, stages: int
-) -> tuple[Rectangle, ...] | None:
-    """Equal rectangles in boustrophedon order, so that neighbours in the pipeline touch."""
-    across, down = columns // width, rows // height
-    if stages > across * down:
-        return None
-    cells = [
-        (i if j % 2 == 0 else across - 1 - i, j) for j in range(down) for i in range(across)
-    ]
-    return tuple(Rectangle(i * width, j * height, width, height) for i, j in cells[:stages])

@@ -15,12 +15,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.fabric.digits import Digits
+from atoll.fabric.mesh import ALGORITHMS
+from atoll.fabric.mesh_collectives import gather_s
 from atoll.step.states import STATES, States
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer import edge_kernels
 from atoll.wafer.block import KINDS, Block, Chain, Edge, Product, Unit
 from atoll.wafer.codes import layouts, legal, legal_codes, parts_of
-from atoll.wafer.digits import Digits
 from atoll.wafer.pricing import Pricer, local_shape
 from atoll.wafer.template import Wafer
 
@@ -34,7 +36,6 @@ _WEIGHT = {"k": kernels.SEQUENCE, "n": kernels.COLUMNS, "e": kernels.EXPERTS}
 HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
 """Where a weight's copies live (`homes.py`)."""
 SEARCHED_HOMES = ("optimizer", "gradients", "weights")
-ALGORITHMS = ("auto", "line", "ring", "2d")
 
 OPTIMIZER = "mixed"
 """Whose states are held where nothing is said."""
@@ -250,12 +251,12 @@ class Tables:
         return forward, data, weight, unit.parameters / held
 
     def over_copies_s(
-        self, member: BoolArray, volume: FloatArray, algorithm: int | None = None
+        self, member: BoolArray, volume: FloatArray, algorithm: str = ""
     ) -> FloatArray:
         """Seconds to gather so many bytes over each group of dies, or to sum and divide them."""
-        chosen = self._algorithm if algorithm is None else algorithm
+        chosen, mesh = algorithm or self.setting.algorithm, self.setting.wafer.mesh
         return np.array([
-            kernels.pass_one(m, float(v), *self._mesh, chosen)
+            gather_s(self.digits, m, float(v), mesh, chosen)
             for m, v in zip(member, volume, strict=True)
         ])  # fmt: skip
 
@@ -298,10 +299,11 @@ class Tables:
 
     def _norm_sums_s(self, code: str) -> float:
         """Columns cut between dies: a norm sums two 4-byte statistics a row over them."""
-        member = np.array([tag == "c" for tag in code], np.bool_)
+        member = [tag == "c" for tag in code]
         parts = parts_of(code, self.digits)
         rows = self.block.microbatch * self.block.sequence / (parts.get("b", 1) * parts.get("s", 1))
-        return 2.0 * float(kernels.pass_one(member, 8.0 * rows, *self._mesh, self._algorithm))
+        where = self.digits, member, 8.0 * rows, self.setting.wafer.mesh
+        return 2.0 * gather_s(*where, self.setting.algorithm)
 
     def entry_s(self, chain: int, code: str) -> float:
         parts = parts_of(code, self.digits)

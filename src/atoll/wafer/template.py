@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from atoll.errors import AtollError
+from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2
 from atoll.hardware.energy import DEFAULT_ENERGY, peak_power_W
@@ -124,6 +125,10 @@ class Wafer:
                 f"{where}: max_power: {self.peak_power_W / 1e3:.1f} kW at peak, but "
                 f"{self.max_power_W / 1e3:.1f} kW are allowed; lower the clock or the core count."
             )
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return Mesh(self.name, self.rows, self.columns, self.link_Bps, self.link_latency_s)
 
     @property
     def dies(self) -> int:

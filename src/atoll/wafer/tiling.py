@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from atoll.wafer.encoding import Die, Rectangle
+from atoll.fabric.mesh import Die, Rectangle
 
 Cut = tuple[int, int, tuple[Rectangle, ...]]  # dies covered, minus the sum of squared sizes, pieces
 
@@ -68,12 +68,6 @@ def _in_order(rectangles: tuple[Rectangle, ...]) -> tuple[Rectangle, ...]:
     walk = [left.pop(0)]
     while left:
         here = walk[-1]
-        left.sort(key=lambda r: (_apart(here, r), r.y, r.x))
+        left.sort(key=lambda r: (here.apart(r), r.y, r.x))
         walk.append(left.pop(0))
     return tuple(walk)
-
-
-def _apart(a: Rectangle, b: Rectangle) -> float:
-    middle_a = (a.x + a.width / 2, a.y + a.height / 2)
-    middle_b = (b.x + b.width / 2, b.y + b.height / 2)
-    return abs(middle_a[0] - middle_b[0]) + abs(middle_a[1] - middle_b[1])

@@ -1,7 +1,7 @@
 """The mesh event by event: every link is a queue that carries one message at a time.
 
 A message follows a route of links, is stored and forwarded at every die, and starts when the
-messages that it waits for have arrived. Collectives are written as such messages (`schedules.py`);
+messages that it waits for have arrived. Collectives are written as such messages (`messages.py`);
 their end is measured, not computed. A link serves waiting messages in the order in which they came,
 and among those that came at the same time the one with the higher rank.
 """
@@ -12,8 +12,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Die = tuple[int, int]
-Link = tuple[Die, Die]
+from atoll.fabric.mesh import Link, Mesh
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,8 @@ class Simulated:
     busy_s: dict[Link, float]
 
 
-def simulate(
-    messages: Sequence[Message], bandwidth_Bps: float, latency_s: float
-) -> Simulated:
-    """Run all messages; every link carries `bandwidth_Bps` in its direction."""
+def simulate(messages: Sequence[Message], mesh: Mesh) -> Simulated:
+    """Run all messages."""
     waiting = [len(message.after) for message in messages]
     followers: list[list[int]] = [[] for _ in messages]
     for index, message in enumerate(messages):
@@ -48,11 +45,8 @@ def simulate(
     busy: dict[Link, float] = {}
     # (time, kind, link or message): arrivals at a queue before links look at their queues.
     events: list[tuple[float, int, int, int]] = []
-    order = 0
 
     def reach(time: float, index: int, hop: int) -> None:
-        nonlocal order
-        order += 1
         heapq.heappush(events, (time, 0, index, hop))
 
     for index, message in enumerate(messages):
@@ -75,9 +69,7 @@ def simulate(
             if link not in number:
                 number[link] = len(links)
                 links.append(link)
-            heapq.heappush(
-                queues.setdefault(link, []), (time, -message.rank, index, hop)
-            )
+            heapq.heappush(queues.setdefault(link, []), (time, -message.rank, index, hop))
             heapq.heappush(events, (max(time, free_at.get(link, 0.0)), 1, number[link], 0))
             continue
         link = links[index]
@@ -85,10 +77,10 @@ def simulate(
         if not queue or free_at.get(link, 0.0) > time:
             continue
         _, _, sent, at = heapq.heappop(queue)
-        takes = messages[sent].bytes / bandwidth_Bps
+        takes = messages[sent].bytes / mesh.link_Bps
         free_at[link] = time + takes
         busy[link] = busy.get(link, 0.0) + takes
-        reach(time + takes + latency_s, sent, at + 1)
+        reach(time + takes + mesh.link_latency_s, sent, at + 1)
         if queue:
             heapq.heappush(events, (free_at[link], 1, index, 0))
     return Simulated(max(arrival, default=0.0), tuple(arrival), busy)

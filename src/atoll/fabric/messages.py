@@ -8,22 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.wafer.links import Die, Link, Message
-
-
-def path(source: Die, target: Die) -> tuple[Link, ...]:
-    """Along x, then along y."""
-    links: list[Link] = []
-    x, y = source
-    while x != target[0]:
-        step = x + (1 if target[0] > x else -1)
-        links.append(((x, y), (step, y)))
-        x = step
-    while y != target[1]:
-        step = y + (1 if target[1] > y else -1)
-        links.append(((x, y), (x, step)))
-        y = step
-    return tuple(links)
+from atoll.fabric.events import Message
+from atoll.fabric.mesh import Die, xy_path
 
 
 class Schedule:
@@ -36,7 +22,7 @@ class Schedule:
     def send(
         self, source: Die, target: Die, size: float, after: Sequence[int] = (), rank: int = 0
     ) -> int:
-        self.messages.append(Message(path(source, target), size, tuple(after), rank))
+        self.messages.append(Message(xy_path(source, target), size, tuple(after), rank))
         return len(self.messages) - 1
 
     def gather_line(self, dies: Sequence[Die], volume: float, began: dict[Die, list[int]]) -> None:
@@ -97,21 +83,3 @@ class Schedule:
     def arrivals(self) -> dict[Die, list[int]]:
         """What has been sent to each die so far: a following phase waits for it."""
         return {die: list(sent) for die, sent in self._last.items()}
-
-
-def ring_of(x: int, y: int, width: int, height: int) -> list[Die]:
-    """A closed walk over a rectangle with an even side, neighbours all the way."""
-    if height % 2 and width % 2:
-        raise ValueError("a rectangle of odd sides holds no ring")
-    if height % 2:
-        return [(a, b) for b, a in _ring(height, width, y, x)]
-    return _ring(width, height, x, y)
-
-
-def _ring(width: int, height: int, x: int, y: int) -> list[Die]:
-    """Down the first column, and back up through the others; `height` is even."""
-    dies = [(x, y + row) for row in range(height)]
-    for row in reversed(range(height)):
-        columns = range(1, width) if (height - 1 - row) % 2 == 0 else range(width - 1, 0, -1)
-        dies += [(x + column, y + row) for column in columns]
-    return dies

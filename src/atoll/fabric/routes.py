@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from atoll.errors import AtollError
-from atoll.wafer.encoding import Die, Rectangle
-from atoll.wafer.template import Wafer
-
-Link = tuple[Die, Die]
+from atoll.fabric.mesh import Die, Link, Mesh, Rectangle, both_ways, xy_path
 
 
 @dataclass(frozen=True)
@@ -23,17 +20,17 @@ class Boundary:
 
 
 def boundaries(
-    wafer: Wafer, rectangles: Sequence[Rectangle], stream_bytes: float,
+    mesh: Mesh, rectangles: Sequence[Rectangle], stream_bytes: float,
     dead_links: Sequence[Link] = (),
 ) -> Boundary:  # fmt: skip
     """All stages send at once in the steady state: a transfer waits for its most loaded link."""
-    broken = {link for a, b in dead_links for link in ((a, b), (b, a))}
+    broken = both_ways(dead_links)
     loads: dict[Link, float] = {}
-    routes: list[list[tuple[list[Link], float]]] = [[]]
+    routes: list[list[tuple[tuple[Link, ...], float]]] = [[]]
     for before, after in pairwise(rectangles):
         sent = []
         for source, target, share in flows(before, after):
-            path = route(source, target, wafer, broken)
+            path = route(source, target, mesh, broken)
             sent.append((path, share * stream_bytes))
             for link in path:
                 loads[link] = loads.get(link, 0.0) + share * stream_bytes
@@ -42,7 +39,7 @@ def boundaries(
     for sent in routes:
         slowest = max((loads[link] for path, _ in sent for link in path), default=0.0)
         hops = max((len(path) for path, _ in sent), default=0)
-        times.append(slowest / wafer.link_Bps + hops * wafer.link_latency_s)
+        times.append(slowest / mesh.link_Bps + hops * mesh.link_latency_s)
     return Boundary(tuple(times), loads)
 
 
@@ -58,11 +55,11 @@ class Journey:
 
 
 def journeys(
-    wafer: Wafer, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
+    mesh: Mesh, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
     dead_links: Sequence[Link] = (),
 ) -> tuple[Journey | None, ...]:  # fmt: skip
     """The ways of all senders, which share links."""
-    broken = {link for a, b in dead_links for link in ((a, b), (b, a))}
+    broken = both_ways(dead_links)
     own: list[dict[Link, float]] = []
     hops: list[int] = []
     every: dict[Link, float] = {}
@@ -73,7 +70,7 @@ def journeys(
             size = rectangles[stage].size
             for source, target, share in flows(rectangles[stage], rectangles[helper]):
                 for one_way in ((source, target), (target, source)):
-                    path = route(*one_way, wafer, broken)
+                    path = route(*one_way, mesh, broken)
                     longest = max(longest, len(path))
                     for link in path:
                         loads[link] = loads.get(link, 0.0) + share * size
@@ -104,39 +101,28 @@ def flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
     return found
 
 
-def route(source: Die, target: Die, wafer: Wafer, broken: set[Link]) -> list[Link]:
+def route(source: Die, target: Die, mesh: Mesh, broken: set[Link]) -> tuple[Link, ...]:
     """Along x, then along y; around dead links by the shortest way."""
-    path: list[Link] = []
-    here = source
-    while here != target:
-        x, y = here
-        if x != target[0]:
-            step = (x + (1 if target[0] > x else -1), y)
-        else:
-            step = (x, y + (1 if target[1] > y else -1))
-        path.append((here, step))
-        here = step
+    path = xy_path(source, target)
     if not broken or not broken.intersection(path):
         return path
-    return _around(source, target, wafer, broken)
+    return _around(source, target, mesh, broken)
 
 
-def _around(source: Die, target: Die, wafer: Wafer, broken: set[Link]) -> list[Link]:
+def _around(source: Die, target: Die, mesh: Mesh, broken: set[Link]) -> tuple[Link, ...]:
     came: dict[Die, Die] = {source: source}
     queue = deque([source])
     while queue:
         here = queue.popleft()
         if here == target:
             break
-        x, y = here
-        for step in ((x + 1, y), (x - 1, y), (x, y + 1), (x, y - 1)):
-            inside = 0 <= step[0] < wafer.columns and 0 <= step[1] < wafer.rows
-            if inside and step not in came and (here, step) not in broken:
+        for step in mesh.neighbours(here):
+            if step not in came and (here, step) not in broken:
                 came[step] = here
                 queue.append(step)
     if target not in came:
         raise AtollError(
-            f"wafer {wafer.name}: dead links cut die {target} off from die {source}; leave one of "
+            f"wafer {mesh.name}: dead links cut die {target} off from die {source}; leave one of "
             "them out as a dead die."
         )
     path: list[Link] = []
@@ -144,4 +130,4 @@ def _around(source: Die, target: Die, wafer: Wafer, broken: set[Link]) -> list[L
     while here != source:
         path.append((came[here], here))
         here = came[here]
-    return path[::-1]
+    return tuple(path[::-1])

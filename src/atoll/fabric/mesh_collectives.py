@@ -1,0 +1,89 @@
+"""Collectives of all groups of a rectangle at once: in closed form, and replayed on links that are
+queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from atoll.fabric import mesh_kernels as kernels
+from atoll.fabric.digits import Digits
+from atoll.fabric.events import simulate
+from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, ring_of
+from atoll.fabric.messages import Schedule
+
+
+def gather_s(
+    digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
+) -> float:
+    """An all-gather to `volume` bytes a die over the member digits; a reduce-scatter of as many
+    takes as long, and an all-reduce twice that.
+    """
+    where = (digits.radix, digits.axis, digits.stride, mesh.link_Bps, mesh.link_latency_s)
+    flags = np.array(member, np.bool_)
+    return float(kernels.pass_one(flags, volume, *where, ALGORITHMS.index(algorithm)))
+
+
+def simulate_pass(
+    digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
+) -> float:
+    """An all-gather over the member digits by the algorithm that the fast model takes."""
+    if not any(member) or volume <= 0.0:
+        return 0.0
+    fast = gather_s(digits, member, volume, mesh, algorithm)
+    if fast == gather_s(digits, member, volume, mesh, "line"):
+        return _simulate_lines(digits, member, volume, mesh, 1.0, False)
+    if fast == gather_s(digits, member, volume, mesh, "ring"):
+        schedule = Schedule()
+        for group in digits.groups(member):
+            columns, rows = {x for x, _ in group}, {y for _, y in group}
+            whole = Rectangle(min(columns), min(rows), len(columns), len(rows))
+            schedule.gather_ring(ring_of(whole), volume)
+        return simulate(schedule.messages, mesh).end_s
+    # Two halves with the axes swapped, on disjoint links at every moment.
+    return max(
+        _simulate_lines(digits, member, volume, mesh, 0.5, swapped) for swapped in (False, True)
+    )
+
+
+def _lines(digits: Digits, member: Sequence[bool]) -> list[list[int]]:
+    """Runs of member digits on one axis, the widest stride first."""
+    runs: list[list[int]] = []
+    for d, inside in enumerate(member):
+        if not inside:
+            continue
+        if runs and runs[-1][-1] == d - 1 and digits.axis[d] == digits.axis[d - 1]:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    return sorted(runs, key=lambda run: -int(digits.stride[run[-1]]))
+
+
+def _simulate_lines(
+    digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, share: float,
+    swapped: bool,
+) -> float:  # fmt: skip
+    """Line after line; all groups at once; a die goes on when it has all of its pieces."""
+    schedule = Schedule()
+    runs = _lines(digits, member)
+    if swapped:
+        runs.reverse()
+    sizes = [int(np.prod([digits.radix[d] for d in run])) for run in runs]
+    size = share * volume / float(np.prod(sizes))
+    for run, length in zip(runs, sizes, strict=True):
+        began = schedule.arrivals()
+        size *= length
+        for line in digits.groups([d in run for d in range(digits.count)]):
+            schedule.gather_line(sorted(line), size, began)
+    return simulate(schedule.messages, mesh).end_s
+
+
+def simulate_exchange(
+    digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh
+) -> float:
+    schedule = Schedule()
+    for group in digits.groups(member):
+        schedule.exchange(group, volume)
+    return simulate(schedule.messages, mesh).end_s
