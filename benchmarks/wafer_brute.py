@@ -25,6 +25,7 @@ from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles import wafer_brute as brute
+from oracles.wafer_genes import sample
 
 LAYERS, IN_FLIGHT = 10, 8
 
@@ -39,7 +40,7 @@ def main() -> None:
         digits = digit_systems(*shape)[0]
         tables = Tables(block, digits, Setting(wafer, 128), pricer(wafer.chip))
         batch, exact = Batch(tables), Exact(tables)
-        cost = batch.evaluate(batch.sample(5000, np.random.default_rng(0), SEARCHED_HOMES))
+        cost = batch.evaluate(sample(batch, 5000, np.random.default_rng(0), SEARCHED_HOMES))
         memory = LAYERS * (cost[:, STATE] + IN_FLIGHT * cost[:, KEPT]) + cost[:, REBUILT]
         low, high = float(memory.min()), float(memory.max())
         limits = [Limits(low + s * (high - low)) for s in (1.0, 0.3, 0.15, 0.1, 0.05, 0.02, -0.2)]

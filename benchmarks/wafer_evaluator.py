@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from atoll.wafer.block import make_block
 from atoll.wafer.files import load_wafer
 from atoll.wafer.pricing import pricer
 from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles.wafer_genes import sample
 
 COUNT = 200_000
 
@@ -27,7 +31,7 @@ def main() -> None:
     digits = digit_systems(columns, rows)[0]
     tables = Tables(make_block(model, 1), digits, Setting(wafer, 128), pricer(wafer.chip))
     batch = Batch(tables)
-    genes = batch.sample(COUNT, np.random.default_rng(0), SEARCHED_HOMES)
+    genes = sample(batch, COUNT, np.random.default_rng(0), SEARCHED_HOMES)
     batch.evaluate(genes)
     rates = []
     for _ in range(5):

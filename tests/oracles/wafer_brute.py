@@ -19,6 +19,8 @@ from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch, Genes
 from atoll.wafer.genes import AGAIN, KEEP
 from atoll.wafer.labels import Limits
 
+from .wafer_genes import assign, choices, reference
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -33,7 +35,7 @@ def fastest(
     best = [np.inf] * len(limits)
     for stream, code in enumerate(batch.tables.stream.codes):
         buffers = batch.tables.buffer_bytes(code)
-        fixed = _points(batch, batch.reference(stream), layers, in_flight)[0]
+        fixed = _points(batch, reference(batch, stream), layers, in_flight)[0]
         total = fixed + np.array([0.0, buffers, 0.0])
         fronts = [
             front(batch, stream, chain, homes, layers, in_flight, fates, passes) - fixed
@@ -81,16 +83,16 @@ def chain_genes(
     units = range(first, first + len(chains[chain].units))
     saved = [sum(bool(e.kept_name) for e in c.edges) for c in chains]
     offset = sum(saved[:chain])
-    choices = [batch.choices(unit, homes, passes) for unit in units]
+    options = [choices(batch, unit, homes, passes) for unit in units]
     ends = np.array(list(product(fates, repeat=saved[chain])), np.int64)
-    sizes = [len(c) for c in choices]
+    sizes = [len(c) for c in options]
     per_piece = max(1, PIECE // len(ends))
     for start in range(0, int(np.prod(sizes)), per_piece):
         rows = np.arange(start, min(start + per_piece, int(np.prod(sizes))))
         picked = np.unravel_index(rows, sizes)
-        genes = batch.reference(stream, len(rows) * len(ends))
-        for unit, options, index in zip(units, choices, picked, strict=True):
-            batch.assign(genes, unit, np.repeat(options[index], len(ends), axis=0))
+        genes = reference(batch, stream, len(rows) * len(ends))
+        for unit, chosen, index in zip(units, options, picked, strict=True):
+            assign(genes, unit, np.repeat(chosen[index], len(ends), axis=0))
         genes.keep[:, offset : offset + saved[chain]] = np.tile(ends, (len(rows), 1))
         yield genes
 

@@ -25,6 +25,7 @@ from atoll.wafer.pricing import pricer
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options, Planner
 from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables, legal_codes
+from oracles.wafer_genes import sample
 
 from .wafer_cases import small_block, small_model, small_wafer
 
@@ -150,7 +151,7 @@ def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, exact, link, 
         Setting(wafer, rounds, streaming=streaming), pricer(wafer.chip),
     )  # fmt: skip
     batch = Batch(tables)
-    cost = batch.evaluate(batch.sample(2000, random, ("replicated", *SEARCHED_HOMES)))
+    cost = batch.evaluate(sample(batch, 2000, random, ("replicated", *SEARCHED_HOMES)))
     assert (cost[:, TIME] >= size.layer_s * (1 - 1e-9)).all()
     for depth, in_flight in enumerate(DEPTHS):
         # What is made again is there once in a stage, which has at most all layers.

@@ -1,4 +1,4 @@
-"""The encoding: legal codes, JSON, repair, mutation, crossover, counting; what decoding means."""
+"""The encoding: legal codes, JSON, mutation, counting; what decoding means."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atoll.wafer.encoding import (
     validate,
 )
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, BlockMapping
-from atoll.wafer.moves import count, crossover, mutate, repair
+from atoll.wafer.moves import count, mutate
 from atoll.wafer.tables import HOMES, legal_codes, parts_of
 
 from .wafer_cases import small_block, small_model
@@ -93,38 +93,6 @@ def test_mutations_reach_every_kind_of_gene():
             changed |= {g for g in ("layers", "helper") if getattr(a, g) != getattr(b, g)}
             changed |= {g for g in block_genes if getattr(a.block, g) != getattr(b.block, g)}
     assert changed == {"streaming", "schedule", "layers", "helper", *block_genes}
-
-
-@given(left=st.integers(0, 1000), right=st.integers(0, 1000), seed=st.integers(0, 1000))
-def test_children_take_every_block_from_a_parent(left, right, seed):
-    a, b = random_mapping(left), random_mapping(right)
-    child = crossover(a, b, np.random.default_rng(seed))
-    assert problems(child, 2, 4) == []
-    for stage, of_a, of_b in zip(child.stages, a.stages, b.stages, strict=True):
-        assert (stage.block, stage.helper) in (
-            (of_a.block, of_a.helper), (of_b.block, of_b.helper)
-        )  # fmt: skip
-
-
-@given(seed=st.integers(0, 1000), tags=st.text("bsknhtcrx", min_size=0, max_size=4))
-def test_repair_makes_any_code_legal_and_leaves_legal_mappings_alone(seed, tags):
-    mapping = random_mapping(seed)
-    assert repair(mapping) == mapping
-    stage = mapping.stages[0]
-    broken = replace(
-        stage,
-        layers=9,
-        helper=7,
-        block=replace(
-            stage.block,
-            stream=tags,
-            codes=(tags, *stage.block.codes[1:]),
-            gradients=((tags, tags),) * 6,
-            collectives=((True, "magic"),) * 6,
-        ),
-    )
-    fixed = repair(replace(mapping, stages=(broken, *mapping.stages[1:]), algorithm="none such"))
-    assert problems(fixed, 2, 4) == []
 
 
 def test_count_is_what_listing_gives():

@@ -19,6 +19,8 @@ from atoll.wafer.pricing import Pricer
 from atoll.wafer.steps import Price
 from atoll.wafer.tables import HOMES, SEARCHED_HOMES, Setting, Tables, legal_codes
 from oracles import wafer_brute as brute
+from oracles.wafer_genes import decode, sample, way
+from oracles.wafer_passes import exact_passes
 
 from .wafer_cases import small_block, small_wafer, sub_block
 
@@ -44,7 +46,7 @@ def some_codes(shape, count, random, microbatch=1, chains=(0, 1)):
 
 def span(batch: Batch, homes, layers, in_flight, random, **more):
     """Bytes of the smallest and the largest mapping among some thousand."""
-    cost = batch.evaluate(batch.sample(4000, random, homes, **more))
+    cost = batch.evaluate(sample(batch, 4000, random, homes, **more))
     memory = layers * (cost[:, STATE] + in_flight * cost[:, KEPT]) + cost[:, REBUILT]
     return float(memory.min()), float(memory.max())
 
@@ -111,9 +113,9 @@ def test_costs_of_chains_add_up(seed, passes, streaming):
     """What brute force relies on."""
     batch = Batch(make((2, 2), streaming=streaming, microbatch=2), Away(3e9, 1e-7))
     random = np.random.default_rng(seed)
-    genes = batch.sample(50, random, HOMES, fates=FATES, passes=passes)
+    genes = sample(batch, 50, random, HOMES, fates=FATES, passes=passes)
     first, second, neither = (
-        batch.sample(50, random, HOMES, fates=FATES, passes=passes) for _ in range(3)
+        sample(batch, 50, random, HOMES, fates=FATES, passes=passes) for _ in range(3)
     )
     operators, saved = 3, 4
     for other, left, right in (
@@ -136,7 +138,7 @@ def test_offload_with_every_keep(shape, chains, count):
     batch = Batch(tables, away)
     homes = ("optimizer",)
     low, high = span(batch, homes, 2, 4, random)
-    cost = batch.evaluate(batch.sample(2000, random, homes, fates=FATES))
+    cost = batch.evaluate(sample(batch, 2000, random, homes, fates=FATES))
     most = float(8 * cost[:, AWAY].max())
     limits = [
         Limits(low + share * (high - low), elsewhere * most)
@@ -175,7 +177,7 @@ def test_the_best_algorithm_for_each_collective_is_the_best_for_the_block(seed, 
     """Why the exact part does not branch over algorithms: "auto" is never slower."""
     batch = Batch(make((4, 2), 5e9, streaming=streaming, microbatch=2), Away(3e9, 1e-7))
     random = np.random.default_rng(seed)
-    genes = batch.sample(100, random, HOMES, fates=FATES, passes=True, algorithms=range(4))
+    genes = sample(batch, 100, random, HOMES, fates=FATES, passes=True, algorithms=range(4))
     auto = replace(genes, algorithms=np.zeros_like(genes.algorithms))
     assert (batch.evaluate(auto)[:, TIME] <= batch.evaluate(genes)[:, TIME] * (1 + 1e-12)).all()
 
@@ -202,7 +204,7 @@ def test_gradient_passes_with_codes_of_their_own(shape, chain, link, count, mode
         for share in (1.0, 0.2, 0.08, -0.3) for elsewhere in (0.0, 0.1 * high)
     ]  # fmt: skip
     expected = brute.fastest(batch, homes, 2, 3, limits, fates, passes=True)
-    exact = Exact(tables, homes, passes=True)
+    exact = exact_passes(tables, homes)
     exact = exact.with_away(away) if OFFLOAD in fates else exact
     found = [exact.solve(2, 3, limit.own, limit.away) for limit in limits]
     agree(expected, found)
@@ -224,7 +226,7 @@ def test_refined_gradient_codes_and_bounds_on_a_larger_mesh():
     shared = Exact(tables).with_away(away)
     assert whole.bound_s <= shared.bound_s
     random = np.random.default_rng(0)
-    genes = batch.sample(20_000, random, SEARCHED_HOMES, fates=FATES, passes=True)
+    genes = sample(batch, 20_000, random, SEARCHED_HOMES, fates=FATES, passes=True)
     times = batch.evaluate(genes)[:, TIME]
     assert times.min() >= whole.bound_s
     low, high = span(batch, SEARCHED_HOMES, 2, 3, random, passes=True)
@@ -258,7 +260,7 @@ def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
 ):
     random = np.random.default_rng(seed)
     tables = make(shape, link, modes=(True, False), only=some_codes(shape, 5, random))
-    exact, shared = Exact(tables, homes, passes=True), Exact(tables, homes)
+    exact, shared = exact_passes(tables, homes), Exact(tables, homes)
     apart = Decoupled.of(shared.states, shared.paths)
     assert apart.least(Price(0.0, 0.0, 0.0, 0.0)).min() <= exact.bound_s * (1 + 1e-12)
     low, high = span(Batch(tables), homes, 2, 3, random, passes=True)
@@ -272,7 +274,7 @@ def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
 
 def test_equal_codes_of_all_passes_cost_what_a_shared_code_costs():
     batch = Batch(make((4, 2), microbatch=2), Away(5e9, 1e-7))
-    genes = batch.sample(300, np.random.default_rng(2), HOMES, fates=FATES)
+    genes = sample(batch, 300, np.random.default_rng(2), HOMES, fates=FATES)
     spelled = replace(genes, data=genes.codes.copy(), weight=genes.codes.copy())
     assert (batch.evaluate(genes) == batch.evaluate(spelled)).all()
 
@@ -281,10 +283,12 @@ def test_the_batched_evaluator_and_the_exact_parts_tables_agree():
     tables = make((4, 2), microbatch=2)
     away = Away(5e9, 1e-7)
     batch, exact = Batch(tables, away), Exact(tables, HOMES).with_away(away)
-    genes = batch.sample(200, np.random.default_rng(1), HOMES, fates=FATES)
+    genes = sample(batch, 200, np.random.default_rng(1), HOMES, fates=FATES)
     cost = batch.evaluate(genes)
     for row in range(len(genes)):
-        one = exact.price(batch.decode(genes, row))
+        one = decode(batch, genes, row)
+        stream = tables.stream.index[one.stream]
+        one = exact.paths.cost(stream, way(exact.states, one))
         assert cost[row, [TIME, STATE, KEPT, REBUILT, AWAY]] == pytest.approx(
             [one.time_s, one.state_bytes, one.kept_bytes, one.rebuilt_bytes, one.away_bytes],
             rel=1e-12,

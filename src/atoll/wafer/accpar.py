@@ -14,8 +14,6 @@ columns):
 
 from __future__ import annotations
 
-from itertools import product
-
 from atoll.fabric.digits import Digits
 from atoll.wafer.block import Block
 from atoll.wafer.tables import legal
@@ -119,15 +117,3 @@ def _tags(types: list[str], block: Block, digits: Digits) -> str:
         else:
             tags.append({"I": "s", "II": "k", "III": "n"}[kind])
     return "".join(tags)
-
-
-def volume(types: tuple[str, ...], weights: list[float], x: list[float], y: list[float]) -> float:
-    """Volume of one bipartition, for checking the dynamic programme."""
-    total = sum(_inside(k, w, a, b) for k, w, a, b in zip(types, weights, x, y, strict=True))
-    pairs = zip(types, (*types[1:], types[0]), (*x[1:], x[0]), strict=True)
-    return total + sum(between(a, b, f, f) for a, b, f in pairs)
-
-
-def least_volume(weights: list[float], x: list[float], y: list[float]) -> float:
-    """By trying all."""
-    return min(volume(types, weights, x, y) for types in product(TYPES, repeat=len(weights)))

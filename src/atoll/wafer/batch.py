@@ -18,7 +18,7 @@ from atoll.jit import over_ranges
 from atoll.wafer import edge_kernels as kernels
 from atoll.wafer.block import KINDS
 from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
-from atoll.wafer.genes import KEEP, Away, BlockMapping
+from atoll.wafer.genes import Away, BlockMapping
 from atoll.wafer.homes import bytes_per_parameter
 from atoll.wafer.tables import HOMES, Nodes, Tables
 
@@ -151,84 +151,3 @@ class Batch:
             np.array([[HOMES.index(h) for h in m.homes] for m in mappings], np.int64),
             np.array([m.keep for m in mappings], np.int64),
         )  # fmt: skip
-
-    def decode(self, genes: Genes, row: int) -> BlockMapping:
-        nodes = self.nodes[1:]
-
-        def codes(entries: IntArray) -> tuple[str, ...]:
-            return tuple(n.codes[c] for n, c in zip(nodes, entries[row], strict=True))
-
-        return BlockMapping(
-            self.nodes[0].codes[genes.stream[row]],
-            codes(genes.codes),
-            tuple(HOMES[h] for h in genes.homes[row]),
-            tuple(int(k) for k in genes.keep[row]),
-            tuple(zip(codes(genes.data), codes(genes.weight), strict=True)),
-            tuple(
-                (bool(n.streams[c]), ALGORITHMS[a])
-                for n, c, a in zip(nodes, genes.codes[row], genes.algorithms[row], strict=True)
-            ),
-        )
-
-    def sample(
-        self, count: int, random: np.random.Generator, homes: Sequence[str], *,
-        fates: Sequence[int] = (0, 1), passes: bool = False, algorithms: Sequence[int] = (),
-    ) -> Genes:  # fmt: skip
-        """Mappings drawn evenly from the legal codes; `passes`: each pass has a code of its own."""
-        nodes = self.nodes[1:]
-        allowed = np.array([HOMES.index(home) for home in homes])
-        codes = np.stack([random.integers(len(n.codes), size=count) for n in nodes], axis=1)
-        data, weight = codes, codes
-        if passes:
-            data, weight = (
-                np.stack(
-                    [c // len(n.index) * len(n.index) + random.integers(len(n.index), size=count)
-                     for n, c in zip(nodes, codes.T, strict=True)], axis=1)
-                for _ in range(2)
-            )  # fmt: skip
-            weight = np.where(self.weighted, weight, data)
-        ways = np.array(algorithms or [ALGORITHMS.index(self.tables.setting.algorithm)])
-        return Genes(
-            random.integers(len(self.nodes[0].codes), size=count),
-            codes, data, weight, ways[random.integers(len(ways), size=codes.shape)],
-            allowed[random.integers(len(allowed), size=codes.shape)],
-            np.array(fates)[random.integers(len(fates), size=(count, self.saved))],
-        )  # fmt: skip
-
-    # -- for brute force -----------------------------------------------------------------------
-
-    def reference(self, stream: int, count: int = 1) -> Genes:
-        """The first code of every operator and everything kept, `count` times."""
-        units = len(self.nodes) - 1
-        first = np.zeros((count, units), np.int64)
-        way = np.full((count, units), ALGORITHMS.index(self.tables.setting.algorithm))
-        return Genes(
-            np.full(count, stream), first, first.copy(), first.copy(), way,
-            np.full((count, units), HOMES.index("optimizer")), np.full((count, self.saved), KEEP),
-        )  # fmt: skip
-
-    def choices(self, unit: int, homes: Sequence[str], passes: bool = False) -> IntArray:
-        """Everything an operator may do: (choices, 4) entries of its passes, and home."""
-        node = self.nodes[1 + unit]
-        each, entries = len(node.index), np.arange(len(node.codes))
-        allowed = [HOMES.index(h) for h in homes] if self.weighted[unit] else [0]
-        if not passes:
-            rows = np.stack([entries] * 3, axis=1)
-        else:
-            f, d, w = (
-                axis.reshape(-1)
-                for axis in np.meshgrid(entries, np.arange(each), np.arange(each), indexing="ij")
-            )
-            rows = np.stack([f, f // each * each + d, f // each * each + w], axis=1)
-            if not self.weighted[unit]:
-                rows = rows[d == w]
-        return np.concatenate(
-            [np.repeat(rows, len(allowed), axis=0), np.tile(allowed, len(rows))[:, None]], axis=1
-        )
-
-    @staticmethod
-    def assign(genes: Genes, unit: int, chosen: IntArray) -> None:
-        for table, column in zip(
-            (genes.codes, genes.data, genes.weight, genes.homes), chosen.T, strict=True
-        ):
-            table[:, unit] = column

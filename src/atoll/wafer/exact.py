@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer.decoupled import Decoupled
-from atoll.wafer.genes import Away, BlockCost, BlockMapping, Solved
+from atoll.wafer.genes import Away, Solved
 from atoll.wafer.hunt import Found, Hunt
 from atoll.wafer.labels import Limits
-from atoll.wafer.passes import MOST_CODES, PassStates
 from atoll.wafer.paths import Paths
 from atoll.wafer.refine import Refiner
 from atoll.wafer.shared import Rules, SharedStates
@@ -48,21 +47,16 @@ class Exact:
         volume_only: bool = False,
         tolerance: float = 0.0,
         passes: bool = False,
-        few: int = MOST_CODES,
     ) -> None:
         """`tolerance`: stop where no mapping can be faster by more than this share.
 
-        `passes`: the gradient passes have codes of their own. With few codes that is exact (and
-        slow where memory is short); with many, codes are shared in the exact part, gradient codes
-        are refined afterwards, and the bounds are those of the passes taken apart.
+        `passes`: the gradient passes have codes of their own: codes are shared in the exact part,
+        gradient codes are refined afterwards, and the bounds are those of the passes taken apart.
         """
         self.tables = tables
         self.tolerance = tolerance
         self.away: Away | None = None
-        rules = Rules(tuple(homes), recompute, volume_only)
-        codes_each = max(len(n.index) for chain in tables.nodes for n in chain)
-        exactly = passes and codes_each <= few
-        self.states = PassStates(tables, rules) if exactly else SharedStates(tables, rules)
+        self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
         codes = tables.stream.codes
         share = np.array([tables.stream_share(code) for code in codes])
         self.paths = Paths(
@@ -73,7 +67,7 @@ class Exact:
         )
         self._refiner: Refiner | None = None
         self._apart: Decoupled | None = None
-        if passes and not volume_only and isinstance(self.states, SharedStates):
+        if passes and not volume_only:
             self._refiner = Refiner(self.states)
             self._apart = Decoupled.of(self.states, self.paths)
 
@@ -108,12 +102,6 @@ class Exact:
         here = Price(price / layers, 0.0, per_kept, float(layers))
         least = self.paths.least(here)[0] if self._apart is None else self._apart.least(here)
         return float((least + price * in_flight * self.paths.stream_kept).min())
-
-    def price(self, genes: BlockMapping) -> BlockCost:
-        """What one mapping of these tables costs, all passes of an operator under one code."""
-        assert isinstance(self.states, SharedStates)
-        stream = self.tables.stream.index[genes.stream]
-        return self.paths.cost(stream, self.states.way(genes))
 
     # -- with a limit --------------------------------------------------------------------------
 

@@ -1,6 +1,4 @@
-"""Moves in the encoding: `repair` makes a neighbouring legal mapping of a broken one, `mutate` and
-`crossover` stay inside the space, `count` says how large it is.
-"""
+"""Moves in the encoding: `mutate` stays inside the space, `count` says how large it is."""
 
 from __future__ import annotations
 
@@ -11,44 +9,22 @@ from typing import TypeVar
 
 import numpy as np
 
-from atoll.errors import AtollError
-from atoll.fabric.digits import Digits, digit_systems
+from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.block import Block, Unit
+from atoll.wafer.block import Block
 from atoll.wafer.encoding import StageMapping, WaferMapping, saved_tensors
 from atoll.wafer.genes import (
     AGAIN,
     FATES,
-    KEEP,
     OFFLOAD,
-    ONE_F_ONE_B,
     SCHEDULES,
     BlockMapping,
 )
-from atoll.wafer.tables import HOMES, SEARCHED_HOMES, legal, legal_codes
+from atoll.wafer.tables import SEARCHED_HOMES, legal_codes
 
 T = TypeVar("T")
 
 WAYS = tuple((streams, algorithm) for streams in (True, False) for algorithm in ALGORITHMS)
-
-
-def repair(mapping: WaferMapping) -> WaferMapping:
-    """A legal mapping near a broken one: layers add up, codes fit their dimensions.
-
-    Rectangles are left alone; digits follow them.
-    """
-    block = mapping.blocks()
-    stages = [_repair_stage(stage, block) for stage in mapping.stages]
-    stages = [with_helper(s, s.helper, i, len(stages)) for i, s in enumerate(stages)]
-    counts = [max(1, stage.layers) for stage in stages]
-    while sum(counts) > block.layers and max(counts) > 1:
-        counts[int(np.argmax(counts))] -= 1
-    while sum(counts) < block.layers:
-        counts[int(np.argmin(counts))] += 1
-    stages = [replace(stage, layers=n) for stage, n in zip(stages, counts, strict=True)]
-    algorithm = mapping.algorithm if mapping.algorithm in ALGORITHMS else "auto"
-    schedule = mapping.schedule if mapping.schedule in SCHEDULES else ONE_F_ONE_B
-    return replace(mapping, stages=tuple(stages), algorithm=algorithm, schedule=schedule)
 
 
 def with_helper(
@@ -59,63 +35,6 @@ def with_helper(
         return replace(stage, helper=helper)
     keep = tuple(AGAIN if fate == OFFLOAD else fate for fate in stage.block.keep)
     return replace(stage, helper=None, block=replace(stage.block, keep=keep))
-
-
-def _repair_stage(stage: StageMapping, block: Block) -> StageMapping:
-    r = stage.rectangle
-    digits = stage.digits
-    if (digits.width, digits.height) != (r.width, r.height):
-        digits = digit_systems(r.width, r.height)[0]
-    genes = stage.block
-    codes = tuple(
-        _repair_code(code, unit.sizes, digits)
-        for code, unit in zip(genes.codes, block.units, strict=True)
-    )
-    gradients: tuple[tuple[str, str], ...] = ()
-    if len(genes.gradients) == len(block.units):
-        gradients = tuple(
-            _repair_gradients(pair, unit, digits)
-            for pair, unit in zip(genes.gradients, block.units, strict=True)
-        )
-    collectives: tuple[tuple[bool, str], ...] = ()
-    if len(genes.collectives) == len(block.units):
-        collectives = tuple(
-            (bool(streams), way if way in ALGORITHMS else "auto")
-            for streams, way in genes.collectives
-        )
-    saved = saved_tensors(block)
-    fates = (*genes.keep, *([KEEP] * saved))[:saved]
-    keep = tuple(fate if fate in range(len(FATES)) else KEEP for fate in fates)
-    homes = tuple(home if home in HOMES else "optimizer" for home in genes.homes)
-    assert block.head is not None
-    return replace(
-        stage,
-        digits=digits,
-        head=_repair_code(stage.head, block.head.sizes, digits),
-        block=BlockMapping(
-            _repair_code(genes.stream, block.stream_sizes, digits), codes, homes, keep, gradients,
-            collectives,
-        ),
-    )  # fmt: skip
-
-
-def _repair_gradients(pair: tuple[str, str], unit: Unit, digits: Digits) -> tuple[str, str]:
-    data = _repair_code(pair[0], unit.sizes, digits)
-    return data, _repair_code(pair[1], unit.sizes, digits) if unit.parameters else data
-
-
-def _repair_code(code: str, sizes: dict[str, int], digits: Digits) -> str:
-    """Keep the tags that can stay, from the first digit on; fill with what fits."""
-    if len(code) == digits.count and legal(code, sizes, digits):
-        return code
-    allowed = legal_codes(sizes, digits)
-    if not allowed:
-        raise AtollError(
-            f"mapping: no split of dimensions {sizes} over {digits.size} dies is legal; use a "
-            "smaller rectangle."
-        )
-    padded = code[: digits.count].ljust(digits.count)
-    return max(allowed, key=lambda c: (sum(a == b for a, b in zip(c, padded, strict=True)), c))
 
 
 def mutate(
@@ -189,24 +108,6 @@ def _shift_layer(mapping: WaferMapping, index: int, random: np.random.Generator)
     stages[index] = replace(stages[index], layers=stages[index].layers - 1)
     stages[other] = replace(stages[other], layers=stages[other].layers + 1)
     return replace(mapping, stages=tuple(stages))
-
-
-def crossover(
-    left: WaferMapping, right: WaferMapping, random: np.random.Generator
-) -> WaferMapping:
-    """Block genes and helpers of either parent, stage by stage, where the rectangles agree."""
-    stages = []
-    for i, stage in enumerate(left.stages):
-        other = right.stages[i] if i < len(right.stages) else stage
-        take = bool(random.integers(2)) and other.digits == stage.digits
-        if take:
-            stage = replace(stage, block=other.block)
-            stage = with_helper(stage, other.helper, i, len(left.stages))
-        stages.append(stage)
-    streaming = right.streaming if random.integers(2) else left.streaming
-    schedule = right.schedule if random.integers(2) else left.schedule
-    child = replace(left, stages=tuple(stages), streaming=streaming, schedule=schedule)
-    return child if left.microbatch == right.microbatch else repair(child)
 
 
 def count(block: Block, width: int, height: int, stages: int) -> int:

@@ -84,23 +84,6 @@ class SharedStates:
             ways if len(self.tables.modes) > 1 else (),
         )  # fmt: skip
 
-    def way(self, genes: BlockMapping) -> Way:
-        setting = self.tables.setting
-        ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
-        index = [
-            nodes.find(code, streams)
-            for nodes, code, (streams, _) in zip(self._units, genes.codes, ways, strict=True)
-        ]
-        states: list[list[int]] = []
-        for chain in self.tables.nodes:
-            states.append(index[: len(chain)])
-            index = index[len(chain) :]
-        homes = [
-            self.rules.homes.index(home) if nodes.parameters.any() else 0
-            for nodes, home in zip(self._units, genes.homes, strict=True)
-        ]
-        return Way(states, homes, list(genes.keep))
-
     @property
     def _units(self) -> Sequence[Nodes]:
         return [nodes for chain in self.tables.nodes for nodes in chain]

@@ -115,7 +115,7 @@ class Planner:
         return Exact(
             tables, self.options.homes, recompute=self.options.recompute,
             volume_only=self.options.volume_only, tolerance=TOLERANCE,
-            passes=self.options.passes, few=0,
+            passes=self.options.passes,
         )  # fmt: skip
 
     def fastest_s(self, width: int, height: int, microbatch: int) -> float:

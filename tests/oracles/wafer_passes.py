@@ -1,4 +1,4 @@
-"""States of the exact part where every pass of an operator has a code of its own.
+"""The exact part over every code of every pass: what gradient codes of their own are worth.
 
 A state is a pair of codes, of the forward and the data-gradient pass; the weight gradient's code is
 chosen inside, with the home, as an option of the operator. Exact, and only for small sets of codes:
@@ -7,11 +7,13 @@ pairs of all codes of a 2 x 2 or 2 x 3 mesh.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.wafer.exact import Exact
 from atoll.wafer.genes import Away, BlockMapping
 from atoll.wafer.gradients import GradientTables, fetch_s
 from atoll.wafer.shared import Rules
@@ -20,8 +22,6 @@ from atoll.wafer.tables import EdgeTable, Nodes, Tables, exposed
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-MOST_CODES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,14 @@ class _States:
             return _States(nodes, entries, entries)
         forward, code = np.repeat(entries, each), np.tile(np.arange(each), len(entries))
         return _States(nodes, forward, forward // each * each + code)
+
+
+def exact_passes(tables: Tables, homes: Sequence[str]) -> Exact:
+    """The exact part with such states instead of shared codes."""
+    found = Exact(tables, homes)
+    found.states = PassStates(tables, found.states.rules)
+    found.paths = replace(found.paths, chains=found.states.chains)
+    return found
 
 
 class PassStates:
