@@ -25,15 +25,15 @@ def way(states: SharedStates, genes: BlockMapping) -> Way:
         nodes.find(code, streams)
         for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
     ]
-    states: list[list[int]] = []
+    paths: list[list[int]] = []
     for chain in states.tables.nodes:
-        states.append(index[: len(chain)])
+        paths.append(index[: len(chain)])
         index = index[len(chain) :]
     homes = [
         states.rules.homes.index(home) if nodes.parameters.any() else 0
         for nodes, home in zip(units, genes.homes, strict=True)
     ]
-    return Way(states, homes, list(genes.keep))
+    return Way(paths, homes, list(genes.keep))
 
 
 def decode(batch: Batch, genes: Genes, row: int) -> BlockMapping:
