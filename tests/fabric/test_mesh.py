@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.events import Message, simulate
 from atoll.fabric.mesh import Mesh, Rectangle, ring_of
-from atoll.fabric.mesh_collectives import gather_s, simulate_exchange, simulate_pass
+from atoll.fabric.mesh_collectives import gather_s, simulate_exchange, simulate_pass, wires
 from atoll.fabric.mesh_kernels import exchange_one
 from atoll.fabric.messages import Schedule
 
@@ -106,9 +106,7 @@ def test_all_to_all_reaches_the_bisection_within_the_pipeline_depth(width, heigh
     bound = n * VOLUME / (4 * mesh.link_Bps * min(width, height))
     if min(width, height) == 1:
         bound = n * VOLUME / (4 * mesh.link_Bps)
-    fast = exchange_one(
-        np.array(member), VOLUME, digits.radix, digits.axis, digits.stride, mesh.link_Bps, 0.0
-    )
+    fast = exchange_one(np.array(member), VOLUME, wires(digits, mesh))
     assert fast == pytest.approx(bound)
     simulated = simulate_exchange(digits, member, VOLUME, mesh)
     message = VOLUME / n / mesh.link_Bps

@@ -15,15 +15,22 @@ from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, ring_of
 from atoll.fabric.messages import Schedule
 
 
+def wires(digits: Digits, mesh: Mesh) -> kernels.Wires:
+    """What kernels want to know of a rectangle and its links."""
+    return kernels.Wires(
+        digits.radix, digits.axis, digits.stride, mesh.link_Bps, mesh.link_latency_s,
+        np.zeros((3, 8), np.int64),
+    )  # fmt: skip
+
+
 def gather_s(
     digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
 ) -> float:
     """An all-gather to `volume` bytes a die over the member digits; a reduce-scatter of as many
     takes as long, and an all-reduce twice that.
     """
-    where = (digits.radix, digits.axis, digits.stride, mesh.link_Bps, mesh.link_latency_s)
-    flags = np.array(member, np.bool_)
-    return float(kernels.pass_one(flags, volume, *where, ALGORITHMS.index(algorithm)))
+    flags, chosen = np.array(member, np.bool_), ALGORITHMS.index(algorithm)
+    return float(kernels.pass_one(flags, volume, wires(digits, mesh), chosen))
 
 
 def simulate_pass(

@@ -5,26 +5,49 @@ A group is given by digits (`digits.py`): those in which its members differ are 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.jit import entry, kernel
 
 AUTO, LINE, RING, TWO_D = range(4)
 
 
+class Wires(NamedTuple):
+    """The digits of a rectangle, and the links between its dies."""
+
+    radix: NDArray[np.int64]
+    axis: NDArray[np.int64]
+    stride: NDArray[np.int64]
+    bandwidth_Bps: float
+    latency_s: float
+    runs: NDArray[np.int64]
+    """Scratch of `pass_s`: (3, 8)."""
+
+
 @kernel
-def pass_s(member, volume, radix, axis, stride, bandwidth, latency, algorithm, runs_of):
+def of_one_thread(wires):
+    """The same wires with scratch of their own."""
+    runs = np.zeros((3, 8), np.int64)
+    return Wires(
+        wires.radix, wires.axis, wires.stride, wires.bandwidth_Bps, wires.latency_s, runs)
+
+
+@kernel
+def pass_s(member, volume, wires, algorithm):
     """Seconds of an all-gather (or reduce-scatter) over the member digits (bits of `member`).
 
     `volume` is the gathered (or partial) bytes of one die. Member digits that follow each other on
     an axis are one line; a line whose neighbours lie `stride` apart shares its wires with as many
-    others, so that every link carries that many times the load. `runs_of` (3, 8) is scratch.
+    others, so that every link carries that many times the load.
     """
     if member == 0 or volume <= 0.0:
         return 0.0
-    lengths = runs_of[0]
-    strides = runs_of[1]
-    axes = runs_of[2]
+    radix, axis, stride = wires.radix, wires.axis, wires.stride
+    bandwidth, latency = wires.bandwidth_Bps, wires.latency_s
+    lengths, strides, axes = wires.runs[0], wires.runs[1], wires.runs[2]
     runs = 0
     open_run = False
     for d in range(radix.shape[0]):
@@ -73,12 +96,13 @@ def pass_s(member, volume, radix, axis, stride, bandwidth, latency, algorithm, r
 
 
 @kernel
-def exchange_s(member, volume, radix, axis, stride, bandwidth, latency):
+def exchange_s(member, volume, wires):
     """Seconds of an all-to-all of `volume` bytes a die: the bisection of its widest axis."""
     load_x = 0.0
     load_y = 0.0
     hops = 0.0
     length = np.int64(1)
+    radix, axis, stride = wires.radix, wires.axis, wires.stride
     for d in range(radix.shape[0]):
         if member >> d & 1:
             length *= radix[d]
@@ -91,7 +115,7 @@ def exchange_s(member, volume, radix, axis, stride, bandwidth, latency):
                     load_y += across
                 hops += float((length - 1) * stride[d])
                 length = np.int64(1)
-    return max(load_x, load_y) * volume / bandwidth + hops * latency
+    return max(load_x, load_y) * volume / wires.bandwidth_Bps + hops * wires.latency_s
 
 
 @kernel
@@ -104,14 +128,12 @@ def _bits(member):
 
 
 @entry
-def pass_one(member, volume, radix, axis, stride, bandwidth, latency, algorithm):
+def pass_one(member, volume, wires, algorithm):
     """`pass_s` for callers in Python, with one flag a digit."""
-    runs_of = np.zeros((3, 8), np.int64)
-    bits = _bits(member)
-    return pass_s(bits, volume, radix, axis, stride, bandwidth, latency, algorithm, runs_of)
+    return pass_s(_bits(member), volume, of_one_thread(wires), algorithm)
 
 
 @entry
-def exchange_one(member, volume, radix, axis, stride, bandwidth, latency):
+def exchange_one(member, volume, wires):
     """`exchange_s` for callers in Python, with one flag a digit."""
-    return exchange_s(_bits(member), volume, radix, axis, stride, bandwidth, latency)
+    return exchange_s(_bits(member), volume, wires)

@@ -97,10 +97,9 @@ class Batch:
             np.outer([0.0 if u is None else u.parameters for u in units], self._each),
             bytes_per_parameter(states), float(setting.microbatches), np.array(entry),
             np.array([tables.stream_s(code) for code in codes]),
-            share * (block.stream_bytes + block.always_bytes), digits.radix, digits.axis,
-            digits.stride, setting.wafer.link_Bps, setting.wafer.link_latency_s,
+            share * (block.stream_bytes + block.always_bytes), tables.mesh[0],
             away.bandwidth_Bps if away else np.inf, away.latency_s if away else 0.0,
-            ALGORITHMS.index(setting.algorithm),
+            tables.mesh[1],
         )  # fmt: skip
         self.weighted = weighted[1:]
         self.saved = int(sum(droppable))

@@ -17,28 +17,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.fabric.mesh_kernels import exchange_s, pass_s
+from atoll.fabric.mesh_kernels import exchange_s, of_one_thread, pass_s
 from atoll.jit import entry, kernel
 
 WHOLE, BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL, SUMMED = range(7)
-
-# What `transition` returns by position.
-SCATTER, EXCHANGE, GATHER, STORED = range(4)
 
 CHUNKS = 4.0  # pieces in which a streamed collective runs beside its operator
 SHARE = 0.5  # part of an operator's time that may hide its input, and as much for its output
 
 
 @kernel
-def transition(
-    total, source, target, radix, axis, stride, bandwidth, latency, scatter_algorithm,
-    gather_algorithm, out, runs_of,
-):
-    """Fill `out` with seconds of scatter, exchange and gather, and the share of `total` bytes that
-    a die holds in between, after the reduction and before the gather: what is worth keeping.
+def stored_role(have, want):
+    """A digit's role where a tensor waits between its reduction and its gather."""
+    if want != WHOLE:
+        return want
+    return SUMMED if have == PARTIAL else have
 
-    The operator that wrote the tensor reduces it, the one that reads it gathers it, each by its own
-    algorithm.
+
+@kernel
+def transition(total, source, via, target, wires, scatter_algorithm, gather_algorithm):
+    """Seconds of scatter, exchange and gather, and the share of `total` bytes that a die holds in
+    between, after the reduction and before the gather: what is worth keeping.
+
+    The tensor comes from where it waits between `source` and `via`; it is where it was written if
+    they are the same. The operator that wrote it reduces it, the one that reads it gathers it, each
+    by its own algorithm.
     """
     scatter = np.int64(0)
     exchange = np.int64(0)
@@ -48,8 +51,9 @@ def transition(
     held = total
     scattered = 1.0
     gathered = 1.0
+    radix = wires.radix
     for d in range(radix.shape[0]):
-        have = source[d]
+        have = stored_role(source[d], via[d])
         want = target[d]
         bit = np.int64(1) << d
         if have == PARTIAL:
@@ -71,45 +75,25 @@ def transition(
                 gathered *= radix[d]
             elif want != have:
                 exchange |= bit
-    out[SCATTER] = 0.0
-    out[EXCHANGE] = 0.0
-    out[GATHER] = 0.0
+    scatter_s = 0.0
+    exchange_seconds = 0.0
+    gather_s = 0.0
     if scatter:
-        out[SCATTER] = pass_s(
-            scatter, held, radix, axis, stride, bandwidth, latency, scatter_algorithm, runs_of)
+        scatter_s = pass_s(scatter, held, wires, scatter_algorithm)
         held /= scattered
     if exchange:
-        out[EXCHANGE] = exchange_s(exchange, held, radix, axis, stride, bandwidth, latency)
+        exchange_seconds = exchange_s(exchange, held, wires)
     if total_sum:
-        one = pass_s(
-            total_sum, held, radix, axis, stride, bandwidth, latency, scatter_algorithm, runs_of)
-        out[SCATTER] += one
+        one = pass_s(total_sum, held, wires, scatter_algorithm)
+        scatter_s += one
         if gather_algorithm != scatter_algorithm:
-            one = pass_s(
-                total_sum, held, radix, axis, stride, bandwidth, latency, gather_algorithm, runs_of)
-        out[GATHER] += one
+            one = pass_s(total_sum, held, wires, gather_algorithm)
+        gather_s += one
     if summed:
-        out[GATHER] += pass_s(
-            summed, held, radix, axis, stride, bandwidth, latency, gather_algorithm, runs_of)
-    out[STORED] = held
+        gather_s += pass_s(summed, held, wires, gather_algorithm)
     if gather:
-        out[GATHER] += pass_s(
-            gather, held * gathered, radix, axis, stride, bandwidth, latency, gather_algorithm,
-            runs_of)
-
-
-@kernel
-def stored_layout(source, target, stored):
-    """The layout in which a tensor waits between its reduction and its gather."""
-    for d in range(source.shape[0]):
-        have = source[d]
-        want = target[d]
-        if have == PARTIAL and want == WHOLE:
-            stored[d] = SUMMED
-        elif want == WHOLE and have != WHOLE:
-            stored[d] = have
-        else:
-            stored[d] = want
+        gather_s += pass_s(gather, held * gathered, wires, gather_algorithm)
+    return scatter_s, exchange_seconds, gather_s, held
 
 
 @kernel
@@ -122,14 +106,9 @@ def exposed_s(link_s, compute_s, streams):
 
 
 @entry
-def transition_one(total, source, target, radix, axis, stride, bandwidth, latency, algorithm):
+def transition_one(total, source, target, wires, algorithm):
     """The four figures of one transition, for callers in Python."""
-    out = np.zeros(4)
-    runs_of = np.zeros((3, 8), np.int64)
-    transition(
-        total, source, target, radix, axis, stride, bandwidth, latency, algorithm, algorithm, out,
-        runs_of)
-    return out
+    return transition(total, source, source, target, of_one_thread(wires), algorithm, algorithm)
 
 
 @entry

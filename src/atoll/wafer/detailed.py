@@ -127,7 +127,10 @@ class _Replayer:
                     own += self.tables.entry_s(index, self.stage.block.stream)
                 total += there[1] + self._operator(0.0, own, there[0], ways[e][0])
             elif fate == OFFLOAD:
-                journey = self._stored_bytes(edge.totals, a.writes[f_a], b.reads[f_b])
+                tensors = zip(edge.totals, a.writes[f_a], b.reads[f_b], strict=False)
+                journey = sum(
+                    kernels.transition_one(*tensor, *self.tables.mesh)[3] for tensor in tensors
+                )
                 forward_in[e + 1] += journey / self.journey_Bps
                 back_out[e + 1] += journey / self.journey_Bps
         for i, (node, (f, d, w), (streams, _)) in enumerate(
@@ -144,17 +147,6 @@ class _Replayer:
         if not streams:
             return gather + compute + scatter
         return streamed_s(gather, compute, scatter, _PIECES)
-
-    def _stored_bytes(
-        self, totals: Sequence[float], source: np.ndarray, target: np.ndarray
-    ) -> float:
-        radix = self.stage.digits.radix
-        stored = 0.0
-        for total, have, want in zip(totals, source, target, strict=False):
-            held = np.array(_stored(have, want))
-            cut = ~np.isin(held, (kernels.WHOLE, kernels.SUMMED))
-            stored += total / float(np.prod(radix[cut]))
-        return stored
 
     def _edge(
         self, totals: Sequence[float], source: Sequence[Any], target: Sequence[Any],

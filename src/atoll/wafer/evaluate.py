@@ -24,6 +24,7 @@ import numpy as np
 
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import Die, Rectangle
+from atoll.fabric.mesh_collectives import wires
 from atoll.fabric.routes import Boundary, Journey, boundaries, journeys
 from atoll.step.bubbles import held, held_bytes, step_s
 from atoll.step.replay import PassTime
@@ -310,15 +311,13 @@ def ends_cost(
     """
     time = weight = logits = 0.0
     states = np.zeros(3)
-    radix = digits.radix
-    mesh = (radix, digits.axis, digits.stride, setting.wafer.link_Bps,
-            setting.wafer.link_latency_s, 0)  # fmt: skip
+    mesh = wires(digits, setting.wafer.mesh), 0
     roles = {"b": kernels.BATCH, "s": kernels.SEQUENCE, "c": kernels.COLUMNS, "r": kernels.WHOLE}
     layout = np.array([roles[tag] for tag in stream], np.int64)
     if first:
-        sums = np.full(len(radix), kernels.PARTIAL, np.int64)
+        sums = np.full(digits.count, kernels.PARTIAL, np.int64)
         moved = kernels.transition_one(block.stream_bytes, sums, layout, *mesh)
-        time += 2.0 * float(moved[:3].sum())
+        time += 2.0 * sum(moved[:3])
         if not external:
             share = block.embedding_parameters / digits.size
             states += setting.states.parts(share, share, 0)
@@ -333,7 +332,7 @@ def ends_cost(
         # Logits and softmax pass through memory three times: written, read, and their gradient.
         one, home = np.zeros(1, np.int64), "external" if external else "optimizer"
         home_s, _ = home_cost(nodes, home, setting, one, one, one)
-        time += float(nodes.compute_s[0] + home_s[0]) + 3.0 * float(moved[:3].sum())
+        time += float(nodes.compute_s[0] + home_s[0]) + 3.0 * sum(moved[:3])
         time += 3.0 * logits / bandwidth
         weight = float(nodes.weight_s[0])
         states += np.concatenate(home_bytes(setting.states, home, nodes, one, one))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.fabric.mesh_collectives import gather_s
+from atoll.fabric.mesh_collectives import gather_s, wires
 from atoll.step.states import STATES, States
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer import edge_kernels
@@ -146,11 +146,8 @@ class Tables:
         self.modes = modes or (setting.streaming,)
         self.block, self.digits, self.setting, self.price = block, digits, setting, price
         self._only = only or {}
-        self._mesh = (
-            digits.radix, digits.axis, digits.stride, setting.wafer.link_Bps,
-            setting.wafer.link_latency_s,
-        )  # fmt: skip
-        self._algorithm = ALGORITHMS.index(setting.algorithm)
+        self.mesh = (wires(digits, setting.wafer.mesh), ALGORITHMS.index(setting.algorithm))
+        """What kernels want to know of the mesh and its collectives."""
         chosen = block.units if units else ()
         self._prepare((*chosen, *([block.head] if block.head else [])) if not only else chosen)
         self.stream = self._stream()
@@ -260,11 +257,6 @@ class Tables:
             for m, v in zip(member, volume, strict=True)
         ])  # fmt: skip
 
-    @property
-    def mesh(self) -> tuple[IntArray, IntArray, IntArray, float, float, int]:
-        """What kernels want to know of the mesh and its collectives."""
-        return (*self._mesh, self._algorithm)
-
     # -- edges ---------------------------------------------------------------------------------
 
     def chain_nodes(self, chain: int) -> tuple[Nodes, ...]:
@@ -277,8 +269,8 @@ class Tables:
         edge_kernels.edge_matrix(
             np.array(edge.totals), source.writes, target.reads, target.gradient_writes,
             source.gradient_reads, source.forward_s, target.forward_s, source.data_s,
-            target.data_s, source.streams, target.streams, *self._mesh, self._algorithm, forward,
-            back, kept, again, gather, scatter,
+            target.data_s, source.streams, target.streams, *self.mesh, forward, back, kept, again,
+            gather, scatter,
         )  # fmt: skip
         fetch = exposed(gather, target.weight_s[None, :], target.streams[None, :])
         again += source.forward_s[:, None]
