@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from atoll.fabric.digits import digit_systems
-from atoll.wafer.batch import KEPT, REBUILT, STATE, Batch
+from atoll.wafer.batch import Batch
 from atoll.wafer.block import make_block
+from atoll.wafer.edge_kernels import KEPT, REBUILT, STATE
 from atoll.wafer.exact import Exact
 from atoll.wafer.files import load_wafer
 from atoll.wafer.labels import Limits

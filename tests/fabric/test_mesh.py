@@ -44,11 +44,21 @@ def test_a_line_takes_n_minus_one_nths_of_the_volume(n, latency):
     assert simulate_pass(digits, member, VOLUME, mesh) == pytest.approx(expected)
 
 
+def scatter_line(schedule: Schedule, dies) -> None:
+    """Reduce-scatter along a line: partial sums inwards, the farthest owner's first."""
+    for owner in range(len(dies)):
+        for begin, step in ((0, 1), (len(dies) - 1, -1)):
+            before = []
+            for at in range(begin, owner, step):
+                sent = (dies[at], dies[at + step], VOLUME / len(dies))
+                before = [schedule.send(*sent, before, rank=abs(owner - begin))]
+
+
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_reduce_scatter_on_a_line_takes_as_long_as_all_gather(n):
     mesh = mesh_of(1, n)
     schedule = Schedule()
-    schedule.scatter_line([(i, 0) for i in range(n)], VOLUME, {})
+    scatter_line(schedule, [(i, 0) for i in range(n)])
     simulated = simulate(schedule.messages, mesh).end_s
     assert simulated == pytest.approx((n - 1) * (VOLUME / n / mesh.link_Bps + 1e-8))
 

@@ -15,7 +15,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch, Genes
+from atoll.wafer.batch import Batch, Genes
+from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from atoll.wafer.genes import AGAIN, KEEP
 from atoll.wafer.labels import Limits
 

@@ -14,7 +14,8 @@ from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer import block_kernels as kernels
-from atoll.wafer.block import KINDS
+from atoll.wafer.block_parts import KINDS
+from atoll.wafer.codes import legal_codes, parts_of
 from atoll.wafer.encoding import (
     StageMapping,
     WaferMapping,
@@ -25,7 +26,7 @@ from atoll.wafer.encoding import (
 )
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, BlockMapping
 from atoll.wafer.moves import count, mutate
-from atoll.wafer.tables import HOMES, legal_codes, parts_of
+from atoll.wafer.tables import HOMES
 
 from .wafer_cases import small_block, small_model
 

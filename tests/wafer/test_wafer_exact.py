@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
-from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
+from atoll.wafer.batch import Batch
+from atoll.wafer.codes import legal_codes
 from atoll.wafer.decoupled import Decoupled
+from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from atoll.wafer.exact import Exact
 from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, Away
 from atoll.wafer.labels import Limits
 from atoll.wafer.pricing import Pricer
 from atoll.wafer.steps import Price
-from atoll.wafer.tables import HOMES, SEARCHED_HOMES, Setting, Tables, legal_codes
+from atoll.wafer.tables import HOMES, SEARCHED_HOMES, Setting, Tables
 from oracles import wafer_brute as brute
 from oracles.wafer_genes import decode, sample, way
 from oracles.wafer_passes import exact_passes

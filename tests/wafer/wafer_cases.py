@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
-from atoll.wafer.block import Block, make_block
+from atoll.wafer.block import make_block
+from atoll.wafer.block_parts import Block
 from atoll.wafer.template import Stack, Wafer
 
 

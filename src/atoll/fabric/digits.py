@@ -20,9 +20,8 @@ from itertools import permutations
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+from atoll.arrays import IntArray
 
 X, Y = 0, 1
 

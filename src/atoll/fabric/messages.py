@@ -1,7 +1,8 @@
 """Collectives as messages on the mesh, for the event simulation.
 
 Groups are given as lines, rings and rectangles of dies; several groups may run at once and then
-share links. Reduce-scatter is all-gather with time reversed: as many messages over the same links.
+share links. Reduce-scatter is all-gather with time reversed: as many messages over the same links,
+and as long (`tests/fabric/test_mesh.py`).
 """
 
 from __future__ import annotations
@@ -37,23 +38,6 @@ class Schedule:
                     self._arrived(dies[at + step], sent)
                     before = [sent]
                     at += step
-
-    def scatter_line(self, dies: Sequence[Die], volume: float, began: dict[Die, list[int]]) -> None:
-        """Reduce-scatter along a line: partial sums inwards, the farthest owner's first."""
-        piece = volume / len(dies)
-        for owner in range(len(dies)):
-            for begin, step in ((0, 1), (len(dies) - 1, -1)):
-                before: list[int] = []
-                at = begin
-                while at != owner and (owner - at) * step > 0:
-                    after = [*before, *began.get(dies[at], [])]
-                    sent = self.send(
-                        dies[at], dies[at + step], piece, after, rank=abs(owner - begin)
-                    )
-                    before = [sent]
-                    at += step
-                if before:
-                    self._arrived(dies[owner], before[0])
 
     def gather_ring(self, dies: Sequence[Die], volume: float) -> None:
         """All-gather around a ring, half of every piece in each direction."""

@@ -15,8 +15,8 @@ columns):
 from __future__ import annotations
 
 from atoll.fabric.digits import Digits
-from atoll.wafer.block import Block
-from atoll.wafer.tables import legal
+from atoll.wafer.block_parts import Block
+from atoll.wafer.codes import legal
 
 TYPES = ("I", "II", "III")
 

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.wafer.encoding import WaferMapping
+from atoll.wafer.encoding import WaferMapping, read_mapping
 from atoll.wafer.estimate import WaferEstimate, estimate_job, estimate_mapping
 from atoll.wafer.files import load_wafer
 from atoll.wafer.job import WaferJob, load_wafer_job
-from atoll.wafer.mapping_file import read_mapping
 from atoll.wafer.result import WaferResult
 from atoll.wafer.run import run_wafer_search, with_job
 from atoll.wafer.search import Progress

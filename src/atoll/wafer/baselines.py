@@ -25,13 +25,15 @@ from typing import Any, NamedTuple
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Rectangle, snake
 from atoll.wafer.accpar import accpar_codes
-from atoll.wafer.block import Block, make_block
+from atoll.wafer.block import make_block
+from atoll.wafer.block_parts import Block
+from atoll.wafer.codes import legal
 from atoll.wafer.encoding import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of
 from atoll.wafer.exact import Exact
 from atoll.wafer.genes import BlockMapping
 from atoll.wafer.pricing import pricer
-from atoll.wafer.tables import OPTIMIZER, Tables, legal
+from atoll.wafer.tables import OPTIMIZER, Tables
 from atoll.wafer.template import Wafer
 
 NAMES = ("accpar", "deepspeed", "megatron", "weight-streaming")

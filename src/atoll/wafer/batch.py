@@ -11,21 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.jit import over_ranges
 from atoll.wafer import edge_kernels as kernels
-from atoll.wafer.block import KINDS
-from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
+from atoll.wafer.block_parts import KINDS
 from atoll.wafer.genes import Away, BlockMapping
 from atoll.wafer.homes import bytes_per_parameter
 from atoll.wafer.tables import HOMES, Nodes, Tables
-
-__all__ = ["AWAY", "KEPT", "REBUILT", "STATE", "TIME", "Batch", "Genes"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 COLUMNS = 10  # of a priced mapping
 

@@ -16,24 +16,17 @@ from functools import lru_cache
 
 from atoll.errors import AtollError
 from atoll.wafer.block_parts import (
-    KINDS,
     Block,
     Chain,
     Edge,
-    Kind,
     Pass,
     Product,
-    Roles,
     Unit,
 )
 from atoll.workload import build_model, load_config
 from atoll.workload.layer import Layer, Model
 from atoll.workload.model_config import ModelConfig
 from atoll.workload.operator import Matmul, Operator, Role
-
-__all__ = [
-    "KINDS", "Block", "Chain", "Edge", "Kind", "Pass", "Product", "Roles", "Unit", "make_block",
-]  # fmt: skip
 
 _WITH_QKV = ("rotary", "q_norm", "k_norm")
 _UNITS = ("qkv", "attention", "proj", "fc1", "act", "fc2", "shared1", "shared_act", "shared2")

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.arrays import IntArray
 from atoll.wafer.bound_kernels import least_bytes, least_fill
 from atoll.wafer.layer_bounds import DEPTHS, PEAK, LayerBounds, SizeBound, port_step_s
 from atoll.wafer.stages import Planner
 
-IntArray = NDArray[np.int64]
 Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
 
 INFINITY = float("inf")

@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.homes import home_bytes
 from atoll.wafer.paths import Paths, scalar_chain
 from atoll.wafer.shared import SharedStates
 from atoll.wafer.steps import Price, Step
 from atoll.wafer.tables import EdgeTable, Nodes, Setting, exposed
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,13 +15,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS, Die, Rectangle
 from atoll.step.states import load_states
-from atoll.wafer.block import Block, make_block
+from atoll.wafer.block import make_block
+from atoll.wafer.block_parts import Block
+from atoll.wafer.codes import legal
 from atoll.wafer.genes import (
     AGAIN,
     FATES,
@@ -31,7 +34,7 @@ from atoll.wafer.genes import (
     SCHEDULES,
     BlockMapping,
 )
-from atoll.wafer.tables import HOMES, OPTIMIZER, legal
+from atoll.wafer.tables import HOMES, OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,20 @@ def from_json(text: str) -> WaferMapping:
     except json.JSONDecodeError as error:
         raise AtollError(f"mapping: not valid JSON ({error.msg}, line {error.lineno}).") from None
     return from_dict(data)
+
+
+def read_mapping(path: str | Path) -> WaferMapping:
+    """The mapping in a file; one sentence about what is wrong with it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise AtollError(f"{path}: the file is not UTF-8 text.") from None
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be read ({error.strerror}).") from None
+    try:
+        return from_json(text)
+    except AtollError as error:
+        raise AtollError(f"{path}: {error}") from None
 
 
 def problems(

@@ -17,13 +17,11 @@ from atoll.fabric.mesh import snake
 from atoll.placement.plan import Placement
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.draw import text_map, wafer_object
-from atoll.wafer.encoding import WaferMapping, validate
+from atoll.wafer.encoding import WaferMapping, read_mapping, validate
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
-from atoll.wafer.mapping_file import read_mapping
-from atoll.wafer.power import running_power_W
-from atoll.wafer.result import placement_of, wafer_mfu
+from atoll.wafer.result import placement_of, running_power_W, wafer_mfu
 from atoll.wafer.search import best_plan
 from atoll.wafer.stages import Planner
 from atoll.wafer.template import Wafer

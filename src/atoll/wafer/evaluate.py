@@ -30,14 +30,26 @@ from atoll.step.bubbles import held, held_bytes, step_s
 from atoll.step.replay import PassTime
 from atoll.step.states import load_states
 from atoll.wafer import block_kernels as kernels
-from atoll.wafer.batch import AWAY, KEPT, REBUILT, STATE, TIME, Batch
-from atoll.wafer.block import Block
-from atoll.wafer.edge_kernels import AWAY_S, COMPUTE_S, HOMES_S, LINKS_S, RERUN_S
+from atoll.wafer.batch import Batch
+from atoll.wafer.block_parts import Block
+from atoll.wafer.codes import legal, parts_of
+from atoll.wafer.edge_kernels import (
+    AWAY,
+    AWAY_S,
+    COMPUTE_S,
+    HOMES_S,
+    KEPT,
+    LINKS_S,
+    REBUILT,
+    RERUN_S,
+    STATE,
+    TIME,
+)
 from atoll.wafer.encoding import StageMapping, WaferMapping
 from atoll.wafer.genes import Away, BlockCost, BlockMapping
 from atoll.wafer.homes import home_bytes, home_cost
 from atoll.wafer.pricing import pricer
-from atoll.wafer.tables import Nodes, Setting, Tables, legal, parts_of
+from atoll.wafer.tables import Nodes, Setting, Tables
 from atoll.wafer.template import Wafer
 
 

@@ -18,8 +18,8 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.wafer.decoupled import Decoupled
 from atoll.wafer.genes import Away, Solved
 from atoll.wafer.hunt import Found, Hunt
@@ -29,8 +29,6 @@ from atoll.wafer.refine import Refiner
 from atoll.wafer.shared import Rules, SharedStates
 from atoll.wafer.steps import Price
 from atoll.wafer.tables import SEARCHED_HOMES, Tables
-
-FloatArray = NDArray[np.float64]
 
 _FREE = Price(0.0, 0.0, 0.0, 0.0)
 

@@ -12,14 +12,11 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.wafer import edge_kernels
 from atoll.wafer.homes import home_cost
 from atoll.wafer.tables import Nodes, Tables, exposed
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 class GradientTables:
@@ -95,7 +92,7 @@ class GradientTables:
 
 
 def fetch_s(
-    node: Nodes, weight: IntArray, streams: NDArray[np.bool_],
+    node: Nodes, weight: IntArray, streams: BoolArray,
     inputs: tuple[FloatArray, FloatArray], outputs: tuple[FloatArray, FloatArray],
 ) -> FloatArray:  # fmt: skip
     """Exposed seconds of fetching input and output for a gradient pass, and its own compute."""

@@ -13,13 +13,11 @@ weights in its second half.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.step.states import States
 from atoll.wafer.tables import HOMES, Nodes, Setting, exposed
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 StateBytes = tuple[FloatArray, FloatArray, FloatArray]
 
 

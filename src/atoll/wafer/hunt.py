@@ -9,15 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.wafer.genes import BlockCost
 from atoll.wafer.labels import Limits, Start, solve_labels
 from atoll.wafer.paths import Paths
 from atoll.wafer.steps import Price, Way
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
 _RATIOS = 5  # halvings of the price of bytes elsewhere over that of bytes here

@@ -12,7 +12,7 @@ from atoll.errors import AtollError
 from atoll.fabric.mesh import Die
 from atoll.step.states import load_states
 from atoll.wafer.block import make_block
-from atoll.wafer.mapping_file import read_mapping
+from atoll.wafer.encoding import read_mapping
 from atoll.wafer.search import MICROBATCHES
 from atoll.wafer.stages import Options
 from atoll.wafer.tables import OPTIMIZER

@@ -19,16 +19,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.fabric.digits import factors
-from atoll.wafer.block import Block, Pass, Product, Unit, make_block
+from atoll.wafer.block import make_block
 from atoll.wafer.block_kernels import CHUNKS
+from atoll.wafer.block_parts import Block, Pass, Product, Unit
 from atoll.wafer.pricing import Parts, Shape, local_shape, pricer
 from atoll.wafer.stages import Planner
 from atoll.wafer.template import Wafer
-
-FloatArray = NDArray[np.float64]
 
 PEAK, OPERATORS, EXACT = range(3)
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.block import Block
+from atoll.wafer.block_parts import Block
+from atoll.wafer.codes import legal_codes
 from atoll.wafer.encoding import StageMapping, WaferMapping, saved_tensors
 from atoll.wafer.genes import (
     AGAIN,
@@ -20,7 +21,7 @@ from atoll.wafer.genes import (
     SCHEDULES,
     BlockMapping,
 )
-from atoll.wafer.tables import SEARCHED_HOMES, legal_codes
+from atoll.wafer.tables import SEARCHED_HOMES
 
 T = TypeVar("T")
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.genes import AGAIN, KEEP, BlockCost
 from atoll.wafer.steps import Price, Step, Way, taken
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 def scalar_chain(steps: list[Step], price: Price) -> tuple[FloatArray, list[IntArray]]:

@@ -12,7 +12,7 @@ from atoll.cost.vector import vector_cycles
 from atoll.hardware.accelerator import Accelerator
 from atoll.jit import over_ranges
 from atoll.profile import DEFAULT
-from atoll.wafer.block import Pass, Product, Unit
+from atoll.wafer.block_parts import Pass, Product, Unit
 from atoll.workload.operator import VectorWork
 
 Shape = tuple[int, int, int, int, float, bool]

@@ -15,8 +15,7 @@ from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.draw import offloaded
 from atoll.wafer.estimate import WaferEstimate
 from atoll.wafer.evaluate import Evaluation
-from atoll.wafer.power import running_power_W
-from atoll.wafer.result import WaferResult, baseline_words
+from atoll.wafer.result import WaferResult, baseline_words, running_power_W
 from atoll.wafer.template import Wafer
 
 

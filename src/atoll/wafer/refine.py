@@ -10,16 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.genes import OFFLOAD, Away, BlockCost, BlockMapping
 from atoll.wafer.gradients import GradientTables, fetch_s
 from atoll.wafer.shared import SharedStates
 from atoll.wafer.steps import Way
 from atoll.wafer.tables import EdgeTable, Nodes, exposed
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 class Refiner:

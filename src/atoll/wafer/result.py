@@ -8,17 +8,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from atoll.explore.result import Certificate, accelerator_dict
+from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
 from atoll.units import counted, format_mfu
 from atoll.wafer.baselines import Baseline
+from atoll.wafer.codes import parts_of
 from atoll.wafer.draw import text_map, wafer_object
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.explain import Worth
 from atoll.wafer.genes import AGAIN
 from atoll.wafer.job import WaferJob
-from atoll.wafer.power import running_power_W
-from atoll.wafer.tables import parts_of
 from atoll.wafer.template import Wafer
 from atoll.workload import load_config
 from atoll.workload.flops import model_flops
@@ -32,6 +32,20 @@ def wafer_mfu(wafer: Wafer, found: Evaluation) -> float:
     mapping = found.mapping
     flops = model_flops(load_config(mapping.model), mapping.sequence)
     return flops * found.samples_per_s / wafer.peak_flops
+
+
+def running_power_W(wafer: Wafer, found: Evaluation) -> float:
+    """Average over a step, all dies on: static watts always, dynamic ones as far as units are busy.
+    Links count with the bytes between stages only.
+    """
+    static = wafer.dies * DEFAULT_ENERGY.static_W_per_mm2 * wafer.die_mm2
+    dynamic_peak = wafer.peak_power_W - static
+    rounds = found.mapping.microbatches
+    busy = 0.0
+    for stage, cost in zip(found.mapping.stages, found.stages, strict=True):
+        work = cost.parts_s["compute"] + cost.parts_s["recompute"]
+        busy += stage.rectangle.size * stage.layers * rounds * work / found.step_s
+    return static + dynamic_peak * busy / wafer.dies
 
 
 def placement_of(found: Evaluation) -> Placement:

@@ -20,8 +20,7 @@ from atoll.wafer.explain import Worth, explain
 from atoll.wafer.faults import SMALL, Faults, degraded, map_around, require
 from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
-from atoll.wafer.power import running_power_W
-from atoll.wafer.result import WaferResult
+from atoll.wafer.result import WaferResult, running_power_W
 from atoll.wafer.search import QUICK_CODES, Candidate, Progress, WaferSearch
 from atoll.wafer.stages import MANY_CODES
 from atoll.wafer.template import Wafer

@@ -22,9 +22,9 @@ from atoll.wafer.bounds import Lowest, StepBound
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.faults import Faults, map_around
 from atoll.wafer.genes import ONE_F_ONE_B, SCHEDULES
-from atoll.wafer.packing import pack
 from atoll.wafer.stages import INFINITY, MANY_CODES, Options, Planner
 from atoll.wafer.template import Wafer
+from atoll.wafer.tiling import pack
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.wafer.genes import Away, BlockMapping
 from atoll.wafer.homes import home_cost
 from atoll.wafer.steps import Step, Way
 from atoll.wafer.tables import EdgeTable, Nodes, Tables, exposed
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from atoll.fabric.routes import boundaries
 from atoll.step.bubbles import held, waiting
 from atoll.step.states import STATES, States
 from atoll.wafer.block import make_block
-from atoll.wafer.code_sets import code_sets, most_codes
+from atoll.wafer.codes import code_sets, most_codes
 from atoll.wafer.encoding import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
 from atoll.wafer.exact import Exact

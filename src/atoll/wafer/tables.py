@@ -13,24 +13,18 @@ from functools import cached_property
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.fabric.mesh_collectives import gather_s, wires
 from atoll.step.states import STATES, States
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer import edge_kernels
-from atoll.wafer.block import KINDS, Block, Chain, Edge, Product, Unit
-from atoll.wafer.codes import layouts, legal, legal_codes, parts_of
+from atoll.wafer.block_parts import KINDS, Block, Chain, Edge, Product, Unit
+from atoll.wafer.codes import layouts, legal_codes, parts_of
 from atoll.wafer.pricing import Pricer, local_shape
 from atoll.wafer.template import Wafer
-
-__all__ = ["Setting", "Tables", "legal", "legal_codes", "parts_of"]
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 _WEIGHT = {"k": kernels.SEQUENCE, "n": kernels.COLUMNS, "e": kernels.EXPERTS}
 HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
