@@ -24,16 +24,16 @@ from typing import Any, NamedTuple
 
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Rectangle, snake
+from atoll.step.stages import even_sizes
 from atoll.wafer.accpar import accpar_codes
 from atoll.wafer.block import make_block
 from atoll.wafer.block_parts import Block
 from atoll.wafer.codes import legal
 from atoll.wafer.encoding import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of
+from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of, tables_of
 from atoll.wafer.exact import Exact
 from atoll.wafer.genes import BlockMapping
-from atoll.wafer.pricing import pricer
-from atoll.wafer.tables import OPTIMIZER, Tables
+from atoll.wafer.tables import OPTIMIZER
 from atoll.wafer.template import Wafer
 
 NAMES = ("accpar", "deepspeed", "megatron", "weight-streaming")
@@ -164,10 +164,9 @@ def _build(recipe: _Recipe, task: _Task) -> WaferMapping | None:
     count = len(recipe.rectangles)
     if count > block.layers:
         return None
-    layers = [block.layers // count + (i < block.layers % count) for i in range(count)]
     stages = tuple(
         StageMapping(rectangle, recipe.digits, n, genes, heads[-1])
-        for rectangle, n in zip(recipe.rectangles, layers, strict=True)
+        for rectangle, n in zip(recipe.rectangles, even_sizes(block.layers, count), strict=True)
     )
     return WaferMapping(
         task.model, task.batch, recipe.microbatch, task.sequence, stages, recipe.streaming, "ring",
@@ -182,12 +181,8 @@ def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None
     priced = evaluate(wafer, mapping)
     stages = []
     for number, stage in enumerate(mapping.stages):
-        genes = stage.block
-        only = {"stream": (genes.stream,)} | {
-            unit.name: (code,) for unit, code in zip(block.units, genes.codes, strict=True)
-        }
         exact = Exact(
-            Tables(block, stage.digits, setting, pricer(wafer.chip), only), (genes.homes[0],)
+            tables_of(block, stage.digits, setting, stage.block), (stage.block.homes[0],)
         )
         in_flight = min(len(mapping.stages) - number, mapping.microbatches)
         limit = wafer.memory_bytes - priced.stages[number].ends.bytes

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -49,7 +50,7 @@ from atoll.wafer.encoding import StageMapping, WaferMapping
 from atoll.wafer.genes import Away, BlockCost, BlockMapping
 from atoll.wafer.homes import home_bytes, home_cost
 from atoll.wafer.pricing import pricer
-from atoll.wafer.tables import Nodes, Setting, Tables
+from atoll.wafer.tables import Setting, Tables
 from atoll.wafer.template import Wafer
 
 
@@ -256,13 +257,13 @@ def block_cost(
     batch = Batch(tables, away)
     (row,) = batch.evaluate(batch.encode([genes]))
     cost = BlockCost(*(float(row[i]) for i in (TIME, STATE, KEPT, REBUILT, AWAY)))
-    vectors = tables.stream_s(genes.stream)
     units = [nodes for chain in tables.nodes for nodes in chain]
     ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(units)
-    forward = vectors / 3.0 + sum(
-        float(nodes.forward_s[nodes.find(code, streams)])
-        for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
-    )
+    entries = [
+        [nodes.find(code, streams) for code in codes]
+        for nodes, codes, (streams, _) in zip(units, genes.passes, ways, strict=True)
+    ]
+    chosen = list(zip(units, entries, strict=True))
     parts = {
         "compute": float(row[COMPUTE_S]),
         "tensor_parallel": float(row[LINKS_S]),  # tensors that change their layout
@@ -270,37 +271,23 @@ def block_cost(
         "recompute": float(row[RERUN_S]),
         "offload": float(row[AWAY_S]),
     }
-    weight = sum(
-        float(nodes.weight_s[nodes.find(code, streams)])
-        for nodes, (_, _, code), (streams, _) in zip(units, genes.passes, ways, strict=True)
-    )
-    at = iter(
-        nodes.find(code, streams)
-        for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
-    )
+    vectors = tables.stream_s(genes.stream)
+    forward = vectors / 3.0 + sum(float(nodes.forward_s[f]) for nodes, (f, _, _) in chosen)
+    weight = sum(float(nodes.weight_s[w]) for nodes, (_, _, w) in chosen)
     # Inputs and gradients of outputs: every tensor between two operators, once each.
     held = 0.0
+    at = iter(entries)
     for index, chain in enumerate(block_key.chains):
-        path = [0, *(next(at) for _ in chain.units), 0]
-        for i, edge in enumerate(tables.chain_edges(index)):
-            held += float(edge.kept_bytes[path[i], path[i + 1]])
-    states = _states(units, genes, ways, setting)
+        path = [0, *(next(at)[0] for _ in chain.units), 0]
+        for edge, (before, after) in zip(tables.chain_edges(index), pairwise(path), strict=True):
+            held += float(edge.kept_bytes[before, after])
+    states = np.zeros((3, 1))
+    for (nodes, (f, _, w)), home in zip(chosen, genes.homes, strict=True):
+        states += home_bytes(setting.states, home, nodes, np.array([f]), np.array([w]))
     return LayerCost(
-        cost, parts, forward, weight, held, tables.buffer_bytes(genes.stream), states
-    )
-
-
-def _states(
-    units: Sequence[Nodes], genes: BlockMapping, ways: Sequence[tuple[bool, str]], setting: Setting
-) -> tuple[float, ...]:
-    """Bytes a die of a layer's weights, gradients and optimizer."""
-    found = np.zeros((3, 1))
-    for nodes, home, codes, (streams, _) in zip(
-        units, genes.homes, genes.passes, ways, strict=True
-    ):
-        forward, _, weight = (np.array([nodes.find(code, streams)]) for code in codes)
-        found += home_bytes(setting.states, home, nodes, forward, weight)
-    return tuple(found[:, 0].tolist())
+        cost, parts, forward, weight, held, tables.buffer_bytes(genes.stream),
+        tuple(states[:, 0].tolist()),
+    )  # fmt: skip
 
 
 def tables_of(block: Block, digits: Digits, setting: Setting, genes: BlockMapping) -> Tables:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-from pydantic import Field
+from pydantic import Field, create_model
 
 from atoll.errors import AtollError
-from atoll.fabric.mesh import Die
 from atoll.step.states import load_states
 from atoll.wafer.block import make_block
 from atoll.wafer.encoding import read_mapping
@@ -20,6 +19,8 @@ from atoll.workload import load_config
 from atoll.yamlfile import Count, FileModel, load_yaml
 
 Size = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Place = tuple[Whole, Whole]
 
 
 class Layout(FileModel):
@@ -40,27 +41,27 @@ class WaferJob:
 
     wafer: str = "default"
     model: str = "llama2-70b"
-    batch: int = 128
-    sequence: int | None = None
+    batch: Count = 128
+    sequence: Count | None = None
     optimizer: str = OPTIMIZER
     """Name of its states: bytes a parameter of weights, gradients and optimizer."""
-    microbatches: tuple[int, ...] = MICROBATCHES
+    microbatches: tuple[Count, ...] = MICROBATCHES
     ablations: tuple[str, ...] = ()
-    dead_dies: tuple[Die, ...] = ()
-    dead_links: tuple[tuple[Die, Die], ...] = ()
+    dead_dies: tuple[Place, ...] = ()
+    dead_links: tuple[tuple[Place, Place], ...] = ()
     dead_share: float | None = None
     """Sample wafers with this share of dead dies, beside the answer for the whole one."""
-    samples: int = 0
+    samples: Whole = 0
     pareto: bool = False
     baselines: bool = True
-    seed: int = 0
+    seed: Whole = 0
     mapping: str | None = None
     """File of a mapping: what `atoll estimate` prices, and a start for `atoll search`."""
     layout: Layout | None = None
     """The same with only the stages given: the exact part fills in each stage's block."""
-    stage_shapes: tuple[tuple[int, int], ...] = ()
+    stage_shapes: tuple[tuple[Size, Size], ...] = ()
     """Columns and rows of a stage's rectangle: only these are tried (none: all)."""
-    stage_counts: tuple[int, ...] = ()
+    stage_counts: tuple[Count, ...] = ()
     """Numbers of pipeline stages: only these are tried (none: all)."""
     explain: bool = False
     """Say what a little more of each resource would be worth."""
@@ -123,33 +124,12 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
-Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
-Position = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
-
-
-class WaferJobFile(FileModel):
-    """A job file with a `wafer`; every other field is optional."""
-
-    wafer: str
-    model: str | None = None
-    batch: Count | None = None
-    global_batch: Count | None = None
-    sequence: Count | None = None
-    optimizer: str | None = None
-    microbatches: tuple[Count, ...] | None = None
-    ablations: tuple[str, ...] | None = None
-    dead_dies: tuple[Position, ...] | None = None
-    dead_links: tuple[tuple[Position, Position], ...] | None = None
-    dead_share: float | None = None
-    samples: Annotated[int, Field(ge=0)] | None = None
-    pareto: bool | None = None
-    baselines: bool | None = None
-    seed: Annotated[int, Field(ge=0)] | None = None
-    mapping: str | None = None
-    layout: Layout | None = None
-    stage_shapes: tuple[Shape, ...] | None = None
-    stage_counts: tuple[Count, ...] | None = None
-    explain: bool | None = None
+_OPTIONAL: Any = {
+    name: (hint | None, None)
+    for name, hint in get_type_hints(WaferJob, include_extras=True).items()
+} | {"wafer": (str, ...), "global_batch": (Count | None, None)}
+WaferJobFile = create_model("WaferJobFile", __base__=FileModel, **_OPTIONAL)
+"""A job file with a `wafer`; every other field of the job is optional, `global_batch` its batch."""
 
 
 def is_wafer_job(path: str | Path) -> bool:
