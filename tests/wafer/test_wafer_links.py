@@ -11,6 +11,7 @@ from atoll.fabric.mesh import Mesh
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer import block_kernels as kernels
 from atoll.wafer.detailed import streamed_s
+from atoll.wafer.tables import exposed
 
 VOLUME = 3e6
 
@@ -40,9 +41,6 @@ def test_time_never_rises_with_link_bandwidth(faster, shape, data):
 @given(gather=st.floats(0, 4), compute=st.floats(0.01, 4), scatter=st.floats(0, 4))
 def test_streaming_hides_no_more_than_the_fast_model_says_for_one_side(gather, compute, scatter):
     """The fast model's exposed time is never below what pieces on one link and one core need."""
-    fast = (
-        compute
-        + kernels.exposed_one(gather, compute, True)
-        + kernels.exposed_one(scatter, compute, True)
-    )
+    links, beside = np.array([gather, scatter]), np.array([compute, compute])
+    fast = compute + float(exposed(links, beside, np.array([True, True])).sum())
     assert streamed_s(gather, compute, scatter, 4) <= fast + 1e-9

@@ -28,8 +28,6 @@ COLD = 1e-5
 @dataclass(frozen=True)
 class Annealed:
     best: Evaluation
-    tried: int
-    taken: int
     gain: float
     """Relative throughput won over the start."""
 
@@ -40,7 +38,6 @@ def anneal(
 ) -> Annealed:  # fmt: skip
     random = np.random.default_rng(seed)
     here = best = start
-    taken = 0
     for step in range(moves):
         heat = HOT * (COLD / HOT) ** (step / max(1, moves - 1))
         candidate = _neighbour(here.mapping, random, homes)
@@ -52,10 +49,9 @@ def anneal(
         worse = found.step_s / here.step_s - 1.0
         if worse <= 0.0 or random.random() < exp(-worse / heat):
             here = found
-            taken += 1
             if here.step_s < best.step_s:
                 best = here
-    return Annealed(best, moves, taken, start.step_s / best.step_s - 1.0)
+    return Annealed(best, start.step_s / best.step_s - 1.0)
 
 
 def _neighbour(

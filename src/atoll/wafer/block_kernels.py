@@ -127,9 +127,3 @@ def min_plus(left, right, product, choice):
                 if value < product[i, j]:
                     product[i, j] = value
                     choice[i, j] = k
-
-
-@entry
-def exposed_one(link_s, compute_s, streams):
-    """`exposed_s` for callers in Python."""
-    return exposed_s(link_s, compute_s, streams)

@@ -101,10 +101,6 @@ class Unit:
     outputs: int = 1
     """Tensors that travel apart from each other (queries; keys and values)."""
 
-    @property
-    def tags(self) -> str:
-        return "".join(self.sizes)
-
 
 @dataclass(frozen=True)
 class Edge:

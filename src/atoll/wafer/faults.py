@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import InfeasibleError
 from atoll.fabric.mesh import Die, Link
 from atoll.wafer.encoding import problems
 from atoll.wafer.evaluate import Evaluation, evaluate
@@ -93,12 +92,3 @@ def degraded(
         "unmapped": int(sum(share == 0.0 for share in kept)),
         "wafers": rows,
     }
-
-
-def require(found: Evaluation | None, model: str, wafer: Wafer, faults: Faults) -> Evaluation:
-    if found is None:
-        raise InfeasibleError(
-            f"model {model}: no mapping fits the {wafer.dies - len(faults.dies)} working dies of "
-            f"wafer {wafer.name}; use a smaller model or a wafer with fewer dead dies."
-        )
-    return found

@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.arrays import FloatArray
 from atoll.wafer.genes import BlockCost
-from atoll.wafer.labels import Limits, Start, solve_labels
+from atoll.wafer.labels import Limits, solve_labels
 from atoll.wafer.paths import Paths
 from atoll.wafer.steps import Price, Way
 
@@ -60,7 +60,7 @@ class Hunt:
                 cap = self.best.cost.time_s * (1 - self.tolerance)
             if self.bounds[stream] >= cap * (1 - 1e-12):
                 break
-            start = Start(float(self.paths.stream_s[stream]), float(self.fixed[stream]))
+            start = float(self.paths.stream_s[stream]), float(self.fixed[stream])
             way = solve_labels(
                 self.paths.chains, int(stream), start, self.limits, cap, self.prices[int(stream)]
             )

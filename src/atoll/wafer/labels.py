@@ -9,6 +9,7 @@ Lagrangian bound) cannot beat the best mapping known.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,16 +26,7 @@ class Limits:
     away: float = 0.0
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a stream layout costs before the first step."""
-
-    time_s: float
-    bytes: float
-
-
-@dataclass(frozen=True, eq=False)
-class _Labels:
+class _Labels(NamedTuple):
     time: FloatArray
     own: FloatArray
     away: FloatArray
@@ -44,10 +36,8 @@ class _Labels:
     fate: IntArray
 
     def pick(self, order: IntArray) -> _Labels:
-        return _Labels(
-            self.time[order], self.own[order], self.away[order], self.at[order],
-            self.parent[order], self.option[order], self.fate[order],
-        )  # fmt: skip
+        picked: list[Any] = [column[order] for column in self]
+        return _Labels(*picked)
 
 
 def undominated(time: FloatArray, own: FloatArray, away: FloatArray, at: IntArray) -> IntArray:
@@ -59,15 +49,18 @@ def undominated(time: FloatArray, own: FloatArray, away: FloatArray, at: IntArra
 
 
 def solve_labels(
-    chains: list[list[Step]], stream: int, start: Start, limits: Limits, cap_s: float, price: Price
-) -> Way | None:
-    """The fastest way within the limits and below `cap_s`; None if there is none."""
+    chains: list[list[Step]], stream: int, start: tuple[float, float], limits: Limits,
+    cap_s: float, price: Price,
+) -> Way | None:  # fmt: skip
+    """The fastest way within the limits and below `cap_s`; None if there is none. `start` are
+    seconds and bytes of the stream layout before the first step.
+    """
     steps = [step for chain in chains for step in chain]
     ends = {int(e) for e in np.cumsum([len(chain) for chain in chains]) - 1}
     follow = _completions(stream, steps, ends, price)
     none = np.zeros(1, np.int64)
     labels = _Labels(
-        np.array([start.time_s]), np.array([start.bytes]), np.zeros(1), np.array([stream]),
+        np.array(start[:1]), np.array(start[1:]), np.zeros(1), np.array([stream]),
         none, none, none,
     )  # fmt: skip
     history: list[_Labels] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.result import Certificate
 from atoll.units import counted
 from atoll.wafer.anneal import anneal
@@ -17,7 +17,7 @@ from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.explain import Worth, explain
-from atoll.wafer.faults import SMALL, Faults, degraded, map_around, require
+from atoll.wafer.faults import SMALL, Faults, degraded, map_around
 from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
 from atoll.wafer.result import WaferResult, running_power_W
@@ -173,9 +173,14 @@ def _with_faults(
     best = healthy
     if job.dead_dies or job.dead_links:
         given = Faults(job.dead_dies, job.dead_links)
-        best = require(
-            map_around(search.planner, given, SMALL), job.model, search.wafer, given
-        )
+        around = map_around(search.planner, given, SMALL)
+        if around is None:
+            raise InfeasibleError(
+                f"model {job.model}: no mapping fits the {search.wafer.dies - len(given.dies)} "
+                f"working dies of wafer {search.wafer.name}; use a smaller model or a wafer with "
+                "fewer dead dies."
+            )
+        best = around
         shown["kept"] = best.samples_per_s / healthy.samples_per_s
     if job.samples:
         share = search.wafer.dead_share if job.dead_share is None else job.dead_share

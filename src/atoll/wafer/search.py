@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from atoll.errors import InfeasibleError
 from atoll.fabric.mesh import Rectangle, snake
@@ -53,10 +53,8 @@ class Found:
     best: Evaluation
     bound_s: float
     """No mapping of the encoding on this wafer has a shorter step."""
-    candidates: int
     solved: int
-    pruned: int
-    runners_up: tuple[Evaluation, ...] = field(default=())
+    runners_up: tuple[Evaluation, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -169,10 +167,8 @@ class WaferSearch:
         self._overall_s = lowest.bound_s
         self._report("proven", 0, total, best)
         kept.sort(key=lambda e: e.step_s)
-        return Found(
-            best, lowest.bound_s, total, solved, total - solved,
-            tuple(e for e in kept if e is not best)[:3],
-        )  # fmt: skip
+        others = tuple(e for e in kept if e is not best)
+        return Found(best, lowest.bound_s, solved, others[:3])
 
     def _report(self, phase: str, left: int, total: int, best: Evaluation | None) -> None:
         """How far the search is, under the bound on all mappings: that of the certificate.
