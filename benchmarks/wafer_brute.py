@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from atoll.fabric.digits import digit_systems
-from atoll.wafer.batch import Batch
-from atoll.wafer.block import make_block
-from atoll.wafer.edge_kernels import KEPT, REBUILT, STATE
-from atoll.wafer.exact import Exact
-from atoll.wafer.files import load_wafer
-from atoll.wafer.labels import Limits
-from atoll.wafer.pricing import pricer
-from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.hardware.wafer_files import load_wafer
+from atoll.wafer.costs.batch import Batch
+from atoll.wafer.costs.edge_kernels import KEPT, REBUILT, STATE
+from atoll.wafer.costs.pricing import pricer
+from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.exact.exact import Exact
+from atoll.wafer.exact.labels import Limits
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles import wafer_brute as brute

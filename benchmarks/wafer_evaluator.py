@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from atoll.fabric.digits import digit_systems
-from atoll.wafer.batch import Batch
-from atoll.wafer.block import make_block
-from atoll.wafer.files import load_wafer
-from atoll.wafer.pricing import pricer
-from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.hardware.wafer_files import load_wafer
+from atoll.wafer.costs.batch import Batch
+from atoll.wafer.costs.pricing import pricer
+from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.encoding.block import make_block
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.wafer_genes import sample

@@ -15,14 +15,14 @@ from dataclasses import replace
 from atoll.errors import AtollError
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
-from atoll.wafer.block import make_block
-from atoll.wafer.encoding import StageMapping, WaferMapping
+from atoll.hardware.wafer import Wafer
+from atoll.hardware.wafer_files import load_wafer
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.genes import BlockMapping
+from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
-from atoll.wafer.files import load_wafer
-from atoll.wafer.genes import BlockMapping
 from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
 from atoll.wafer.stages import Options
-from atoll.wafer.template import Wafer
 
 
 def megatron_like(

@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 
 from atoll.errors import InfeasibleError
-from atoll.wafer.baselines import run_baselines
-from atoll.wafer.files import load_wafer
+from atoll.hardware.wafer_files import load_wafer
+from atoll.wafer.others.baselines import run_baselines
 from atoll.wafer.search import WaferSearch
 
 WORKLOADS = ("llama2-7b:128:4096", "llama2-13b:128:4096", "llama2-70b:128:4096")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.fabric.mesh import snake
+from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.files import load_wafer
 from atoll.wafer.stages import Options, Planner
 
 CASES = (

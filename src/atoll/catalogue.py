@@ -37,7 +37,7 @@ from atoll.hardware.gpu import (
     load_gpu,
 )
 from atoll.hardware.spacefile import SpaceFile
-from atoll.wafer.files import WaferFile, load_wafer, load_wafers, wafer_names
+from atoll.hardware.wafer_files import WaferFile, load_wafer, load_wafers, wafer_names
 from atoll.yamlfile import load_yaml, suggestion
 
 Shown = dict[str, Any]

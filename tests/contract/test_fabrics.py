@@ -15,8 +15,8 @@ from atoll.fabric.routes import boundaries
 from atoll.step.bubbles import held_bytes, step_s
 from atoll.step.replay import replay
 from atoll.wafer.api import estimate_wafer
+from atoll.wafer.encoding.genes import SCHEDULES
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.genes import SCHEDULES
 from atoll.wafer.job import Layout, WaferJob
 
 from .questions import SMALL, WAFER

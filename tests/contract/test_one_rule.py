@@ -18,6 +18,7 @@ from atoll.errors import AtollError
 from atoll.explore.workloads import make_variants, make_workload
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
+from atoll.hardware.wafer_files import load_wafer
 from atoll.placement.chain import chain_facts, make_system
 from atoll.placement.chain_kernels import reduction_s
 from atoll.placement.fixed import even_starts
@@ -38,7 +39,6 @@ from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.step import Pass, StageTime, Stepper
 from atoll.wafer.api import estimate_wafer, search_wafer
-from atoll.wafer.files import load_wafer
 from atoll.wafer.job import Layout as Stages
 from atoll.wafer.job import WaferJob
 from atoll.wafer.stages import Planner

@@ -15,10 +15,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.wafer.batch import Batch, Genes
-from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
-from atoll.wafer.genes import AGAIN, KEEP
-from atoll.wafer.labels import Limits
+from atoll.wafer.costs.batch import Batch, Genes
+from atoll.wafer.costs.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
+from atoll.wafer.encoding.genes import AGAIN, KEEP
+from atoll.wafer.exact.labels import Limits
 
 from .wafer_genes import assign, choices, reference
 

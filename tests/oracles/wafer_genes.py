@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.batch import Batch, Genes
-from atoll.wafer.genes import KEEP, BlockMapping
-from atoll.wafer.shared import SharedStates
-from atoll.wafer.steps import Way
-from atoll.wafer.tables import HOMES
+from atoll.wafer.costs.batch import Batch, Genes
+from atoll.wafer.costs.tables import HOMES
+from atoll.wafer.encoding.genes import KEEP, BlockMapping
+from atoll.wafer.exact.shared import SharedStates
+from atoll.wafer.exact.steps import Way
 
 IntArray = NDArray[np.int64]
 

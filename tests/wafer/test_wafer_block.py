@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.wafer.api import search_wafer
-from atoll.wafer.block import make_block
+from atoll.wafer.encoding.block import make_block
 from atoll.wafer.job import WaferJob
 from atoll.workload import build_model, load_config, zoo_names
 from atoll.workload.layer import Layer

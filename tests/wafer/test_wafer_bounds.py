@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.batch import Batch
-from atoll.wafer.bound_kernels import least_fill
-from atoll.wafer.bounds import StepBound
-from atoll.wafer.codes import legal_codes
-from atoll.wafer.edge_kernels import KEPT, REBUILT, STATE, TIME
-from atoll.wafer.encoding import StageMapping, WaferMapping, problems
+from atoll.wafer.bounds.bound_kernels import least_fill
+from atoll.wafer.bounds.layer_bounds import DEPTHS, LayerBounds, splits
+from atoll.wafer.bounds.step_bounds import StepBound
+from atoll.wafer.costs.batch import Batch
+from atoll.wafer.costs.edge_kernels import KEPT, REBUILT, STATE, TIME
+from atoll.wafer.costs.pricing import pricer
+from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.encoding.codes import legal_codes
+from atoll.wafer.encoding.genes import SCHEDULES, BlockMapping
+from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
+from atoll.wafer.encoding.moves import mutate
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.genes import SCHEDULES, BlockMapping
-from atoll.wafer.layer_bounds import DEPTHS, LayerBounds, splits
-from atoll.wafer.moves import mutate
-from atoll.wafer.pricing import pricer
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options, Planner
-from atoll.wafer.tables import SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.tiling import pack
 from oracles.wafer_genes import sample
 

@@ -13,10 +13,12 @@ from atoll.errors import AtollError
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle
 from atoll.fabric.mesh_collectives import wires
-from atoll.wafer import block_kernels as kernels
-from atoll.wafer.block_parts import KINDS
-from atoll.wafer.codes import legal_codes, parts_of
-from atoll.wafer.encoding import (
+from atoll.wafer.costs import block_kernels as kernels
+from atoll.wafer.costs.tables import HOMES
+from atoll.wafer.encoding.block_parts import KINDS
+from atoll.wafer.encoding.codes import legal_codes, parts_of
+from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockMapping
+from atoll.wafer.encoding.mapping import (
     StageMapping,
     WaferMapping,
     from_dict,
@@ -24,9 +26,7 @@ from atoll.wafer.encoding import (
     problems,
     validate,
 )
-from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, BlockMapping
-from atoll.wafer.moves import count, mutate
-from atoll.wafer.tables import HOMES
+from atoll.wafer.encoding.moves import count, mutate
 
 from .wafer_cases import small_block, small_model
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from atoll.cli import app
 from atoll.errors import AtollError, InfeasibleError
 from atoll.wafer.api import estimate_wafer, search_wafer, write_wafer_result
-from atoll.wafer.encoding import problems
+from atoll.wafer.encoding.mapping import problems
 
 from .wafer_cases import small_file, small_model
 

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
-from atoll.wafer.batch import Batch
-from atoll.wafer.codes import legal_codes
-from atoll.wafer.decoupled import Decoupled
-from atoll.wafer.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
-from atoll.wafer.exact import Exact
-from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD, Away
-from atoll.wafer.labels import Limits
-from atoll.wafer.pricing import Pricer
-from atoll.wafer.steps import Price
-from atoll.wafer.tables import HOMES, SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.costs.batch import Batch
+from atoll.wafer.costs.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
+from atoll.wafer.costs.pricing import Pricer
+from atoll.wafer.costs.tables import HOMES, SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.encoding.codes import legal_codes
+from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, Away
+from atoll.wafer.exact.decoupled import Decoupled
+from atoll.wafer.exact.exact import Exact
+from atoll.wafer.exact.labels import Limits
+from atoll.wafer.exact.steps import Price
 from oracles import wafer_brute as brute
 from oracles.wafer_genes import decode, sample, way
 from oracles.wafer_passes import exact_passes

@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 from atoll.cli import app
 from atoll.errors import AtollError
 from atoll.report.plan_file import FORMAT
+from atoll.wafer.answer.explain import explain
+from atoll.wafer.answer.why import explain_wafer_result
 from atoll.wafer.api import search_wafer, write_wafer_result
-from atoll.wafer.encoding import from_json
-from atoll.wafer.explain import explain
+from atoll.wafer.encoding.mapping import from_json
 from atoll.wafer.job import WaferJob
 from atoll.wafer.run import make_search, run_wafer_search
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options
-from atoll.wafer.why import explain_wafer_result
 
 from .test_wafer_search import small_file
 from .wafer_cases import small_model, small_wafer

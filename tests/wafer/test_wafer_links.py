@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import Mesh
 from atoll.fabric.mesh_collectives import wires
-from atoll.wafer import block_kernels as kernels
+from atoll.wafer.costs import block_kernels as kernels
+from atoll.wafer.costs.tables import exposed
 from atoll.wafer.detailed import streamed_s
-from atoll.wafer.tables import exposed
 
 VOLUME = 3e6
 

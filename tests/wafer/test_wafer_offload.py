@@ -9,11 +9,11 @@ import pytest
 from atoll.fabric.mesh import Rectangle, snake
 from atoll.fabric.routes import journeys
 from atoll.step.states import STATES
+from atoll.wafer.answer.draw import text_map, wafer_object
 from atoll.wafer.detailed import journey_rates_Bps, replay_mapping
-from atoll.wafer.draw import text_map, wafer_object
-from atoll.wafer.encoding import problems
+from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD
+from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import away_paths, evaluate, in_flight
-from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD
 from atoll.wafer.job import WaferJob
 from atoll.wafer.offload import Helpers, pairings
 from atoll.wafer.stages import Options, Planner

@@ -19,19 +19,19 @@ from atoll.fabric.mesh import snake
 from atoll.fabric.routes import route
 from atoll.hardware.accelerator import MIB
 from atoll.step.states import STATES
-from atoll.wafer.accpar import TYPES, _inside, _one_cut, between
 from atoll.wafer.anneal import anneal, swap_stages
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.architectures import explore_wafers, pareto_rows
-from atoll.wafer.baselines import NAMES, run_baselines
-from atoll.wafer.encoding import problems
+from atoll.wafer.costs.tables import HOMES
+from atoll.wafer.encoding.mapping import problems
+from atoll.wafer.encoding.moves import mutate
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.faults import Faults, map_around, sample_faults
 from atoll.wafer.job import WaferJob, load_wafer_job
-from atoll.wafer.moves import mutate
+from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between
+from atoll.wafer.others.baselines import NAMES, run_baselines
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options, Planner
-from atoll.wafer.tables import HOMES
 from atoll.wafer.tiling import guillotine
 
 from .wafer_cases import small_file, small_model, small_wafer

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from atoll.errors import AtollError
-from atoll.wafer.files import load_wafer, load_wafers, wafer_names
-from atoll.wafer.template import D1_AREA_SCALE, Stack
+from atoll.hardware.wafer import D1_AREA_SCALE, Stack
+from atoll.hardware.wafer_files import load_wafer, load_wafers, wafer_names
 
 from .wafer_cases import small_wafer
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
-from atoll.wafer.block import make_block
-from atoll.wafer.block_parts import Block
-from atoll.wafer.template import Stack, Wafer
+from atoll.hardware.wafer import Stack, Wafer
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.block_parts import Block
 
 
 def small_wafer(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import atoll
 from atoll.errors import AtollError
 from atoll.placement.recompute import keep_choices
-from atoll.wafer.block import make_block
+from atoll.wafer.encoding.block import make_block
 from atoll.workload import (
     CollectiveKind,
     Layer,

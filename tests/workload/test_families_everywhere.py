@@ -10,7 +10,7 @@ import pytest
 
 import atoll
 from atoll.errors import AtollError
-from atoll.wafer.block import make_block
+from atoll.wafer.encoding.block import make_block
 from atoll.workload.families import families, family_table
 
 from .small_families import given

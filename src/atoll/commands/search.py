@@ -143,8 +143,8 @@ def explain(
     show: Callable[[Mapping[str, Any]], None] = printing.print_explanation
     explained: Callable[[dict[str, Any]], dict[str, Any]] = explain_result
     if source.kind == "wafer":
-        from atoll.wafer.printing import print_wafer_explanation
-        from atoll.wafer.why import explain_wafer_result
+        from atoll.wafer.answer.printing import print_wafer_explanation
+        from atoll.wafer.answer.why import explain_wafer_result
 
         show, explained = print_wafer_explanation, explain_wafer_result
     with source.read_whole():

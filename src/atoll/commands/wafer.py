@@ -21,8 +21,8 @@ _ESTIMATE = ("job", "wafer", "mapping", "as_json")
 
 def search_wafer(context: typer.Context, given: Mapping[str, Any]) -> None:
     """Run a wafer job; options that only make sense for clusters are refused by name."""
+    from atoll.wafer.answer.printing import print_wafer_result
     from atoll.wafer.api import search_wafer as run
-    from atoll.wafer.printing import print_wafer_result
 
     for name in options_given(context):
         if name not in _SEARCH:
@@ -56,8 +56,8 @@ def search_wafer(context: typer.Context, given: Mapping[str, Any]) -> None:
 
 def estimate_wafer(context: typer.Context, given: Mapping[str, Any]) -> None:
     """Price one mapping on a wafer; any other option that was given is refused by name."""
+    from atoll.wafer.answer.printing import print_wafer_estimate
     from atoll.wafer.api import estimate_wafer as run
-    from atoll.wafer.printing import print_wafer_estimate
 
     for name in options_given(context):
         if name not in _ESTIMATE:

@@ -14,11 +14,11 @@ from math import exp
 import numpy as np
 
 from atoll.fabric.mesh import Die
-from atoll.wafer.encoding import WaferMapping
+from atoll.hardware.wafer import Wafer
+from atoll.wafer.costs.tables import SEARCHED_HOMES
+from atoll.wafer.encoding.mapping import WaferMapping
+from atoll.wafer.encoding.moves import mutate
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.moves import mutate
-from atoll.wafer.tables import SEARCHED_HOMES
-from atoll.wafer.template import Wafer
 
 MOVES = 150
 HOT = 0.01  # relative: a move this much worse is taken at first with probability 1/e

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.wafer.encoding import WaferMapping, read_mapping
+from atoll.hardware.wafer_files import load_wafer
+from atoll.wafer.answer.result import WaferResult
+from atoll.wafer.encoding.mapping import WaferMapping, read_mapping
 from atoll.wafer.estimate import WaferEstimate, estimate_job, estimate_mapping
-from atoll.wafer.files import load_wafer
 from atoll.wafer.job import WaferJob, load_wafer_job
-from atoll.wafer.result import WaferResult
 from atoll.wafer.run import run_wafer_search, with_job
 from atoll.wafer.search import Progress
 from atoll.wholefile import write_folder

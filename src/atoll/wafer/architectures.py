@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.errors import AtollError, InfeasibleError
+from atoll.hardware.wafer import Wafer
 from atoll.wafer.search import Found, Progress, WaferSearch
-from atoll.wafer.template import Wafer
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from atoll.fabric.events import Message, simulate
 from atoll.fabric.mesh import Link, both_ways
 from atoll.fabric.mesh_collectives import simulate_exchange, simulate_pass
 from atoll.fabric.routes import flows, route
+from atoll.hardware.wafer import Wafer
 from atoll.placement.replay import replay_placement
-from atoll.wafer import block_kernels as kernels
+from atoll.wafer.costs import block_kernels as kernels
+from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD
 from atoll.wafer.evaluate import Evaluation, setting_of, tables_of
-from atoll.wafer.genes import AGAIN, KEEP, OFFLOAD
-from atoll.wafer.template import Wafer
 
 _PIECES = int(kernels.CHUNKS)
 _PACKETS = 16  # in which an offloaded tensor travels
@@ -235,7 +235,7 @@ def replay_mapping(
     wafer: Wafer, found: Evaluation, dead_links: Sequence[Link] = ()
 ) -> dict[str, Any]:
     """The step with links as queues and the pipeline event by event, beside the fast model's."""
-    from atoll.wafer.result import placement_of
+    from atoll.wafer.answer.result import placement_of
 
     placement = placement_of(found)
     layer_s: dict[tuple[Any, ...], float] = {}

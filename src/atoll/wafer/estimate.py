@@ -14,17 +14,17 @@ from typing import Any
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.result import accelerator_dict
 from atoll.fabric.mesh import snake
+from atoll.hardware.wafer import Wafer
+from atoll.hardware.wafer_files import load_wafers
 from atoll.placement.plan import Placement
+from atoll.wafer.answer.draw import text_map, wafer_object
+from atoll.wafer.answer.result import placement_of, running_power_W, wafer_mfu
 from atoll.wafer.detailed import replay_mapping
-from atoll.wafer.draw import text_map, wafer_object
-from atoll.wafer.encoding import WaferMapping, read_mapping, validate
+from atoll.wafer.encoding.mapping import WaferMapping, read_mapping, validate
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
-from atoll.wafer.result import placement_of, running_power_W, wafer_mfu
 from atoll.wafer.search import best_plan
 from atoll.wafer.stages import Planner
-from atoll.wafer.template import Wafer
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,13 @@ from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import Die, Rectangle
 from atoll.fabric.mesh_collectives import wires
 from atoll.fabric.routes import Boundary, Journey, boundaries, journeys
+from atoll.hardware.wafer import Wafer
 from atoll.step.bubbles import held, held_bytes, step_s
 from atoll.step.replay import PassTime
 from atoll.step.states import load_states
-from atoll.wafer import block_kernels as kernels
-from atoll.wafer.batch import Batch
-from atoll.wafer.block_parts import Block
-from atoll.wafer.codes import legal, parts_of
-from atoll.wafer.edge_kernels import (
+from atoll.wafer.costs import block_kernels as kernels
+from atoll.wafer.costs.batch import Batch
+from atoll.wafer.costs.edge_kernels import (
     AWAY,
     AWAY_S,
     COMPUTE_S,
@@ -46,12 +45,13 @@ from atoll.wafer.edge_kernels import (
     STATE,
     TIME,
 )
-from atoll.wafer.encoding import StageMapping, WaferMapping
-from atoll.wafer.genes import Away, BlockCost, BlockMapping
-from atoll.wafer.homes import home_bytes, home_cost
-from atoll.wafer.pricing import pricer
-from atoll.wafer.tables import Setting, Tables
-from atoll.wafer.template import Wafer
+from atoll.wafer.costs.homes import home_bytes, home_cost
+from atoll.wafer.costs.pricing import pricer
+from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.codes import legal, parts_of
+from atoll.wafer.encoding.genes import Away, BlockCost, BlockMapping
+from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 
 
 @dataclass(frozen=True)

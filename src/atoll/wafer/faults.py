@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from atoll.fabric.mesh import Die, Link
-from atoll.wafer.encoding import problems
+from atoll.hardware.wafer import Wafer
+from atoll.wafer.encoding.genes import ONE_F_ONE_B, SCHEDULES
+from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.genes import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.stages import INFINITY, Planner
-from atoll.wafer.template import Wafer
 from atoll.wafer.tiling import guillotine
 
 MOST_PIECES = 8

@@ -10,11 +10,11 @@ from pydantic import Field, create_model
 
 from atoll.errors import AtollError
 from atoll.step.states import load_states
-from atoll.wafer.block import make_block
-from atoll.wafer.encoding import read_mapping
+from atoll.wafer.costs.tables import OPTIMIZER
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.search import MICROBATCHES
 from atoll.wafer.stages import Options
-from atoll.wafer.tables import OPTIMIZER
 from atoll.workload import load_config
 from atoll.yamlfile import Count, FileModel, load_yaml
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.fabric.mesh import Die, Rectangle
+from atoll.wafer.encoding.genes import Away
 from atoll.wafer.evaluate import away_paths, evaluate
-from atoll.wafer.genes import Away
 
 if TYPE_CHECKING:
-    from atoll.wafer.encoding import WaferMapping
+    from atoll.wafer.encoding.mapping import WaferMapping
     from atoll.wafer.stages import Planner
 
 RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory set aside for guests

@@ -9,21 +9,21 @@ from typing import Any
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.result import Certificate
+from atoll.hardware.wafer import Wafer
+from atoll.hardware.wafer_files import load_wafers
 from atoll.units import counted
 from atoll.wafer.anneal import anneal
+from atoll.wafer.answer.explain import Worth, explain
+from atoll.wafer.answer.result import WaferResult, running_power_W
 from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
-from atoll.wafer.baselines import Baseline, run_baselines
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
-from atoll.wafer.explain import Worth, explain
 from atoll.wafer.faults import SMALL, Faults, degraded, map_around
-from atoll.wafer.files import load_wafers
 from atoll.wafer.job import WaferJob
-from atoll.wafer.result import WaferResult, running_power_W
+from atoll.wafer.others.baselines import Baseline, run_baselines
 from atoll.wafer.search import QUICK_CODES, Candidate, Progress, WaferSearch
 from atoll.wafer.stages import MANY_CODES
-from atoll.wafer.template import Wafer
 
 TOLERANCE = 0.01
 STREAMED = "weight-streaming"

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 
 from atoll.errors import InfeasibleError
 from atoll.fabric.mesh import Rectangle, snake
+from atoll.hardware.wafer import Wafer
 from atoll.step.certificate import relative_gap
 from atoll.units import format_bytes
-from atoll.wafer.block import make_block
-from atoll.wafer.bounds import Lowest, StepBound
+from atoll.wafer.bounds.step_bounds import Lowest, StepBound
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.genes import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.faults import Faults, map_around
-from atoll.wafer.genes import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.stages import INFINITY, MANY_CODES, Options, Planner
-from atoll.wafer.template import Wafer
 from atoll.wafer.tiling import pack
 
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

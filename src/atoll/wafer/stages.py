@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Die, Rectangle
 from atoll.fabric.routes import boundaries
+from atoll.hardware.wafer import Wafer
 from atoll.step.bubbles import held, waiting
 from atoll.step.states import STATES, States
-from atoll.wafer.block import make_block
-from atoll.wafer.codes import code_sets, most_codes
-from atoll.wafer.encoding import StageMapping, WaferMapping
+from atoll.wafer.costs.pricing import pricer
+from atoll.wafer.costs.tables import OPTIMIZER, SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.codes import code_sets, most_codes
+from atoll.wafer.encoding.genes import OFFLOAD, ONE_F_ONE_B, Away, Solved
+from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
-from atoll.wafer.exact import Exact
-from atoll.wafer.genes import OFFLOAD, ONE_F_ONE_B, Away, Solved
+from atoll.wafer.exact.exact import Exact
 from atoll.wafer.offload import Helpers, plan_with_helpers
-from atoll.wafer.pricing import pricer
-from atoll.wafer.tables import OPTIMIZER, SEARCHED_HOMES, Setting, Tables
-from atoll.wafer.template import Wafer
 
 INFINITY = float("inf")
 MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them

@@ -1,0 +1,188 @@
+"""Wafers as YAML files: the catalogue's and a user's own, and spaces of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from atoll.errors import AtollError
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.catalog import GlbBandwidthFile, entry_names, load_entry
+from atoll.hardware.space import GLB_BPC_PER_MIB
+from atoll.hardware.wafer import Stack, Wafer
+from atoll.yamlfile import (
+    Area,
+    Bandwidth,
+    Bytes,
+    Count,
+    EnergyPerBit,
+    FileModel,
+    Frequency,
+    Power,
+    Seconds,
+)
+
+Positive = Annotated[float, Field(gt=0, strict=True)]
+Stacks = Annotated[int, Field(ge=0, strict=True)]
+Grid = Annotated[tuple[Count, Count], Field(description="rows, columns")]
+
+
+class DieFile(FileModel):
+    tensor_cores: Count
+    vector_cores: Count
+    width: Count
+    depth: Count
+    vector_width: Count | None = None
+    sram: Bytes
+    sram_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
+    clock: Frequency
+    area: Area | None = None
+
+
+class DramFile(FileModel):
+    """`stacks` HBM stacks a die; the other values are those of one stack."""
+
+    stacks: Stacks
+    capacity: Bytes
+    bandwidth: Bandwidth
+    area: Area = 110.0
+    edge_mm: Positive = 11.0
+
+
+class LinkFile(FileModel):
+    """`bandwidth` of one link in one direction, or what a millimetre of die edge carries."""
+
+    bandwidth: Bandwidth | None = None
+    bandwidth_per_mm: Bandwidth | None = None
+    latency: Seconds
+    energy: EnergyPerBit = 5.0e-12
+
+
+class SpaceFile(FileModel):
+    """Values to search over; what is not listed stays as the wafer says."""
+
+    grid: tuple[Grid, ...] | None = None
+    tensor_cores: tuple[Count, ...] | None = None
+    sram: tuple[Bytes, ...] | None = None
+    stacks: tuple[Stacks, ...] | None = None
+    array: tuple[tuple[Count, Count], ...] | None = None
+    """Width and depth of a core's array."""
+
+
+class WaferFile(FileModel):
+    name: str = Field(min_length=1)
+    source: str = ""
+    usable_area: Area
+    grid: Grid
+    die: DieFile
+    dram: DramFile | None = None
+    sram_memory: bool = False
+    parameter_store: bool = False
+    halo: Area = 20.0
+    link: LinkFile
+    io_bandwidth: Bandwidth
+    process: str = "7nm"
+    bond_yield: float = 0.99
+    max_power: Power | None = None
+    space: SpaceFile | None = None
+
+    def wafer(self) -> Wafer:
+        link = self.link
+        if (link.bandwidth is None) == (link.bandwidth_per_mm is None):
+            raise AtollError(
+                f"wafer {self.name}: link: give either bandwidth or bandwidth_per_mm."
+            )
+        d = self.die
+        dram = self.dram
+        core = Accelerator(
+            tensor_cores=d.tensor_cores,
+            vector_cores=d.vector_cores,
+            width=d.width,
+            depth=d.depth,
+            vector_width=d.vector_width or d.width,
+            glb_bytes=d.sram,
+            glb_bandwidth_Bpc=float(d.sram_bandwidth.rule().bytes_per_clock(d.sram)),
+            clock_Hz=d.clock,
+            hbm=Hbm(1, 1.0),
+            name=self.name,
+        )
+        stack = (
+            Stack(1, 1.0, 0.0, 0.0)
+            if dram is None
+            else Stack(dram.capacity, dram.bandwidth, dram.area, dram.edge_mm)
+        )
+        return Wafer(
+            name=self.name,
+            rows=self.grid[0],
+            columns=self.grid[1],
+            core=core,
+            stacks=0 if dram is None else dram.stacks,
+            stack=stack,
+            usable_mm2=self.usable_area,
+            halo_mm2=self.halo,
+            link_latency_s=link.latency,
+            io_Bps=self.io_bandwidth,
+            shoreline_Bps_per_mm=link.bandwidth_per_mm or 0.0,
+            stated_link_Bps=link.bandwidth,
+            stated_die_mm2=d.area,
+            sram_memory=self.sram_memory,
+            parameter_store=self.parameter_store,
+            process=self.process,
+            bond_yield=self.bond_yield,
+            link_J_per_byte=link.energy * 8,
+            max_power_W=self.max_power,
+        )
+
+
+def wafer_names() -> tuple[str, ...]:
+    return entry_names("wafer")
+
+
+def load_wafer(name_or_path: str | Path) -> Wafer:
+    """A wafer of the catalogue, or of a user's YAML file."""
+    return load_entry("wafer", name_or_path, WaferFile).wafer()
+
+
+def load_wafers(name_or_path: str | Path) -> tuple[Wafer, ...]:
+    """The wafer, or every wafer of its space that can be built; and none that cannot."""
+    file = load_entry("wafer", name_or_path, WaferFile)
+    if file.space is None:
+        return (file.wafer(),)
+    space = file.space
+    found: list[Wafer] = []
+    reason: AtollError | None = None
+    for grid, cores, sram, stacks, (width, depth) in product(
+        space.grid or (file.grid,),
+        space.tensor_cores or (file.die.tensor_cores,),
+        space.sram or (file.die.sram,),
+        space.stacks or (file.dram.stacks if file.dram else 0,),
+        space.array or ((file.die.width, file.die.depth),),
+    ):
+        ratio = file.die.vector_cores / file.die.tensor_cores
+        die = file.die.model_copy(
+            update={
+                "tensor_cores": cores,
+                "vector_cores": max(1, round(cores * ratio)),
+                "sram": sram,
+                "width": width,
+                "depth": depth,
+            }
+        )
+        dram = file.dram.model_copy(update={"stacks": stacks}) if file.dram else None
+        try:
+            wafer = file.model_copy(update={"grid": grid, "die": die, "dram": dram}).wafer()
+        except AtollError as error:
+            reason = reason or error
+            continue
+        label = (
+            f"{grid[0]}x{grid[1]}, {cores} cores {width}x{depth}, {sram // 2**20} MiB, "
+            f"{stacks} stacks"
+        )
+        found.append(replace(wafer, name=f"{file.name} ({label})"))
+    if not found:
+        raise AtollError(f"space: no wafer of it can be built; the first: {reason}")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""What a wafer job returns: as data, in words, as a picture."""

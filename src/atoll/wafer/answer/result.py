@@ -1,0 +1,238 @@
+"""What a search on a wafer returns, under the same keys as a search on clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from atoll.explore.result import Certificate, accelerator_dict
+from atoll.hardware.energy import DEFAULT_ENERGY
+from atoll.hardware.wafer import Wafer
+from atoll.placement.plan import Placement, Stage
+from atoll.placement.replay import replay_placement
+from atoll.units import counted, format_mfu
+from atoll.wafer.answer.draw import text_map, wafer_object
+from atoll.wafer.answer.explain import Worth
+from atoll.wafer.encoding.codes import parts_of
+from atoll.wafer.encoding.genes import AGAIN
+from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.job import WaferJob
+from atoll.wafer.others.baselines import Baseline
+from atoll.workload import load_config
+from atoll.workload.flops import model_flops
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def wafer_mfu(wafer: Wafer, found: Evaluation) -> float:
+    """Model FLOPs over what all dies together could do."""
+    mapping = found.mapping
+    flops = model_flops(load_config(mapping.model), mapping.sequence)
+    return flops * found.samples_per_s / wafer.peak_flops
+
+
+def running_power_W(wafer: Wafer, found: Evaluation) -> float:
+    """Average over a step, all dies on: static watts always, dynamic ones as far as units are busy.
+    Links count with the bytes between stages only.
+    """
+    static = wafer.dies * DEFAULT_ENERGY.static_W_per_mm2 * wafer.die_mm2
+    dynamic_peak = wafer.peak_power_W - static
+    rounds = found.mapping.microbatches
+    busy = 0.0
+    for stage, cost in zip(found.mapping.stages, found.stages, strict=True):
+        work = cost.parts_s["compute"] + cost.parts_s["recompute"]
+        busy += stage.rectangle.size * stage.layers * rounds * work / found.step_s
+    return static + dynamic_peak * busy / wafer.dies
+
+
+def placement_of(found: Evaluation) -> Placement:
+    """The mapping in the words of a placement on devices: a die is a device."""
+    mapping = found.mapping
+    block = mapping.blocks()
+    names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
+    stages = []
+    first = 0
+    data = parts_of(mapping.stages[0].block.stream, mapping.stages[0].digits).get("b", 1)
+    for stage, cost in zip(mapping.stages, found.stages, strict=True):
+        dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == AGAIN]
+        again = cost.parts_s["recompute"] * stage.layers
+        stages.append(
+            Stage(
+                layers=(f"block x{stage.layers}",),
+                first=first,
+                last=first + stage.layers,
+                devices=stage.rectangle.size // data or 1,
+                compute_s=cost.load_s - again - cost.transfer_s,
+                recompute_s=again,
+                transfer_s=cost.transfer_s,
+                receive_s=cost.transfer_s / 2.0,
+                recompute=", ".join(dropped) if dropped else "none",
+                memory_bytes=dict(cost.memory_bytes),
+                forward_s=cost.forward_s,
+                weight_s=cost.weight_s,
+            )
+        )
+        first += stage.layers
+    shape = max(s.rectangle.size for s in mapping.stages)
+    return Placement(
+        pipeline=len(stages),
+        tensor=shape // data or 1,
+        data=data,
+        microbatch=mapping.microbatch,
+        microbatches=mapping.microbatches,
+        step_time_s=found.step_s,
+        stages=tuple(stages),
+        time_parts_s=time_parts_s(found),
+        schedule=mapping.schedule,
+    )
+
+
+def time_parts_s(found: Evaluation) -> dict[str, float]:
+    """The step by cause, as the slowest stage spends it; the rest is waiting."""
+    slowest = max(range(len(found.stages)), key=lambda i: found.stages[i].load_s)
+    cost, stage = found.stages[slowest], found.mapping.stages[slowest]
+    rounds = found.mapping.microbatches
+    parts = {name: rounds * stage.layers * value for name, value in cost.parts_s.items()}
+    parts["compute"] += rounds * cost.ends.time_s
+    parts["pipeline_sends"] = rounds * cost.transfer_s
+    parts["pipeline_bubble"] = found.step_s - sum(parts.values())
+    return {name: max(0.0, v) for name, v in parts.items() if v or name != "offload"}
+
+
+@dataclass(frozen=True)
+class WaferResult:
+    """The answer to a wafer job."""
+
+    job: WaferJob
+    wafer: Wafer
+    best: Evaluation
+    certificate: Certificate
+    baselines: Mapping[str, Baseline | None]
+    detailed: Mapping[str, Any]
+    """The event-driven replay of the winner: its difference from the fast model."""
+    designs: Sequence[Mapping[str, Any]] = ()
+    pareto: Mapping[str, Any] = field(default_factory=dict)
+    runners_up: tuple[Evaluation, ...] = ()
+    faults: Mapping[str, Any] = field(default_factory=dict)
+    explanation: tuple[Worth, ...] = ()
+    """What a little more of each resource is worth, where the job asks for it."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    wall_time_s: float = 0.0
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        return self.best.samples_per_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.best.samples_per_s * self.best.mapping.sequence
+
+    @cached_property
+    def mfu(self) -> float:
+        return wafer_mfu(self.wafer, self.best)
+
+    @cached_property
+    def placement(self) -> Placement:
+        return placement_of(self.best)
+
+    @cached_property
+    def picture(self) -> dict[str, Any]:
+        return wafer_object(self.wafer, self.best, self.job.dead_dies, self.job.dead_links)
+
+    @cached_property
+    def replay_difference(self) -> float:
+        return replay_placement(self.placement).difference
+
+    def to_dict(self) -> dict[str, Any]:
+        power = running_power_W(self.wafer, self.best)
+        model = {
+            "model": self.job.model,
+            "samples_per_s": self.best.samples_per_s,
+            "tokens_per_s_per_device": self.tokens_per_s / self.wafer.dies,
+            "mfu": self.mfu,
+            "placement": self.placement.to_dict(),
+            "microbatch": self.best.mapping.microbatch,
+            "recompute": self.placement.recompute,
+            "power_W": power,
+            "energy_per_token_J": power / self.tokens_per_s,
+            "replay_difference": self.replay_difference,
+            "detailed": dict(self.detailed),
+        }
+        chip = accelerator_dict(self.wafer.chip)
+        return {
+            "best": {
+                "accelerator": chip
+                | {
+                    "area_mm2": self.wafer.site_mm2 * self.wafer.dies,
+                    "peak_power_W": self.wafer.peak_power_W,
+                },
+                "wafer": self.wafer.to_dict(),
+                "placement": self.placement.to_dict(),
+                "microbatch": self.best.mapping.microbatch,
+                "recompute": self.placement.recompute,
+                "mapping": self.best.mapping.to_dict(),
+                "models": [model],
+            },
+            "throughput_samples_per_s": self.best.samples_per_s,
+            "score": self.best.samples_per_s,
+            "certificate": self.certificate.to_dict(),
+            "baselines": {
+                name: None if b is None else b.samples_per_s for name, b in self.baselines.items()
+            },
+            "baseline_details": {
+                name: b.to_dict() for name, b in self.baselines.items() if b is not None
+            },
+            "wafer": self.picture,
+            "faults": dict(self.faults),
+            "explanation": [row.to_dict() for row in self.explanation],
+            "wall_time_s": self.wall_time_s,
+            "phases_s": dict(self.phases_s),
+            "runners_up": [
+                {
+                    "samples_per_s": e.samples_per_s,
+                    "microbatch": e.mapping.microbatch,
+                    "stages": len(e.mapping.stages),
+                    "rectangle": [
+                        e.mapping.stages[0].rectangle.width, e.mapping.stages[0].rectangle.height
+                    ],
+                }
+                for e in self.runners_up
+            ],
+            "designs": [dict(row) for row in self.designs],
+            "pareto": dict(self.pareto),
+            "job": self.job.to_dict(),
+        }  # fmt: skip
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Every architecture that was evaluated, best first."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.designs))
+
+    def text_map(self) -> str:
+        return text_map(self.picture)
+
+    def __str__(self) -> str:
+        where = self.placement
+        lines = [
+            f"wafer {self.wafer.name}: {self.wafer.rows} x {self.wafer.columns} dies",
+            f"{self.job.model}: {self.best.samples_per_s:,.2f} samples/s, "
+            f"MFU {format_mfu(self.mfu)}; {counted(where.pipeline, 'stage')} of "
+            f"{where.tensor * where.data} dies, microbatch {where.microbatch}, "
+            f"recompute {where.recompute}",
+        ]
+        for name, baseline in self.baselines.items():
+            lines.append(f"  {name}: {baseline_words(baseline, self.best.samples_per_s)}")
+        return "\n".join([*lines, self.text_map()])
+
+
+def baseline_words(baseline: Baseline | None, ours: float) -> str:
+    if baseline is None:
+        return "cannot run on this wafer"
+    if baseline.samples_per_s is None:
+        return f"out of memory ({baseline.needed_bytes / 2**30:.0f} GiB a die)"
+    note = "" if baseline.fits_as_published else " (out of memory as published)"
+    return f"{baseline.samples_per_s:,.2f} samples/s ({ours / baseline.samples_per_s:.2f}x){note}"

@@ -1,0 +1,325 @@
+"""What a layer takes at least on so many dies: seconds, and seconds for given bytes.
+
+No code of an operator beats its products and passes at the best split of so many dies; re-sharding
+and sums of gradients are left out, so that this holds for whatever shape the dies form and whatever
+codes the three passes of an operator have. Where the exact part has solved all shapes of a size,
+its bounds are taken instead.
+
+Memory: for a price of a byte, `V(price, in flight)` is the least of
+
+    seconds of a layer + price x (state + in flight x kept)         (a layer, on one die)
+
+so that a layer which is done within t seconds holds at least (V - t) / price bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from atoll.arrays import FloatArray
+from atoll.fabric.digits import factors
+from atoll.hardware.wafer import Wafer
+from atoll.wafer.costs.block_kernels import CHUNKS
+from atoll.wafer.costs.pricing import Parts, Shape, local_shape, pricer
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.block_parts import Block, Pass, Product, Unit
+from atoll.wafer.stages import Planner
+
+PEAK, OPERATORS, EXACT = range(3)
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+"""Microbatches in flight for which curves are computed; others take the next smaller."""
+PRICES = 2.0 ** np.arange(-7.0, 3.0)  # of a die's bytes, in seconds of a layer
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds at the best split, each pass for itself."""
+
+    forward: float
+    data: float
+    weight: float
+
+
+@dataclass(frozen=True, eq=False)
+class SizeBound:
+    """One microbatch on a stage of so many dies."""
+
+    microbatch: int
+    dies: int
+    layer_s: float
+    but_weight_s: float
+    """A layer without its weight passes."""
+    head_s: float
+    head_but_weight_s: float
+    head_bytes: float
+    """A die's, of the head and its loss, at least."""
+    embedding_bytes: float
+    prices: FloatArray
+    curves: FloatArray
+    """V (depths, prices) of `DEPTHS` and `prices`, for the bytes on the stage's own dies."""
+    pooled: FloatArray
+    """The same for these and what the stage left with a helper."""
+    level: int
+    """What is known: `PEAK`, `OPERATORS` or `EXACT`."""
+
+    def least_bytes(
+        self, layer_s: FloatArray, depth: int, *, pooled: bool = False
+    ) -> FloatArray:
+        """Bytes of a layer on a die at least, if it takes no longer than given."""
+        curves = self.pooled if pooled else self.curves
+        short = curves[depth][None, :] - layer_s[:, None]
+        least: FloatArray = (short / self.prices[None, :]).max(axis=1)
+        return np.maximum(0.0, least)
+
+
+def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
+    """Every legal split of an operator over so many dies, whatever their shape."""
+    found: set[tuple[tuple[str, int], ...]] = {()}
+    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
+    for prime in factors(dies):
+        grown = set()
+        for parts in found:
+            for tag in tags:
+                more = dict(parts)
+                more[tag] = more.get(tag, 1) * prime
+                fits = tag == "r" or more[tag] <= sizes[tag]
+                if fits and sizes["b"] % more.get("b", 1) == 0:
+                    grown.add(tuple(sorted(more.items())))
+        found = grown
+    return [dict(parts) for parts in sorted(found)]
+
+
+class LayerBounds:
+    """Bounds of layers of one model, batch and sequence on one wafer."""
+
+    def __init__(self, planners: Sequence[Planner]) -> None:
+        first = planners[0]
+        self.planners = tuple(planners)
+        self.wafer: Wafer = first.wafer
+        self.options = first.options
+        self.price = pricer(self.wafer.chip)
+        # Products of streamed operators run in pieces; each operator may stream or not.
+        self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
+        self._known: dict[tuple[int, int], SizeBound] = {}
+        self.known = 0
+        """How often a size was made sharper: fills worked out before are out of date."""
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Dies that some rectangle on the wafer has."""
+        shapes = self.shapes_of()
+        return tuple(sorted(shapes))
+
+    def shapes_of(self) -> dict[int, list[tuple[int, int]]]:
+        shapes: dict[int, list[tuple[int, int]]] = {}
+        for width in range(1, self.wafer.columns + 1):
+            for height in range(1, self.wafer.rows + 1):
+                shapes.setdefault(width * height, []).append((width, height))
+        return shapes
+
+    def block(self, microbatch: int) -> Block:
+        return make_block(self.planners[0].model, microbatch, self.planners[0].sequence)
+
+    @property
+    def external(self) -> bool:
+        return "external" in self.options.homes
+
+    # -- one size ------------------------------------------------------------------------------
+
+    def at(self, microbatch: int, dies: int) -> SizeBound:
+        key = microbatch, dies
+        if key not in self._known:
+            self._known[key] = self._at_peak(microbatch, dies)
+        return self._known[key]
+
+    def sharpen(self, microbatch: int, dies: int, *, solve: bool) -> bool:
+        """Know more about a size: its operators, then (`solve`) its shapes; False if that is all.
+
+        Shapes that are not solved over all of their codes say nothing about a bound.
+        """
+        key = microbatch, dies
+        known = self.at(*key)
+        if known.level == PEAK:
+            self._known[key] = self._by_operators(*key)
+            self.known += 1
+            return True
+        if not solve or known.level == EXACT or self.options.volume_only:
+            return False
+        width, height = self.shapes_of()[dies][0]
+        if not self.planners[0].complete(width, height, microbatch):
+            return False
+        self._known[key] = self._by_shapes(*key, known)
+        self.known += 1
+        return True
+
+    def _by_shapes(self, microbatch: int, dies: int, plain: SizeBound) -> SizeBound:
+        """The exact part's bounds over all shapes of this size."""
+        layers = self.block(microbatch).layers
+        solvers = [
+            exact
+            for planner in self.planners
+            for width, height in self.shapes_of()[dies]
+            for _, exact in planner.exacts(width, height, microbatch)
+        ]
+        layer_s = max(plain.layer_s, min(exact.bound_s for exact in solvers))
+        own, pooled = (np.maximum(c, layer_s) for c in (plain.curves, plain.pooled))
+        for depth, in_flight in enumerate(DEPTHS):
+            if not self._memory_matters(plain, depth, layers):
+                continue
+            for j, price in enumerate(plain.prices):
+                value = min(e.priced_s(price, in_flight, layers, offload=False) for e in solvers)
+                pooled[depth, j] = max(pooled[depth, j], value)
+                if self.options.offload:
+                    value = min(e.priced_s(price, in_flight, layers, offload=True) for e in solvers)
+                own[depth, j] = max(own[depth, j], value)
+        return replace(plain, layer_s=layer_s, curves=own, pooled=pooled, level=EXACT)
+
+    def _memory_matters(self, plain: SizeBound, depth: int, layers: int) -> bool:
+        """Whether a stage of this size and depth could run out of memory in a sensible pipeline."""
+        if DEPTHS[depth] > self.wafer.dies // plain.dies + 1:
+            return False
+        share = min(layers, -(-layers * plain.dies // self.wafer.dies))
+        kept = plain.pooled[depth, 0] - plain.layer_s
+        return bool(3.0 * share * kept / plain.prices[0] > self.wafer.memory_bytes)
+
+    # -- operators alone -----------------------------------------------------------------------
+
+    def _at_peak(self, microbatch: int, dies: int) -> SizeBound:
+        """All products at peak rate, nothing else."""
+        block = self.block(microbatch)
+        legal = all(splits(unit.sizes, dies) for unit in block.units)
+        peak = self.wafer.core.peak_flops * dies
+        if self.options.volume_only:
+            peak = np.inf
+
+        def seconds(items: Iterable[Product]) -> float:
+            return sum(float(p.matmul.flops * p.matmul.fraction) for p in items) / peak
+
+        times = {
+            unit.name: PassTimes(
+                seconds(unit.forward), seconds(unit.data_gradient), seconds(unit.weight_gradient)
+            )
+            for unit in (*block.units, *([block.head] if block.head else []))
+        }
+        zero = [0.0] * len(block.chains)
+        return self._bound(microbatch, dies, times, zero, zero if legal else [np.inf], PEAK)
+
+    def _by_operators(self, microbatch: int, dies: int) -> SizeBound:
+        block = self.block(microbatch)
+        times = {unit.name: self._unit(unit, dies) for unit in block.units}
+        if block.head is not None:
+            times[block.head.name] = self._unit(block.head, dies)
+        stream_splits = splits(block.stream_sizes, dies)
+        entries = [self._passes(c.entry_passes, stream_splits) for c in block.chains]
+        others = [self._passes(c.stream_passes, stream_splits) for c in block.chains]
+        return self._bound(microbatch, dies, times, entries, others, OPERATORS)
+
+    def _bound(
+        self, microbatch: int, dies: int, times: dict[str, PassTimes], entries: Sequence[float],
+        others: Sequence[float], level: int,
+    ) -> SizeBound:  # fmt: skip
+        """From seconds of passes to seconds and bytes of a layer and of the ends."""
+        block = self.block(microbatch)
+        rounds, states = self.planners[0].rounds(microbatch), self.options.states
+        bandwidth = self.price.chip.hbm.bandwidth_Bps
+        parameters = sum(unit.parameters for unit in block.units)
+        update = 0.0 if self.external else states.update / (dies * bandwidth * rounds)
+        inside = [times[unit.name] for unit in block.units]
+        but_weight = sum(t.forward + t.data for t in inside) + sum(entries) + sum(others)
+        but_weight += update * parameters
+        layer = but_weight + sum(t.weight for t in inside)
+        head_s = head_but = head_bytes = 0.0
+        if block.head is not None:
+            head = times[block.head.name]
+            head_but = head.forward + head.data + update * block.head.parameters
+            head_but += 3.0 * block.head_bytes / dies / bandwidth
+            head_s = head_but + head.weight
+            head_bytes = block.head_bytes / dies
+            head_bytes += 0.0 if self.external else states.held * block.head.parameters / dies
+        scale = layer if 0.0 < layer < np.inf else 1.0
+        prices = PRICES * scale * block.layers * dies / self.wafer.dies / self.wafer.memory_bytes
+        curves = np.full((len(DEPTHS), len(prices)), layer)
+        state = 0.0 if self.external else states.held * parameters / dies
+        for depth, in_flight in enumerate(DEPTHS):
+            curves[depth] += prices * state
+            curves[depth] += prices * in_flight * (block.stream_bytes + block.always_bytes) / dies
+        own = curves.copy()
+        for depth, in_flight in enumerate(DEPTHS):
+            for chain, entry in zip(block.chains, entries, strict=True):
+                for i, edge in enumerate(chain.edges):
+                    if not edge.kept_name:
+                        continue
+                    again = entry if i == 0 else times[chain.units[i - 1].name].forward
+                    again = again if self.options.recompute else np.inf
+                    curves[depth] += np.minimum(prices * in_flight * sum(edge.totals) / dies, again)
+        embedding = 0.0 if self.external else states.held * block.embedding_parameters / dies
+        # Whatever is saved may lie in another stage's memory.
+        own = own if self.options.offload else curves
+        return SizeBound(
+            microbatch, dies, layer, but_weight, head_s, head_but, head_bytes, embedding, prices,
+            own, curves, level,
+        )  # fmt: skip
+
+    def _passes(self, passes: Sequence[Pass], among: Iterable[Parts]) -> float:
+        return min(self.price.passes_s(passes, parts) for parts in among)
+
+    def _unit(self, unit: Unit, dies: int) -> PassTimes:
+        among = splits(unit.sizes, dies)
+        if not among:
+            return PassTimes(np.inf, np.inf, np.inf)
+        if self.options.volume_only:
+            return PassTimes(0.0, 0.0, 0.0)
+        linear = self.pieces if unit.kind == "linear" else (1,)
+        bandwidth = self.price.chip.hbm.bandwidth_Bps
+        traffic = unit.traffic_bytes / dies / bandwidth
+        passes: tuple[tuple[tuple[Product, ...], tuple[Pass, ...], tuple[int, ...], float], ...] = (
+            (unit.forward, unit.forward_passes, linear, traffic),
+            (unit.data_gradient, unit.backward_passes, linear, 2.0 * traffic),
+            (unit.weight_gradient, (), (1,), 0.0),
+        )
+        # Splits that give a die the same products are priced once.
+        ways = [_grouped(unit, items, among, k) for items, _, pieces, _ in passes for k in pieces]
+        self.price.prepare(shape for way in ways for shapes in way for shape in shapes)
+        found = []
+        way = iter(ways)
+        for _, works, pieces, moved_s in passes:
+            least = np.inf
+            for k in pieces:
+                for shapes, alike in next(way).items():
+                    products = k * sum(self.price.product_s(shape) for shape in shapes)
+                    if products < least:
+                        vectors = self._passes(works, alike)
+                        side_by_side = max(products, vectors, moved_s)
+                        least = min(least, side_by_side if unit.on_chip else products + vectors)
+            found.append(float(least))
+        return PassTimes(*found)
+
+
+def _grouped(
+    unit: Unit, items: Sequence[Product], among: Sequence[Parts], pieces: int
+) -> dict[tuple[Shape, ...], list[Parts]]:
+    """Splits by what they leave of the products for a die."""
+    found: dict[tuple[Shape, ...], list[Parts]] = {}
+    for parts in among:
+        key = tuple(local_shape(unit, item, parts, pieces) for item in items)
+        found.setdefault(key, []).append(parts)
+    return found
+
+
+def port_step_s(planner: Planner, microbatch: int) -> float:
+    """Largest load at least where all weights live outside the wafer, whatever the stages.
+
+    Every weight comes in twice a microbatch, and p stages have a p-th of the ports each: the loads
+    add up to p times what the ports need for all weights.
+    """
+    if planner.options.homes != ("external",):
+        return 0.0
+    block = make_block(planner.model, microbatch, planner.sequence)
+    parameters = block.layers * sum(unit.parameters for unit in block.units)
+    parameters += block.head.parameters if block.head else 0
+    return 2.0 * planner.options.states.weight * parameters / planner.wafer.io_Bps

@@ -1,0 +1,249 @@
+"""A bound on the step of every mapping of the encoding, whatever its tiling, stages and genes.
+
+A step is M x (largest load) + the fills of the other stages. For a largest load X,
+
+    carried(n, w, X)   layers that a stage of n dies, w-th from the end, can carry within X: by its
+                       fastest layer, and by the bytes that a layer done in X / layers must hold
+    held(X)            the fewest bytes of all stages together, which must fit the wafer: stages may
+                       leave saved tensors with each other, so that only states bind each alone
+    fill(X)            the least sum of fills of all pipelines of such stages that carry all layers
+                       on the dies of the wafer: dynamic programming over (stage, dies, layers)
+
+X may be anything. fill(X) falls as X grows, so that between X1 and X2 no step is shorter than
+M x X1 + fill(X2): intervals are halved, the lowest first, until they are narrow. Sizes that the
+lowest one uses are then solved by the exact part, and so on until nothing is left to refine.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.arrays import IntArray
+from atoll.wafer.bounds.bound_kernels import least_bytes, least_fill
+from atoll.wafer.bounds.layer_bounds import DEPTHS, PEAK, LayerBounds, SizeBound, port_step_s
+from atoll.wafer.stages import Planner
+
+Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
+
+INFINITY = float("inf")
+NARROW = 2e-3  # of the step: intervals are not halved further
+ROUNDING = 1e-9
+UNKNOWN = -1.0
+HOPELESS = 1e3  # times the fastest: memory that is still too small then is too small
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """The lowest interval: no step with this microbatch is shorter than `bound_s`."""
+
+    bound_s: float
+    microbatch: int
+    stages: Stages
+    """The pipeline that attains it; none where no mapping beats the given step."""
+
+
+class StepBound:
+    """Bounds of one model on one wafer."""
+
+    def __init__(self, planners: Sequence[Planner], microbatches: Sequence[int]) -> None:
+        self.planners = tuple(planners)
+        self.layers = LayerBounds(planners)
+        self.microbatches = tuple(microbatches)
+        self.wafer = planners[0].wafer
+        self.zero_bubble = planners[0].options.zero_bubble
+
+    # -- one microbatch ------------------------------------------------------------------------
+
+    def sizes(self, microbatch: int) -> list[SizeBound]:
+        found = [self.layers.at(microbatch, n) for n in self.layers.sizes]
+        return [size for size in found if size.layer_s < INFINITY]
+
+    def work_s(self, microbatch: int) -> float:
+        """The largest load is at least all work over all dies, and what the ports need."""
+        block = self.layers.block(microbatch)
+        sizes = self.sizes(microbatch)
+        layer = min(size.dies * size.layer_s for size in sizes)
+        head = min(size.dies * size.head_s for size in sizes)
+        ports = port_step_s(self.planners[0], microbatch)
+        return max((block.layers * layer + head) / self.wafer.dies, ports)
+
+    def fill(
+        self, microbatch: int, largest_s: float, cap_s: float
+    ) -> tuple[float, Stages]:
+        """The least fill below `cap_s`, and the pipeline that has it; infinite if there is none."""
+        if largest_s < port_step_s(self.planners[0], microbatch):
+            return INFINITY, ()
+        sizes = self.sizes(microbatch)
+        layers = self.layers.block(microbatch).layers
+        rows = _rows(self.wafer.dies, self.planners[0].rounds(microbatch))
+        most = np.zeros((len(DEPTHS) + 1, len(sizes)), np.int64)
+        first = np.zeros_like(most)
+        for k, size in enumerate(sizes):
+            for row in sorted(set(rows)):
+                most[row, k] = self._carried(size, layers, row, largest_s, 0.0)
+                first[row, k] = self._carried(size, layers, row, largest_s, size.embedding_bytes)
+        if not self._fits_together(sizes, layers, rows, largest_s, most, first):
+            return INFINITY, ()
+        parents = np.full((self.wafer.dies + 1, self.wafer.dies + 1, layers + 1, 2), -1, np.int32)
+        value, found = least_fill(
+            self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
+            np.array([s.layer_s for s in sizes]), np.array([s.but_weight_s for s in sizes]),
+            np.array([s.head_s for s in sizes]), np.array([s.head_but_weight_s for s in sizes]),
+            np.array([0, *rows], np.int64), most, first, largest_s, self.zero_bubble, cap_s,
+            parents,
+        )  # fmt: skip
+        if found[0] < 0:
+            return INFINITY, ()
+        return float(value), _walk(found, parents, [s.dies for s in sizes], layers)
+
+    def _fits_together(
+        self, sizes: list[SizeBound], layers: int, rows: list[int], largest_s: float,
+        most: IntArray, first: IntArray,
+    ) -> bool:  # fmt: skip
+        """Whether the stages of some pipeline hold no more than the wafer has."""
+        if not self.planners[0].options.offload:
+            return True
+        held = np.zeros((*most.shape, layers + 1))
+        for k, size in enumerate(sizes):
+            for row in sorted(set(rows)):
+                counts = np.arange(1, max(int(most[row, k]), int(first[row, k])) + 1)
+                left_s = largest_s * (1 + ROUNDING) - (size.head_s if row == 0 else 0.0)
+                least = size.least_bytes(left_s / counts, max(0, row - 1), pooled=True)
+                ends = size.head_bytes if row == 0 else 0.0
+                held[row, k, counts] = size.dies * (counts * least + ends)
+        embedding = np.array([size.dies * size.embedding_bytes for size in sizes])
+        least_held = least_bytes(
+            self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
+            np.array([0, *rows], np.int64), most, first, held, embedding,
+        )  # fmt: skip
+        room = self.wafer.dies * self.wafer.memory_bytes
+        return bool(least_held <= room * (1 + ROUNDING))
+
+    def _carried(
+        self, size: SizeBound, layers: int, row: int, largest_s: float, more_bytes: float
+    ) -> int:
+        """The most layers that fit a stage in time and memory. Row 0 is the last stage, row i + 1
+        another one with DEPTHS[i] microbatches in flight.
+        """
+        last = row == 0
+        depth = max(0, row - 1)
+        left_s = largest_s * (1 + ROUNDING) - (size.head_s if last else 0.0)
+        room = self.wafer.memory_bytes - more_bytes - (size.head_bytes if last else 0.0)
+        most = int(min(layers, left_s / size.layer_s)) if left_s > 0.0 else 0
+        if most < 1 or room <= 0.0:
+            return 0
+        counts = np.arange(1, most + 1)
+        held = counts * size.least_bytes(left_s / counts, depth)
+        fits = np.flatnonzero(held <= room * (1 + ROUNDING))
+        return int(counts[fits[-1]]) if len(fits) else 0
+
+    # -- equal stages --------------------------------------------------------------------------
+
+    def equal_s(self, microbatch: int, dies: int, stages: int, cap_s: float) -> float:
+        """No `stages` stages of so many dies each take less; infinite: none beats `cap_s`."""
+        size = self.layers.at(microbatch, dies)
+        layers = self.layers.block(microbatch).layers
+        rounds = self.planners[0].rounds(microbatch)
+        if size.layer_s == INFINITY or stages > layers:
+            return INFINITY
+        low = max(
+            -(-layers // stages) * size.layer_s,
+            (layers * size.layer_s + size.head_s) / stages,
+            port_step_s(self.planners[0], microbatch),
+        )
+        high = min(cap_s / rounds, HOPELESS * low)
+        if low >= high or not self._all_carried(size, layers, stages, high):
+            return INFINITY
+        if size.level > PEAK and not self._all_carried(size, layers, stages, low):
+            while high - low > NARROW * high:
+                middle = 0.5 * (low + high)
+                if self._all_carried(size, layers, stages, middle):
+                    high = middle
+                else:
+                    low = middle
+        if not self.zero_bubble:
+            return rounds * low + layers * size.layer_s + size.head_s - low
+        if rounds < stages:
+            return rounds * low
+        most = min(layers, int(low / size.layer_s) + 1)
+        others = (layers - most) * size.but_weight_s
+        return rounds * low + max(0.0, 2.0 * others - (stages - 1) * low)
+
+    def _all_carried(self, size: SizeBound, layers: int, stages: int, largest_s: float) -> bool:
+        rows = _rows(stages, self.planners[0].rounds(size.microbatch))
+        carried = {
+            row: self._carried(size, layers, row, largest_s, 0.0) for row in set(rows[:-1])
+        }
+        first = self._carried(size, layers, rows[-1], largest_s, size.embedding_bytes)
+        return first + sum(carried[row] for row in rows[:-1]) >= layers
+
+    # -- all of them ---------------------------------------------------------------------------
+
+    def lowest(self, best_s: float, *, solve: bool = True) -> Lowest:
+        """The lowest bound over all microbatches, at most the given step.
+
+        `solve`: sizes that it hangs on may be solved by the exact part.
+        """
+        heap: list[tuple[float, int, float, float, float, int, Stages]] = []
+        for b in self.microbatches:
+            rounds = self.planners[0].rounds(b)
+            low, high = self.work_s(b), best_s / rounds
+            if low < high:
+                # Fill is not worked out before the interval is the lowest.
+                heapq.heappush(heap, (rounds * low, b, low, high, UNKNOWN, 0, ()))
+        while heap:
+            bound, b, low, high, fill, known, stages = heapq.heappop(heap)
+            rounds = self.planners[0].rounds(b)
+            narrow = rounds * (high - low) <= NARROW * best_s
+            if fill == UNKNOWN or (narrow and known < self.layers.known):
+                low, known = max(low, self.work_s(b)), self.layers.known
+                fill, stages = self.fill(b, high, best_s - rounds * low)
+                if low < high and fill < INFINITY:
+                    lowest = max(bound, rounds * low + fill)
+                    heapq.heappush(heap, (lowest, b, low, high, fill, known, stages))
+                continue
+            if self._sharpen(b, stages, solve=solve and narrow):
+                heapq.heappush(heap, (bound, b, low, high, UNKNOWN, 0, ()))
+            elif narrow:
+                return Lowest(bound, b, stages)
+            else:
+                middle = 0.5 * (low + high)
+                upper = rounds * middle + fill
+                if upper < best_s:
+                    heapq.heappush(heap, (upper, b, middle, high, fill, known, stages))
+                heapq.heappush(heap, (bound, b, low, middle, UNKNOWN, 0, ()))
+        return Lowest(best_s, 0, ())
+
+    def _sharpen(self, microbatch: int, stages: Stages, *, solve: bool) -> bool:
+        """Know more about the sizes of a pipeline; False if all is known already."""
+        sharper = False
+        for dies in sorted({dies for dies, _ in stages}):
+            sharper |= self.layers.sharpen(microbatch, dies, solve=solve)
+        return sharper
+
+
+def _rows(stages: int, rounds: int) -> list[int]:
+    """The row of each stage, counted from the last."""
+    in_flight = np.minimum(np.arange(2, stages + 1), rounds)
+    return [0, *(int(i) for i in np.searchsorted(DEPTHS, in_flight, side="right"))]
+
+
+def _walk(
+    found: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int
+) -> Stages:
+    """The stages from the first one back to the last of the pipeline, then turned round."""
+    stage, k, used, done, flag = (int(v) for v in found)
+    stages = [(dies[k], layers - done)]
+    count = len(dies)
+    for before in range(stage - 1, 0, -1):
+        code = int(parents[before, used, done, flag])
+        taken, rest = divmod(code, 2 * count)
+        k, flag = divmod(rest, 2)
+        stages.append((dies[k], taken))
+        used, done = used - dies[k], done - taken
+    return tuple(reversed(stages))

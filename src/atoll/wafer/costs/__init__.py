@@ -1,0 +1,1 @@
+"""What codes, homes and transitions cost on a rectangle of dies."""

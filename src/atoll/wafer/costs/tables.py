@@ -1,0 +1,315 @@
+"""Node and edge tables of a block on one rectangle of dies: every code of every operator, priced.
+
+Tables hold seconds of compute,
+parameters a die holds, what each home of the weights costs, and (between two operators) the
+re-sharding with its overlap and the bytes to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from atoll.arrays import BoolArray, FloatArray, IntArray
+from atoll.fabric.digits import Digits
+from atoll.fabric.mesh import ALGORITHMS
+from atoll.fabric.mesh_collectives import gather_s, wires
+from atoll.hardware.wafer import Wafer
+from atoll.step.states import STATES, States
+from atoll.wafer.costs import block_kernels as kernels
+from atoll.wafer.costs import edge_kernels
+from atoll.wafer.costs.pricing import Pricer, local_shape
+from atoll.wafer.encoding.block_parts import KINDS, Block, Chain, Edge, Product, Unit
+from atoll.wafer.encoding.codes import layouts, legal_codes, parts_of
+
+_WEIGHT = {"k": kernels.SEQUENCE, "n": kernels.COLUMNS, "e": kernels.EXPERTS}
+HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
+"""Where a weight's copies live (`homes.py`)."""
+SEARCHED_HOMES = ("optimizer", "gradients", "weights")
+
+OPTIMIZER = "mixed"
+"""Whose states are held where nothing is said."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all tables of a search share."""
+
+    wafer: Wafer
+    microbatches: int
+    """Microbatches of one step."""
+    streaming: bool = True
+    """Collectives run beside their operators in pieces."""
+    algorithm: str = "auto"
+    io_share: float = 1.0
+    """Part of the wafer's input and output that one group may use."""
+    states: States = STATES[OPTIMIZER]
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """One operator (or the stream) under each of its codes, once for each way of its collectives.
+
+    The entries of one way follow each other; those of the next have the same codes again.
+    """
+
+    unit: Unit | None
+    codes: tuple[str, ...]
+    streams: BoolArray
+    """Whether an entry's collectives run beside it in pieces."""
+    reads: IntArray
+    writes: IntArray
+    gradient_reads: IntArray
+    gradient_writes: IntArray
+    forward_s: FloatArray
+    data_s: FloatArray
+    weight_s: FloatArray
+    parameters: FloatArray
+    weights: IntArray  # (codes, 1, digits): layout of the weight
+    step_s: FloatArray
+    """An optimizer step on the parameters of a die, a microbatch."""
+    copies: FloatArray
+    port_s: FloatArray
+    """To bring the weight in from outside the wafer."""
+    sum_s: FloatArray
+    """Half an all-reduce of the gradient over the copies of the weight."""
+    gather_s: FloatArray
+    """The weight gathered over its copies."""
+
+    @property
+    def compute_s(self) -> FloatArray:
+        return self.forward_s + self.data_s + self.weight_s
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """The first entry of every code."""
+        return {code: i for i, code in reversed(list(enumerate(self.codes)))}
+
+    def find(self, code: str, streams: bool) -> int:
+        """The entry of a code whose collectives run this way."""
+        first = self.index[code]
+        return first if self.streams[first] == streams else first + len(self.index)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeTable:
+    """(codes of the producer, codes of the consumer)."""
+
+    forward_s: FloatArray
+    back_s: FloatArray
+    fetch_s: FloatArray
+    """The gathered input once more for the weight gradient, all passes under one code."""
+    kept_bytes: FloatArray
+    again_s: FloatArray
+    """What making the tensor again costs: the producer's forward time and its reduction."""
+    gather_s: FloatArray
+    scatter_s: FloatArray
+    """Seconds on links before any is hidden: forward gather, backward reduction."""
+
+    @property
+    def time_s(self) -> FloatArray:
+        return self.forward_s + self.back_s + self.fetch_s
+
+
+def exposed(link_s: FloatArray, compute_s: FloatArray, streams: BoolArray) -> FloatArray:
+    """`exposed_s` of the kernels for whole arrays."""
+    pieces = kernels.CHUNKS
+    late = np.maximum(0.0, link_s - kernels.SHARE * compute_s) * (pieces - 1.0) / pieces
+    return np.where(streams, link_s / pieces + late, link_s)
+
+
+class Tables:
+    """All tables of one block on one digit system."""
+
+    def __init__(
+        self,
+        block: Block,
+        digits: Digits,
+        setting: Setting,
+        price: Pricer,
+        only: Mapping[str, tuple[str, ...]] | None = None,
+        *,
+        units: bool = True,
+        modes: tuple[bool, ...] | None = None,
+    ) -> None:
+        """`modes`: the ways of an operator's collectives to price (streamed or not)."""
+        self.modes = modes or (setting.streaming,)
+        self.block, self.digits, self.setting, self.price = block, digits, setting, price
+        self._only = only or {}
+        self.mesh = (wires(digits, setting.wafer.mesh), ALGORITHMS.index(setting.algorithm))
+        """What kernels want to know of the mesh and its collectives."""
+        chosen = block.units if units else ()
+        self._prepare((*chosen, *([block.head] if block.head else [])) if not only else chosen)
+        self.stream = self._stream()
+        self.nodes = tuple(
+            tuple(self.unit_nodes(u) for u in chain.units if units) for chain in block.chains
+        )
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def codes(self, name: str, sizes: dict[str, int]) -> tuple[str, ...]:
+        return self._only.get(name) or legal_codes(sizes, self.digits)
+
+    def _prepare(self, units: Sequence[Unit]) -> None:
+        """Price every product that any code needs in one go."""
+        chunks = [int(kernels.CHUNKS) if streams else 1 for streams in self.modes]
+        shapes = []
+        for unit in units:
+            for code in self.codes(unit.name, unit.sizes):
+                parts = parts_of(code, self.digits)
+                for item in (*unit.forward, *unit.data_gradient):
+                    shapes += [local_shape(unit, item, parts, pieces) for pieces in chunks]
+                for item in unit.weight_gradient:
+                    shapes.append(local_shape(unit, item, parts))
+        self.price.prepare(shapes)
+
+    def _stream(self) -> Nodes:
+        codes = self.codes("stream", self.block.stream_sizes)
+        kind = KINDS["vector"]
+        zero = np.zeros(len(codes))
+        # Nothing hides behind the stream: its way of collectives does not matter.
+        return Nodes(
+            None, codes, np.zeros(len(codes), np.bool_), layouts(codes, kind.reads),
+            layouts(codes, [kind.writes]), layouts(codes, [kind.gradient_reads]),
+            layouts(codes, kind.gradient_writes), zero, zero, zero, zero,
+            np.zeros((len(codes), 1, self.digits.count), np.int64), zero, zero + 1.0, zero, zero,
+            zero,
+        )  # fmt: skip
+
+    def unit_nodes(self, unit: Unit) -> Nodes:
+        legal_ones = self.codes(unit.name, unit.sizes)
+        codes = legal_ones * len(self.modes)
+        streams = np.repeat(np.array(self.modes, np.bool_), len(legal_ones))
+        kind = KINDS[unit.kind]
+        rows = [self._node(unit, code, bool(s)) for code, s in zip(codes, streams, strict=True)]
+        columns = [np.array(column) for column in zip(*rows, strict=True)]
+        forward, data, weight, parameters = columns
+        member = np.array([[tag not in kind.weight for tag in code] for code in codes], np.bool_)
+        copies = np.where(member.reshape(len(codes), -1), self.digits.radix, 1).prod(axis=1)
+        states = self.setting.states
+        step = states.update * parameters / self.price.chip.hbm.bandwidth_Bps
+        step /= self.setting.microbatches
+        tensors = 2 if unit.kind == "attention" else 1
+        writes = unit.outputs
+        weights = {tag: _WEIGHT.get(tag, kernels.WHOLE) for tag in "bsknhtecr"}
+        return Nodes(
+            unit, codes, streams, layouts(codes, kind.reads[:tensors]),
+            layouts(codes, [kind.writes] * writes),
+            layouts(codes, [kind.gradient_reads] * writes),
+            layouts(codes, kind.gradient_writes[:tensors]), forward, data, weight, parameters,
+            layouts(codes, [weights]), step, copies.astype(np.float64),
+            self._port_s(unit, parameters), self.over_copies_s(member, states.reduced * parameters),
+            self.over_copies_s(member, states.weight * parameters),
+        )  # fmt: skip
+
+    def _port_s(self, unit: Unit, parameters: FloatArray) -> FloatArray:
+        """Streamed weights come through the wafer's ports and then, as a broadcast, over every
+        die's link; prefetched one operator ahead.
+        """
+        wafer, each = self.setting.wafer, self.setting.states.weight
+        ports = each * unit.parameters / (wafer.io_Bps * self.setting.io_share)
+        return np.maximum(ports, each * parameters / wafer.link_Bps)
+
+    def _node(
+        self, unit: Unit, code: str, streams: bool
+    ) -> tuple[float, float, float, float]:
+        parts = parts_of(code, self.digits)
+        chunks = int(kernels.CHUNKS) if streams and unit.kind == "linear" else 1
+        price = self.price
+
+        def products(items: Sequence[Product], pieces: int) -> float:
+            shapes = [local_shape(unit, item, parts, pieces) for item in items]
+            return sum((pieces * price.product_s(shape) for shape in shapes), 0.0)
+
+        vectors_f = price.passes_s(unit.forward_passes, parts)
+        vectors_b = price.passes_s(unit.backward_passes, parts)
+        forward, data = products(unit.forward, chunks), products(unit.data_gradient, chunks)
+        weight = products(unit.weight_gradient, 1)
+        if unit.on_chip:
+            # Products, vector work and memory run side by side.
+            share = prod(parts.values())
+            bandwidth = price.chip.hbm.bandwidth_Bps
+            forward = max(forward, vectors_f, unit.traffic_bytes / share / bandwidth)
+            data = max(data, vectors_b, 2.0 * unit.traffic_bytes / share / bandwidth)
+        else:
+            forward += vectors_f
+            data += vectors_b
+        held = prod(parts.get(tag, 1) for tag in KINDS[unit.kind].weight)
+        return forward, data, weight, unit.parameters / held
+
+    def over_copies_s(
+        self, member: BoolArray, volume: FloatArray, algorithm: str = ""
+    ) -> FloatArray:
+        """Seconds to gather so many bytes over each group of dies, or to sum and divide them."""
+        chosen, mesh = algorithm or self.setting.algorithm, self.setting.wafer.mesh
+        return np.array([
+            gather_s(self.digits, m, float(v), mesh, chosen)
+            for m, v in zip(member, volume, strict=True)
+        ])  # fmt: skip
+
+    # -- edges ---------------------------------------------------------------------------------
+
+    def chain_nodes(self, chain: int) -> tuple[Nodes, ...]:
+        """The stream, the operators, and the stream again."""
+        return (self.stream, *self.nodes[chain], self.stream)
+
+    def edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
+        shape = len(source.codes), len(target.codes)
+        forward, back, kept, again, gather, scatter = (np.zeros(shape) for _ in range(6))
+        edge_kernels.edge_matrix(
+            np.array(edge.totals), source.writes, target.reads, target.gradient_writes,
+            source.gradient_reads, source.forward_s, target.forward_s, source.data_s,
+            target.data_s, source.streams, target.streams, *self.mesh, forward, back, kept, again,
+            gather, scatter,
+        )  # fmt: skip
+        fetch = exposed(gather, target.weight_s[None, :], target.streams[None, :])
+        again += source.forward_s[:, None]
+        return EdgeTable(forward, back, fetch, kept, again, gather, scatter)
+
+    def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
+        nodes = self.chain_nodes(chain)
+        described: Chain = self.block.chains[chain]
+        tables = [
+            self.edge(edge, nodes[i], nodes[i + 1]) for i, edge in enumerate(described.edges)
+        ]
+        # The stream runs the norm: that is what its output costs to make again.
+        norm = np.array([self.entry_s(chain, code) for code in self.stream.codes])
+        tables[0] = replace(tables[0], again_s=tables[0].again_s + norm[:, None])
+        return tuple(tables)
+
+    # -- the stream ----------------------------------------------------------------------------
+
+    def _norm_sums_s(self, code: str) -> float:
+        """Columns cut between dies: a norm sums two 4-byte statistics a row over them."""
+        member = [tag == "c" for tag in code]
+        parts = parts_of(code, self.digits)
+        rows = self.block.microbatch * self.block.sequence / (parts.get("b", 1) * parts.get("s", 1))
+        where = self.digits, member, 8.0 * rows, self.setting.wafer.mesh
+        return 2.0 * gather_s(*where, self.setting.algorithm)
+
+    def entry_s(self, chain: int, code: str) -> float:
+        parts = parts_of(code, self.digits)
+        passes = self.block.chains[chain].entry_passes
+        return self.price.passes_s(passes, parts) + self._norm_sums_s(code)
+
+    def stream_s(self, code: str) -> float:
+        """All work on the stream of one layer, forward and backward."""
+        parts = parts_of(code, self.digits)
+        total = 0.0
+        for index, chain in enumerate(self.block.chains):
+            total += self.entry_s(index, code) + self._norm_sums_s(code)
+            total += self.price.passes_s(chain.stream_passes, parts)
+        return total
+
+    def stream_share(self, code: str) -> float:
+        """The part of a stream tensor that a die holds."""
+        parts = parts_of(code, self.digits)
+        return 1.0 / prod(parts.get(tag, 1) for tag in "bsc")
+
+    def buffer_bytes(self, code: str) -> float:
+        """Two of the stream's tensors, gathered but for samples: the one in work and the next."""
+        return 2.0 * self.block.stream_bytes / parts_of(code, self.digits).get("b", 1)

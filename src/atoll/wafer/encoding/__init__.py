@@ -1,0 +1,1 @@
+"""A block's operators, and a whole mapping as genes."""

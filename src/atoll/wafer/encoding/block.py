@@ -1,0 +1,308 @@
+"""A transformer block of `atoll.workload` read as chains of operators between visits of the stream.
+
+    stream -> norm -> qkv -> attention -> proj -> stream -> norm -> fc1 -> act -> fc2 -> stream
+
+Norms may come before or after the branches, or both; branches may follow each other or run side by
+side; shared experts are a chain of their own; a period of unlike layers is read layer by layer.
+Shapes, products, vector passes and saved tensors are those of the workload: what belongs to no
+operator of the encoding is work on the stream, and what no edge keeps is kept always, so that
+nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from atoll.errors import AtollError
+from atoll.wafer.encoding.block_parts import Block, Chain, Edge, Pass, Product, Unit
+from atoll.workload import build_model, load_config
+from atoll.workload.layer import Layer, Model
+from atoll.workload.model_config import ModelConfig
+from atoll.workload.operator import Matmul, Operator, Role
+
+_WITH_QKV = ("rotary", "q_norm", "k_norm")
+_UNITS = ("qkv", "attention", "proj", "fc1", "act", "fc2", "shared1", "shared_act", "shared2")
+
+
+class _Reader:
+    """Finds the parts of one layer's branches; `prefix` tells the layers of a period apart."""
+
+    def __init__(self, model: Model, layer: Layer, prefix: str = "") -> None:
+        self.model, self.layer, self.prefix = model, layer, prefix
+        self.forward = {
+            op.name.removeprefix(prefix): op
+            for op in layer.forward
+            if op.name.startswith(prefix)
+        }
+
+    def has(self, name: str) -> bool:
+        return name in self.forward
+
+    def op(self, name: str) -> Operator:
+        if name not in self.forward:
+            raise AtollError(
+                f"model {self.model.name}: its block has no operator {name!r}; a wafer maps "
+                "transformer blocks of attention and an MLP or experts, not this one."
+            )
+        return self.forward[name]
+
+    # -- vector work ---------------------------------------------------------------------------
+
+    def _local(self, operator: Operator, rows: str, columns: str) -> list[Pass]:
+        share = self.layer.traffic_bytes(operator) / max(1, len(operator.vectors))
+        return [Pass(work, rows, columns, share) for work in operator.vectors]
+
+    def passes(self, names: Sequence[str], rows: str = "bs", columns: str = "c") -> list[Pass]:
+        found: list[Pass] = []
+        for name in names:
+            if name in self.forward:
+                found += self._local(self.forward[name], rows, columns)
+        return found
+
+    def _owner(self, operator: Operator) -> str | None:
+        """Whose backward pass it is: `norm1` of norm1.bwd; None if another layer's."""
+        for start in (self.prefix, f"d{self.prefix}"):
+            if operator.name.startswith(start):
+                return operator.name.removeprefix(start).rsplit(".", 1)[0]
+        return None
+
+    def backward_passes(
+        self, names: Sequence[str], rows: str = "bs", columns: str = "c"
+    ) -> list[Pass]:
+        found: list[Pass] = []
+        for op in self.layer.backward:
+            if not op.matmuls and self._owner(op) in names:
+                found += self._local(op, rows, columns)
+        return found
+
+    def other_passes(self, entries: Sequence[str]) -> list[Pass]:
+        """Forward and backward work on the stream: all that no unit owns and no entry runs."""
+        owned = (*_UNITS, *_WITH_QKV)
+        forward = [n for n, op in self.forward.items() if not op.matmuls]
+        found = self.passes([n for n in forward if n not in owned and n not in entries])
+        for op in self.layer.backward:
+            owner = self._owner(op)
+            if not op.matmuls and owner is not None and owner not in owned:
+                found += self._local(op, "bs", "c")
+        return found
+
+    # -- tensors -------------------------------------------------------------------------------
+
+    def bytes(self, *names: str) -> float:
+        return float(sum(self.layer.tensors[self.prefix + name].bytes for name in names))
+
+    def weights(self, op: Operator) -> int:
+        tensors = self.layer.tensors
+        return sum(tensors[n].elements for n in op.reads if tensors[n].role is Role.WEIGHT)
+
+    def edge(self, name: str, totals: tuple[float, ...], *saved: str) -> Edge:
+        """An edge that stands for the saved tensors given, as far as the layer saves them."""
+        kept = [self.prefix + s for s in saved if self.prefix + s in self.layer.saved]
+        return Edge(self.prefix + name, totals, ", ".join(kept))
+
+    # -- operators -----------------------------------------------------------------------------
+
+    def linear(self, name: str, beside: Sequence[str] = ()) -> Unit:
+        """A product with a weight; `beside` are small ones on the same input (a router)."""
+        op = self.op(name)
+        (product,) = op.matmuls
+        sizes = {"b": self.model.microbatch, "s": self.model.sequence}
+        if product.batch > 1:
+            sizes["e"] = product.batch
+        elif product.m != self.model.tokens:
+            raise AtollError(f"model {self.model.name}: operator {name} has an unexpected shape.")
+        sizes |= {"k": product.k, "n": product.n}
+        batch, m, n, k = product.batch, product.m, product.n, product.k
+        forward = [Product(Matmul(batch, m, n, k), "e", "bs", "n", "k")]
+        data = [Product(Matmul(batch, m, k, n), "e", "bs", "k", "n")]
+        weight = [Product(Matmul(batch, k, n, m), "e", "k", "n", "bs")]
+        parameters = self.weights(op)
+        for other in (self.op(b) for b in beside if self.has(b)):
+            (small,) = other.matmuls
+            m, n, k = small.m, small.n, small.k
+            forward.append(Product(Matmul(1, m, n, k), "", "bs", "", "k"))
+            data.append(Product(Matmul(1, m, k, n), "", "bs", "k", ""))
+            weight.append(Product(Matmul(1, k, n, m), "", "k", "", "bs"))
+            parameters += self.weights(other)
+        extra = _WITH_QKV if name == "qkv" else ()
+        return Unit(
+            name=self.prefix + name, kind="linear", sizes=sizes, forward=tuple(forward),
+            data_gradient=tuple(data), weight_gradient=tuple(weight),
+            forward_passes=tuple(self.passes(extra, "bs", "n")),
+            backward_passes=tuple(self.backward_passes(extra, "bs", "n")),
+            parameters=parameters, on_chip=False, traffic_bytes=0.0,
+            outputs=2 if name == "qkv" else 1,
+        )  # fmt: skip
+
+    def attention(self) -> Unit:
+        op = self.op("attention")
+        back = next(o for o in self.layer.backward if o.name == f"{self.prefix}attention.bwd")
+        heads = self.layer.tensors[f"{self.prefix}context.lse"].shape[1]
+        rows = (("s", "t", ""), ("s", "", "t"))
+        back_rows = (("s", "t", ""), ("t", "", "s"), ("s", "t", ""), ("s", "", "t"), ("t", "", "s"))
+        if len(op.matmuls) != len(rows) or len(back.matmuls) != len(back_rows):
+            raise AtollError(f"model {self.model.name}: attention of an unexpected form.")
+        return Unit(
+            name=f"{self.prefix}attention", kind="attention",
+            sizes={"b": self.model.microbatch, "s": self.model.sequence, "h": heads,
+                   "t": self.model.sequence},
+            forward=tuple(
+                Product(p, "bh", *tags) for p, tags in zip(op.matmuls, rows, strict=True)
+            ),
+            data_gradient=tuple(
+                Product(p, "bh", *tags) for p, tags in zip(back.matmuls, back_rows, strict=True)
+            ),
+            weight_gradient=(),
+            forward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in op.vectors),
+            backward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in back.vectors),
+            parameters=0, on_chip=True, traffic_bytes=float(self.layer.traffic_bytes(op)),
+        )  # fmt: skip
+
+    def activation(self, name: str, before: Unit) -> Unit:
+        sizes = {tag: before.sizes[tag] for tag in "bse" if tag in before.sizes}
+        sizes |= {"c": self.layer.tensors[self.prefix + name].shape[-1], "r": 1}
+        return Unit(
+            name=self.prefix + name, kind="vector", sizes=sizes, forward=(), data_gradient=(),
+            weight_gradient=(), forward_passes=tuple(self.passes((name,), "bse", "c")),
+            backward_passes=tuple(self.backward_passes((name,), "bse", "c")),
+            parameters=0, on_chip=False, traffic_bytes=0.0,
+        )  # fmt: skip
+
+    # -- chains --------------------------------------------------------------------------------
+
+    def chains(self, config: ModelConfig) -> list[Chain]:
+        """Attention, then the MLP or the experts, then shared experts."""
+        stream = self.bytes("proj")
+        entries = self._entries(config)
+        found = [
+            self._attention_chain(stream, entries[0], "" if config.post_norm else "norm1"),
+            self._mlp_chain(stream, entries[1]),
+        ]
+        if self.has("shared1"):
+            found.append(self._shared_chain(stream))
+        rest = self.other_passes([*entries[0], *entries[1]])
+        found[1] = Chain(found[1].units, found[1].edges, found[1].entry_passes, tuple(rest))
+        return found
+
+    def _entries(self, config: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What runs on the stream before the first operator of each branch."""
+        if config.post_norm:
+            return (), ("norm1",)
+        if config.parallel and not self.has("norm2"):
+            return ("norm1",), ()
+        return ("norm1",), ("norm2", "choose")
+
+    def _attention_chain(self, stream: float, entry: tuple[str, ...], read: str) -> Chain:
+        q, k, v = (self.op("qkv").writes[i].removeprefix(self.prefix) for i in range(3))
+        inputs = [n.removeprefix(self.prefix) for n in self.op("attention").reads[:3]]
+        return Chain(
+            units=(self.linear("qkv"), self.attention(), self.linear("proj")),
+            edges=(
+                self.edge(read or "x", (stream,), *([read] if read else [])),
+                self.edge("qkv", (self.bytes(q), self.bytes(k, v)), *inputs),
+                self.edge("context", (self.bytes("context", "context.lse"),), "context",
+                          "context.lse"),
+                self.edge("proj", (stream,), "middle", "sum1"),
+            ),
+            entry_passes=tuple(self.passes(entry)),
+            stream_passes=(),
+        )  # fmt: skip
+
+    def _mlp_chain(self, stream: float, entry: tuple[str, ...]) -> Chain:
+        experts = self.has("dispatch")
+        read = self.op("fc1").reads[0].removeprefix(self.prefix)
+        alone = read in ("sent", *entry)  # else another branch's edge keeps what this one reads
+        first = self.linear("fc1", ("router",))
+        made = "fc2" if experts else "y"
+        return Chain(
+            units=(first, self.activation("act", first), self.linear("fc2")),
+            edges=(
+                self.edge(read, (self.bytes(read),), *([read] if alone else [])),
+                self.edge("fc1", (self.bytes("fc1"),), "fc1"),
+                self.edge("act", (self.bytes("act"),), "act"),
+                self.edge("y", (self.bytes("fc2") if experts else stream,), made, "sum2"),
+            ),
+            entry_passes=tuple(self.passes(entry)),
+            stream_passes=(),
+        )
+
+    def _shared_chain(self, stream: float) -> Chain:
+        first = self.linear("shared1", ("shared_gate",))
+        return Chain(
+            units=(first, self.activation("shared_act", first), self.linear("shared2")),
+            edges=(
+                self.edge("norm2.shared", (stream,)),
+                self.edge("shared1", (self.bytes("shared1"),), "shared1"),
+                self.edge("shared_act", (self.bytes("shared_act"),), "shared_act"),
+                self.edge("shared2", (stream,), "shared2"),
+            ),
+            entry_passes=(),
+            stream_passes=(),
+        )
+
+
+def _kept_always(layer: Layer, chains: Sequence[Chain]) -> float:
+    on_edges = {
+        name for chain in chains for edge in chain.edges for name in edge.kept_name.split(", ")
+    }
+    rest = [name for name in layer.saved if name not in on_edges and name != layer.input]
+    return float(sum(layer.tensors[name].bytes for name in rest))
+
+
+def _prefixes(layer: Layer) -> list[str]:
+    """Where a period of unlike layers is one block, the names of each begin alike."""
+    return [op.name.removesuffix("qkv") for op in layer.forward if op.name.endswith("qkv")]
+
+
+@lru_cache(maxsize=128)
+def make_block(model: str, microbatch: int, sequence: int | None = None) -> Block:
+    """The block of a zoo model (or configuration file) at one microbatch."""
+    config = load_config(model)
+    form = [
+        words
+        for words, present in (
+            ("latent attention", bool(config.latent_kv)),
+            ("image patches", bool(config.patch_inputs)),
+            ("an encoder before them", bool(config.encoder_layers)),
+            ("mixers other than attention", config.recurrent),
+        )
+        if present
+    ]
+    if form:
+        raise AtollError(
+            f"model {model}: its blocks have {form[0]}; a wafer maps transformer blocks of plain "
+            "attention and an MLP or experts (GPT, BERT, Llama, Mixtral and like families)."
+        )
+    whole = build_model(config, microbatch, sequence)
+    repeats = [repeat for _, repeat in whole.layers]
+    which = max(range(len(repeats)), key=lambda i: (repeats[i], len(whole.layers[i][0].forward)))
+    layer, layers = whole.layers[which]
+    if sum(repeats) - layers > 3:
+        raise AtollError(
+            f"model {model}: its blocks differ; a wafer maps models that repeat one block."
+        )
+    chains = tuple(
+        chain
+        for prefix in _prefixes(layer)
+        for chain in _Reader(whole, layer, prefix).chains(config)
+    )
+    ends = {entry.name: entry for entry, _ in whole.layers}
+    head_layer, loss = ends["head"], ends["loss"]
+    head_reader = _Reader(whole, head_layer)
+    more = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
+    return Block(
+        model=model,
+        layers=layers,
+        microbatch=microbatch,
+        sequence=whole.sequence,
+        hidden=layer.tensors[layer.input].shape[-1],
+        stream_bytes=float(layer.tensors[layer.input].bytes),
+        always_bytes=_kept_always(layer, chains),
+        chains=chains,
+        head=head_reader.linear("logits", more),
+        head_bytes=float(sum(loss.tensors[n].bytes for n in loss.saved))
+        + head_reader.bytes("logits"),
+        embedding_parameters=ends["embedding"].parameters,
+        parameters=whole.parameters,
+    )

@@ -1,0 +1,152 @@
+"""The parts of a block: chains of operators between two visits of the residual stream.
+
+    stream -> norm -> qkv -> attention -> proj -> stream -> norm -> fc1 -> act -> fc2 -> stream
+
+Each operator has loop dimensions, one letter each; a tag says which dimension a digit of the mesh
+splits, and from it follow the layouts of everything the operator touches, forward and backward:
+
+    b batch   s sequence   k inputs   n outputs   h heads   t key/value sequence   e experts
+    c columns (vector operators)      r none: every die of the digit does the same work
+
+`block.py` reads them from the layers of `atoll.workload`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.wafer.costs.block_kernels import BATCH, COLUMNS, EXPERTS, PARTIAL, SEQUENCE, WHOLE
+from atoll.workload.operator import Matmul, VectorWork
+
+Roles = dict[str, int]
+
+_SAME: Roles = {"b": BATCH, "s": SEQUENCE, "c": COLUMNS, "e": EXPERTS, "r": WHOLE}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a tag of this kind of operator means for its tensors.
+
+    Inputs and gradients of inputs are listed per input tensor.
+    """
+
+    reads: tuple[Roles, ...]
+    writes: Roles
+    gradient_reads: Roles
+    """Layout in which the gradient of the output is wanted."""
+    gradient_writes: tuple[Roles, ...]
+    weight: str = ""
+    """Tags that split the weight; all others replicate it."""
+
+
+_LINEAR_READS = _SAME | {"k": COLUMNS, "n": WHOLE}
+KINDS = {
+    # Y[m, n] = X[m, k] W[k, n]: k leaves partial sums of Y, n partial sums of dX.
+    "linear": Kind(
+        (_LINEAR_READS,),
+        _SAME | {"k": PARTIAL, "n": COLUMNS},
+        _SAME | {"k": WHOLE, "n": COLUMNS},
+        (_SAME | {"k": COLUMNS, "n": PARTIAL},),
+        "kne",
+    ),
+    # Inputs: queries; keys and values. t leaves partial outputs, s partial dK and dV.
+    "attention": Kind(
+        (_SAME | {"h": COLUMNS, "t": WHOLE}, _SAME | {"h": COLUMNS, "t": SEQUENCE, "s": WHOLE}),
+        _SAME | {"h": COLUMNS, "t": PARTIAL},
+        _SAME | {"h": COLUMNS, "t": WHOLE},
+        (_SAME | {"h": COLUMNS, "t": PARTIAL}, _SAME | {"h": COLUMNS, "t": SEQUENCE, "s": PARTIAL}),
+    ),
+    "vector": Kind((_SAME,), _SAME, _SAME, (_SAME,)),
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product with the tags that split its batch, rows, columns and reduction."""
+
+    matmul: Matmul
+    batch: str
+    m: str
+    n: str
+    k: str
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A vector pass, the tags that split its rows and columns, and the bytes that it moves."""
+
+    work: VectorWork
+    rows: str
+    columns: str
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One operator of the encoding."""
+
+    name: str
+    kind: str
+    sizes: dict[str, int]
+    """Loop dimensions by tag, in whole numbers of what can be divided."""
+    forward: tuple[Product, ...]
+    data_gradient: tuple[Product, ...]
+    weight_gradient: tuple[Product, ...]
+    forward_passes: tuple[Pass, ...]
+    backward_passes: tuple[Pass, ...]
+    parameters: int
+    on_chip: bool
+    traffic_bytes: float
+    """Forward traffic of an on-chip operator; the mapper knows that of the others."""
+    outputs: int = 1
+    """Tensors that travel apart from each other (queries; keys and values)."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Tensors from one operator (or the stream) to the next: bytes of the whole microbatch."""
+
+    name: str
+    totals: tuple[float, ...]
+    kept_name: str
+    """The saved tensor that this edge stands for ("" if backward reads none)."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """From the stream through some operators back to the stream: one edge more than operators."""
+
+    units: tuple[Unit, ...]
+    edges: tuple[Edge, ...]
+    entry_passes: tuple[Pass, ...]
+    """Forward work on the stream before the first operator (the norm): run again for its output."""
+    stream_passes: tuple[Pass, ...]
+    """All other work on the stream: residual, dropout, and every backward pass there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """The repeated layer of a model at one microbatch."""
+
+    model: str
+    layers: int
+    microbatch: int
+    sequence: int
+    hidden: int
+    stream_bytes: float
+    always_bytes: float
+    """Beside the layer's input, what is kept always: masks, routes, what norms of branches read."""
+    chains: tuple[Chain, ...]
+    head: Unit | None
+    head_bytes: float
+    """Logits and what the loss keeps, whole."""
+    embedding_parameters: int
+    parameters: int
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(unit for chain in self.chains for unit in chain.units)
+
+    @property
+    def stream_sizes(self) -> dict[str, int]:
+        return {"b": self.microbatch, "s": self.sequence, "c": self.hidden, "r": 1}

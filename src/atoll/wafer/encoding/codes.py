@@ -1,0 +1,118 @@
+"""Codes: one tag a digit, written as a string such as "nnk"; which are legal, what they lay out,
+and which a shape is solved over: all of them, one dimension each, or several parts of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from atoll.arrays import IntArray
+from atoll.fabric.digits import Digits
+from atoll.wafer.costs.pricing import Parts
+from atoll.wafer.encoding.block_parts import Block, Roles
+
+PART_CODES = 81  # codes that a part of many may leave to digits that do not cut samples
+
+CodeSet = dict[str, tuple[str, ...]] | None
+
+
+def parts_of(code: str, digits: Digits) -> Parts:
+    """Split count of every tag."""
+    parts: Parts = {}
+    for tag, radix in zip(code, digits.radix, strict=True):
+        parts[tag] = parts.get(tag, 1) * int(radix)
+    return parts
+
+
+def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
+    """No dimension is cut in more pieces than it has; samples are never cut unevenly."""
+    parts = parts_of(code, digits)
+    if any(tag not in sizes for tag in parts):
+        return False
+    if sizes["b"] % parts.get("b", 1):
+        return False
+    return all(count <= sizes[tag] for tag, count in parts.items() if tag != "r")
+
+
+def legal_codes(sizes: dict[str, int], digits: Digits) -> tuple[str, ...]:
+    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
+    return tuple(
+        code
+        for code in ("".join(chosen) for chosen in product(tags, repeat=digits.count))
+        if legal(code, sizes, digits)
+    )
+
+
+def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
+    """(codes, tensors, digits): the role of every digit for every tensor."""
+    width = len(codes[0]) if codes else 0
+    table = np.zeros((len(codes), len(roles), width), np.int64)
+    for i, code in enumerate(codes):
+        for t, role in enumerate(roles):
+            table[i, t] = [role[tag] for tag in code]
+    return table
+
+
+def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> list[CodeSet]:
+    """Codes to choose from: all of them (None); or, where an operator has more than `most`, several
+    parts of them, in each of which all operators cut samples by the same digits. `one_axis`: only
+    codes with one tag, where there are any.
+    """
+    sizes_of = _named_sizes(block)
+    if one_axis:
+        return [
+            {
+                name: tuple(c for c in legal_codes(sizes, digits) if len(set(c)) <= 1)
+                or legal_codes(sizes, digits)
+                for name, sizes in sizes_of.items()
+            }
+        ]
+    if most_codes(block, digits) <= most:
+        return [None]
+    found: list[CodeSet] = []
+    for cut in outer_digits(digits):
+        parts = prod(int(digits.radix[d]) for d in cut)
+        rest = digits.count - len(cut)
+        if not cut or block.microbatch % parts or 3**rest > PART_CODES:
+            continue
+        only = {name: tuple(_on_digits(sizes, digits, cut)) for name, sizes in sizes_of.items()}
+        if all(only.values()):
+            found.append(only)
+    return found
+
+
+def _named_sizes(block: Block) -> dict[str, dict[str, int]]:
+    return {unit.name: unit.sizes for unit in block.units} | {"stream": block.stream_sizes}
+
+
+def most_codes(block: Block, digits: Digits) -> int:
+    """Codes of the operator that has most, at most: every tag on every digit."""
+    tags = max(
+        sum(size > 1 or tag == "r" for tag, size in sizes.items())
+        for sizes in _named_sizes(block).values()
+    )
+    if tags**digits.count <= 1 << 12:
+        return max(len(legal_codes(sizes, digits)) for sizes in _named_sizes(block).values())
+    return int(tags**digits.count)
+
+
+def outer_digits(digits: Digits) -> list[tuple[int, ...]]:
+    """The outermost digits of both axes, so many of each."""
+    across = len(digits.x)
+    return [
+        (*range(x), *range(across, across + y))
+        for x in range(across + 1)
+        for y in range(len(digits.y) + 1)
+    ]
+
+
+def _on_digits(sizes: dict[str, int], digits: Digits, cut: tuple[int, ...]) -> list[str]:
+    """Legal codes that cut samples by exactly these digits."""
+    tags = [tag for tag, size in sizes.items() if (size > 1 or tag == "r") and tag != "b"]
+    choices = [("b",) if d in cut else tags for d in range(digits.count)]
+    codes = ("".join(chosen) for chosen in product(*choices))
+    return [code for code in codes if legal(code, sizes, digits)]

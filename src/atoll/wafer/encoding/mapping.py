@@ -1,0 +1,288 @@
+"""The operator-centric encoding: a whole mapping of a training step on a wafer, as genes.
+
+Global genes: microbatch, pipeline schedule, and the way of collectives (streamed or not, algorithm)
+for operators that do not name their own. Per pipeline stage: the rectangle of dies, the digit
+system on it, the number of layers, the helper whose memory it may use, a code for the head, and the
+block's genes: the stream's layout; for every operator a code (split of every loop dimension, order
+on the mesh axes) for each of its passes and the way of its collectives; a home for every weight;
+and a fate for every saved tensor: keep, run its producer again, or leave it with the helper.
+
+`validate` names what is wrong. Mappings are saved as JSON. `moves.py` changes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.fabric.digits import Digits
+from atoll.fabric.mesh import ALGORITHMS, Die, Rectangle
+from atoll.step.states import load_states
+from atoll.wafer.costs.tables import HOMES, OPTIMIZER
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.codes import legal
+from atoll.wafer.encoding.genes import (
+    AGAIN,
+    FATES,
+    KEEP,
+    OFFLOAD,
+    ONE_F_ONE_B,
+    SCHEDULES,
+    BlockMapping,
+)
+
+
+@dataclass(frozen=True)
+class StageMapping:
+    """One pipeline stage."""
+
+    rectangle: Rectangle
+    digits: Digits
+    layers: int
+    block: BlockMapping
+    head: str
+    """Code of the output head, where the stage holds it."""
+    helper: int | None = None
+    """The stage in whose memory offloaded tensors wait."""
+
+
+@dataclass(frozen=True)
+class WaferMapping:
+    """A training step on a wafer."""
+
+    model: str
+    batch: int
+    microbatch: int
+    sequence: int
+    stages: tuple[StageMapping, ...]
+    streaming: bool = True
+    algorithm: str = "auto"
+    schedule: str = ONE_F_ONE_B
+    """Of the pipeline: 1f1b, or zb-h1 (weight passes fill it)."""
+    optimizer: str = OPTIMIZER
+    """Name of its states."""
+
+    @property
+    def microbatches(self) -> int:
+        return -(-self.batch // self.microbatch)
+
+    @property
+    def dies(self) -> list[Die]:
+        return [die for stage in self.stages for die in stage.rectangle.dies()]
+
+    def blocks(self) -> Block:
+        return make_block(self.model, self.microbatch, self.sequence)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "microbatch": self.microbatch,
+            "sequence": self.sequence,
+            "streaming": self.streaming,
+            "algorithm": self.algorithm,
+            "schedule": self.schedule,
+            "optimizer": self.optimizer,
+            "stages": [_stage_dict(stage, self.blocks()) for stage in self.stages],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def _stage_dict(stage: StageMapping, block: Block) -> dict[str, Any]:
+    r = stage.rectangle
+    names = [unit.name for unit in block.units]
+    kept = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
+    return {
+        "rectangle": [r.x, r.y, r.width, r.height],
+        "digits": {"x": list(stage.digits.x), "y": list(stage.digits.y)},
+        "layers": stage.layers,
+        "stream": stage.block.stream,
+        "operators": {name: _operator_dict(stage.block, i) for i, name in enumerate(names)},
+        "keep": {
+            name: "offload" if fate == OFFLOAD else bool(fate)
+            for name, fate in zip(kept, stage.block.keep, strict=True)
+        },
+        "head": stage.head,
+    } | ({} if stage.helper is None else {"helper": stage.helper})
+
+
+def _operator_dict(genes: BlockMapping, index: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"code": genes.codes[index], "home": genes.homes[index]}
+    if genes.gradients:
+        found["data"], found["weight"] = genes.gradients[index]
+    if genes.collectives:
+        found["streaming"], found["algorithm"] = genes.collectives[index]
+    return found
+
+
+def _fate(value: Any) -> int:
+    """Older files say true or false."""
+    if isinstance(value, bool):
+        return KEEP if value else AGAIN
+    if value not in FATES:
+        raise ValueError(f"keep: {value!r} (true, false or offload)")
+    return FATES.index(value)
+
+
+def _block_genes(entry: Mapping[str, Any], data: Mapping[str, Any]) -> BlockMapping:
+    operators = list(entry["operators"].values())
+    own = any("data" in op or "weight" in op for op in operators)
+    ways = any("streaming" in op or "algorithm" in op for op in operators)
+    return BlockMapping(
+        entry["stream"],
+        tuple(op["code"] for op in operators),
+        tuple(op["home"] for op in operators),
+        tuple(_fate(v) for v in entry["keep"].values()),
+        tuple(
+            (op.get("data", op["code"]), op.get("weight", op.get("data", op["code"])))
+            for op in operators
+            if own
+        ),
+        tuple(
+            (bool(op.get("streaming", data["streaming"])), op.get("algorithm", data["algorithm"]))
+            for op in operators
+            if ways
+        ),
+    )
+
+
+def from_dict(data: Mapping[str, Any]) -> WaferMapping:
+    """The mapping in a dictionary; one sentence about the first thing that is wrong."""
+    try:
+        stages = tuple(
+            StageMapping(
+                Rectangle(*(int(v) for v in entry["rectangle"])),
+                Digits(tuple(entry["digits"]["x"]), tuple(entry["digits"]["y"])),
+                int(entry["layers"]),
+                _block_genes(entry, data),
+                entry["head"],
+                None if entry.get("helper") is None else int(entry["helper"]),
+            )
+            for entry in data["stages"]
+        )
+        return WaferMapping(
+            model=data["model"],
+            batch=int(data["batch"]),
+            microbatch=int(data["microbatch"]),
+            sequence=int(data["sequence"]),
+            stages=stages,
+            streaming=bool(data["streaming"]),
+            algorithm=data["algorithm"],
+            # Files from before the gene ran 1F1B.
+            schedule=data.get("schedule", ONE_F_ONE_B),
+            optimizer=load_states(data.get("optimizer", OPTIMIZER)).name,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AtollError(f"mapping: field {error} is missing or of the wrong kind.") from None
+
+
+def from_json(text: str) -> WaferMapping:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise AtollError(f"mapping: not valid JSON ({error.msg}, line {error.lineno}).") from None
+    return from_dict(data)
+
+
+def read_mapping(path: str | Path) -> WaferMapping:
+    """The mapping in a file; one sentence about what is wrong with it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise AtollError(f"{path}: the file is not UTF-8 text.") from None
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be read ({error.strerror}).") from None
+    try:
+        return from_json(text)
+    except AtollError as error:
+        raise AtollError(f"{path}: {error}") from None
+
+
+def problems(
+    mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()
+) -> list[str]:
+    """Every rule that the mapping breaks, in words; none for a legal one."""
+    found: list[str] = []
+    block = mapping.blocks()
+    layers = sum(stage.layers for stage in mapping.stages)
+    if layers != block.layers:
+        found.append(f"stages hold {layers} layers, but the model has {block.layers}")
+    if mapping.algorithm not in ALGORITHMS:
+        found.append(f"algorithm {mapping.algorithm!r} is none of {', '.join(ALGORITHMS)}")
+    if mapping.schedule not in SCHEDULES:
+        found.append(f"schedule {mapping.schedule!r} is none of {', '.join(SCHEDULES)}")
+    seen: set[Die] = set()
+    for number, stage in enumerate(mapping.stages):
+        r, where = stage.rectangle, f"stage {number}"
+        if r.x < 0 or r.y < 0 or r.x + r.width > columns or r.y + r.height > rows:
+            found.append(f"{where}: its rectangle leaves the grid of {rows} x {columns}")
+        if seen & set(r.dies()):
+            found.append(f"{where}: shares dies with an earlier stage")
+        if set(dead) & set(r.dies()):
+            found.append(f"{where}: uses a dead die")
+        seen |= set(r.dies())
+        if (stage.digits.width, stage.digits.height) != (r.width, r.height):
+            found.append(f"{where}: digits do not multiply to its rectangle")
+            continue
+        if stage.layers < 1:
+            found.append(f"{where}: holds no layer")
+        found += [f"{where}: {text}" for text in _block_problems(stage, block)]
+        found += [f"{where}: {text}" for text in _helper_problems(mapping, number)]
+    return found
+
+
+def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
+    stage = mapping.stages[number]
+    if stage.helper is None:
+        return ["offloads tensors, but has no helper"] if OFFLOAD in stage.block.keep else []
+    if stage.helper == number or not 0 <= stage.helper < len(mapping.stages):
+        return [f"helper {stage.helper} is not another stage"]
+    return []
+
+
+def _block_problems(stage: StageMapping, block: Block) -> list[str]:
+    found = []
+    genes = stage.block
+    if not legal(genes.stream, block.stream_sizes, stage.digits):
+        found.append(f"stream layout {genes.stream!r} is not legal")
+    for name in ("gradients", "collectives"):
+        given = len(getattr(genes, name))
+        if given not in (0, len(genes.codes)):
+            return [*found, f"{name} has {given} entries, expected {len(genes.codes)} or none"]
+    for unit, codes in zip(block.units, genes.passes, strict=True):
+        for code in dict.fromkeys(codes):
+            if len(code) != stage.digits.count or not legal(code, unit.sizes, stage.digits):
+                found.append(f"operator {unit.name}: code {code!r} is not legal")
+        if not unit.parameters and codes[1] != codes[2]:
+            found.append(f"operator {unit.name}: has no weight, but a code {codes[2]!r} for it")
+    found += [
+        f"algorithm {way!r} is none of {', '.join(ALGORITHMS)}"
+        for _, way in genes.collectives
+        if way not in ALGORITHMS
+    ]
+    found += [f"home {home!r} is unknown" for home in genes.homes if home not in HOMES]
+    if len(genes.keep) != saved_tensors(block):
+        found.append(f"keep has {len(genes.keep)} entries, expected {saved_tensors(block)}")
+    found += [f"fate {fate} is unknown" for fate in genes.keep if fate not in range(len(FATES))]
+    if block.head is not None and not legal(stage.head, block.head.sizes, stage.digits):
+        found.append(f"head code {stage.head!r} is not legal")
+    return found
+
+
+def validate(
+    mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()
+) -> None:
+    found = problems(mapping, rows, columns, dead)
+    if found:
+        raise AtollError(f"mapping: {found[0]}.")
+
+
+def saved_tensors(block: Block) -> int:
+    return sum(bool(edge.kept_name) for chain in block.chains for edge in chain.edges)

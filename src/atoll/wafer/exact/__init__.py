@@ -1,0 +1,1 @@
+"""The best block mapping on a rectangle under a memory limit, proven."""

@@ -1,0 +1,152 @@
+"""The exact part: the best block mapping on a rectangle of dies under a memory limit, proven.
+
+Given the stream's layout, a block falls into chains of operators. A mapping picks a code for each
+operator, a home for each weight, and a fate for each saved tensor (keep, again, offload). Seconds
+and bytes add up along a chain, step by step (`steps.py`).
+
+Without a limit this is a shortest path for each stream layout (`paths.py`). With one it is a
+shortest path with resources: Lagrangian bounds first, then labels (`hunt.py`, `labels.py`). The
+result is optimal over all mappings of a block of these tables; `tests/wafer` holds it against brute
+force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from atoll.arrays import FloatArray
+from atoll.wafer.costs.tables import SEARCHED_HOMES, Tables
+from atoll.wafer.encoding.genes import Away, Solved
+from atoll.wafer.exact.decoupled import Decoupled
+from atoll.wafer.exact.hunt import Found, Hunt
+from atoll.wafer.exact.labels import Limits
+from atoll.wafer.exact.paths import Paths
+from atoll.wafer.exact.refine import Refiner
+from atoll.wafer.exact.shared import Rules, SharedStates
+from atoll.wafer.exact.steps import Price
+
+_FREE = Price(0.0, 0.0, 0.0, 0.0)
+
+
+class Exact:
+    """Solves the block of one set of tables for any number of layers, microbatches and bytes."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        homes: Sequence[str] = SEARCHED_HOMES,
+        *,
+        recompute: bool = True,
+        volume_only: bool = False,
+        tolerance: float = 0.0,
+        passes: bool = False,
+    ) -> None:
+        """`tolerance`: stop where no mapping can be faster by more than this share.
+
+        `passes`: the gradient passes have codes of their own: codes are shared in the exact part,
+        gradient codes are refined afterwards, and the bounds are those of the passes taken apart.
+        """
+        self.tables = tables
+        self.tolerance = tolerance
+        self.away: Away | None = None
+        self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
+        codes = tables.stream.codes
+        share = np.array([tables.stream_share(code) for code in codes])
+        self.paths = Paths(
+            self.states.chains,
+            np.array([tables.stream_s(code) for code in codes]),
+            share * (tables.block.stream_bytes + tables.block.always_bytes),
+            np.array([tables.buffer_bytes(code) for code in codes]),
+        )
+        self._refiner: Refiner | None = None
+        self._apart: Decoupled | None = None
+        if passes and not volume_only:
+            self._refiner = Refiner(self.states)
+            self._apart = Decoupled.of(self.states, self.paths)
+
+    def with_away(self, away: Away) -> Exact:
+        """The same, for a stage that may leave tensors in the memory of another."""
+        other = copy(self)
+        other.away = away
+        other.paths = replace(self.paths, chains=self.states.chains_with(away))
+        return other
+
+    # -- without a limit -----------------------------------------------------------------------
+
+    @cached_property
+    def fastest_s(self) -> FloatArray:
+        """Seconds of the fastest way for every stream layout, whatever memory it takes."""
+        return self.paths.least(_FREE)[0]
+
+    @cached_property
+    def bound_s(self) -> float:
+        """No mapping of the whole encoding of the block is faster."""
+        if self._apart is not None:
+            return float(self._apart.least(_FREE).min())
+        return float(self.fastest_s.min())
+
+    def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
+        """Least seconds + price x (state + in flight x kept) bytes of a layer: of all mappings.
+
+        What is made again counts once in a stage of at most `layers` layers. With `offload`, saved
+        tensors may lie elsewhere, at no cost.
+        """
+        per_kept = 0.0 if offload else float(layers * in_flight)
+        here = Price(price / layers, 0.0, per_kept, float(layers))
+        least = self.paths.least(here)[0] if self._apart is None else self._apart.least(here)
+        return float((least + price * in_flight * self.paths.stream_kept).min())
+
+    # -- with a limit --------------------------------------------------------------------------
+
+    def solve(
+        self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0
+    ) -> Solved | None:
+        """The fastest mapping whose stage of `layers` layers fits; None if none does.
+
+        `away_bytes`: what a die may leave elsewhere, where the stage has somewhere to leave it.
+        """
+        found = self._unlimited
+        if self.paths.bytes(found.stream, found.cost, layers, in_flight) <= limit_bytes:
+            return self.unlimited
+        limits = Limits(limit_bytes, away_bytes)
+        hunt = Hunt(self.paths, layers, in_flight, limits, self.fastest_s, self.tolerance)
+        best = hunt.run()
+        if best is None:
+            return None
+        proven = best.cost.time_s * (1 - self.tolerance)
+        if self._apart is not None:
+            proven = min(proven, self._apart_s(hunt, limits))
+        return self._solved(best, proven)
+
+    def _apart_s(self, hunt: Hunt, limits: Limits) -> float:
+        """The bound of the passes taken apart at the best prices of memory of the hunt."""
+        assert self._apart is not None
+        bounds = np.full(len(hunt.fixed), self.bound_s)
+        order = hunt.streams[np.argsort(hunt.bounds[hunt.streams], kind="stable")]
+        for price in dict.fromkeys(hunt.prices[int(stream)] for stream in order[:8]):
+            least = self._apart.least(price, away=self.away is not None)
+            dual = least + price.own * (hunt.fixed - limits.own) - price.away * limits.away
+            bounds = np.maximum(bounds, dual)
+        return float(bounds[hunt.streams].min())
+
+    @cached_property
+    def unlimited(self) -> Solved:
+        """The fastest mapping, whatever memory it takes."""
+        return self._solved(self._unlimited, self.bound_s)
+
+    @cached_property
+    def _unlimited(self) -> Found:
+        fastest = int(self.fastest_s.argmin())
+        way = self.paths.recover(fastest, _FREE, self.paths.least(_FREE)[1])
+        return Found(fastest, way, self.paths.cost(fastest, way))
+
+    def _solved(self, found: Found, bound_s: float) -> Solved:
+        genes, cost = self.states.genes(found.stream, found.way), found.cost
+        if self._refiner is not None:
+            genes, cost = self._refiner.refined(found.stream, found.way, genes, cost, self.away)
+        return Solved(genes, cost, min(bound_s, cost.time_s))

@@ -1,0 +1,1 @@
+"""What others would do on the same wafer."""

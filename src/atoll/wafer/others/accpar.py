@@ -1,0 +1,119 @@
+"""AccPar's choice of partition types, by communication volume alone (Song et al., HPCA 2020).
+
+At every bipartition each weighted layer takes type I (rows of its input), II (its inputs' columns)
+or III (its outputs' columns). Within a layer type I moves its weight gradient, II its output, III
+its input's gradient, all counted in elements. Between a layer and the next, F being the feature map
+and E the error tensor between them, for an equal bipartition (previous type in rows, next in
+columns):
+
+            I             II            III
+    I       0             (F+E)/4       F/2
+    II      E/2           E/2           0
+    III     (F+E)/4       0             F/2
+"""
+
+from __future__ import annotations
+
+from atoll.fabric.digits import Digits
+from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.codes import legal
+
+TYPES = ("I", "II", "III")
+
+
+def between(previous: str, following: str, feature: float, error: float) -> float:
+    table = {
+        ("I", "I"): 0.0, ("I", "II"): (feature + error) / 4, ("I", "III"): feature / 2,
+        ("II", "I"): error / 2, ("II", "II"): error / 2, ("II", "III"): 0.0,
+        ("III", "I"): (feature + error) / 4, ("III", "II"): 0.0, ("III", "III"): feature / 2,
+    }  # fmt: skip
+    return table[previous, following]
+
+
+def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | None:
+    """The stream's layout and a code for every operator; None if a dimension runs out."""
+    linear = [unit for unit in block.units if unit.kind == "linear"]
+    weights = [float(unit.parameters) for unit in linear]
+    rows = float(block.microbatch * block.sequence)
+    inputs = [rows * unit.sizes["k"] for unit in linear]
+    outputs = [rows * unit.sizes["n"] for unit in linear]
+    chosen: list[list[str]] = [[] for _ in linear]
+    for radix in (int(r) for r in digits.radix):
+        types = _one_cut(weights, inputs, outputs)
+        for i, kind in enumerate(types):
+            chosen[i].append(kind)
+            if kind == "I":
+                inputs[i] /= radix
+                outputs[i] /= radix
+            elif kind == "II":
+                inputs[i] /= radix
+                weights[i] /= radix
+            else:
+                outputs[i] /= radix
+                weights[i] /= radix
+    named = [_tags(types, block, digits) for types in chosen]
+    codes: list[str] = []
+    position = 0
+    for unit in block.units:
+        if unit.kind == "linear":
+            codes.append(named[position])
+            position += 1
+        else:
+            # What follows a weighted layer works on its output as it lies.
+            columns = "h" if unit.kind == "attention" else "c"
+            codes.append("".join(columns if t in "nk" else t for t in named[position - 1]))
+    first = named[0]
+    stream = "".join({"k": "c", "n": "r"}.get(tag, tag) for tag in first)
+    fits = all(
+        legal(code, unit.sizes, digits) for code, unit in zip(codes, block.units, strict=True)
+    )
+    if not fits or not legal(stream, block.stream_sizes, digits):
+        return None
+    return stream, tuple(codes)
+
+
+def _one_cut(weights: list[float], inputs: list[float], outputs: list[float]) -> tuple[str, ...]:
+    """The types of all layers for one bipartition with the least volume; blocks repeat, so that
+    the last layer's output is the first one's input.
+    """
+    count = len(weights)
+    best: tuple[float, tuple[str, ...]] | None = None
+    for first in TYPES:
+        start = _inside(first, weights[0], inputs[0], outputs[0])
+        reach: dict[str, tuple[float, tuple[str, ...]]] = {first: (start, (first,))}
+        for i in range(1, count):
+            reach = {
+                kind: min(
+                    (
+                        value
+                        + between(before, kind, inputs[i], inputs[i])
+                        + _inside(kind, weights[i], inputs[i], outputs[i]),
+                        (*path, kind),
+                    )
+                    for before, (value, path) in reach.items()
+                )
+                for kind in TYPES
+            }
+        for last, (value, path) in reach.items():
+            total = value + between(last, first, inputs[0], inputs[0])
+            if best is None or (total, path) < best:
+                best = (total, path)
+    assert best is not None
+    return best[1]
+
+
+def _inside(kind: str, weight: float, x: float, y: float) -> float:
+    return {"I": weight, "II": y, "III": x}[kind]
+
+
+def _tags(types: list[str], block: Block, digits: Digits) -> str:
+    """Type I cuts samples as long as there are enough, then rows of the sequence."""
+    left = block.microbatch
+    tags = []
+    for kind, radix in zip(types, (int(r) for r in digits.radix), strict=True):
+        if kind == "I" and left % radix == 0:
+            left //= radix
+            tags.append("b")
+        else:
+            tags.append({"I": "s", "II": "k", "III": "n"}[kind])
+    return "".join(tags)
