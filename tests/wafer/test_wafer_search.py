@@ -346,6 +346,17 @@ def test_every_example_job_can_be_read():
         assert isinstance(load_wafer_job(path), WaferJob)
 
 
+def test_states_are_chosen_by_name():
+    wafer = Path(__file__).parents[1] / "contract" / "files" / "wafer.yaml"
+    job = WaferJob(str(wafer), small_model(), batch=4, sequence=24, stage_counts=(1,))
+    found = search_wafer(job, optimizer="fp32", baselines=False)
+    assert found.best.mapping.optimizer == "fp32"
+    less = search_wafer(job, optimizer="sgd", baselines=False)
+    assert less.best.samples_per_s > found.best.samples_per_s
+    with pytest.raises(AtollError, match="states 'adamm' are not known"):
+        search_wafer(job, optimizer="adamm")
+
+
 @pytest.mark.parametrize("states", STATES)
 def test_states_by_part_add_up_to_what_the_compiled_evaluator_counts(states):
     wafer = small_wafer(2, 2)
