@@ -13,7 +13,7 @@ from math import exp
 
 import numpy as np
 
-from atoll.fabric.mesh import Die
+from atoll.fabric.mesh import Link
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.costs.tables import SEARCHED_HOMES
 from atoll.wafer.encoding.mapping import WaferMapping
@@ -34,7 +34,7 @@ class Annealed:
 
 def anneal(
     wafer: Wafer, start: Evaluation, seed: int, moves: int = MOVES,
-    dead_links: Sequence[tuple[Die, Die]] = (), homes: Sequence[str] = SEARCHED_HOMES,
+    dead_links: Sequence[Link] = (), homes: Sequence[str] = SEARCHED_HOMES,
 ) -> Annealed:  # fmt: skip
     random = np.random.default_rng(seed)
     here = best = start

@@ -24,7 +24,7 @@ from math import prod
 import numpy as np
 
 from atoll.fabric.digits import Digits
-from atoll.fabric.mesh import Die, Rectangle
+from atoll.fabric.mesh import Link, Rectangle
 from atoll.fabric.mesh_collectives import wires
 from atoll.fabric.routes import Boundary, Journey, boundaries, journeys
 from atoll.hardware.wafer import Wafer
@@ -103,7 +103,7 @@ class Evaluation:
     step_s: float
     samples_per_s: float
     fits: bool
-    links: Mapping[tuple[Die, Die], float]
+    links: Mapping[Link, float]
     """Bytes over each link between neighbouring dies, a microbatch, from stage to stage."""
 
     @property
@@ -112,7 +112,7 @@ class Evaluation:
 
 
 def evaluate(
-    wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[tuple[Die, Die]] = ()
+    wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = ()
 ) -> Evaluation:
     """Time and memory of a legal mapping."""
     block = mapping.blocks()
@@ -145,7 +145,7 @@ def setting_of(wafer: Wafer, mapping: WaferMapping) -> Setting:
 
 def away_paths(
     wafer: Wafer, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
-    dead_links: Sequence[tuple[Die, Die]] = (),
+    dead_links: Sequence[Link] = (),
 ) -> tuple[Away | None, ...]:  # fmt: skip
     """How each stage reaches its helper, all of them at once."""
     return tuple(_away(wafer, way) for way in journeys(wafer.mesh, rectangles, helpers, dead_links))
@@ -176,7 +176,7 @@ def _with_guests(
 def _link_loads(
     mapping: WaferMapping, stages: Sequence[StageCost], crossing: Boundary,
     ways: Sequence[Journey | None],
-) -> dict[tuple[Die, Die], float]:  # fmt: skip
+) -> dict[Link, float]:  # fmt: skip
     loads = dict(crossing.loads)
     for stage, cost, way in zip(mapping.stages, stages, ways, strict=True):
         if way is not None and cost.block.away_bytes:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.fabric.mesh import Die, Rectangle
+from atoll.fabric.mesh import Link, Rectangle
 from atoll.wafer.encoding.genes import Away
 from atoll.wafer.evaluate import away_paths, evaluate
 
@@ -22,6 +22,19 @@ if TYPE_CHECKING:
     from atoll.wafer.stages import Planner
 
 RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory set aside for guests
+
+
+class Line(NamedTuple):
+    """A pipeline before its layers are handed out."""
+
+    rectangles: tuple[Rectangle, ...]
+    microbatch: int
+    schedule: str
+    helpers: Helpers | None = None
+
+    def ends(self, stage: int) -> tuple[bool, bool]:
+        """Whether a stage is the first, and the last."""
+        return stage == 0, stage == len(self.rectangles) - 1
 
 
 @dataclass(frozen=True)
@@ -54,12 +67,12 @@ def pairings(stages: int) -> tuple[tuple[int | None, ...], ...]:
 
 
 def plan_with_helpers(
-    planner: Planner, rectangles: Sequence[Rectangle], microbatch: int,
-    dead_links: Sequence[tuple[Die, Die]], stop_s: float, base: WaferMapping | None, schedule: str,
+    planner: Planner, line: Line, dead_links: Sequence[Link], stop_s: float,
+    base: WaferMapping | None,
 ) -> WaferMapping | None:  # fmt: skip
     """The fastest of `base` and the mappings with each pairing and share of memory set aside."""
-    best = base
-    spare = planner.spare_shares(rectangles, microbatch, schedule)
+    best, rectangles = base, line.rectangles
+    spare = planner.spare_shares(line)
     if base is not None:
         stop_s = min(stop_s, evaluate(planner.wafer, base, dead_links).step_s)
     for of in pairings(len(rectangles)):
@@ -69,13 +82,10 @@ def plan_with_helpers(
             # A helper that must make room slows down itself: not far beyond what it has to spare.
             if share > 1.5 * most:
                 break
-            reserved = tuple(
-                share * planner.wafer.memory_bytes if stage in of else 0.0
-                for stage in range(len(rectangles))
-            )
-            found = planner.plan_once(
-                rectangles, microbatch, dead_links, stop_s, schedule, Helpers(of, away, reserved)
-            )
+            room = share * planner.wafer.memory_bytes
+            reserved = tuple(room if stage in of else 0.0 for stage in range(len(rectangles)))
+            helped = line._replace(helpers=Helpers(of, away, reserved))
+            found = planner.plan_once(helped, dead_links, stop_s)
             if found is None:
                 continue
             priced = evaluate(planner.wafer, found, dead_links)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atoll.fabric.digits import Digits, digit_systems
-from atoll.fabric.mesh import Die, Rectangle
+from atoll.fabric.mesh import Link, Rectangle
 from atoll.fabric.routes import boundaries
 from atoll.hardware.wafer import Wafer
 from atoll.step.bubbles import held, waiting
@@ -20,12 +20,13 @@ from atoll.step.states import STATES, States
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import OPTIMIZER, SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import code_sets, most_codes
 from atoll.wafer.encoding.genes import OFFLOAD, ONE_F_ONE_B, Away, Solved
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Ends, ends_cost, head_codes
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.offload import Helpers, plan_with_helpers
+from atoll.wafer.offload import Line, plan_with_helpers
 
 INFINITY = float("inf")
 MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
@@ -152,85 +153,73 @@ class Planner:
     # -- stages --------------------------------------------------------------------------------
 
     def plan(
-        self, rectangles: Sequence[Rectangle], microbatch: int,
-        dead_links: Sequence[tuple[Die, Die]] = (), stop_s: float = INFINITY,
-        schedule: str = ONE_F_ONE_B,
+        self, rectangles: Sequence[Rectangle], microbatch: int, dead_links: Sequence[Link] = (),
+        stop_s: float = INFINITY, schedule: str = ONE_F_ONE_B,
     ) -> WaferMapping | None:  # fmt: skip
         """The best mapping on these rectangles in this order; None if it does not fit.
 
         Gives up once the step is sure to take `stop_s` or longer. Stages help each other with
         memory where that makes the step shorter.
         """
-        base = self.plan_once(rectangles, microbatch, dead_links, stop_s, schedule)
-        pressed = self.options.offload and self._pressed(rectangles, microbatch, stop_s, schedule)
-        if not pressed:
+        line = Line(tuple(rectangles), microbatch, schedule)
+        base = self.plan_once(line, dead_links, stop_s)
+        if not self.options.offload or not self._pressed(line, stop_s):
             return base
-        return plan_with_helpers(self, rectangles, microbatch, dead_links, stop_s, base, schedule)
+        return plan_with_helpers(self, line, dead_links, stop_s, base)
 
-    def _pressed(
-        self, rectangles: Sequence[Rectangle], microbatch: int, stop_s: float, schedule: str
-    ) -> bool:
+    def _block(self, line: Line) -> Block:
+        return make_block(self.model, line.microbatch, self.sequence)
+
+    def _pressed(self, line: Line, stop_s: float) -> bool:
         """Whether memory slows a stage down, and the step could be short enough if it did not."""
-        layers = make_block(self.model, microbatch, self.sequence).layers
-        if not 1 < len(rectangles) <= layers:
+        layers = self._block(line).layers
+        if not 1 < len(line.rectangles) <= layers:
             return False
-        free = [self.fastest_s(r.width, r.height, microbatch) for r in rectangles]
-        if self.rounds(microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
+        free = [self.fastest_s(r.width, r.height, line.microbatch) for r in line.rectangles]
+        if self.rounds(line.microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
             return False
-        choices = self._even(rectangles, microbatch, schedule)
         return any(
             choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED)
-            for (_, choice), fastest in zip(choices, free, strict=True)
+            for (_, choice), fastest in zip(self._even(line), free, strict=True)
         )
 
-    def _even(
-        self, rectangles: Sequence[Rectangle], microbatch: int, schedule: str
-    ) -> list[tuple[int, _Choice | None]]:
+    def _even(self, line: Line) -> list[tuple[int, _Choice | None]]:
         """Layers by size of the rectangles, and the best block of every stage then."""
-        layers = make_block(self.model, microbatch, self.sequence).layers
-        total = sum(r.size for r in rectangles)
-        counts = [max(1, layers * r.size // total) for r in rectangles]
-        return [
-            (n, self._stage(rectangles, i, n, microbatch, schedule)) for i, n in enumerate(counts)
-        ]
+        layers, total = self._block(line).layers, sum(r.size for r in line.rectangles)
+        counts = [max(1, layers * r.size // total) for r in line.rectangles]
+        return [(n, self._stage(line, stage, n)) for stage, n in enumerate(counts)]
 
-    def spare_shares(
-        self, rectangles: Sequence[Rectangle], microbatch: int, schedule: str
-    ) -> list[float]:
+    def spare_shares(self, line: Line) -> list[float]:
         """The part of its memory that each stage could lend; none if it does not fit itself."""
         found = []
-        for stage, (layers, choice) in enumerate(self._even(rectangles, microbatch, schedule)):
-            if choice is None:
-                found.append(0.0)
-                continue
-            in_flight = self._held(len(rectangles), stage, microbatch, schedule)
-            used = choice.solved.cost.memory_bytes(layers, in_flight)
-            used += self._end_bytes(rectangles, stage, microbatch)
+        for stage, (layers, choice) in enumerate(self._even(line)):
+            used = self.wafer.memory_bytes
+            if choice is not None:
+                in_flight = self._held(len(line.rectangles), stage, line.microbatch, line.schedule)
+                used = choice.solved.cost.memory_bytes(layers, in_flight)
+                used += self._end_bytes(line, stage)
             found.append(1.0 - used / self.wafer.memory_bytes)
         return found
 
     def plan_once(
-        self, rectangles: Sequence[Rectangle], microbatch: int,
-        dead_links: Sequence[tuple[Die, Die]], stop_s: float, schedule: str,
-        helpers: Helpers | None = None,
-    ) -> WaferMapping | None:  # fmt: skip
-        """`plan` with these helpers, or none."""
-        block = make_block(self.model, microbatch, self.sequence)
-        count = len(rectangles)
+        self, line: Line, dead_links: Sequence[Link], stop_s: float
+    ) -> WaferMapping | None:
+        """`plan` with the helpers of the line, or none."""
+        block, count = self._block(line), len(line.rectangles)
         if count > block.layers:
             return None
-        rounds = self.rounds(microbatch)
-        crossing = boundaries(self.wafer.mesh, rectangles, block.stream_bytes, dead_links)
-        sizes = [r.size for r in rectangles]
+        rounds = self.rounds(line.microbatch)
+        crossing = boundaries(self.wafer.mesh, line.rectangles, block.stream_bytes, dead_links)
+        sizes = [r.size for r in line.rectangles]
         counts = [max(1, int(0.75 * block.layers * size / sum(sizes))) for size in sizes]
         while sum(counts) > block.layers:
             counts[counts.index(max(counts))] -= 1
 
         def load(stage: int, layers: int) -> float:
-            choice = self._stage(rectangles, stage, layers, microbatch, schedule, helpers)
+            choice = self._stage(line, stage, layers)
             if choice is None:
                 return INFINITY
-            ends = self._ends(rectangles, stage, microbatch, choice)[0]
+            ends = self._ends(line, stage, choice)[0]
             return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
 
         largest = max(load(s, counts[s]) for s in range(count))
@@ -240,7 +229,7 @@ class Planner:
         # is handed out, some stage carries at least its share.
         rates = 0.0
         for number in range(count):
-            choice = self._stage(rectangles, number, counts[number], microbatch, schedule, helpers)
+            choice = self._stage(line, number, counts[number])
             assert choice is not None
             rates += 1.0 / (choice.solved.cost.time_s * (1.0 - TOLERANCE))
         if rounds * max(largest, block.layers / rates) >= stop_s:
@@ -254,87 +243,71 @@ class Planner:
                 return None
             counts[stage] += 1
             heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
-        return self._mapping(rectangles, counts, microbatch, schedule, helpers)
+        return self._mapping(line, counts)
 
-    def _stage(
-        self, rectangles: Sequence[Rectangle], stage: int, layers: int, microbatch: int,
-        schedule: str, helpers: Helpers | None = None,
-    ) -> _Choice | None:  # fmt: skip
-        r = rectangles[stage]
-        in_flight = self._held(len(rectangles), stage, microbatch, schedule)
-        limit = self.wafer.memory_bytes - self._end_bytes(rectangles, stage, microbatch)
-        shape = (r.width, r.height)
-        if helpers is None:
-            return self.block(shape, microbatch, layers, in_flight, limit)
-        limit -= helpers.reserved[stage]
-        room = helpers.room_bytes(stage, rectangles)
+    def _stage(self, line: Line, stage: int, layers: int) -> _Choice | None:
+        r, helpers = line.rectangles[stage], line.helpers
+        in_flight = self._held(len(line.rectangles), stage, line.microbatch, line.schedule)
+        limit = self.wafer.memory_bytes - self._end_bytes(line, stage)
+        away, room = None, 0.0
+        if helpers is not None:
+            limit -= helpers.reserved[stage]
+            away, room = helpers.away[stage], helpers.room_bytes(stage, line.rectangles)
         return self.block(
-            shape, microbatch, layers, in_flight, limit, helpers.away[stage], room
+            (r.width, r.height), line.microbatch, layers, in_flight, limit, away, room
         )
 
     def _held(self, stages: int, stage: int, microbatch: int, schedule: str) -> int:
         """Microbatches whose activations a stage holds at most; a weight pass that is put off
         holds about as much as one in flight.
         """
-        rounds = self.rounds(microbatch)
-        where = schedule, stages, stage, rounds
+        where = schedule, stages, stage, self.rounds(microbatch)
         return int(held(*where) + waiting(*where))
 
-    def _end_bytes(self, rectangles: Sequence[Rectangle], stage: int, microbatch: int) -> float:
+    def _end_bytes(self, line: Line, stage: int) -> float:
         """What embedding or head will take, before the stream's layout is known: the most."""
-        first, last = stage == 0, stage == len(rectangles) - 1
-        if not first and not last:
+        r = line.rectangles[stage]
+        if not any(line.ends(stage)):
             return 0.0
-        block = make_block(self.model, microbatch, self.sequence)
-        exacts = self.exacts(rectangles[stage].width, rectangles[stage].height, microbatch)
+        exacts = self.exacts(r.width, r.height, line.microbatch)
         if not exacts:
             return 0.0
-        digits, exact = exacts[0]
-        streams = exact.tables.stream.codes
+        block, (digits, exact) = self._block(line), exacts[0]
+        stream = exact.tables.stream.codes[0]
+        setting, external = self.setting(line.microbatch), self.options.homes == ("external",)
         return max(
-            ends_cost(
-                block, digits, self.setting(microbatch), streams[0], code, first, last,
-                self.options.homes == ("external",),
-            ).bytes
-            for code in head_codes(block, digits, streams[0])
-        )  # fmt: skip
+            ends_cost(block, digits, setting, stream, code, *line.ends(stage), external).bytes
+            for code in head_codes(block, digits, stream)
+        )
 
-    def _ends(
-        self, rectangles: Sequence[Rectangle], stage: int, microbatch: int, choice: _Choice
-    ) -> tuple[Ends, str, bool]:
+    def _ends(self, line: Line, stage: int, choice: _Choice) -> tuple[Ends, str, bool]:
         """Embedding or head: what they cost, the head's code, and whether its collectives run
         beside it.
         """
-        block = make_block(self.model, microbatch, self.sequence)
-        first, last = stage == 0, stage == len(rectangles) - 1
-        stream = choice.solved.mapping.stream
-        external = "external" in choice.solved.mapping.homes
-        setting = self.setting(microbatch)
+        block, genes = self._block(line), choice.solved.mapping
+        setting, external = self.setting(line.microbatch), "external" in genes.homes
         options = [
-            (ends_cost(block, choice.digits, replace(setting, streaming=streams), stream, code,
-                       first, last, external), code, streams)
-            for code in head_codes(block, choice.digits, stream)
+            (ends_cost(block, choice.digits, replace(setting, streaming=streams), genes.stream,
+                       code, *line.ends(stage), external), code, streams)
+            for code in head_codes(block, choice.digits, genes.stream)
             for streams in ((True, False) if self.options.streaming else (False,))
         ]  # fmt: skip
         return min(options, key=lambda option: (option[0].time_s, option[1], not option[2]))
 
-    def _mapping(
-        self, rectangles: Sequence[Rectangle], counts: Sequence[int], microbatch: int,
-        schedule: str, helpers: Helpers | None,
-    ) -> WaferMapping:  # fmt: skip
+    def _mapping(self, line: Line, counts: Sequence[int]) -> WaferMapping:
         stages = []
         streaming = self.options.streaming
-        for number, (rectangle, layers) in enumerate(zip(rectangles, counts, strict=True)):
-            choice = self._stage(rectangles, number, layers, microbatch, schedule, helpers)
+        for number, (rectangle, layers) in enumerate(zip(line.rectangles, counts, strict=True)):
+            choice = self._stage(line, number, layers)
             assert choice is not None
-            _, head, streaming = self._ends(rectangles, number, microbatch, choice)
+            _, head, streaming = self._ends(line, number, choice)
             genes = choice.solved.mapping
             # The mapping's way is the head's: operators name their own.
             way = (self.options.streaming, self.options.algorithm)
             genes = replace(genes, collectives=genes.collectives or (way,) * len(genes.codes))
-            helper = helpers.of[number] if helpers and OFFLOAD in genes.keep else None
+            helper = line.helpers.of[number] if line.helpers and OFFLOAD in genes.keep else None
             stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
-            self.model, self.batch, microbatch, self.sequence, tuple(stages),
-            streaming, self.options.algorithm, schedule, self.options.states.name,
+            self.model, self.batch, line.microbatch, self.sequence, tuple(stages),
+            streaming, self.options.algorithm, line.schedule, self.options.states.name,
         )  # fmt: skip

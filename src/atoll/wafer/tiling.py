@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
-from atoll.fabric.mesh import Die, Rectangle
+from atoll.fabric.mesh import Die, Link, Rectangle
 
 MOST_TRIES = 4_000
 Cut = tuple[int, int, tuple[Rectangle, ...]]  # dies covered, minus the sum of squared sizes, pieces
@@ -28,7 +28,7 @@ def guillotine(
     columns: int,
     pieces: int,
     dead: Sequence[Die] = (),
-    dead_links: Sequence[tuple[Die, Die]] = (),
+    dead_links: Sequence[Link] = (),
 ) -> tuple[Rectangle, ...]:
     """At most `pieces` rectangles that cover as many working dies as they can, in reading order."""
     broken = set(dead)

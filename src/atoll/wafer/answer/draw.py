@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.fabric.mesh import Die
+from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.genes import OFFLOAD
 from atoll.wafer.evaluate import Evaluation
@@ -15,7 +15,7 @@ _LABELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def wafer_object(
     wafer: Wafer, found: Evaluation, dead: Sequence[Die] = (),
-    dead_links: Sequence[tuple[Die, Die]] = (),
+    dead_links: Sequence[Link] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Everything a picture needs: dies with stage and memory, links with their load."""
     stage_of = {

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from atoll.fabric.mesh import Die
+from atoll.fabric.mesh import Link
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.stages import Options, Planner
@@ -83,7 +83,7 @@ CHANGES: dict[str, Callable[[Wafer], tuple[str, Wafer]]] = {
 
 
 def explain(
-    wafer: Wafer, found: Evaluation, options: Options, dead_links: tuple[tuple[Die, Die], ...] = ()
+    wafer: Wafer, found: Evaluation, options: Options, dead_links: tuple[Link, ...] = ()
 ) -> tuple[Worth, ...]:
     """Each resource's worth; HBM only where a die has DRAM, ports only where weights stream."""
     streamed = any("external" in stage.block.homes for stage in found.mapping.stages)
@@ -106,7 +106,7 @@ def _site_mm2(wafer: Wafer) -> float:
 
 
 def _again(
-    wafer: Wafer, found: Evaluation, options: Options, dead_links: tuple[tuple[Die, Die], ...]
+    wafer: Wafer, found: Evaluation, options: Options, dead_links: tuple[Link, ...]
 ) -> Evaluation:
     mapping = found.mapping
     best = evaluate(wafer, mapping, dead_links)
