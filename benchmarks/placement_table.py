@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.placement.table import read_table
-from atoll.placement.table_dp import solve_table
+from atoll.phaze.table import read_table
+from atoll.phaze.table_dp import solve_table
 
 CASES = Path(__file__).parents[1] / "tests" / "data" / "phaze_dp_cases"
 RUNS = 7

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll.explore.job import Job
     from atoll.explore.result import SearchResult
     from atoll.explore.stop import Stop
-    from atoll.placement.table_dp import TablePlan
+    from atoll.phaze.table_dp import TablePlan
     from atoll.training.estimate import Estimate
     from atoll.training.plan import Plan
     from atoll.workload import StoredModel
@@ -121,8 +121,8 @@ def _quantity(field: str, value: str | float, dimension: units.Dimension, unit: 
 
 def place(table: str | Path, *, profile: str = "phaze") -> TablePlan:
     """The optimal placement of a table of layer costs (JSON) on its devices."""
-    from atoll.placement.table import read_table
-    from atoll.placement.table_dp import solve_table
+    from atoll.phaze.table import read_table
+    from atoll.phaze.table_dp import solve_table
 
     if profile != "phaze":
         raise AtollError(

@@ -18,8 +18,8 @@ from atoll.units import counted, format_bytes, format_count, format_mfu, format_
 
 if TYPE_CHECKING:
     from atoll.explore.result import SearchResult
+    from atoll.phaze.table_dp import TablePlan
     from atoll.placement.plan import Placement
-    from atoll.placement.table_dp import TablePlan
 
 _BAR = 40
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
+from atoll.phaze.flat import describe_flat, divide_flat
 from atoll.placement.chain import (
     chain_facts,
     describe,
@@ -22,7 +23,6 @@ from atoll.placement.chain import (
     make_system,
 )
 from atoll.placement.fixed import fixed_division
-from atoll.placement.flat import describe_flat, divide_flat
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
 from atoll.step.replay import Event, PassTime, replay

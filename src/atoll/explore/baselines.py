@@ -29,9 +29,10 @@ from atoll.hardware import (
     load_accelerator,
     peak_power_W,
 )
+from atoll.phaze.flat import fixed_flat
 from atoll.placement.chain import make_chain
 from atoll.placement.chain_kernels import equal_replicas
-from atoll.placement.fixed import fixed_division, fixed_flat
+from atoll.placement.fixed import fixed_division
 
 RANDOM_CHIPS = 64
 REFERENCE = "phaze-tpuv4"

@@ -19,8 +19,8 @@ from atoll.explore.layouts import Setting
 from atoll.explore.work import OperatorWork, operator_work
 from atoll.explore.workloads import Variant, Variants
 from atoll.jit import over_ranges
+from atoll.phaze.flat import FlatPlan, describe_flat, divide_flat
 from atoll.placement.chain import Division, describe, divide, make_chain
-from atoll.placement.flat import FlatPlan, describe_flat, divide_flat
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve

@@ -21,7 +21,7 @@ from atoll.explore.order import check_layers
 from atoll.explore.trial import Asked, Placed, Rule, Shape, Trial, try_chip
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variants
-from atoll.placement.flat import FlatPlan
+from atoll.phaze.flat import FlatPlan
 from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]

@@ -14,12 +14,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import InfeasibleError
-from atoll.fabric.network import Network
-from atoll.placement.chain import ChainFacts, Division
+from atoll.placement.chain import Division
 from atoll.placement.chain_kernels import Chain, System
-from atoll.placement.flat import FlatPlan, chain_stage, flat_tables
-from atoll.placement.table_dp import TablePlan, cost_of_plan
 from atoll.step.stages import even_sizes
 
 FloatArray = NDArray[np.float64]
@@ -36,53 +32,6 @@ def fixed_division(chain: Chain, system: System, *, pipeline: int, data: int) ->
         return None
     step_time_s = step_time_of(chain, system, starts, data)
     return Division(step_time_s, pipeline, data, starts) if math.isfinite(step_time_s) else None
-
-
-def fixed_flat(
-    facts: ChainFacts,
-    forward_s: FloatArray,
-    backward_s: FloatArray,
-    network: Network,
-    *,
-    devices: int,
-    tensor: int,
-    pipeline: int,
-    data: int,
-    microbatches: int,
-    memory_bytes: float,
-    optimizer: str,
-    recompute: str,
-) -> FlatPlan | None:
-    """The same even layout under the seed's assumptions, with the better recomputation bit."""
-    starts = even_starts(facts.block, pipeline)
-    if starts is None:
-        return None
-    spans = list(zip(starts, (*starts[1:], len(facts.kind)), strict=True))
-    best: FlatPlan | None = None
-    for table in flat_tables(
-        facts,
-        forward_s,
-        backward_s,
-        network,
-        devices=devices,
-        tensor=tensor,
-        microbatches=microbatches,
-        memory_bytes=memory_bytes,
-        optimizer=optimizer,
-        recompute=recompute,
-    ):
-        try:
-            step_s = cost_of_plan(table, tensor, data, [range(*span) for span in spans])
-        except InfeasibleError:
-            continue
-        if best is None or step_s < best.step_time_s:
-            stages = tuple(
-                chain_stage(table, tensor, first, last, pipeline - number)
-                for number, (first, last) in enumerate(spans)
-            )
-            plan = TablePlan(step_s, tensor, data, stages, {tensor: step_s})
-            best = FlatPlan(plan, table.recompute, step_s, table)
-    return best
 
 
 def even_starts(block: NDArray[np.bool_], pipeline: int) -> tuple[int, ...] | None:

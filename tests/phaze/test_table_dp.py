@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.placement import table_dp
-from atoll.placement.table import LayerEdge, LayerGraph, LayerNode, LayerTable, read_table
-from atoll.placement.table_dp import TablePlan, cost_of_plan, solve_table
+from atoll.phaze import table_dp
+from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable, read_table
+from atoll.phaze.table_dp import TablePlan, cost_of_plan, solve_table
 
 CASES = sorted((Path(__file__).parents[1] / "data" / "phaze_dp_cases").glob("*.in.json"))
 

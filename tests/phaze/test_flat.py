@@ -1,4 +1,4 @@
-"""Placement under the seed's assumptions: the same numbers by every road."""
+"""Placement under PHAZE's assumptions: the same numbers by every road."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atoll.fabric.network import Level, Network
+from atoll.phaze.flat import FlatPlan, chain_stage, describe_flat, divide_flat, fixed_flat
 from atoll.placement.chain import ChainFacts, chain_facts
-from atoll.placement.fixed import fixed_flat
-from atoll.placement.flat import FlatPlan, chain_stage, describe_flat, divide_flat
 from atoll.workload import load_config, prepare
 
 NETWORK = Network("flat", (Level("all", 1024, 4 * 2**30, 0.0),))

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.placement.table import LayerEdge, LayerGraph, LayerTable, topological_order
-from atoll.placement.table_kernels import (
+from atoll.phaze.table import LayerEdge, LayerGraph, LayerTable, topological_order
+from atoll.phaze.table_kernels import (
     BACKWARD,
     FORWARD,
     RESIDENT,

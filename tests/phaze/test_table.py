@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import AtollError
-from atoll.placement.table import LayerEdge, LayerNode, parse_table, read_table
+from atoll.phaze.table import LayerEdge, LayerNode, parse_table, read_table
 
 CASES = Path(__file__).parents[1] / "data" / "phaze_dp_cases"
 

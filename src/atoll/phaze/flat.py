@@ -1,4 +1,4 @@
-"""Placement under the seed's assumptions: the chain as a layer table, solved exactly.
+"""Placement under PHAZE's assumptions: the chain as a layer table, solved exactly.
 
 Flat network, weights and gradients of two bytes, one recomputation bit for whole stages.
 """
@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.errors import InfeasibleError
 from atoll.fabric.network import Network
+from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
+from atoll.phaze.table_dp import TablePlan, TableStage, cost_of_plan, solve_table
 from atoll.placement.chain import ChainFacts, layer_names
+from atoll.placement.fixed import even_starts
 from atoll.placement.plan import Placement, Stage
-from atoll.placement.table import LayerEdge, LayerGraph, LayerNode, LayerTable
-from atoll.placement.table_dp import TablePlan, TableStage, solve_table
 
 FloatArray = NDArray[np.float64]
 _WEIGHT_BYTES = 2.0
@@ -224,3 +226,50 @@ def describe_flat(
             "gradient_reduction": reduction_s,
         },
     )
+
+
+def fixed_flat(
+    facts: ChainFacts,
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    network: Network,
+    *,
+    devices: int,
+    tensor: int,
+    pipeline: int,
+    data: int,
+    microbatches: int,
+    memory_bytes: float,
+    optimizer: str,
+    recompute: str,
+) -> FlatPlan | None:
+    """The even layout of so many stages and replicas, with the better recomputation bit."""
+    starts = even_starts(facts.block, pipeline)
+    if starts is None:
+        return None
+    spans = list(zip(starts, (*starts[1:], len(facts.kind)), strict=True))
+    best: FlatPlan | None = None
+    for table in flat_tables(
+        facts,
+        forward_s,
+        backward_s,
+        network,
+        devices=devices,
+        tensor=tensor,
+        microbatches=microbatches,
+        memory_bytes=memory_bytes,
+        optimizer=optimizer,
+        recompute=recompute,
+    ):
+        try:
+            step_s = cost_of_plan(table, tensor, data, [range(*span) for span in spans])
+        except InfeasibleError:
+            continue
+        if best is None or step_s < best.step_time_s:
+            stages = tuple(
+                chain_stage(table, tensor, first, last, pipeline - number)
+                for number, (first, last) in enumerate(spans)
+            )
+            plan = TablePlan(step_s, tensor, data, stages, {tensor: step_s})
+            best = FlatPlan(plan, table.recompute, step_s, table)
+    return best
