@@ -4,7 +4,7 @@
 
 For every layer of every model, forward and backward, at tensor width 1 and at the widest of 2, 4, 8
 that the model allows. Prints the distribution of gaps as Markdown; exits with 1 if a gap exceeds
-2 %, or 0.5 % in more than one of ten cases (in any case under the seed's profile).
+2 %, or 0.5 % in more than one of ten cases (in any case under PHAZE's profile).
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def gaps_of(model: str, profile: str, designs: np.ndarray) -> np.ndarray:
         profile=profile,
     )
     setting, variants = prepare_search(job)
-    space = phaze_space("phaze" if profile == "phaze" else "default")
-    chips = chips_of_space(space, setting.profile).subset(designs)
+    chips = chips_of_space(job.load_space(), setting.profile).subset(designs)
     priced = Priced.of(chips, variants, setting)
     gaps = []
     for variant in variants.variants:

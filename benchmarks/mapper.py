@@ -25,7 +25,7 @@ from atoll.cost.table import build_costs, flatten
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.space import GLB_BPC_PER_MIB, phaze_space
-from atoll.profile import PROFILES
+from atoll.profiles import PROFILES
 from atoll.workload import load_config, prepare
 from atoll.workload.operator import Matmul
 
@@ -145,7 +145,7 @@ def throughput() -> None:
     print("| profile | products | configurations | pairs | seconds | pairs a second |")
     print("|---|---|---|---|---|---|")
     for profile in PROFILES.values():
-        space = phaze_space("phaze" if profile.name == "phaze" else "default")
+        space = phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
         chips = chips_of_space(space, profile)
         network = load_network(profile.network)
         models = [

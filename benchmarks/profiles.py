@@ -22,7 +22,8 @@ from atoll.explore.job import Job, ModelJob
 from atoll.explore.objective import Objective
 from atoll.explore.run import prepare_search
 from atoll.hardware import Space, phaze_space
-from atoll.profile import DEFAULT, PHAZE, Profile
+from atoll.profile import Profile
+from atoll.profiles import DEFAULT, PHAZE
 
 MODELS = (
     "bert-large", "gpt2-xl", "opt-350m", "llama2-7b", "megatron-bert", "megatron-gpt2-2.5b",

@@ -26,7 +26,7 @@ from atoll.explore.objective import Objective
 from atoll.explore.order import ROUNDING
 from atoll.explore.workloads import Variants, Workload, make_variants
 from atoll.hardware import GIB, Hbm, Space, load_network, phaze_space
-from atoll.profile import DEFAULT
+from atoll.profiles import DEFAULT
 from atoll.step.states import load_states
 from atoll.workload import load_config
 
@@ -104,8 +104,8 @@ def everything(job: RandomJob, chips: Chips) -> tuple[float, float]:
         own = job.variants.variants[variant[node]]
         placed = priced.place(int(chip[node]), own, upper[node])
         if placed is not None:
-            least = min(least, placed[0])
-            excess = max(excess, bound[node] / placed[0] - 1.0)
+            least = min(least, placed.step_time_s)
+            excess = max(excess, bound[node] / placed.step_time_s - 1.0)
     return least, excess
 
 

@@ -38,16 +38,15 @@ def main() -> None:
 
     from atoll.explore.job import Job, ModelJob
     from atoll.explore.run import prepare_search
-    from atoll.placement.chain import divide, make_chain
     from atoll.schedule.solve import solve
     from atoll.schedule.synthetic import backward_pass
 
     job = Job(models=(ModelJob("bert-large"),), microbatches=(1,), tensor_widths=(1,), devices=8)
     setting, variants = prepare_search(job)
     variant = variants.variants[0]
-    operators = len(variant.model.layers[variant.facts.block_kind][0].forward)
-    chain = make_chain(variant.facts, np.ones(variant.layers), np.ones(operators))
-    divide(chain, setting.system(variant, 80 * 2.0**30, 1e12))
+    problem = setting.problem(variant, 80 * 2.0**30, 1e12)
+    times_s = np.ones((variant.layers, 2)), np.ones(variant.facts.rerun.shape[1])
+    setting.profile.placer.place(problem, *times_s)
     solve(backward_pass(np.random.default_rng(0), 8, 8), effort="bounded", tolerance=0.0)
 
 

@@ -24,7 +24,7 @@ from atoll.placement.chain_kernels import reduction_s
 from atoll.placement.fixed import even_starts
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
-from atoll.profile import DEFAULT
+from atoll.profiles import DEFAULT
 from atoll.report.plan_file import plan_record
 from atoll.report.timeline import placement_timeline, plan_timeline
 from atoll.step.bubbles import held, held_bytes, step_s, waiting

@@ -21,7 +21,7 @@ from atoll.hardware.device import Chip, chip_yaml, load_device
 from atoll.placement.chain import describe, make_chain
 from atoll.placement.fixed import fixed_division
 from atoll.placement.plan import Placement
-from atoll.profile import DEFAULT
+from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
 from atoll.step.layout import Layout
 from atoll.step.states import load_states
@@ -50,7 +50,7 @@ def searched(model: str, layout: Layout, network: str, states: str) -> Placement
     pairs = priced.schedules(0, variant, EFFORT, 1e-3, 10.0)
     pass_s = np.array([[forward.makespan_s, back.makespan_s] for forward, back in pairs])
     chain = make_chain(variant.facts, pass_s.sum(axis=1), priced.operators_s(0, variant))
-    system = setting.system(variant, 1e15, chip.hbm.bandwidth_Bps)
+    system = setting.problem(variant, 1e15, chip.hbm.bandwidth_Bps).system
     division = fixed_division(chain, system, pipeline=layout.pp, data=layout.dp)
     assert division is not None
     return describe(variant.facts, chain, system, division, pass_s[:, 0])

@@ -19,7 +19,8 @@ from atoll.fabric.network import Network
 from atoll.hardware.accelerator import KIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.space import Space, phaze_space
-from atoll.profile import DEFAULT, PHAZE, PROFILES, Profile
+from atoll.profile import Profile
+from atoll.profiles import DEFAULT, PHAZE, PROFILES
 from atoll.workload import load_config, prepare
 from atoll.workload.operator import Core
 from designs import position_of
@@ -45,7 +46,7 @@ def passes(profile: Profile, tensor_parallel: int = 2) -> PassSet:
 
 @cache
 def space(profile: Profile) -> Space:
-    return phaze_space("phaze" if profile is PHAZE else "default")
+    return phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
 
 
 @cache

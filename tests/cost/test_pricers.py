@@ -9,7 +9,7 @@ import pytest
 from atoll.cost.pricer import Pricer, total
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.gpu import load_gpu
-from atoll.profile import DEFAULT
+from atoll.profiles import DEFAULT
 from atoll.schedule.chip import ChipPricer
 from atoll.training.pricing import GpuPricer
 from atoll.training.stack import STACKS

@@ -9,7 +9,7 @@ from tiny import drawn_job
 from atoll.cost.chips import chips_of_space
 from atoll.cost.table_kernels import PAIR, TENSOR
 from atoll.explore.evaluate import Priced
-from atoll.profile import DEFAULT, PHAZE
+from atoll.profiles import DEFAULT, PHAZE
 from atoll.schedule.solve import Effort
 from oracles.schedule_check import check
 
@@ -51,7 +51,7 @@ def test_operators_that_run_together_draw_no_more_than_hbm_has(seed: int, effort
                 assert bytes_.sum() <= hbm_Bps * schedule.makespan_s * (1 + 2e-9)
 
 
-def test_the_seed_knows_no_such_resource() -> None:
+def test_phaze_knows_no_such_resource() -> None:
     job = drawn_job(1, 4, PHAZE)
     priced = Priced.of(chips_of_space(job.space, PHAZE), job.variants, job.setting)
     for index in range(2 * len(job.variants.passes.layers)):

@@ -20,7 +20,7 @@ from atoll.explore.run import run_search
 from atoll.explore.stop import Stop
 from atoll.explore.workloads import Workload, make_variants
 from atoll.printing import print_result
-from atoll.profile import DEFAULT
+from atoll.profiles import DEFAULT
 
 SEEDS = (1, 2, 5, 11)
 BATCH = 16

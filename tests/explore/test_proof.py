@@ -23,7 +23,8 @@ from atoll.explore.workloads import Variants
 from atoll.hardware import Space
 from atoll.placement.chain import make_chain
 from atoll.placement.fixed import step_time_of
-from atoll.profile import DEFAULT, PHAZE, Profile
+from atoll.profile import Profile
+from atoll.profiles import DEFAULT, PHAZE
 
 BATCH = 16
 TOLERANCE = 1e-3
@@ -38,15 +39,13 @@ def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> flo
     for chip in range(len(chips)):
         for number, variant in enumerate(variants.variants):
             _, upper = priced.schedule_bounds(np.array([chip]), np.array([number]))
-            if setting.profile.whole_stage_recompute:
+            if setting.profile is PHAZE:
                 placed = priced.place(chip, variant, upper[0])
-                best = min(best, np.inf if placed is None else placed[0])
+                best = min(best, np.inf if placed is None else placed.step_time_s)
                 continue
             times = upper[0][: variant.layers].sum(axis=1)
             chain = make_chain(variant.facts, times, priced.operators_s(chip, variant))
-            system = setting.system(
-                variant, float(chips.hbm_capacity_bytes[chip]), float(chips.hbm_Bps[chip])
-            )
+            system = priced.placement_problem(chip, variant).system
             layers = len(variant.facts.kind)
             for stages in range(1, min(layers, setting.devices // variant.tensor) + 1):
                 for cuts in combinations(range(1, layers), stages - 1):
@@ -102,7 +101,7 @@ def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for node, (chip, v) in enumerate(zip(node_chip, node_variant, strict=True)):
         for steps, times in zip(placed, (lower, upper), strict=True):
             plan = priced.place(int(chip), job.variants.variants[v], times[node])
-            steps[chip, v] = np.inf if plan is None else plan[0]
+            steps[chip, v] = np.inf if plan is None else plan.step_time_s
     return np.maximum(roofline, early), placed[0], placed[1]
 
 

@@ -26,7 +26,7 @@ from atoll.hardware import load_accelerator, peak_power_W
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.area import accelerator_area_mm2
 from atoll.hardware.energy import core_buffer_bytes_per_mac
-from atoll.profile import DEFAULT
+from atoll.profiles import DEFAULT
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
 

@@ -12,9 +12,9 @@ from atoll.errors import AtollError
 from atoll.explore.branch_and_bound import Search
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import area_front
-from atoll.explore.seed_strategy import seed_search
 from atoll.explore.spotlight import expected_improvement
-from atoll.profile import DEFAULT
+from atoll.phaze.strategy import visit_buckets
+from atoll.profiles import DEFAULT
 
 BATCH = 16
 
@@ -69,10 +69,12 @@ class TestObjective:
         assert objective.scores(fast) >= objective.scores(fast * np.array(slower))
 
 
-def test_the_seeds_rule_stops_early_and_says_what_it_does_not_know() -> None:
+def test_phazes_rule_stops_early_and_says_what_it_does_not_know() -> None:
     search = make_search(1, 150)
     best = all_scores(make_search(1, 150)).max()
-    outcome = seed_search(search)
+    chips = search.frontier.chips
+    search.forget(visit_buckets(chips.area_mm2, search.evaluate_all, search.accept))
+    outcome = search.outcome()
     visited = len(outcome.frontier.found)
     assert 0 < visited < 150
     assert outcome.score <= best * (1 + 1e-9)

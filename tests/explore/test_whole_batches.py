@@ -20,7 +20,8 @@ from atoll.explore.run import run_search
 from atoll.explore.work import operator_work
 from atoll.explore.workloads import Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
-from atoll.profile import DEFAULT, PHAZE, Profile
+from atoll.profile import Profile
+from atoll.profiles import DEFAULT, PHAZE
 from atoll.step.states import load_states
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
@@ -98,10 +99,10 @@ def test_bounds_of_batches_with_odd_divisors_stay_below_every_placement(
             _, upper = priced.schedule_bounds(np.array([chip]), np.array([number]))
             placed = priced.place(chip, variant, upper[0])
             if placed is not None:
-                assert bounds_s[chip, number] <= placed[0] * (1 + 1e-12)
+                assert bounds_s[chip, number] <= placed.step_time_s * (1 + 1e-12)
 
 
-def test_the_seeds_profile_keeps_replicas_that_run_a_microbatch_less() -> None:
+def test_phaze_keeps_replicas_that_run_a_microbatch_less() -> None:
     """As published: ceil(microbatches / replicas) rounds, for any number of replicas."""
     network = Network("flat", (Level("all", 1 << 20, 4e9, 0.0),))
     layouts = {}

@@ -20,7 +20,8 @@ from atoll.explore.pareto import Front, fronts
 from atoll.explore.run import run_search
 from atoll.explore.stop import Stop
 from atoll.explore.workloads import Workload, make_variants
-from atoll.profile import DEFAULT, PHAZE, Profile
+from atoll.profile import Profile
+from atoll.profiles import DEFAULT, PHAZE
 from atoll.store import RunReader
 
 BATCH = 16

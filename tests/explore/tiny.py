@@ -12,6 +12,7 @@ from atoll.explore.workloads import Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
 from atoll.hardware import GIB, MIB, Axes, GlbBandwidth, Hbm, Limits, Space, build_space
 from atoll.profile import Profile
+from atoll.profiles import PHAZE
 from atoll.step.states import load_states
 from atoll.workload import ModelConfig, config_from_hf
 
@@ -50,7 +51,7 @@ def tiny_variants(
 
 
 def tiny_setting(profile: Profile, devices: int, recompute: str = "optimal") -> Setting:
-    network = NETWORK if not profile.whole_stage_recompute else Network(
+    network = NETWORK if profile is not PHAZE else Network(
         "flat", (Level("all", 1 << 20, 4e9, 0.0),)
     )
     return Setting(network, profile, load_states(profile.optimizer), devices, recompute)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
-from atoll.phaze.flat import describe_flat, divide_flat
 from atoll.placement.chain import (
     chain_facts,
     describe,
@@ -286,28 +285,6 @@ def test_a_replay_has_the_placements_stages_and_tail() -> None:
         assert busy_s == pytest.approx(placement.microbatches * load_s)
     tail_s = placement.time_parts_s["gradient_reduction"] + placement.time_parts_s["optimizer"]
     assert again.step_time_s == pytest.approx(again.pipeline.time_s + tail_s)
-
-
-def test_the_flat_formula_is_never_exceeded() -> None:
-    # It counts every stage as the slowest.
-    model = prepare(load_config("gpt2-xl"), 1, 1024, attention="unfused", fusion="phaze")
-    facts = chain_facts(model, "optimal")
-    flat = divide_flat(
-        facts,
-        np.array([1e-3, 2e-3, 3e-3, 1e-4]),
-        np.array([1e-3, 4e-3, 6e-3, 1e-4]),
-        NETWORK,
-        devices=32,
-        tensor=1,
-        microbatches=64,
-        memory_bytes=6e9,
-        optimizer="sgd",
-        recompute="optimal",
-    )
-    assert flat is not None
-    placement = describe_flat(facts, flat, NETWORK, 64)
-    assert placement.pipeline > 2
-    assert -0.5 < replay_placement(placement).difference <= ROUNDING
 
 
 def test_a_placement_without_forward_times_is_not_replayed() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.explore.workloads import make_variants, make_workload
-from atoll.profile import DEFAULT, PHAZE, Profile
+from atoll.profile import Profile
+from atoll.profiles import DEFAULT, PHAZE
 
 from .published import FOLDER, PARAMETERS
 

@@ -29,10 +29,6 @@ from atoll.hardware import (
     load_accelerator,
     peak_power_W,
 )
-from atoll.phaze.flat import fixed_flat
-from atoll.placement.chain import make_chain
-from atoll.placement.chain_kernels import equal_replicas
-from atoll.placement.fixed import fixed_division
 
 RANDOM_CHIPS = 64
 REFERENCE = "phaze-tpuv4"
@@ -109,8 +105,11 @@ def run_baselines(
             return _alone(candidates, 0, candidates.hbm_options)
         chips = outcome.frontier.chips
         design = int(chips.design[outcome.best])
-        hbm_Bps, override = chips.hbm_Bps[outcome.best], setting.profile.hbm_bandwidth_Bps
-        options = [o for o in candidates.hbm_options if override or o.bandwidth_Bps == hbm_Bps]
+        options = [
+            option
+            for option in candidates.hbm_options
+            if setting.profile.hbm_Bps(option.bandwidth_Bps) == chips.hbm_Bps[outcome.best]
+        ]
         number = design_number(space, candidates.accelerator(design))
         bandwidths = len(search.bandwidths)
         band = int(outcome.frontier.ids[outcome.best]) % bandwidths
@@ -221,33 +220,12 @@ def _expert_step(
 def _layout_step(
     priced: Priced, variants: Variants, variant: Variant, pipeline: int, setting: Setting
 ) -> float | None:
-    data = setting.devices // (pipeline * variant.tensor)
-    if data < 1:
-        return None
-    data = min(data, variant.microbatches)
-    if not setting.profile.whole_stage_recompute:
-        data = int(equal_replicas(variant.microbatches, data)[data])
     number = variants.variants.index(variant)
     _, upper = priced.schedule_bounds(np.zeros(1, np.int64), np.array([number]))
-    times = upper[0][: variant.layers]
-    memory = float(priced.chips.hbm_capacity_bytes[0])
-    if setting.profile.whole_stage_recompute:
-        flat = fixed_flat(
-            variant.facts,
-            times[:, 0],
-            times[:, 1],
-            setting.network,
-            devices=setting.devices,
-            tensor=variant.tensor,
-            pipeline=pipeline,
-            data=data,
-            microbatches=variant.microbatches,
-            memory_bytes=memory,
-            optimizer=setting.states.name,
-            recompute=setting.recompute,
-        )
-        return None if flat is None else flat.step_time_s
-    chain = make_chain(variant.facts, times.sum(axis=1), priced.operators_s(0, variant))
-    system = setting.system(variant, memory, float(priced.chips.hbm_Bps[0]))
-    division = fixed_division(chain, system, pipeline=pipeline, data=data)
-    return None if division is None else division.step_time_s
+    even = setting.profile.placer.even(
+        priced.placement_problem(0, variant),
+        upper[0][: variant.layers],
+        priced.operators_s(0, variant),
+        pipeline,
+    )
+    return None if even is None else even.step_time_s

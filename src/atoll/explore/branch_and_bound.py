@@ -41,9 +41,10 @@ from atoll.explore.tasks import (
     place_node,
 )
 from atoll.explore.tighten import tighten
-from atoll.explore.trial import Placed, Rule, Shape, Trial, replayed, try_chip
+from atoll.explore.trial import Placed, Rule, Trial, replayed, try_chip
 from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space
+from atoll.placement.chain import Division
 from atoll.schedule.solve import Effort
 from atoll.step.certificate import relative_gap
 
@@ -373,17 +374,17 @@ class Search:
 
     def _placed(self, chip: int, nodes: ChipNodes, placed: Placed) -> Evaluation:
         found = dict(self.frontier.found.get(chip, {}))
-        for model, (v, shape) in placed.found.items():
+        for model, (v, division) in placed.found.items():
             at = nodes.position(v)
             traffic = float(nodes.hbm_bytes[at]), float(nodes.glb_bytes[at])
-            found[model] = self.plan_found(chip, v, shape, nodes.upper_s[at], traffic, "quick")
+            found[model] = self.plan_found(chip, v, division, nodes.upper_s[at], traffic, "quick")
         return Evaluation(placed.row, found)
 
     def plan_found(
         self,
         chip: int,
         v: int,
-        shape: Shape,
+        division: Division,
         pass_s: FloatArray,
         traffic: tuple[float, float],
         effort: Effort,
@@ -398,11 +399,13 @@ class Search:
             ),
             variant,
             area_mm2=float(self.frontier.chips.area_mm2[chip]),
-            step_time_s=shape.step_s,
-            devices=shape.pipeline * variant.tensor * shape.data,
-            recompute_share=shape.recompute_share,
+            step_time_s=division.step_time_s,
+            devices=division.pipeline * variant.tensor * division.data,
+            recompute_share=division.recompute_share,
         )
-        return Found(shape.step_s, v, pass_s, shape.pipeline, shape.data, energy, effort)
+        return Found(
+            division.step_time_s, v, pass_s, division.pipeline, division.data, energy, effort
+        )
 
     def finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:
         self.apply(chip, evaluation)

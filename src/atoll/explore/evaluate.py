@@ -19,15 +19,14 @@ from atoll.explore.layouts import Setting
 from atoll.explore.work import OperatorWork, operator_work
 from atoll.explore.workloads import Variant, Variants
 from atoll.jit import over_ranges
-from atoll.phaze.flat import FlatPlan, describe_flat, divide_flat
-from atoll.placement.chain import Division, describe, divide, make_chain
+from atoll.placement.chain import Division
+from atoll.placement.placer import PlacementProblem
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve
 from atoll.workload.layer import predecessors
 
 FloatArray = NDArray[np.float64]
-Plan = Division | FlatPlan
 
 
 @dataclass(eq=False)
@@ -93,16 +92,11 @@ class Priced:
         pass_s: FloatArray,
         cutoff_s: float = np.inf,
         memory_bytes: float | None = None,
-    ) -> tuple[float, Plan] | None:
+    ) -> Division | None:
         """The best placement with these times (layers, forward and backward), below the cutoff."""
+        problem = self.placement_problem(chip, variant, memory_bytes)
         return place_times(
-            self.setting,
-            variant,
-            pass_s,
-            self.operators_s(chip, variant),
-            self._memory(chip, memory_bytes),
-            float(self.chips.hbm_Bps[chip]),
-            cutoff_s,
+            self.setting, problem, pass_s, self.operators_s(chip, variant), cutoff_s
         )
 
     def describe(
@@ -110,17 +104,27 @@ class Priced:
         chip: int,
         variant: Variant,
         pass_s: FloatArray,
-        plan: Plan,
+        division: Division,
         memory_bytes: float | None = None,
     ) -> Placement:
-        """The placement behind a plan, in full."""
-        memory = self._memory(chip, memory_bytes)
-        if isinstance(plan, FlatPlan):
-            return describe_flat(variant.facts, plan, self.setting.network, variant.microbatches)
-        times = pass_s[: variant.layers]
-        chain = make_chain(variant.facts, times.sum(axis=1), self.operators_s(chip, variant))
-        system = self.setting.system(variant, memory, float(self.chips.hbm_Bps[chip]))
-        return describe(variant.facts, chain, system, plan, times[:, 0])
+        """The placement behind a division, in full."""
+        return self.setting.profile.placer.describe(
+            self.placement_problem(chip, variant, memory_bytes),
+            pass_s[: variant.layers],
+            self.operators_s(chip, variant),
+            division,
+        )
+
+    def placement_problem(
+        self, chip: int, variant: Variant, memory_bytes: float | None = None
+    ) -> PlacementProblem:
+        """The variant on devices of this chip; with its own memory unless told otherwise."""
+        own_bytes = float(self.chips.hbm_capacity_bytes[chip])
+        return self.setting.problem(
+            variant,
+            own_bytes if memory_bytes is None else memory_bytes,
+            float(self.chips.hbm_Bps[chip]),
+        )
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
         """The scheduling problem of one pass on one chip."""
@@ -150,44 +154,21 @@ class Priced:
             result.append((pair[0], pair[1]))
         return result
 
-    def _memory(self, chip: int, memory_bytes: float | None) -> float:
-        return float(self.chips.hbm_capacity_bytes[chip]) if memory_bytes is None else memory_bytes
-
 
 def place_times(
     setting: Setting,
-    variant: Variant,
+    problem: PlacementProblem,
     pass_s: FloatArray,
     forward_s: FloatArray,
-    memory_bytes: float,
-    hbm_Bps: float,
     cutoff_s: float = np.inf,
-) -> tuple[float, Plan] | None:
-    """The best placement below the cutoff of a variant with these times.
+) -> Division | None:
+    """The best placement below the cutoff with these times, of which some may be infinite.
 
     `pass_s` are the times of each kind of layer (forward and backward), `forward_s` those of the
-    block's forward operators, which recomputation may run again.
+    block's forward operators; rows of other variants may be longer.
     """
-    times = pass_s[: variant.layers]
+    times = pass_s[: len(problem.facts.model.layers)]
     if not np.isfinite(times).all():
         return None
-    if setting.profile.whole_stage_recompute:
-        flat = divide_flat(
-            variant.facts,
-            times[:, 0],
-            times[:, 1],
-            setting.network,
-            devices=setting.devices,
-            tensor=variant.tensor,
-            microbatches=variant.microbatches,
-            memory_bytes=memory_bytes,
-            optimizer=setting.states.name,
-            recompute=setting.recompute,
-        )
-        if flat is None or flat.step_time_s >= cutoff_s:
-            return None
-        return flat.step_time_s, flat
-    operators = variant.facts.rerun.shape[1]
-    chain = make_chain(variant.facts, times.sum(axis=1), forward_s[:operators])
-    division = divide(chain, setting.system(variant, memory_bytes, hbm_Bps), cutoff_s)
-    return None if division is None else (division.step_time_s, division)
+    operators = problem.facts.rerun.shape[1]
+    return setting.profile.placer.place(problem, times, forward_s[:operators], cutoff_s)

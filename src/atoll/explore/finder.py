@@ -88,19 +88,18 @@ class Finder:
 
     def _hbm_options(self, space: Space, design: int, hbm_Bps: float) -> list[Hbm]:
         """What a design may take to have this bandwidth, the smallest first."""
-        override = self.setting.profile.hbm_bandwidth_Bps
         options = [
             option
             for index, option in enumerate(space.hbm_options)
             if space.hbm_allowed[design, index]
-            and (override is not None or option.bandwidth_Bps == hbm_Bps)
+            and self.setting.profile.hbm_Bps(option.bandwidth_Bps) == hbm_Bps
         ]
         return sorted(options, key=lambda option: option.capacity_bytes)
 
     def _step(self, priced: Priced, plan: Found, hbm: Hbm) -> float:
         variant = priced.variants.variants[0]
         placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
-        return np.inf if placed is None else placed[0]
+        return np.inf if placed is None else placed.step_time_s
 
     def _model_plan(
         self,
@@ -114,7 +113,7 @@ class Finder:
         memory = float(accelerator.hbm.capacity_bytes)
         placed = priced.place(0, variant, found.pass_s, memory_bytes=memory)
         assert placed is not None
-        placement = priced.describe(0, variant, found.pass_s, placed[1], memory_bytes=memory)
+        placement = priced.describe(0, variant, found.pass_s, placed, memory_bytes=memory)
         workload = self.variants.workloads[model]
         energy = step_energy(
             priced,

@@ -14,7 +14,7 @@ from atoll.explore.objective import KINDS
 from atoll.explore.scope import Scope, open_space
 from atoll.hardware import ProductSpace, Space, load_network
 from atoll.placement.chain import RECOMPUTE
-from atoll.profile import get_profile
+from atoll.profiles import get_profile
 from atoll.step.states import load_states
 from atoll.workload import load_model
 from atoll.yamlfile import Area, Bytes, Count, FileModel, Power, Seconds, load_yaml
@@ -108,7 +108,7 @@ class Job:
         """The same, with what it covers."""
         space, scope = open_space(
             self.space,
-            self.profile,
+            get_profile(self.profile),
             self.hbm_capacities_bytes,
             self.max_area_mm2,
             self.max_power_W,

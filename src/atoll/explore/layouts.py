@@ -1,8 +1,8 @@
 """The layouts that a bound must consider: stage counts that fit in memory, and rounds.
 
-For each variant: every number of stages that fits with the least memory (full recomputation), with
-every number of rounds that some data-parallel degree gives, and the part of the step that no chip
-changes (transfers between stages, gradient reduction, optimizer).
+For each variant: every number of stages that fits with the least memory, with every number of
+rounds that some data-parallel degree gives, and the part of the step that no chip changes
+(transfers between stages, gradient reduction, optimizer).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from atoll.explore.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.chain import make_chain, make_system
-from atoll.placement.chain_kernels import System, equal_replicas, feasible_depths, reduction_s
+from atoll.placement.placer import PlacementProblem, StepTerms
 from atoll.profile import Profile
 from atoll.step.states import States
 
@@ -35,11 +34,14 @@ class Setting:
     devices: int
     recompute: str
 
-    def system(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> System:
-        return make_system(
-            self.network,
-            self.states,
-            variant.facts,
+    def problem(
+        self, variant: Variant, memory_bytes: float, hbm_Bps: float
+    ) -> PlacementProblem:
+        return PlacementProblem(
+            facts=variant.facts,
+            network=self.network,
+            states=self.states,
+            recompute=self.recompute,
             devices=self.devices,
             tensor=variant.tensor,
             microbatches=variant.microbatches,
@@ -71,77 +73,33 @@ def list_layouts(
 ) -> Layouts:
     """`least_layer_s` bounds each variant's layers on the fastest chip: with it, layouts that
     lose on every chip are left out."""
+    placer = setting.profile.placer
     rows: list[Row] = []
     ptr = [0]
     for variant, layer_s in zip(variants, least_layer_s, strict=True):
         total_s = float((layer_s[variant.facts.kind]).sum())
-        system = setting.system(variant, memory_bytes, hbm_Bps)
-        for stages in _depths(variant, setting, system):
-            rows.extend(_rounds(variant, setting, system, stages, total_s / stages))
+        problem = setting.problem(variant, memory_bytes, hbm_Bps)
+        for stages in placer.depths(problem):
+            rows.extend(_rows(stages, placer.terms(problem, stages), total_s / stages))
         ptr.append(len(rows))
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
     return Layouts(
-        ptr=np.array(ptr, np.int64),
-        stages=np.array(columns[0], np.int64),
-        loads=np.array(columns[1], np.float64),
-        passes=np.array(columns[2], np.float64),
-        transfer_s=np.array(columns[3], np.float64),
-        fixed_s=np.array(columns[4], np.float64),
+        np.array(ptr, np.int64),
+        np.array(columns[0], np.int64),
+        *(np.array(column, np.float64) for column in columns[1:]),
     )
 
 
-def _depths(variant: Variant, setting: Setting, system: System) -> list[int]:
-    """Stage counts that may fit."""
-    facts = variant.facts
-    most = min(len(facts.kind), setting.devices // variant.tensor)
-    if setting.profile.whole_stage_recompute:
-        # A stage's weights and gradients (two bytes each) and the activations of one microbatch
-        # are resident, recomputed or not.
-        resident = 4.0 * facts.parameters.sum() + facts.saved_bytes.sum()
-        return [p for p in range(1, most + 1) if resident / p <= system.memory_bytes]
-    operators = len(variant.model.layers[facts.block_kind][0].forward)
-    chain = make_chain(facts, np.zeros(variant.layers), np.ones(operators))
-    fits = feasible_depths(chain, system)
-    replicas = equal_replicas(variant.microbatches, system.devices // variant.tensor)
-    # With fewer microbatches than stages less is in flight: those depths are never ruled out.
-    fewest_rounds = [
-        variant.microbatches // int(replicas[system.devices // (variant.tensor * p)])
-        for p in range(1, most + 1)
-    ]
-    return [p for p in range(1, most + 1) if fits[p] or fewest_rounds[p - 1] < p]
-
-
-def _rounds(
-    variant: Variant, setting: Setting, system: System, stages: int, load_s: float
-) -> list[Row]:
+def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
     """One row per number of rounds, without those that another beats on every chip."""
-    facts = variant.facts
-    top = min(setting.devices // (variant.tensor * stages), variant.microbatches)
-    data = np.arange(1, top + 1)
-    if not setting.profile.whole_stage_recompute:
-        # The seed lets some replicas run a microbatch less; the default profile does not.
-        data = data[variant.microbatches % data == 0]
-    rounds = -(-variant.microbatches // data)
-    per_stage = facts.parameters.sum() / stages
-    if setting.profile.whole_stage_recompute:
-        weights = 2.0 * facts.parameters[0]
-        bandwidth = setting.network.levels[-1].bandwidth_Bps
-        fixed = 4.0 * (data - 1) / data * weights / bandwidth
-        transfer = np.zeros(len(data))
-        loads, passes = np.asarray(rounds + stages - 1.0, np.float64), 0.0
-    else:
-        reduce = np.array([reduction_s(system, d, per_stage) for d in data.tolist()])
-        fixed = reduce + system.optimizer_s * per_stage
-        transfer = np.zeros(len(data))
-        if stages > 1:
-            least_s = system.cut_s[:, 1:-1].min(axis=1)
-            transfer = 2.0 * (stages - 1) * least_s[system.cut_kind[data, stages]]
-        loads, passes = np.asarray(rounds - 1.0, np.float64), 1.0
     # From many copies to few: rounds only grow, so only cheaper transfers and reductions can pay.
-    kept = undominated(stages, loads[::-1], passes, transfer[::-1], fixed[::-1], load_s)
-    last = len(data) - 1
+    loads, transfer_s, fixed_s = (
+        part[::-1] for part in (terms.loads, terms.transfer_s, terms.fixed_s)
+    )
+    kept = undominated(stages, loads, terms.passes, transfer_s, fixed_s, load_s)
     return [
-        (stages, float(loads[i]), passes, float(transfer[i]), float(fixed[i])) for i in last - kept
+        (stages, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]))
+        for i in kept
     ]
 
 

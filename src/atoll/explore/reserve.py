@@ -223,5 +223,5 @@ def chip_ids(chips: Chips, bandwidths: FloatArray) -> IntArray:
 
 def hbm_bandwidths(space: Space | ProductSpace, setting: Setting) -> FloatArray:
     """The distinct HBM bandwidths of a space, as its chips have them."""
-    override = setting.profile.hbm_bandwidth_Bps
-    return np.unique([override or option.bandwidth_Bps for option in space.hbm_options])
+    hbm_Bps = setting.profile.hbm_Bps
+    return np.unique([hbm_Bps(option.bandwidth_Bps) for option in space.hbm_options])

@@ -11,7 +11,7 @@ from atoll.explore.scope import Scope
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
-from atoll.profile import get_profile
+from atoll.profiles import get_profile
 from atoll.step.certificate import is_optimal, most_better, proof_sentence, relative_gap, times
 from atoll.units import counted, format_mfu, format_seconds
 

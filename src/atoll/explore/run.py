@@ -27,13 +27,14 @@ from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.result import Certificate, Design, SearchResult
 from atoll.explore.scope import Scope
-from atoll.explore.seed_strategy import seed_search
 from atoll.explore.stop import Stop
 from atoll.explore.stored import open_run
 from atoll.explore.workloads import Variant, Variants, make_variants, make_workload
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
-from atoll.profile import Profile, get_profile
+from atoll.phaze.strategy import visit_buckets
+from atoll.profile import Profile
+from atoll.profiles import get_profile
 from atoll.step.states import load_states
 from atoll.units import format_bytes
 from atoll.warm import compile_in_background
@@ -100,7 +101,9 @@ class _Road:
 
     def _search(self, search: Search) -> Outcome:
         if self.job.strategy == "phaze":
-            return seed_search(search)
+            area_mm2 = search.frontier.chips.area_mm2
+            search.forget(visit_buckets(area_mm2, search.evaluate_all, search.accept))
+            return search.outcome()
         if self.job.strategy == "evolve":
             return evolve_search(search, self.job.evaluations, self.job.seed)
         return search.run()
@@ -376,7 +379,8 @@ def check_memory(job: Job, scope: Scope, setting: Setting, variants: Variants) -
         for variant in own:
             pass_s = np.ones((variant.layers, 2))
             forward_s = np.ones(variant.facts.rerun.shape[1])
-            if place_times(setting, variant, pass_s, forward_s, memory_bytes, 1.0) is not None:
+            problem = setting.problem(variant, memory_bytes, 1.0)
+            if place_times(setting, problem, pass_s, forward_s) is not None:
                 break
         else:
             raise _no_room(job, scope, workload.name, own)
@@ -384,11 +388,12 @@ def check_memory(job: Job, scope: Scope, setting: Setting, variants: Variants) -
 
 def _no_room(job: Job, scope: Scope, model: str, own: Sequence[Variant]) -> InfeasibleError:
     """Say what the largest part of memory is, and the way out."""
-    states = load_states(job.optimizer or get_profile(job.profile).optimizer)
+    profile = get_profile(job.profile)
+    held_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
     least = min(float(variant.facts.parameters.sum()) for variant in own)
     return InfeasibleError(
         f"{model} fits no chip of space {scope.space} on {job.devices} devices: weights, gradients "
-        f"and optimizer state alone take {format_bytes(least * states.held)} per "
+        f"and optimizer state alone take {format_bytes(least * held_bytes)} per "
         f"tensor-parallel rank, to be divided over the pipeline's stages of "
         f"{format_bytes(max(scope.hbm_bytes))} each, beside the activations; use more devices, "
         "wider tensor parallelism or more HBM."

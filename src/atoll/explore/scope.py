@@ -12,6 +12,7 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware import ProductSpace, Space, phaze_space, read_space
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.widened import RETICLE_MM2, widened_space
+from atoll.profile import Profile
 from atoll.units import format_bandwidth, format_bytes
 
 DEFAULT_SPACE = "phaze"
@@ -49,7 +50,7 @@ class Scope:
 
 def open_space(
     name: str,
-    profile: str,
+    profile: Profile,
     hbm_capacities_bytes: Sequence[int] = (),
     max_area_mm2: float | None = None,
     max_power_W: float | None = None,
@@ -57,10 +58,9 @@ def open_space(
     """The space of that name (or file) under a job's limits; a large one is not built."""
     notes: list[str] = []
     if name == DEFAULT_SPACE:
-        space = phaze_space("phaze" if profile == "phaze" else "default")
+        space = phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
         largest_mm2 = float(space.area_mm2.max())
-        # The seed's profile keeps the seed's space.
-        if profile != "phaze" and max_area_mm2 is not None and max_area_mm2 > largest_mm2:
+        if profile.widens_space and max_area_mm2 is not None and max_area_mm2 > largest_mm2:
             space = widened_space(max_area_mm2)
             notes.append(_widened_note(largest_mm2, max_area_mm2))
         options = chosen_hbm(space.name, space.hbm_options, hbm_capacities_bytes)

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from atoll.cost.chips import Chips
 from atoll.explore.bounds import LayoutBounds
 from atoll.explore.energy import operator_repeats, variant_traffic
-from atoll.explore.evaluate import Plan, Priced, place_times
+from atoll.explore.evaluate import Priced, place_times
 from atoll.explore.layouts import Setting
 from atoll.explore.order import check_layers
-from atoll.explore.trial import Asked, Placed, Rule, Shape, Trial, try_chip
+from atoll.explore.trial import Asked, Rule, Trial, try_chip
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variants
-from atoll.phaze.flat import FlatPlan
+from atoll.placement.chain import Division
 from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]
@@ -130,60 +130,40 @@ class ChipTask:
 
 def place_chips(
     context: Context, tasks: Sequence[ChipTask]
-) -> list[dict[Asked, tuple[float, Shape | None]]]:
+) -> list[dict[Asked, tuple[float, Division | None]]]:
     """The placements that a trial of each chip asks for; see `trial.try_chip`."""
     answers = []
     for task in tasks:
-        asked: dict[Asked, tuple[float, Shape | None]] = {}
+        asked: dict[Asked, tuple[float, Division | None]] = {}
 
         def record(
             kind: str,
             variant: int,
             limit: float,
             nodes: ChipNodes = task.nodes,
-            asked: dict[Asked, tuple[float, Shape | None]] = asked,
-        ) -> Shape | None:
-            shape = place_node(context, nodes, kind, variant, limit)
-            asked[(kind, variant)] = (limit, shape)
-            return shape
+            asked: dict[Asked, tuple[float, Division | None]] = asked,
+        ) -> Division | None:
+            division = place_node(context, nodes, kind, variant, limit)
+            asked[(kind, variant)] = (limit, division)
+            return division
 
         try_chip(context.rule, task.trial, record)
         answers.append(asked)
     return answers
 
 
-def try_placements(context: Context, task: ChipTask) -> Placed:
-    """A trial with nothing known beforehand."""
-    return try_chip(
-        context.rule,
-        task.trial,
-        lambda kind, variant, limit: place_node(context, task.nodes, kind, variant, limit),
-    )
-
-
 def place_node(
     context: Context, nodes: ChipNodes, kind: str, variant: int, limit: float
-) -> Shape | None:
+) -> Division | None:
     """The fastest placement below the limit, with the node's lower or upper times."""
     position = nodes.position(variant)
     times = nodes.lower_s if kind == "lower" else nodes.upper_s
-    placed = place_times(
-        context.setting,
-        context.variants.variants[variant],
-        times[position],
-        nodes.forward_s[position],
-        nodes.memory_bytes,
-        nodes.hbm_Bps,
-        limit,
+    problem = context.setting.problem(
+        context.variants.variants[variant], nodes.memory_bytes, nodes.hbm_Bps
     )
-    return None if placed is None else shape_of(*placed)
-
-
-def shape_of(step_s: float, plan: Plan) -> Shape:
-    if isinstance(plan, FlatPlan):
-        stages, data = len(plan.plan.stages), plan.plan.data_parallel or 1
-        return Shape(step_s, stages, data, plan.recompute_share)
-    return Shape(step_s, plan.pipeline, plan.data, plan.recompute_share)
+    return place_times(
+        context.setting, problem, times[position], nodes.forward_s[position], limit
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +172,7 @@ class Solved:
 
     least_s: float
     """No plan of the node is faster; infinite where nothing fits."""
-    shape: Shape | None
+    division: Division | None
     pass_s: FloatArray
     hbm_bytes: float
     glb_bytes: float
@@ -209,8 +189,8 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
     least, most = priced.place(0, own, lower), priced.place(0, own, upper)
     hbm, glb = variant_traffic(priced, operator_repeats(alone))
     return Solved(
-        least_s=np.inf if least is None else least[0],
-        shape=None if most is None else shape_of(*most),
+        least_s=np.inf if least is None else least.step_time_s,
+        division=most,
         pass_s=upper,
         hbm_bytes=float(hbm[0, 0]),
         glb_bytes=float(glb[0, 0]),

@@ -55,16 +55,16 @@ def _after(search: Search, chip: int, model: int, key: Key, solved: Solved) -> E
     row = search.frontier.lower_s[chip].copy()
     row[key.variant] = max(row[key.variant], solved.least_s)
     found = dict(search.frontier.found.get(chip, {}))
-    shape = solved.shape
-    if shape is not None:
+    division = solved.division
+    if division is not None:
         name = chip_name(search.frontier.chips, chip)
-        check_step(row[key.variant], shape.step_s, name, search.rule.names[key.variant])
-    if shape is not None and (model not in found or shape.step_s < found[model].step_time_s):
-        traffic = solved.hbm_bytes, solved.glb_bytes
-        effort = next(effort for effort in EFFORTS if effort == key.effort)
-        found[model] = search.plan_found(
-            chip, key.variant, shape, solved.pass_s, traffic, effort
-        )
+        check_step(row[key.variant], division.step_time_s, name, search.rule.names[key.variant])
+        if model not in found or division.step_time_s < found[model].step_time_s:
+            traffic = solved.hbm_bytes, solved.glb_bytes
+            effort = next(effort for effort in EFFORTS if effort == key.effort)
+            found[model] = search.plan_found(
+                chip, key.variant, division, solved.pass_s, traffic, effort
+            )
     return Evaluation(row, found)
 
 

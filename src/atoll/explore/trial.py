@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from atoll.explore.objective import Objective
 from atoll.explore.order import check_step, variant_name
 from atoll.explore.workloads import Variants
+from atoll.placement.chain import Division
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -25,18 +26,7 @@ Asked = tuple[str, int]
 """("lower" or "upper" times, variant)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A placement's step time and division, and what it recomputes."""
-
-    step_s: float
-    pipeline: int
-    data: int
-    recompute_share: float = 0.0
-    """Of the other computation's time."""
-
-
-Place = Callable[[str, int, float], Shape | None]
+Place = Callable[[str, int, float], Division | None]
 """The fastest placement of (kind, variant) below a limit, or None."""
 
 
@@ -85,7 +75,7 @@ class Placed:
     """What a trial proved and found."""
 
     row: FloatArray
-    found: Mapping[int, tuple[int, Shape]] = field(default_factory=dict)
+    found: Mapping[int, tuple[int, Division]] = field(default_factory=dict)
     """By model: variant and placement of a plan better than the one known before."""
 
 
@@ -93,7 +83,7 @@ def try_chip(rule: Rule, trial: Trial, place: Place) -> Placed:
     """Solve the placements that could improve the incumbent, the most promising first."""
     row = trial.row.copy()
     best_s = dict(trial.found_s)
-    found: dict[int, tuple[int, Shape]] = {}
+    found: dict[int, tuple[int, Division]] = {}
     cutoff, score = trial.cutoff_s, trial.score
     slack = 1.0 + rule.tolerance
     for model, own in enumerate(rule.by_model):
@@ -103,16 +93,16 @@ def try_chip(rule: Rule, trial: Trial, place: Place) -> Placed:
                 break
             if not trial.sparing:
                 least = place("lower", v, limit)
-                row[v] = max(row[v], limit if least is None else least.step_s)
+                row[v] = max(row[v], limit if least is None else least.step_time_s)
                 if least is None:
                     continue
             most = place("upper", v, limit)
             if most is None:
                 continue
-            check_step(row[v], most.step_s, trial.chip, rule.names[v])
-            if most.step_s >= best_s.get(model, np.inf):
+            check_step(row[v], most.step_time_s, trial.chip, rule.names[v])
+            if most.step_time_s >= best_s.get(model, np.inf):
                 continue
-            best_s[model] = most.step_s
+            best_s[model] = most.step_time_s
             found[model] = (v, most)
             if not trial.sparing and len(best_s) == len(rule.by_model):
                 times = np.array([[best_s[i] for i in range(len(rule.by_model))]])
@@ -122,18 +112,18 @@ def try_chip(rule: Rule, trial: Trial, place: Place) -> Placed:
     return Placed(row, found)
 
 
-def replayed(asked: Mapping[Asked, tuple[float, Shape | None]], place: Place) -> Place:
+def replayed(asked: Mapping[Asked, tuple[float, Division | None]], place: Place) -> Place:
     """Placements from a worker's record, where it decides; solved again where it does not.
 
     A placement solved below one limit answers for every stricter limit, and, if one was found, for
     every other limit too: it is the fastest of all.
     """
 
-    def answer(kind: str, variant: int, limit: float) -> Shape | None:
+    def answer(kind: str, variant: int, limit: float) -> Division | None:
         if (kind, variant) in asked:
-            solved_below, shape = asked[(kind, variant)]
-            if shape is not None:
-                return shape if shape.step_s < limit else None
+            solved_below, division = asked[(kind, variant)]
+            if division is not None:
+                return division if division.step_time_s < limit else None
             if limit <= solved_below:
                 return None
         return place(kind, variant, limit)

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,17 +24,12 @@ from atoll.units import counted
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# Reference clock of the seed and of TPU v4 (Jouppi et al., ISCA 2023, Table 4: 1050 MHz).
+# Reference clock of PHAZE and of TPU v4 (Jouppi et al., ISCA 2023, Table 4: 1050 MHz).
 CLOCK_HZ = 1.05e9
 # TPU v4's HBM bandwidth (same table: 1200 GB/s).
 HBM_BANDWIDTH_BPS = 1.2e12
 # NVIDIA A100 whitepaper (2020): 40 MB of L2 read at 5120 bytes per clock.
 GLB_BPC_PER_MIB = 128.0
-# The seed's mapper: 256 (GLB) and 128 (DRAM) words of 2 bytes per clock for the whole chip.
-PHAZE_GLB_BPC = 512.0
-PHAZE_HBM_BANDWIDTH_BPS = 256 * CLOCK_HZ
-
-Profile = Literal["default", "phaze"]
 
 MAX_POINTS = 20_000_000
 _CHUNK_POINTS = 1 << 20  # bounds the memory of the points that the constraints will remove
@@ -50,6 +44,9 @@ class GlbBandwidth:
 
     def bytes_per_clock(self, glb_bytes: ArrayLike) -> FloatArray:
         return np.asarray(self.fixed_Bpc + self.per_mib_Bpc * (np.asarray(glb_bytes) / MIB))
+
+
+DEFAULT_GLB = GlbBandwidth(per_mib_Bpc=GLB_BPC_PER_MIB)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +178,7 @@ class Limits:
 
     max_area_mm2: float | None = None
     min_area_mm2: float | None = None
-    single_cores_may_be_smaller: bool = False  # the seed spares one-core designs from min_area
+    single_cores_may_be_smaller: bool = False  # PHAZE spares one-core designs from min_area
     max_power_W: float | None = None
     min_peak_flops: float | None = None
     min_hbm_capacity_bytes: int | None = None
@@ -317,20 +314,18 @@ def _checks(
         yield text, np.broadcast_to(enough, shape)
 
 
-def phaze_space(profile: Profile = "default") -> Space:
-    """The seed's 29,360 designs, from its rule: 13 x 13 x 8 x 8 x 7 points filtered by area.
+def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> Space:
+    """PHAZE's 29,360 designs, from its rule: 13 x 13 x 8 x 8 x 7 points filtered by area.
 
     The area budget is that of 8 tensor cores of 128x128, 2 vector cores of 128 and 128 MiB; a
     design below 0.3 of it stays only with a single tensor core or a single vector core. HBM of 32,
-    64 or 80 GiB. The profile decides what the seed left unsearched: "default" gives the shared
-    buffer 128 bytes per clock and MiB and the HBM 1.2 TB/s; "phaze" the seed's 512 bytes per clock
-    and 268.8 GB/s.
+    64 or 80 GiB. PHAZE fixes the bandwidths of the HBM and of the shared buffer (bytes per clock);
+    where they are not given, they are 1.2 TB/s and 128 bytes per clock and MiB.
     """
     counts = tuple(2**k for k in range(13))
     sides = tuple(2**k for k in range(1, 9))
     budget_mm2 = float(area_mm2(8, 2, 128, 128, 128, 128 * MIB))
-    seed = profile == "phaze"
-    bandwidth_Bps = PHAZE_HBM_BANDWIDTH_BPS if seed else HBM_BANDWIDTH_BPS
+    bandwidth_Bps = hbm_Bps or HBM_BANDWIDTH_BPS
     return build_space(
         name="phaze",
         axes=Axes(
@@ -341,16 +336,10 @@ def phaze_space(profile: Profile = "default") -> Space:
             glb_bytes=tuple(2**k * MIB for k in range(1, 8)),
         ),
         hbm_options=tuple(Hbm(capacity * GIB, bandwidth_Bps) for capacity in (32, 64, 80)),
-        glb_bandwidth=phaze_glb_bandwidth(profile),
+        glb_bandwidth=DEFAULT_GLB if glb_Bpc is None else GlbBandwidth(fixed_Bpc=glb_Bpc),
         limits=Limits(
             max_area_mm2=budget_mm2,
             min_area_mm2=0.3 * budget_mm2,
             single_cores_may_be_smaller=True,
         ),
     )
-
-
-def phaze_glb_bandwidth(profile: Profile = "default") -> GlbBandwidth:
-    if profile == "phaze":
-        return GlbBandwidth(fixed_Bpc=PHAZE_GLB_BPC)
-    return GlbBandwidth(per_mib_Bpc=GLB_BPC_PER_MIB)

@@ -16,11 +16,11 @@ from atoll.hardware.accelerator import MIB
 from atoll.hardware.area import glb_area_mm2
 from atoll.hardware.space import (
     ARRAYS,
+    DEFAULT_GLB,
     Axes,
     Limits,
     Space,
     build_space,
-    phaze_glb_bandwidth,
     phaze_space,
 )
 
@@ -59,7 +59,7 @@ def widened_space(max_area_mm2: float) -> Space:
             glb_bytes=tuple(int(b) for b in glb_bytes[glb_area_mm2(glb_bytes) < budget_mm2]),
         ),
         hbm_options=default.hbm_options,
-        glb_bandwidth=phaze_glb_bandwidth(),
+        glb_bandwidth=DEFAULT_GLB,
         limits=Limits(
             min_area_mm2=float(np.nextafter(largest_mm2, np.inf)), max_area_mm2=budget_mm2
         ),

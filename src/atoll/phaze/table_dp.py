@@ -158,7 +158,7 @@ def _stage(table: LayerTable, width: int, nodes: Sequence[int], from_end: int) -
     activation_bytes = sum(node.activation_bytes for node in members)
     input_bytes = sum(e.size_bytes for e in received if e.source not in inside)
     stash_bytes = input_bytes if table.recompute else activation_bytes
-    resident_bytes = _weight_copies(table) * weight_bytes + activation_bytes
+    resident_bytes = weight_copies(table.optimizer) * weight_bytes + activation_bytes
     return TableStage(
         nodes=tuple(nodes),
         devices=width if any(node.tensor_parallel for node in members) else 1,
@@ -197,9 +197,9 @@ def _serial_s(
     return clock_s
 
 
-def _weight_copies(table: LayerTable) -> int:
+def weight_copies(optimizer: str) -> int:
     """Weights and gradients, and with Adam one more copy, as PHAZE counts them."""
-    return 3 if table.optimizer == "Adam" else 2
+    return 3 if optimizer == "Adam" else 2
 
 
 # --- The optimum of one width ---------------------------------------------------------------------
@@ -244,7 +244,7 @@ def _solve_width(table: LayerTable, width: int) -> _Optimum | None:
 def _arrays(table: LayerTable, layers: LayerGraph, order: Sequence[int]) -> Graph:
     nodes = [layers.nodes[i] for i in order]
     rank = {node.id: i for i, node in enumerate(nodes)}
-    copies, stash = _weight_copies(table), not table.recompute
+    copies, stash = weight_copies(table.optimizer), not table.recompute
     columns = [
         (
             node.forward_s,

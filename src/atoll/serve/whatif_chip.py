@@ -168,7 +168,7 @@ class ChipWhatIf:
                 "problem": f"{job.models[model].name} does not fit {devices} devices with "
                 f"{capacity / GIB:g} GiB each at tensor width {tensor} and microbatch {microbatch}."
             }
-        placement = priced.describe(0, variant, pass_s, placed[1], memory_bytes=capacity)
+        placement = priced.describe(0, variant, pass_s, placed, memory_bytes=capacity)
         answer = self._figures(priced, design, placement)
         return answer | {
             "schedules": times.how,

@@ -10,7 +10,7 @@ from atoll.cost.pricer import Pricer
 from atoll.errors import AtollError
 from atoll.hardware.device import Chip
 from atoll.notebook import answer_html, bar_text
-from atoll.profile import DEFAULT
+from atoll.profiles import DEFAULT
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import SPLIT, arrivals

@@ -11,7 +11,7 @@ from atoll.cost import gemm_kernels
 from atoll.cost.vector import vector_cycles
 from atoll.hardware.accelerator import Accelerator
 from atoll.jit import over_ranges
-from atoll.profile import DEFAULT
+from atoll.profiles import DEFAULT
 from atoll.wafer.encoding.block_parts import Pass, Product, Unit
 from atoll.workload.operator import VectorWork
 

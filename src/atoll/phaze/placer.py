@@ -1,0 +1,217 @@
+"""PHAZE's placement of a chain of layers: the chain as a layer table, solved exactly.
+
+Flat network, weights and gradients of two bytes, one recomputation bit for whole stages, replicas
+of which some may run a microbatch less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import InfeasibleError
+from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
+from atoll.phaze.table_dp import cost_of_plan, solve_table, weight_copies
+from atoll.placement.chain import Division, layer_names
+from atoll.placement.fixed import even_starts
+from atoll.placement.placer import PlacementProblem, StepTerms
+from atoll.placement.plan import Placement, Stage
+from atoll.step.states import States
+
+FloatArray = NDArray[np.float64]
+
+_WEIGHT_BYTES = 2.0
+_BITS = {"none": (False,), "full": (True,), "optimal": (False, True)}
+
+
+@dataclass(frozen=True, slots=True)
+class PhazePlacer:
+    """A `Placer`; the better of the two answers, without and with recomputation."""
+
+    def place(
+        self,
+        problem: PlacementProblem,
+        pass_s: FloatArray,
+        forward_s: FloatArray,
+        cutoff_s: float = np.inf,
+    ) -> Division | None:
+        best: Division | None = None
+        for bit in _BITS[problem.recompute]:
+            plan = solve_table(layer_table(problem, pass_s, bit))
+            step_s, data = plan.time_per_batch_s, plan.data_parallel
+            if step_s is not None and data is not None and step_s < cutoff_s:
+                starts = [stage.nodes[0] for stage in plan.stages]
+                best = _division(problem, pass_s, bit, step_s, data, starts)
+                cutoff_s = step_s
+        return best
+
+    def even(
+        self, problem: PlacementProblem, pass_s: FloatArray, forward_s: FloatArray, stages: int
+    ) -> Division | None:
+        starts = even_starts(problem.facts.block, stages)
+        if starts is None:
+            return None
+        data = problem.most_replicas(stages)
+        best: Division | None = None
+        for bit in _BITS[problem.recompute]:
+            table = layer_table(problem, pass_s, bit)
+            try:
+                step_s = cost_of_plan(
+                    table, problem.tensor, data, [range(*span) for span in _spans(problem, starts)]
+                )
+            except InfeasibleError:
+                continue
+            if best is None or step_s < best.step_time_s:
+                best = _division(problem, pass_s, bit, step_s, data, starts)
+        return best
+
+    def describe(
+        self,
+        problem: PlacementProblem,
+        pass_s: FloatArray,
+        forward_s: FloatArray,
+        division: Division,
+    ) -> Placement:
+        # A single stage has nothing to recompute, whatever the bit.
+        table = layer_table(problem, pass_s, division.recompute_share > 0.0)
+        stages = tuple(
+            _stage(problem, table, first, last, division.pipeline - number)
+            for number, (first, last) in enumerate(_spans(problem, division.starts))
+        )
+        data = division.data
+        rounds = -(-problem.microbatches // data)
+        slowest = max(stages, key=lambda stage: stage.load_s)
+        return Placement(
+            pipeline=len(stages),
+            tensor=problem.tensor,
+            data=data,
+            microbatch=problem.facts.model.microbatch,
+            microbatches=rounds,
+            step_time_s=division.step_time_s,
+            stages=stages,
+            time_parts_s={
+                "compute": rounds * slowest.compute_s,
+                "recompute": rounds * slowest.recompute_s,
+                "pipeline_sends": rounds * slowest.transfer_s,
+                "pipeline_bubble": (len(stages) - 1) * slowest.load_s,
+                "gradient_reduction": float(_reduction_s(problem, data, stages[0].last)),
+            },
+        )
+
+    def depths(self, problem: PlacementProblem) -> list[int]:
+        """Those with room for weights and gradients and one microbatch's activations, which are
+        resident whether they are recomputed or not."""
+        facts = problem.facts
+        resident = self.state_bytes(problem.states) * facts.parameters.sum()
+        resident += facts.saved_bytes.sum()
+        most = min(len(facts.kind), problem.devices // problem.tensor)
+        return [p for p in range(1, most + 1) if resident / p <= problem.memory_bytes]
+
+    def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
+        data = np.arange(1, problem.most_replicas(stages) + 1, dtype=np.int64)
+        loads = np.asarray(-(-problem.microbatches // data) + stages - 1, np.float64)
+        fixed_s = _reduction_s(problem, data, 1)  # the first stage has a layer at least
+        return StepTerms(loads, 0.0, np.zeros(len(data)), fixed_s)
+
+    def state_bytes(self, states: States) -> float:
+        return _WEIGHT_BYTES * weight_copies(_optimizer(states))
+
+
+def layer_table(problem: PlacementProblem, pass_s: FloatArray, recompute: bool) -> LayerTable:
+    """The chain as a table of one width."""
+    facts, tensor = problem.facts, problem.tensor
+    nodes = tuple(
+        LayerNode(
+            id=index,
+            weight_bytes=_WEIGHT_BYTES * float(facts.parameters[index]),
+            activation_bytes=float(facts.saved_bytes[index]),
+            forward_s=float(pass_s[kind, 0]),
+            backward_s=float(pass_s[kind, 1]),
+            tensor_parallel=tensor > 1,
+        )
+        for index, kind in enumerate(facts.kind)
+    )
+    edges = tuple(
+        LayerEdge(index, index + 1, float(facts.boundary_bytes[index + 1]))
+        for index in range(len(nodes) - 1)
+    )
+    return LayerTable(
+        devices=problem.devices,
+        memory_bytes=problem.memory_bytes,
+        bandwidth_Bps=problem.network.levels[-1].bandwidth_Bps,
+        microbatches=problem.microbatches,
+        recompute=recompute,
+        optimizer=_optimizer(problem.states),
+        widths={tensor: LayerGraph(nodes, edges)},
+        source=facts.model.name,
+    )
+
+
+def _optimizer(states: States) -> str:
+    return "SGD" if states.name == "sgd" else "Adam"
+
+
+def _spans(problem: PlacementProblem, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First layer of each stage, and of the next."""
+    return zip(starts, (*starts[1:], len(problem.facts.kind)), strict=True)
+
+
+def _division(
+    problem: PlacementProblem,
+    pass_s: FloatArray,
+    recompute: bool,
+    step_s: float,
+    data: int,
+    starts: Sequence[int],
+) -> Division:
+    """Every stage but the last runs its forward pass again, if any does."""
+    times_s = pass_s[problem.facts.kind]
+    again_s = times_s[: starts[-1], 0].sum() if recompute else 0.0
+    share = float(again_s / times_s.sum()) if again_s else 0.0
+    return Division(step_s, len(starts), data, tuple(starts), share)
+
+
+def _reduction_s(
+    problem: PlacementProblem, data: NDArray[np.int64] | int, layers: int
+) -> FloatArray:
+    """PHAZE counts two all-reduces of the first stage's weights."""
+    weight_bytes = _WEIGHT_BYTES * problem.facts.parameters[:layers].sum()
+    Bps = problem.network.levels[-1].bandwidth_Bps
+    return np.asarray(4.0 * (data - 1) / data * weight_bytes / Bps)
+
+
+def _stage(
+    problem: PlacementProblem, table: LayerTable, first: int, last: int, from_end: int
+) -> Stage:
+    """Layers first..last-1 of a chain as a stage; `from_end` = 1 for the last of the pipeline."""
+    graph = table.widths[problem.tensor]
+    own = graph.nodes[first:last]
+    forward_s = sum(node.forward_s for node in own)
+    recompute_s = forward_s if table.recompute and from_end > 1 else 0.0
+    entering_bytes = graph.edges[first - 1].size_bytes if first > 0 else 0.0
+    leaving_bytes = graph.edges[last - 1].size_bytes if last < len(graph.nodes) else 0.0
+    receive_s = entering_bytes / table.bandwidth_Bps
+    return_s = leaving_bytes / table.bandwidth_Bps
+    weight_bytes = sum(node.weight_bytes for node in own)
+    activation_bytes = sum(node.activation_bytes for node in own)
+    stash_bytes = entering_bytes if table.recompute else activation_bytes
+    return Stage(
+        layers=layer_names(problem.facts, first, last),
+        first=first,
+        last=last,
+        devices=problem.tensor,
+        compute_s=forward_s + sum(node.backward_s for node in own),
+        recompute_s=recompute_s,
+        # Gradients may arrive while the stage recomputes its forward pass.
+        transfer_s=receive_s + max(0.0, return_s - recompute_s),
+        receive_s=receive_s,
+        forward_s=forward_s,
+        recompute="whole stage" if recompute_s else "none",
+        memory_bytes={
+            "states": weight_copies(table.optimizer) * weight_bytes,
+            "activations": activation_bytes + (from_end - 1) * stash_bytes,
+        },
+    )

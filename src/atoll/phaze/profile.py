@@ -1,0 +1,30 @@
+"""The assumptions of PHAZE (ICML 2024), with correct units, the weight-gradient products, the
+microbatch and a core count that matters.
+
+Constants of the release: 128 words a cycle from DRAM and 256 from the GLB, two bytes a word, at
+1.05 GHz; flat 4 GiB/s network; SGD; whole-stage activation recomputation.
+"""
+
+from __future__ import annotations
+
+from atoll.hardware.space import CLOCK_HZ
+from atoll.phaze.placer import PhazePlacer
+from atoll.profile import Profile
+
+PHAZE = Profile(
+    name="phaze",
+    attention="unfused",
+    fusion="phaze",
+    sequence_parallel=False,
+    glb_share=1.0,
+    tensor_slots=1 << 20,
+    vector_memory=False,
+    free_spread=False,
+    link_on_vector=True,
+    hbm_bandwidth_Bps=128 * 2 * CLOCK_HZ,
+    glb_bandwidth_Bpc=256 * 2.0,
+    network="flat-4gib",
+    optimizer="sgd",
+    placer=PhazePlacer(),
+    widens_space=False,
+)

@@ -1,0 +1,167 @@
+"""A profile's rule of placement: what a search asks of it, and the default's answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.fabric.network import Network
+from atoll.placement.chain import ChainFacts, Division, describe, divide, make_chain, make_system
+from atoll.placement.chain_kernels import System, equal_replicas, feasible_depths, reduction_s
+from atoll.placement.fixed import fixed_division
+from atoll.placement.plan import Placement
+from atoll.step.states import States
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementProblem:
+    """One model at one microbatch and tensor width, and the devices that it is placed on."""
+
+    facts: ChainFacts
+    network: Network
+    states: States
+    recompute: str
+    devices: int
+    tensor: int
+    microbatches: int
+    memory_bytes: float
+    hbm_Bps: float
+
+    @property
+    def system(self) -> System:
+        return make_system(
+            self.network,
+            self.states,
+            self.facts,
+            devices=self.devices,
+            tensor=self.tensor,
+            microbatches=self.microbatches,
+            memory_bytes=self.memory_bytes,
+            hbm_Bps=self.hbm_Bps,
+        )
+
+    def most_replicas(self, stages: int) -> int:
+        """Copies of so many stages that there are devices and microbatches for."""
+        return min(self.devices // (self.tensor * stages), self.microbatches)
+
+
+class StepTerms(NamedTuple):
+    """Of a step with so many stages, for each number of replicas, the fewest first: how often the
+    largest load is paid and how often a whole pass, and the seconds that no chip changes."""
+
+    loads: FloatArray
+    passes: float
+    transfer_s: FloatArray
+    """Of a whole pass, at least."""
+    fixed_s: FloatArray
+    """Gradient reduction and optimizer, at least."""
+
+
+class Placer(Protocol):
+    """Places chains of layers. `pass_s` are the times of each kind of layer (forward, backward),
+    `forward_s` those of the block's forward operators, which may run again."""
+
+    def place(
+        self,
+        problem: PlacementProblem,
+        pass_s: FloatArray,
+        forward_s: FloatArray,
+        cutoff_s: float = np.inf,
+    ) -> Division | None:
+        """The fastest placement below the cutoff, or None."""
+
+    def even(
+        self, problem: PlacementProblem, pass_s: FloatArray, forward_s: FloatArray, stages: int
+    ) -> Division | None:
+        """An expert's: blocks spread evenly over so many stages, with as many replicas as there
+        is room for; None where it is not possible."""
+
+    def describe(
+        self,
+        problem: PlacementProblem,
+        pass_s: FloatArray,
+        forward_s: FloatArray,
+        division: Division,
+    ) -> Placement:
+        """A division in full: stages, memory by part, time by cause."""
+
+    def depths(self, problem: PlacementProblem) -> list[int]:
+        """Numbers of stages that may fit: a bound considers no others."""
+
+    def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
+        """What a step of so many stages is made of, from below."""
+
+    def state_bytes(self, states: States) -> float:
+        """What a device keeps of a parameter: weight, gradient and optimizer state."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPlacer:
+    """The default: recomputation by operator, nested networks, equal replicas."""
+
+    def place(
+        self,
+        problem: PlacementProblem,
+        pass_s: FloatArray,
+        forward_s: FloatArray,
+        cutoff_s: float = np.inf,
+    ) -> Division | None:
+        chain = make_chain(problem.facts, pass_s.sum(axis=1), forward_s)
+        return divide(chain, problem.system, cutoff_s)
+
+    def even(
+        self, problem: PlacementProblem, pass_s: FloatArray, forward_s: FloatArray, stages: int
+    ) -> Division | None:
+        most = problem.most_replicas(stages)
+        if most < 1:
+            return None
+        data = int(equal_replicas(problem.microbatches, most)[most])
+        chain = make_chain(problem.facts, pass_s.sum(axis=1), forward_s)
+        return fixed_division(chain, problem.system, pipeline=stages, data=data)
+
+    def describe(
+        self,
+        problem: PlacementProblem,
+        pass_s: FloatArray,
+        forward_s: FloatArray,
+        division: Division,
+    ) -> Placement:
+        chain = make_chain(problem.facts, pass_s.sum(axis=1), forward_s)
+        return describe(problem.facts, chain, problem.system, division, pass_s[:, 0])
+
+    def depths(self, problem: PlacementProblem) -> list[int]:
+        """Those that fit with full recomputation."""
+        facts, widest = problem.facts, problem.devices // problem.tensor
+        kinds, operators = len(facts.model.layers), facts.rerun.shape[1]
+        fits = feasible_depths(
+            make_chain(facts, np.zeros(kinds), np.ones(operators)), problem.system
+        )
+        replicas = equal_replicas(problem.microbatches, widest)
+        # With fewer microbatches than stages less is in flight: those depths are never ruled out.
+        return [
+            p
+            for p in range(1, min(len(facts.kind), widest) + 1)
+            if fits[p] or problem.microbatches // int(replicas[widest // p]) < p
+        ]
+
+    def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
+        system = problem.system
+        data = np.arange(1, problem.most_replicas(stages) + 1)
+        data = data[problem.microbatches % data == 0]
+        per_stage = problem.facts.parameters.sum() / stages
+        reduce_s = np.array([reduction_s(system, d, per_stage) for d in data.tolist()])
+        transfer_s = np.zeros(len(data))
+        if stages > 1:
+            least_s = system.cut_s[:, 1:-1].min(axis=1)
+            transfer_s = 2.0 * (stages - 1) * least_s[system.cut_kind[data, stages]]
+        rounds = problem.microbatches // data
+        fixed_s = reduce_s + system.optimizer_s * per_stage
+        return StepTerms(rounds - 1.0, 1.0, transfer_s, fixed_s)
+
+    def state_bytes(self, states: States) -> float:
+        return states.held
