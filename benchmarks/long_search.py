@@ -58,12 +58,12 @@ def least(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict
     return best
 
 
-def seed_job(model: str) -> Job:
+def phaze_job(model: str) -> Job:
     return Job(models=(ModelJob(model),), baselines=False)
 
 
 def speedup(models: list[str], repeats: int) -> None:
-    """One process of one thread against two, over the seed's 29,360 chips.
+    """One process of one thread against two, over PHAZE's 29,360 chips.
 
     The CPU columns hold on a busy machine too: a quiet one with two cores cannot be faster than
     the driver's CPU time and half of the workers'.
@@ -71,7 +71,7 @@ def speedup(models: list[str], repeats: int) -> None:
     print("\n2 local processes against 1 (one thread each), 29,360 chips; wall and CPU seconds")
     print("model                 1: wall driver worker   2: wall driver workers   ratio CPU ratio")
     for model in models:
-        job = seed_job(model)
+        job = phaze_job(model)
         run_search(job)
         took = least({str(n): partial(run_search, job, workers=n) for n in (1, 2)}, repeats)
         one, two = took["1"], took["2"]
@@ -89,7 +89,7 @@ def overhead(models: list[str], repeats: int) -> None:
     print("\nOverhead (CPU seconds; one thread)")
     print("model                     plain    with store          one process apart, with store")
     for model in models:
-        job = seed_job(model)
+        job = phaze_job(model)
         run_search(job)
 
         def stored(workers: int, job: Job = job) -> None:

@@ -4,7 +4,7 @@
 
 The peers' figures were obtained by running them (versions below); docs/cost-model.md explains the
 differences. Speeds are those of this machine: pairs of a product and a core configuration mapped
-in a second, over the seed's whole space.
+in a second, over PHAZE's whole space.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def sunstone() -> None:
                 depth=int(row["core_depth"]),
                 glb_bytes=int(row["glb_bytes"]),
             )
-            # Sunstone as the seed calls it: 256 (GLB) and 128 (DRAM) words of 2 bytes a cycle.
+            # Sunstone as PHAZE calls it: 256 (GLB) and 128 (DRAM) words of 2 bytes a cycle.
             seed = replace(chip, glb_bandwidth_Bpc=512.0, hbm=Hbm(1, 2 * 128 * REFERENCE.clock_Hz))
             free = replace(chip, glb_bandwidth_Bpc=GLB_BPC_PER_MIB * chip.glb_bytes / MIB)
             key = f"{chip.tensor_cores} x {chip.width}x{chip.depth}, {chip.glb_bytes // MIB} MiB"

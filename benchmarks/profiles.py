@@ -1,10 +1,10 @@
-"""The seed's assumptions and the honest ones, side by side, and which of them move the answer.
+"""PHAZE's assumptions and the honest ones, side by side, and which of them move the answer.
 
     python benchmarks/profiles.py [MODEL ...]
     python benchmarks/profiles.py --assumptions MODEL
 
 First form: each model under both profiles, with the winning chip and its gain over the TPU v4-like
-chip placed by the same code. Second form: the default profile with one of the seed's assumptions
+chip placed by the same code. Second form: the default profile with one of PHAZE's assumptions
 put back at a time: the chip that then wins, and how much throughput that chip gives away when it
 is judged under the default profile.
 """
@@ -64,7 +64,7 @@ def side_by_side(models: tuple[str, ...]) -> None:
 
 
 def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tuple[int, float]:
-    """The best design of the seed's space (or of a part of it) and its samples per second."""
+    """The best design of PHAZE's space (or of a part of it) and its samples per second."""
     job = Job(models=(ModelJob(name),))
     setting, variants = prepare_search(job, profile)
     space = phaze_space()

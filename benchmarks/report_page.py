@@ -1,4 +1,4 @@
-"""Size of the seed space's report, and how soon it can be used in a real browser.
+"""Size of the PHAZE space's report, and how soon it can be used in a real browser.
 
     python benchmarks/report_page.py [FOLDER]
 

@@ -2,7 +2,7 @@
 
     python benchmarks/search_proof.py [--jobs 100] [--chips 200] [--seed 0] [--tolerance 0.01]
 
-Models of the zoo cut to a few blocks, on random chips of the seed's space with slow to fast HBM and
+Models of the zoo cut to a few blocks, on random chips of PHAZE's space with slow to fast HBM and
 links, few to many microbatches; every second job has tensor widths above 1 only. Each job is
 searched, and every chip is evaluated with every variant. Prints a line for each refuted job, then
 how many there were, and by how much the worst bound exceeded what exists; exits with 1 if any did.

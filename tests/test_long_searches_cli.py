@@ -96,7 +96,7 @@ def test_another_job_and_a_second_process_are_refused(
 
 
 def test_ctrl_c_prints_the_best_so_far_and_the_next_run_ends_alike(tmp_path: Path) -> None:
-    """The search over the seed's whole space is stopped once it has a first design."""
+    """The search over PHAZE's whole space is stopped once it has a first design."""
     folder = tmp_path / "run"
     command = [
         sys.executable, "-m", "atoll", "search", "--model", "bert-large", "--tolerance", "0",

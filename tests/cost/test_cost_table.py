@@ -56,7 +56,7 @@ def all_chips(profile: Profile) -> Chips:
 
 @cache
 def some_chips(profile: Profile) -> Chips:
-    """Chips of the seed's space, at random but always the same, the reference among them."""
+    """Chips of PHAZE's space, at random but always the same, the reference among them."""
     chips = all_chips(profile)
     chosen = np.random.default_rng(7).choice(len(chips), 24, replace=False)
     reference = position_of(

@@ -409,7 +409,7 @@ def test_a_causal_mask_halves_the_cycles_but_not_the_fill_or_the_operands() -> N
     assert whole.hbm_bytes == 3.0 * operand
 
 
-# --- Faults of the seed that must not come back -------------------------------------------------
+# --- Faults of PHAZE that must not come back -------------------------------------------------
 
 
 @pytest.mark.parametrize("cores", [1, 8, 64])
@@ -423,14 +423,14 @@ def test_dimensions_that_divide_nothing_are_padded(cores: int, array: tuple[int,
 
 
 def test_eight_cores_are_at_least_six_times_as_fast_as_one() -> None:
-    """In the seed the core count does nothing: its core buffers share one bandwidth."""
+    """In PHAZE the core count does nothing: its core buffers share one bandwidth."""
     product = Matmul(1, 4096, 4096, 4096)
     one_s = map_matmul(product, REFERENCE, cores=1).time_s
     assert one_s >= 6.0 * map_matmul(product, REFERENCE, cores=8).time_s
 
 
 def test_every_head_of_attention_fetches_its_own_keys() -> None:
-    """The seed folds the heads into the rows of one product, with one set of keys for all."""
+    """PHAZE folds the heads into the rows of one product, with one set of keys for all."""
     heads = map_matmul(Matmul(64, 512, 512, 64), REFERENCE)
     assert heads.hbm_bytes >= 64 * 2 * (512 * 64 + 64 * 512 + 512 * 512)
 

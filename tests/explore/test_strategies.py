@@ -1,4 +1,4 @@
-"""Objectives, the seed's stop rule, the front and the baselines, on small spaces."""
+"""Objectives, PHAZE's stop rule, the front and the baselines, on small spaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The area model is the seed's on its own sizes, and grows smoothly elsewhere."""
+"""The area model is PHAZE's on its own sizes, and grows smoothly elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spaces: the seed's to the last design, and any other from lists and constraints."""
+"""Spaces: PHAZE's to the last design, and any other from lists and constraints."""
 
 from __future__ import annotations
 

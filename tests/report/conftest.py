@@ -1,4 +1,4 @@
-"""Answers on disk, made once: a search of a few chips, of the seed's space, plans, a wafer."""
+"""Answers on disk, made once: a search of a few chips, of PHAZE's space, plans, a wafer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def seed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All 29,360 chips of the seed, for a small job."""
+    """All 29,360 chips of PHAZE, for a small job."""
     folder = tmp_path_factory.mktemp("report") / "seed"
     atoll.search(
         model="bert-large", devices=64, global_batch=256, microbatches=[4], tensor_widths=[1],

@@ -43,7 +43,7 @@ def search(
         str | None, typer.Option(help="optimal (per operator), none or full.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="default (physically honest) or phaze (the seed's).")
+        str | None, typer.Option(help="default (physically honest) or phaze (as published).")
     ] = None,
     space: Annotated[
         str | None, typer.Option(help="phaze (29,360 chips) or a space file (YAML).")
@@ -56,7 +56,7 @@ def search(
         str | None, typer.Option(help="For several models: mean, weighted or worst.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="exact (with proof), phaze (the seed's rule) or evolve.")
+        str | None, typer.Option(help="exact (with proof), phaze (PHAZE's rule) or evolve.")
     ] = None,
     evaluations: Annotated[
         int | None, typer.Option(help="Designs that strategy evolve looks at.")
@@ -90,7 +90,7 @@ def search(
 ) -> None:
     """Find the best chip, schedule and placement for a model, with proof.
 
-    Without arguments: Llama-2 7B on 1,024 devices over the seed's 29,360 chips. Ctrl-C prints
+    Without arguments: Llama-2 7B on 1,024 devices over PHAZE's 29,360 chips. Ctrl-C prints
     the best design so far with its proven gap (exit code 130).
     """
     given = dict(locals())

@@ -91,7 +91,7 @@ def operator_options(c, chip, op, duration, demand):
             demand[0, R_LINK] = 1.0
         return
     if kind == NONE:
-        duration[0] = 1.0 / clock  # free under the seed's assumptions: a clock at least
+        duration[0] = 1.0 / clock  # free under PHAZE's assumptions: a clock at least
         if c.vector_memory:
             hbm_s = c.bytes[op] / hbm_Bps
             duration[0] = max(duration[0], hbm_s)
@@ -128,7 +128,7 @@ def operator_options(c, chip, op, duration, demand):
         best = time
         duration[o] = time
         if not c.free_spread:
-            # The seed: an operator on all cores excludes every other, of both kinds.
+            # PHAZE: an operator on all cores excludes every other, of both kinds.
             everything = o == 1
             demand[o, R_TENSOR] = c.tensor_cores[chip] if everything else count_t
             demand[o, R_VECTOR] = c.vector_cores[chip] if everything else count_v

@@ -35,7 +35,7 @@ def roofline(start, stop, passes, macs, vector_ops, bytes_, link_s, mac_rate, ve
                 op = passes.op[first + j]
                 tensor = macs[op] / mac_rate[chip]
                 vector = vector_ops[op] / vector_rate[chip]
-                # Without a memory term for vectors, only products pay for bytes (the seed).
+                # Without a memory term for vectors, only products pay for bytes (PHAZE).
                 pays = vector_memory or macs[op] > 0.0
                 memory = bytes_[op] / hbm_Bps[chip] if pays else 0.0
                 fastest = max(max(tensor, vector), max(memory, link_s[op]))

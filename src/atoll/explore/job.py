@@ -37,7 +37,7 @@ class ModelJob:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that a search needs to know. The defaults are the seed's whole grid."""
+    """Everything that a search needs to know. The defaults are PHAZE's whole grid."""
 
     models: tuple[ModelJob, ...] = (ModelJob(DEFAULT_MODEL),)
     devices: int = 1024
@@ -158,7 +158,7 @@ class ModelEntry(FileModel):
 
 
 class JobFile(FileModel):
-    """A job file; every field is optional and defaults to the seed's grid."""
+    """A job file; every field is optional and defaults to PHAZE's grid."""
 
     model: str | None = None
     models: tuple[ModelEntry | str, ...] | None = None

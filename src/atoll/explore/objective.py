@@ -18,7 +18,7 @@ KINDS = ("mean", "weighted", "worst")
 class Objective:
     """A score to maximise, from the step times of all models.
 
-    "mean" is the plain mean of samples per second (the fastest model dominates, as in the seed);
+    "mean" is the plain mean of samples per second (the fastest model dominates, as in PHAZE);
     "weighted" and "worst" compare each model with a reference chip first, and take the weighted
     mean or the least of those ratios.
     """

@@ -20,7 +20,7 @@ class Hbm:
 
     capacity_bytes: int
     bandwidth_Bps: float
-    area_mm2: float = 0.0  # PHYs and controllers on the device's die; the seed counts none
+    area_mm2: float = 0.0  # PHYs and controllers on the device's die; PHAZE counts none
     power_W: float | None = None  # at full bandwidth; None: bandwidth x the energy model's J/byte
 
 
@@ -41,7 +41,7 @@ class Accelerator:
 
     @property
     def core_buffer_bytes(self) -> int:
-        """Buffer beside each tensor core: the seed's rule, width x depth / 64 KiB, at least 1."""
+        """Buffer beside each tensor core: PHAZE's rule, width x depth / 64 KiB, at least 1."""
         return core_buffer_bytes(self.width, self.depth)
 
     @property

@@ -4,7 +4,7 @@
          + vector_cores x (759.823853 um2 x vector_width  + buffer(vector_width / 64 KiB))
          + GLB(size)
 
-Buffers of at least 1 KiB. The two tables below are CACTI's areas for the sizes of the seed's space;
+Buffers of at least 1 KiB. The two tables below are CACTI's areas for the sizes of PHAZE's space;
 on those sizes the result is the table's, exactly. Other spaces need other sizes:
 
 * between two table sizes the area is interpolated on log-log axes (a power law per segment);

@@ -29,7 +29,7 @@ from atoll.hardware.area import accelerator_area_mm2, area_mm2
 
 _PJ = 1e-12
 
-# [TPUv4] chip in the seed's template: 8 tensor cores 128x128, 2 vector cores of 128, 128 MiB.
+# [TPUv4] chip in PHAZE's template: 8 tensor cores 128x128, 2 vector cores of 128, 128 MiB.
 TPU_V4_IDLE_W = 90.0
 TPU_V4_MAX_W = 192.0
 _TPU_V4_MODELLED_MM2 = float(area_mm2(8, 2, 128, 128, 128, 128 * MIB))

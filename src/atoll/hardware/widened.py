@@ -1,6 +1,6 @@
-"""The default space beyond its own budget: larger chips than the seed's, for a larger area.
+"""The default space beyond its own budget: larger chips than PHAZE's, for a larger area.
 
-The seed's 29,360 designs stay as they are. Beside them comes every chip that is larger than any of
+PHAZE's 29,360 designs stay as they are. Beside them comes every chip that is larger than any of
 them and within the new budget, from finer and longer lists: with powers of two alone, much of
 a budget between two of them could not be spent. A larger budget only adds designs.
 """

@@ -1,6 +1,6 @@
-"""The seed's eight models over its whole grid: seconds, designs per second, what pruned what.
+"""PHAZE's eight models over its whole grid: seconds, designs per second, what pruned what.
 
-    python benchmarks/search_seed_models.py [MODEL ...]
+    python benchmarks/search_phaze_models.py [MODEL ...]
 
 29,360 chips x HBM {32, 64, 80} GiB x recomputation x microbatch {1, 2, 4, 8, 16} x tensor width
 {1, 2, 4, 8}, 1,024 devices, batch 4,096. Prints a Markdown table; exits with 1 if a gap exceeds
