@@ -21,7 +21,7 @@ DEFAULT = Profile(
     hbm_bandwidth_Bps=None,
     glb_bandwidth_Bpc=None,
     network="dgx-a100",
-    optimizer="mixed16",
+    optimizer="mixed",
     placer=ExactPlacer(),
     widens_space=True,
 )

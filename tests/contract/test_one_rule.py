@@ -70,14 +70,9 @@ def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
         assert held == pytest.approx(system.state_bytes * parameters, rel=REL)
 
 
-def test_states_are_the_same_on_devices_and_wafers_where_nothing_is_said():
+def test_states_are_the_same_everywhere_where_nothing_is_said():
     planned = atoll.estimate("gpt2-xl", "h100", 8, global_batch=8).run.states
     assert WaferJob(model=SMALL).options.states == planned
-
-
-@disagree("a search takes mixed16 where nothing is said, plan takes mixed")
-def test_states_are_the_same_in_a_search_where_nothing_is_said():
-    planned = atoll.estimate("gpt2-xl", "h100", 8, global_batch=8).run.states
     assert load_states(DEFAULT.optimizer) == planned
 
 
@@ -168,7 +163,7 @@ def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor
     )  # fmt: skip
     searched = reduction_s(system, replicas, parameters)
     run = make_run("gpt2-xl", "h100", replicas * tensor, global_batch=96)
-    run = replace(run, network=network, states=STATES["mixed16"])
+    run = replace(run, network=network, states=optimizer)
     planned, _ = Stepper(run, Layout(dp=replicas, tp=tensor, zero=0)).gradient_s(parameters, 0.0)
     assert searched == pytest.approx(planned, rel=REL)
     operator = Operator("sum", "all_reduce", (), (), collective=Collective(
