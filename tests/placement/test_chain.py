@@ -453,7 +453,7 @@ def test_a_described_plan_adds_up(
     division = divide(chain, system)
     assume(division is not None)
     assert division is not None
-    placement = describe(facts, chain, system, division, PASS_S[:, 0])
+    placement = describe(facts, chain, system, STATES["mixed16"], division, PASS_S[:, 0])
     loads_s = [stage.load_s for stage in placement.stages]
     tail_s = sum(placement.time_parts_s[part] for part in ("gradient_reduction", "optimizer"))
     rounds = placement.microbatches
@@ -486,7 +486,7 @@ def test_the_words_name_the_operators_whose_time_is_paid() -> None:
         assert paid_s == pytest.approx(chain.extra_s[index])
     division = divide(chain, system)
     assert division is not None
-    placement = describe(facts, chain, system, division)
+    placement = describe(facts, chain, system, STATES["mixed16"], division)
     alone = [stage for stage in placement.stages if "blocks:" not in stage.recompute]
     assert any(stage.recompute_s > 0 for stage in placement.stages) and alone
     for stage in placement.stages:

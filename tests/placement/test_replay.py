@@ -264,7 +264,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
         )
         for division in (divide(chain, system), *even):
             if division is not None and division.pipeline > 1:
-                yield describe(facts, chain, system, division, forward_s)
+                yield describe(facts, chain, system, STATES["mixed16"], division, forward_s)
 
 
 @pytest.mark.parametrize("recompute", ["optimal", "none", "full"])

@@ -211,7 +211,9 @@ def _stage(
         forward_s=forward_s,
         recompute="whole stage" if recompute_s else "none",
         memory_bytes={
-            "states": weight_copies(table.optimizer) * weight_bytes,
+            "weights": weight_bytes,
+            "gradients": weight_bytes,
+            "optimizer": (weight_copies(table.optimizer) - 2) * weight_bytes,
             "activations": activation_bytes + (from_end - 1) * stash_bytes,
         },
     )

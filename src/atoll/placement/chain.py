@@ -213,6 +213,7 @@ def describe(
     facts: ChainFacts,
     chain: Chain,
     system: System,
+    states: States,
     division: Division,
     forward_s: FloatArray | None = None,
 ) -> Placement:
@@ -227,7 +228,7 @@ def describe(
     for number, (first, last) in enumerate(zip(division.starts, ends, strict=True)):
         in_flight = min(division.pipeline - number, microbatches)
         stages.append(
-            _stage(facts, chain, system, cut_s, first, last, in_flight, forward_s)
+            _stage(facts, chain, system, states, cut_s, first, last, in_flight, forward_s)
         )
     slowest = max(stages, key=lambda stage: stage.load_s)
     # Both grow with parameters: the stage with the most is the last to finish.
@@ -257,6 +258,7 @@ def _stage(
     facts: ChainFacts,
     chain: Chain,
     system: System,
+    states: States,
     cut_s: FloatArray,
     first: int,
     last: int,
@@ -265,20 +267,22 @@ def _stage(
 ) -> Stage:
     block = facts.block[first:last]
     blocks = int(block.sum())
-    states = system.state_bytes * float(facts.parameters[first:last].sum())
+    parameters = float(facts.parameters[first:last].sum())
+    weights, gradients, optimizer = states.parts(parameters, parameters, zero=0)
     others = float(facts.saved_bytes[first:last][~block].sum())
     buffers = 2.0 * float(facts.boundary_bytes[first])
-    recompute_s = kept = rebuilt = 0.0
+    recompute_s = kept = transient = 0.0
     words = "none"
     if blocks:
-        room = system.memory_bytes - states - buffers - others * in_flight
+        held = weights + gradients + optimizer
+        room = system.memory_bytes - held - buffers - others * in_flight
         recompute_s, more, index = kernels.recompute_choice(
             blocks, room - chain.rebuilt_bytes, float(in_flight), chain.kept_bytes, chain.extra_s
         )
         counts = {index: more, index - 1: blocks - more}
         used = sorted(choice for choice, count in counts.items() if count)
         kept = sum(count * float(chain.kept_bytes[choice]) for choice, count in counts.items())
-        rebuilt = chain.rebuilt_bytes + float(chain.kept_bytes[-1] - chain.kept_bytes[used[0]])
+        transient = chain.rebuilt_bytes + float(chain.kept_bytes[-1] - chain.kept_bytes[used[0]])
         words = _words(facts, chain, {choice: counts[choice] for choice in used})
     receive_s, return_s = (
         float(cut_s[edge]) if 0 < edge < len(facts.kind) else 0.0
@@ -295,9 +299,11 @@ def _stage(
         receive_s=receive_s,
         recompute=words,
         memory_bytes={
-            "states": states,
+            "weights": weights,
+            "gradients": gradients,
+            "optimizer": optimizer,
             "activations": (kept + others) * in_flight,
-            "rebuilt": rebuilt,
+            "transient": transient,
             "buffers": buffers,
         },
         forward_s=None if forward_s is None else float(forward_s[facts.kind[first:last]].sum()),

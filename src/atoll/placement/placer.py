@@ -132,7 +132,9 @@ class ExactPlacer:
         division: Division,
     ) -> Placement:
         chain = make_chain(problem.facts, pass_s.sum(axis=1), forward_s)
-        return describe(problem.facts, chain, problem.system, division, pass_s[:, 0])
+        return describe(
+            problem.facts, chain, problem.system, problem.states, division, pass_s[:, 0]
+        )
 
     def depths(self, problem: PlacementProblem) -> list[int]:
         """Those that fit with full recomputation."""

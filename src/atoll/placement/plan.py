@@ -27,7 +27,7 @@ class Stage:
     recompute: str
     """What the stage recomputes, in words."""
     memory_bytes: Mapping[str, float]
-    """By part: states, activations, rebuilt, buffers."""
+    """By part (`step.parts`)."""
     forward_s: float | None = None
     """The forward part of `compute_s`, where it is known."""
     weight_s: float | None = None

@@ -77,7 +77,7 @@ function legend(parent, entries) {
 // Parts that several charts show have one colour; the others take what their chart has left.
 const NAMED = {compute: 0, 'tensor parallel': 1, collectives: 1, recompute: 2, recomputation: 2, optimizer: 3, transfers: 4,
   'pipeline sends': 4, 'gradient reduction': 5, 'context parallel': 6, host: 7, 'expert parallel': 8, 'sharded weights': 9,
-  weights: 0, states: 0, gradients: 1, activations: 2, buffers: 5, rebuilt: 4, transient: 4, logits: 6, guests: 7};
+  weights: 0, gradients: 1, activations: 2, buffers: 5, transient: 4, logits: 6, guests: 7};
 
 function colourOf(name, among) {
   const own = among.filter((n, i) => n in NAMED && !among.slice(0, i).some((m) => NAMED[m] === NAMED[n]));

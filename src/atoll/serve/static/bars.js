@@ -6,7 +6,7 @@ import { percent } from "./units.js";
 const COLOURS = {
   compute: 0, recompute: 5, "tensor parallel": 1, transfers: 4, "pipeline sends": 4, "context parallel": 6,
   "expert parallel": 10, "sharded weights": 9, bubble: 7, "pipeline bubble": 7, "gradient reduction": 2, optimizer: 3,
-  host: 8, states: 0, weights: 0, gradients: 2, activations: 1, rebuilt: 5, buffers: 4, logits: 6, transient: 5, guests: 10, reserve: 7,
+  host: 8, weights: 0, gradients: 2, activations: 1, buffers: 4, logits: 6, transient: 5, guests: 10, reserve: 7,
 };
 const SHADES = 11;
 
