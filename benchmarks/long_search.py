@@ -193,11 +193,11 @@ def large(limit_s: float, workers: int) -> None:
             bounded = reader.status().bounded
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     seconds = result.phases_s["search"]
-    print(f"\n{result.certificate.architectures:,} designs, {workers} processes")
+    print(f"\n{result.certificate.items:,} designs, {workers} processes")
     print(f"  first answer after {first.seconds:.1f} s; driver {memory:,.0f} MiB at most")
     print(f"  {result.certificate.sentence()}, {seconds:.0f} s")
     print(
-        f"  {result.certificate.architectures / seconds:,.0f} designs a second in all, "
+        f"  {result.certificate.items / seconds:,.0f} designs a second in all, "
         f"{bounded:,} chips with schedule bounds ({bounded / seconds:,.0f} a second), "
         f"{result.certificate.evaluated:,} evaluated"
     )

@@ -37,9 +37,9 @@ def main() -> int:
         seconds = result.wall_time_s
         plan = result.best.plans[0]
         where = plan.placement
-        pruned = {by: count / proof.architectures for by, count in proof.pruned.items()}
+        pruned = {by: count / proof.items for by, count in proof.ruled_out.items()}
         print(
-            f"| {name} | {seconds:.1f} | {proof.architectures / seconds:,.0f} | "
+            f"| {name} | {seconds:.1f} | {proof.items / seconds:,.0f} | "
             f"{proof.evaluated:,} | {pruned['roofline']:.1%} | {pruned['schedule']:.1%} | "
             f"{proof.gap:.2%} | {result.best.accelerator.describe()} | {plan.samples_per_s:,.1f} | "
             f"p{where.pipeline} t{where.tensor} d{where.data} b{where.microbatch} |",

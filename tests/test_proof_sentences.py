@@ -7,9 +7,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.explore.result import Certificate
 from atoll.report.search_view import certificate_words
 from atoll.step.certificate import (
+    Certificate,
     is_optimal,
     most_better,
     proof_sentence,
@@ -46,8 +46,8 @@ def test_optimal_means_that_none_is_better_by_more_than_the_tolerance(
 
 def test_a_gap_of_46_77_percent_leaves_87_87_percent() -> None:
     proof = Certificate(
-        score=0.5323, bound=1.0, tolerance=0.01, architectures=1, evaluated=1, pruned={},
-        tightened=0,
+        score=0.5323, bound=1.0, tolerance=0.01, items=1, kind="architecture",
+        evaluated=1, ruled_out={},
         subject="all mappings on this wafer",
     )  # fmt: skip
     expected = (

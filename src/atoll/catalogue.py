@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from atoll.errors import AtollError
-from atoll.explore.result import accelerator_dict
 from atoll.hardware import (
     Hbm,
     Network,
@@ -26,6 +25,7 @@ from atoll.hardware import (
     phaze_space,
     read_space,
 )
+from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.catalog import AcceleratorFile, NetworkFile, is_file, unknown_entry
 from atoll.hardware.device_names import same_device
 from atoll.hardware.gpu import (

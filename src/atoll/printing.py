@@ -107,7 +107,7 @@ def print_result(result: SearchResult) -> None:
     elif result.front_stopped:
         console.print(f"Stopped      {result.front_stopped}: the fronts are not complete")
     console.print(f"Certificate  {counts.sentence()}")
-    pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.pruned.items())
+    pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.ruled_out.items())
     console.print(
         f"             {counts.evaluated:,} evaluated, ruled out: {pruned}; "
         f"{result.wall_time_s:.1f} s"

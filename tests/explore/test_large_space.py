@@ -40,8 +40,8 @@ def test_the_optimum_is_the_same_and_proven(
     assert part.certificate.status == whole.certificate.status == "optimal"
     assert part.score == pytest.approx(whole.score, rel=2e-4)
     points = part.certificate
-    assert points.architectures == 9 * 9 * 3 * 3 * 2
-    assert points.evaluated + sum(points.pruned.values()) == points.architectures
+    assert points.items == 9 * 9 * 3 * 3 * 2
+    assert points.evaluated + sum(points.ruled_out.values()) == points.items
 
 
 def test_a_jobs_own_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

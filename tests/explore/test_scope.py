@@ -81,7 +81,7 @@ def test_the_answer_says_what_was_searched(tmp_path: Path, stacks: Path) -> None
     result = run_search(some_job(tmp_path, microbatches=(1, 4, 8), **changes))
     shown = result.to_dict()
     assert shown["space"]["name"] == "stacks"
-    assert shown["space"]["designs"] == result.certificate.architectures == 48
+    assert shown["space"]["designs"] == result.certificate.items == 48
     assert shown["space"]["hbm_GiB"] == [32, 64]
     least, most = shown["space"]["area_mm2"]
     assert 30.0 < least < most < 900.0

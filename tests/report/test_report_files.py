@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main
+from atoll.hardware.accelerator import accelerator_of
 from atoll.report.folder import open_folder
 from atoll.report.page import write_report
-from atoll.report.sensitivity import chip_of, sensitivity
+from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import EVALUATED, job_of, space_points
 from atoll.store.lock import FolderLock
 
@@ -110,7 +111,7 @@ def test_the_chip_is_read_back_from_its_record(tiny_run: Path) -> None:
     from atoll.hardware import accelerator_area_mm2
 
     shown = open_folder(tiny_run).content["best"]["accelerator"]
-    assert accelerator_area_mm2(chip_of(shown)) == pytest.approx(shown["area_mm2"])
+    assert accelerator_area_mm2(accelerator_of(shown)) == pytest.approx(shown["area_mm2"])
 
 
 def test_a_plan_becomes_a_report_with_its_launch_file(plan_run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from atoll.explore.branch_and_bound import Search
-from atoll.explore.result import Design, accelerator_dict
+from atoll.explore.result import Design
+from atoll.hardware.accelerator import accelerator_dict
 from atoll.units import counted
 
 SHARES = (0.005, 0.01)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.explore.job import Job
 from atoll.explore.scope import Scope
-from atoll.hardware.accelerator import GIB, MIB, Accelerator
+from atoll.hardware.accelerator import Accelerator, accelerator_dict
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.profiles import get_profile
-from atoll.step.certificate import is_optimal, most_better, proof_sentence, relative_gap, times
+from atoll.step.certificate import Certificate, times
 from atoll.units import counted, format_mfu, format_seconds
 
 if TYPE_CHECKING:
@@ -23,57 +23,6 @@ if TYPE_CHECKING:
 
 _WORTH_SAYING = 0.01
 """Of the answer's peak power: a design that saves less is not named."""
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """How good the answer is, and over what.
-
-    "Optimal" means that no other design is better than this one by more than `tolerance`.
-    """
-
-    score: float
-    bound: float
-    """No design scores higher."""
-    tolerance: float
-    architectures: int
-    evaluated: int
-    pruned: Mapping[str, int]
-    """Architectures ruled out, by the bound that did it."""
-    tightened: int
-    subject: str = ""
-    """What the proof is over, in words; empty: the architectures."""
-
-    @property
-    def gap(self) -> float:
-        return relative_gap(self.score, self.bound)
-
-    @property
-    def status(self) -> str:
-        return "optimal" if is_optimal(self.gap, self.tolerance) else "gap"
-
-    @property
-    def over(self) -> str:
-        return self.subject or counted(self.architectures, "architecture")
-
-    def sentence(self) -> str:
-        return proof_sentence(self.gap, self.tolerance, self.over)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "status": self.status,
-            "score": self.score,
-            "bound": self.bound,
-            "gap": self.gap,
-            "most_better": most_better(self.gap),
-            "tolerance": self.tolerance,
-            "over": self.over,
-            "architectures": self.architectures,
-            "evaluated": self.evaluated,
-            "pruned": sum(self.pruned.values()),
-            "pruned_by": dict(self.pruned),
-            "tightened": self.tightened,
-        }
 
 
 @dataclass(frozen=True)
@@ -129,22 +78,6 @@ class Design:
             "recompute": first.placement.recompute,
             "models": [plan.to_dict() for plan in self.plans],
         }
-
-
-def accelerator_dict(chip: Accelerator) -> dict[str, Any]:
-    return {
-        "tensor_cores": chip.tensor_cores,
-        "vector_cores": chip.vector_cores,
-        "width": chip.width,
-        "depth": chip.depth,
-        "vector_width": chip.vector_width,
-        "glb_MiB": chip.glb_bytes / MIB,
-        "glb_bandwidth_Bpc": chip.glb_bandwidth_Bpc,
-        "clock_GHz": chip.clock_Hz / 1e9,
-        "hbm_GiB": chip.hbm.capacity_bytes / GIB,
-        "hbm_bandwidth_GBps": chip.hbm.bandwidth_Bps / 1e9,
-        "peak_TFLOPs": chip.peak_flops / 1e12,
-    }
 
 
 @dataclass(frozen=True)

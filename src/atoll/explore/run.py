@@ -25,7 +25,7 @@ from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.plateau import choose, evaluate_plateau, plateau
-from atoll.explore.result import Certificate, Design, SearchResult
+from atoll.explore.result import Design, SearchResult
 from atoll.explore.scope import Scope
 from atoll.explore.stop import Stop
 from atoll.explore.stored import open_run
@@ -35,6 +35,7 @@ from atoll.jit import set_threads, threads
 from atoll.phaze.strategy import visit_buckets
 from atoll.profile import Profile
 from atoll.profiles import get_profile
+from atoll.step.certificate import Certificate
 from atoll.step.states import load_states
 from atoll.units import format_bytes
 from atoll.warm import compile_in_background
@@ -356,9 +357,10 @@ def _certificate(
         score=score,
         bound=outcome.bound,
         tolerance=job.tolerance,
-        architectures=architectures,
+        items=architectures,
+        kind="architecture",
         evaluated=evaluated,
-        pruned={
+        ruled_out={
             name: architectures - evaluated - len(scheduled) - left,
             "schedule": len(scheduled),
         },

@@ -103,7 +103,7 @@ class StoredJournal:
         self.store.put_progress(
             self.ending,
             0,
-            result.certificate.architectures,
+            result.certificate.items,
             None,
             result.score,
             result.certificate.bound,

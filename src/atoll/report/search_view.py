@@ -8,8 +8,9 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.hardware import accelerator_area_mm2, area_parts, load_accelerator
+from atoll.hardware.accelerator import accelerator_of
 from atoll.report.folder import Source
-from atoll.report.sensitivity import chip_of, sensitivity
+from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import job_of, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
@@ -103,7 +104,7 @@ def certificate_words(proof: Mapping[str, Any]) -> str:
 
 def chip_view(chip: Mapping[str, Any]) -> dict[str, Any]:
     """Counts and square millimetres of a chip's parts."""
-    parts = asdict(area_parts(chip_of(chip)))
+    parts = asdict(area_parts(accelerator_of(chip)))
     parts["hbm_mm2"] = max(0.0, chip["area_mm2"] - sum(parts.values()))
     return {
         **chip,

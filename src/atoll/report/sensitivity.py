@@ -21,7 +21,7 @@ from atoll.explore.objective import Objective
 from atoll.explore.run import make_objective, prepare_search
 from atoll.explore.workloads import Variants
 from atoll.hardware import Accelerator, ProductSpace, Space, accelerator_area_mm2
-from atoll.hardware.accelerator import GIB, MIB, Hbm
+from atoll.hardware.accelerator import MIB, accelerator_of
 
 TOLERANCE = 1e-4
 LINK = "link bandwidth"
@@ -29,7 +29,7 @@ LINK = "link bandwidth"
 
 def sensitivity(content: Mapping[str, Any], job: Job) -> dict[str, Any]:
     """The best chip of a search and its neighbours, as the report draws them."""
-    chip = chip_of(content["best"]["accelerator"])
+    chip = accelerator_of(content["best"]["accelerator"])
     space = job.load_space()
     setting, variants = prepare_search(job)
     objective = make_objective(job, space, setting, variants)
@@ -57,22 +57,6 @@ def sensitivity(content: Mapping[str, Any], job: Job) -> dict[str, Any]:
             }
         rows.append(row)
     return {"base": base, "rows": rows}
-
-
-def chip_of(shown: Mapping[str, Any]) -> Accelerator:
-    """The accelerator behind `explore.result.accelerator_dict`."""
-    return Accelerator(
-        tensor_cores=shown["tensor_cores"],
-        vector_cores=shown["vector_cores"],
-        width=shown["width"],
-        depth=shown["depth"],
-        vector_width=shown["vector_width"],
-        glb_bytes=round(shown["glb_MiB"] * MIB),
-        glb_bandwidth_Bpc=shown["glb_bandwidth_Bpc"],
-        clock_Hz=shown["clock_GHz"] * 1e9,
-        hbm=Hbm(round(shown["hbm_GiB"] * GIB), shown["hbm_bandwidth_GBps"] * 1e9),
-        name="best",
-    )
 
 
 Step = tuple[str, Accelerator, Setting]

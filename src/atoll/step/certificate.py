@@ -8,11 +8,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.units import counted
 
 _ROUNDING = 1e-9  # relative: searches stop at the tolerance itself
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How good an answer is, and over what.
+
+    "Optimal" means that no other is better than this one by more than `tolerance`.
+    """
+
+    score: float
+    bound: float
+    """No other scores higher."""
+    tolerance: float
+    items: int
+    """What there was to choose from."""
+    kind: str
+    """What an item is: "architecture", "layout"."""
+    evaluated: int
+    ruled_out: Mapping[str, int]
+    """Items, by the bound that ruled them out."""
+    tightened: int = 0
+    """Parts of items whose bounds were made sharper."""
+    subject: str = ""
+    """What the proof is over, in words; empty: the items."""
+
+    @property
+    def gap(self) -> float:
+        return relative_gap(self.score, self.bound)
+
+    @property
+    def status(self) -> str:
+        return "optimal" if is_optimal(self.gap, self.tolerance) else "gap"
+
+    @property
+    def over(self) -> str:
+        return self.subject or counted(self.items, self.kind)
+
+    def sentence(self) -> str:
+        return proof_sentence(self.gap, self.tolerance, self.over)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "status": self.status,
+            "score": self.score,
+            "bound": self.bound,
+            "gap": self.gap,
+            "most_better": most_better(self.gap),
+            "tolerance": self.tolerance,
+            "over": self.over,
+            f"{self.kind}s": self.items,
+            "evaluated": self.evaluated,
+            "pruned": sum(self.ruled_out.values()),
+            "pruned_by": dict(self.ruled_out),
+            "tightened": self.tightened,
+        }
 
 
 def relative_gap(score: float, bound: float) -> float:

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.explore.result import accelerator_dict
 from atoll.fabric.mesh import snake
+from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.placement.plan import Placement

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.explore.result import Certificate
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
+from atoll.step.certificate import Certificate
 from atoll.units import counted
 from atoll.wafer.anneal import anneal
 from atoll.wafer.answer.explain import Worth, explain
@@ -86,9 +86,10 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
             score=_healthy(job, found.best, best),
             bound=explored.bound_samples_per_s,
             tolerance=TOLERANCE,
-            architectures=len(wafers),
+            items=len(wafers),
+            kind="architecture",
             evaluated=len(explored.solved),
-            pruned=explored.pruned,
+            ruled_out=explored.pruned,
             tightened=found.solved,
             subject=_subject(job, len(wafers)),
         ),

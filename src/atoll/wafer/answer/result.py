@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from atoll.explore.result import Certificate, accelerator_dict
+from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.wafer import Wafer
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
+from atoll.step.certificate import Certificate
 from atoll.units import counted, format_mfu
 from atoll.wafer.answer.draw import text_map, wafer_object
 from atoll.wafer.answer.explain import Worth
