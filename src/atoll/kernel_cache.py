@@ -16,12 +16,15 @@ import hashlib
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 _PRIVATE = 0o700
 _fresh = False
+_started = False
 
 
 def cache_is_fresh() -> bool:
@@ -58,6 +61,28 @@ def use_kernel_cache() -> None:
     _fresh = True
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     atexit.register(_remove, folder, os.getpid())
+
+
+def compile_in_background() -> subprocess.Popen[bytes] | None:
+    """On a first run, have a second process compile the kernels that a search needs last.
+
+    Compilation is single-threaded; the first search would wait for it one kernel after another. The
+    helper fills the same cache on disk, in the opposite order, so that two cores share the work. If
+    it fails or comes late, the search compiles for itself.
+    """
+    global _started
+    if _started or not _fresh:
+        return None
+    _started = True
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "atoll.warm"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError:
+        return None
 
 
 def _bases() -> list[Path]:

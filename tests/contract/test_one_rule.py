@@ -19,9 +19,8 @@ from atoll.explore.workloads import make_variants, make_workload
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
 from atoll.hardware.wafer_files import load_wafer
-from atoll.placement.chain import chain_facts, make_system
+from atoll.placement.chain import chain_facts, even_starts, make_system
 from atoll.placement.chain_kernels import reduction_s
-from atoll.placement.fixed import even_starts
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
 from atoll.profiles import DEFAULT

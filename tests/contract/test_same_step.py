@@ -18,8 +18,7 @@ from atoll.explore.layouts import Setting
 from atoll.explore.workloads import make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.device import Chip, chip_yaml, load_device
-from atoll.placement.chain import describe, make_chain
-from atoll.placement.fixed import fixed_division
+from atoll.placement.chain import fixed_division
 from atoll.placement.plan import Placement
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
@@ -49,11 +48,11 @@ def searched(model: str, layout: Layout, network: str, states: str) -> Placement
     variant = variants.variants[0]
     pairs = priced.schedules(0, variant, EFFORT, 1e-3, 10.0)
     pass_s = np.array([[forward.makespan_s, back.makespan_s] for forward, back in pairs])
-    chain = make_chain(variant.facts, pass_s.sum(axis=1), priced.operators_s(0, variant))
-    system = setting.problem(variant, 1e15, chip.hbm.bandwidth_Bps).system
+    problem, times = priced.placement_problem(0, variant, 1e15), priced.times(0, variant, pass_s)
+    chain, system = times.chain(problem), problem.system
     division = fixed_division(chain, system, pipeline=layout.pp, data=layout.dp)
     assert division is not None
-    return describe(variant.facts, chain, system, division, pass_s[:, 0])
+    return DEFAULT.placer.describe(problem, times, division)
 
 
 def planned(model: str, layout: Layout, network: str, states: str) -> Estimate:

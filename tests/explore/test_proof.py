@@ -22,9 +22,9 @@ from atoll.explore.order import ROUNDING
 from atoll.explore.workloads import Variants
 from atoll.hardware import Space
 from atoll.placement.chain import make_chain
-from atoll.placement.fixed import step_time_of
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
+from oracles.division import step_time_of
 
 BATCH = 16
 TOLERANCE = 1e-3

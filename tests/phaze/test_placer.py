@@ -15,7 +15,7 @@ from atoll.fabric.network import Level, Network
 from atoll.phaze.placer import PhazePlacer, layer_table
 from atoll.phaze.table_dp import solve_table
 from atoll.placement.chain import ChainFacts, chain_facts
-from atoll.placement.placer import PlacementProblem
+from atoll.placement.placer import PlacementProblem, Times
 from atoll.placement.replay import replay_placement
 from atoll.profiles import PHAZE
 from atoll.step.states import load_states
@@ -23,7 +23,7 @@ from atoll.workload import load_config, prepare
 
 NETWORK = Network("flat", (Level("all", 1024, 4 * 2**30, 0.0),))
 PASS_S = np.array([(1e-3, 1e-3), (2e-3, 4e-3), (3e-3, 6e-3), (1e-4, 2e-4)])  # by kind of layer
-NONE = np.zeros(0)
+TIMES = Times(PASS_S, np.zeros(0))
 PLACER = PhazePlacer()
 
 
@@ -50,11 +50,11 @@ problems = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(problems)
 def test_stages_of_a_chain_cost_what_the_table_solver_says(problem: PlacementProblem) -> None:
-    best = PLACER.place(problem, PASS_S, NONE)
+    best = PLACER.place(problem, TIMES)
     assume(best is not None)
     assert best is not None
-    described = PLACER.describe(problem, PASS_S, NONE, best).stages
-    solved = solve_table(layer_table(problem, PASS_S, best.recompute_share > 0.0)).stages
+    described = PLACER.describe(problem, TIMES, best).stages
+    solved = solve_table(layer_table(problem, TIMES, best.recompute_share > 0.0)).stages
     for ours, stage in zip(described, solved, strict=True):
         assert tuple(range(ours.first, ours.last)) == stage.nodes
         assert ours.devices == stage.devices
@@ -65,10 +65,10 @@ def test_stages_of_a_chain_cost_what_the_table_solver_says(problem: PlacementPro
 @settings(max_examples=40, deadline=None)
 @given(problems)
 def test_a_described_plan_adds_up(problem: PlacementProblem) -> None:
-    best = PLACER.place(problem, PASS_S, NONE)
+    best = PLACER.place(problem, TIMES)
     assume(best is not None)
     assert best is not None
-    placement = PLACER.describe(problem, PASS_S, NONE, best)
+    placement = PLACER.describe(problem, TIMES, best)
     assert sum(placement.time_parts_s.values()) == pytest.approx(placement.step_time_s, rel=1e-9)
     assert placement.recompute_share == pytest.approx(best.recompute_share, rel=1e-9)
     assert placement.devices <= problem.devices
@@ -84,25 +84,25 @@ def test_a_described_plan_adds_up(problem: PlacementProblem) -> None:
 @settings(max_examples=40, deadline=None)
 @given(problems)
 def test_nothing_is_found_below_the_best(problem: PlacementProblem) -> None:
-    best = PLACER.place(problem, PASS_S, NONE)
+    best = PLACER.place(problem, TIMES)
     assume(best is not None)
     assert best is not None
-    assert PLACER.place(problem, PASS_S, NONE, best.step_time_s) is None
-    assert PLACER.place(problem, PASS_S, NONE, best.step_time_s * 1.001) == best
+    assert PLACER.place(problem, TIMES, best.step_time_s) is None
+    assert PLACER.place(problem, TIMES, best.step_time_s * 1.001) == best
 
 
 @settings(max_examples=40, deadline=None)
 @given(problems, st.integers(1, 6))
 def test_an_even_layout_never_beats_the_best_one(problem: PlacementProblem, stages: int) -> None:
-    even = PLACER.even(problem, PASS_S, NONE, stages)
+    even = PLACER.even(problem, TIMES, stages)
     if stages * problem.tensor > problem.devices:
         assert even is None
     assume(even is not None)
     assert even is not None
-    best = PLACER.place(problem, PASS_S, NONE)
+    best = PLACER.place(problem, TIMES)
     assert best is not None
     assert best.step_time_s <= even.step_time_s * (1 + 1e-12)
-    placement = PLACER.describe(problem, PASS_S, NONE, even)
+    placement = PLACER.describe(problem, TIMES, even)
     assert placement.pipeline == stages
     assert placement.data == problem.most_replicas(stages)
     assert sum(placement.time_parts_s.values()) == pytest.approx(even.step_time_s, rel=1e-9)
@@ -111,7 +111,7 @@ def test_an_even_layout_never_beats_the_best_one(problem: PlacementProblem, stag
 @settings(max_examples=40, deadline=None)
 @given(problems)
 def test_a_bound_considers_the_best_plan_and_lies_below_it(problem: PlacementProblem) -> None:
-    best = PLACER.place(problem, PASS_S, NONE)
+    best = PLACER.place(problem, TIMES)
     assume(best is not None)
     assert best is not None
     assert best.pipeline in PLACER.depths(problem)
@@ -125,7 +125,7 @@ def test_an_even_layout_by_hand() -> None:
     problem = PlacementProblem(
         facts_of(), NETWORK, load_states("sgd"), "optimal", 12, 2, 8, 1e12, 1e12
     )
-    even = PLACER.even(problem, PASS_S, NONE, 3)
+    even = PLACER.even(problem, TIMES, 3)
     assert even is not None and even.recompute_share == 0.0
     # Embedding and 3 blocks, 4 blocks, 3 blocks and head and loss.
     assert (even.starts, even.data) == ((0, 4, 8), 2)
@@ -141,7 +141,7 @@ def test_an_even_layout_by_hand() -> None:
 def test_optimal_takes_the_better_of_both_recomputation_bits(problem: PlacementProblem) -> None:
     answers = {}
     for policy in ("none", "full", "optimal"):
-        found = PLACER.place(replace(problem, recompute=policy), PASS_S, NONE)
+        found = PLACER.place(replace(problem, recompute=policy), TIMES)
         answers[policy] = np.inf if found is None else found.step_time_s
     assert answers["optimal"] == min(answers["none"], answers["full"])
 
@@ -152,9 +152,9 @@ def test_a_replay_never_exceeds_the_formula() -> None:
     problem = PlacementProblem(
         chain_facts(model, "optimal"), NETWORK, load_states("sgd"), "optimal", 32, 1, 64, 6e9, 1e12
     )
-    best = PLACER.place(problem, PASS_S, NONE)
+    best = PLACER.place(problem, TIMES)
     assert best is not None and best.pipeline > 2
-    placement = PLACER.describe(problem, PASS_S, NONE, best)
+    placement = PLACER.describe(problem, TIMES, best)
     assert -0.5 < replay_placement(placement).difference <= 1e-9
 
 

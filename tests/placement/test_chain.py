@@ -25,6 +25,8 @@ from atoll.placement.chain import (
     chain_facts,
     describe,
     divide,
+    even_starts,
+    fixed_division,
     make_chain,
     make_system,
 )
@@ -35,9 +37,9 @@ from atoll.placement.chain_kernels import (
     feasible_depths,
     reduction_s,
 )
-from atoll.placement.fixed import even_starts, fixed_division, step_time_of
 from atoll.step.states import STATES, load_states
 from atoll.workload import load_config, prepare
+from oracles.division import step_time_of
 
 EXACT = 1e-12
 

@@ -18,10 +18,10 @@ from atoll.placement.chain import (
     chain_facts,
     describe,
     divide,
+    fixed_division,
     make_chain,
     make_system,
 )
-from atoll.placement.fixed import fixed_division
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
 from atoll.step.replay import Event, PassTime, replay

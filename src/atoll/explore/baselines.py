@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from atoll.explore.branch_and_bound import Found, Search
+from atoll.cost.chips import chips_of_space
+from atoll.explore.branch_and_bound import Search
 from atoll.explore.evaluate import Priced
+from atoll.explore.journal import Found
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
-from atoll.explore.workloads import Variant, Variants
+from atoll.explore.workloads import Variants
 from atoll.hardware import (
     Accelerator,
     Hbm,
@@ -171,16 +173,11 @@ def _expert(
     reference: Space, variants: Variants, setting: Setting, objective: Objective
 ) -> float | None:
     """The expert's layout of every model on the reference chip."""
-    priced = Priced.of(
-        Search(reference, variants, setting, objective, tolerance=1e-3).frontier.chips,
-        variants,
-        setting,
-    )
+    chips = chips_of_space(reference, setting.profile)
+    priced = Priced.of(chips, variants, setting)
     times = []
     for index, workload in enumerate(variants.workloads):
-        own = [variants.variants[v] for v in variants.of(index)]
-        wanted = EXPERT.get(workload.name)
-        step = _expert_step(priced, variants, own, wanted, setting)
+        step = _expert_step(priced, variants.of(index), EXPERT.get(workload.name))
         if step is None:
             return None
         times.append(step)
@@ -188,44 +185,31 @@ def _expert(
 
 
 def _expert_step(
-    priced: Priced,
-    variants: Variants,
-    own: list[Variant],
-    wanted: tuple[int, int] | None,
-    setting: Setting,
+    priced: Priced, own: Sequence[int], wanted: tuple[int, int] | None
 ) -> float | None:
     """The best microbatch for the expert's pipeline and tensor width.
 
     Models without a published layout follow Narayanan et al. (SC 2021): the narrowest tensor width
     inside a node, then the shortest pipeline, that fits.
     """
-    ordered = sorted({variant.tensor for variant in own})
-    if wanted is not None:
-        choices = [(wanted[1], wanted[0])]
-    else:
-        depth = max(repeat for _, repeat in own[0].model.layers)
-        choices = [(t, p) for t in ordered for p in range(1, depth + 1) if depth % p == 0]
-    for tensor, pipeline in choices:
-        steps = []
-        for variant in own:
-            if variant.tensor == tensor:
-                step = _layout_step(priced, variants, variant, pipeline, setting)
-                if step is not None:
-                    steps.append(step)
-        if steps:
-            return min(steps)
+    variants = priced.variants.variants
+    choices = [] if wanted is None else [wanted]
+    if wanted is None:
+        depth = max(repeat for _, repeat in variants[own[0]].model.layers)
+        widths = sorted({variants[v].tensor for v in own})
+        choices = [(p, t) for t in widths for p in range(1, depth + 1) if depth % p == 0]
+    for pipeline, tensor in choices:
+        steps = [_even_step(priced, v, pipeline) for v in own if variants[v].tensor == tensor]
+        found = [step for step in steps if step is not None]
+        if found:
+            return min(found)
     return None
 
 
-def _layout_step(
-    priced: Priced, variants: Variants, variant: Variant, pipeline: int, setting: Setting
-) -> float | None:
-    number = variants.variants.index(variant)
+def _even_step(priced: Priced, number: int, stages: int) -> float | None:
+    """A step of the variant with its blocks spread evenly over so many stages."""
+    variant = priced.variants.variants[number]
     _, upper = priced.schedule_bounds(np.zeros(1, np.int64), np.array([number]))
-    even = setting.profile.placer.even(
-        priced.placement_problem(0, variant),
-        upper[0][: variant.layers],
-        priced.operators_s(0, variant),
-        pipeline,
-    )
+    problem, times = priced.placement_problem(0, variant), priced.times(0, variant, upper[0])
+    even = priced.setting.profile.placer.even(problem, times, stages)
     return None if even is None else even.step_time_s

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 
 from atoll.executors import Call, Crew
 from atoll.explore.tasks import ChipTask, place_chips
-from atoll.explore.trial import Asked
-from atoll.placement.chain import Division
+from atoll.explore.trial import Answers
 
 IntArray = NDArray[np.int64]
-Answers = dict[Asked, tuple[float, Division | None]]
 
 PIECE_S = 0.8
 """A task should take about this long: far more than sending it, and little to lose."""

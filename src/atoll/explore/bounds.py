@@ -75,7 +75,7 @@ class LayoutBounds:
 
     def step_s(self, layer_s: FloatArray, variant: IntArray) -> FloatArray:
         """Least step time of nodes whose layers take no less than `layer_s` (nodes, layers)."""
-        variants, layouts = self.variants, self.layouts
+        variants = self.variants
         repeats = np.array(
             [repeat for v in variants.variants for _, repeat in v.model.layers], np.int64
         )
@@ -86,12 +86,7 @@ class LayoutBounds:
             variants.layer_ranges,
             repeats,
             np.array([v.facts.block_kind for v in variants.variants], np.int64),
-            layouts.ptr,
-            layouts.stages,
-            layouts.loads,
-            layouts.passes,
-            layouts.transfer_s,
-            layouts.fixed_s,
+            *self.layouts,
             result,
         )
         over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(layer_s))

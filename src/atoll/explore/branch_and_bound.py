@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from atoll.executors import Call, Crew, InProcess
 from atoll.explore.batches import Pacer, Speculation
-from atoll.explore.energy import buffer_bytes_per_mac, energy_of_work, variant_work
+from atoll.explore.energy import energy_of_work, operator_repeats, variant_work
 from atoll.explore.frontier import Frontier
-from atoll.explore.journal import Evaluation, Found, Journal, Key, NoJournal
+from atoll.explore.journal import Evaluation, Found, Journal, Key
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.order import chip_name
@@ -53,8 +53,6 @@ IntArray = NDArray[np.int64]
 
 FIRST_BATCH = 64
 LARGEST_BATCH = 4096
-
-__all__ = ["Found", "Frontier", "Outcome", "Progress", "Search"]
 
 
 @dataclass(frozen=True)
@@ -123,12 +121,14 @@ class Search:
         self.tolerance = tolerance
         self.progress = progress
         self.stop = stop or Stop(time_limit_s)
-        self.journal: Journal = journal or NoJournal()
+        self.journal = journal or Journal()
         self.rule = Rule.of(variants, objective, tolerance)
         self.by_model = self.rule.by_model
         opened = open_frontier(space, variants, setting, self.rule)
         self.frontier, self.reserve, self.work = opened.frontier, opened.reserve, opened.work
-        self.context = Context.of(variants, setting, self.rule, opened.work, opened.layouts)
+        self.context = Context(
+            variants, setting, self.rule, opened.work, opened.layouts, operator_repeats(variants)
+        )
         self.crew = crew or Crew(InProcess())
         self.crew.stop = self.stop
         self.crew.executor.start(self.context)
@@ -241,10 +241,6 @@ class Search:
             return -1.0
         times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
         return float(self.objective.scores(times)[0])
-
-    def upper_scores(self) -> FloatArray:
-        """No plan of a chip scores higher than this."""
-        return self.scores.copy()
 
     def threshold(self) -> float:
         if self.mode.floor is not None:
@@ -391,12 +387,7 @@ class Search:
     ) -> Found:
         variant = self.variants.variants[v]
         energy = energy_of_work(
-            variant_work(
-                self.work,
-                self.context.repeats[v],
-                *traffic,
-                buffer_bytes_per_mac(self.frontier.chips, chip),
-            ),
+            variant_work(self.work, self.context.repeats[v], traffic, self.frontier.chips, chip),
             variant,
             area_mm2=float(self.frontier.chips.area_mm2[chip]),
             step_time_s=division.step_time_s,

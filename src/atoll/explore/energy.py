@@ -18,6 +18,7 @@ from atoll.explore.evaluate import Priced
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variant, Variants
 from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel, core_buffer_bytes_per_mac
+from atoll.placement.plan import Placement
 
 FloatArray = NDArray[np.float64]
 
@@ -62,38 +63,18 @@ def energy_per_token_J(steps: Collection[StepEnergy]) -> float:
     return sum(step.total_J for step in steps) / sum(step.tokens for step in steps)
 
 
-def step_energy(
-    priced: Priced,
-    chip: int,
-    variant: Variant,
-    *,
-    step_time_s: float,
-    devices: int,
-    recompute_share: float = 0.0,
-    energy: EnergyModel = DEFAULT_ENERGY,
-) -> StepEnergy:
-    """What a step of this length costs on these devices.
-
-    Every microbatch of the batch passes every layer once, on `tensor` devices. Recomputed operators
-    run again: `recompute_share` is their time in terms of the rest, and taken for their energy.
-    """
-    number = priced.variants.variants.index(variant)
+def step_energy(priced: Priced, placement: Placement) -> StepEnergy:
+    """What a placement of the first variant on the first chip costs."""
     repeats = operator_repeats(priced.variants)
     hbm, glb = variant_traffic(priced, repeats)
+    traffic = float(hbm[0, 0]), float(glb[0, 0])
     return energy_of_work(
-        variant_work(
-            priced.work,
-            repeats[number],
-            hbm[chip, number],
-            glb[chip, number],
-            buffer_bytes_per_mac(priced.chips, chip),
-        ),
-        variant,
-        area_mm2=float(priced.chips.area_mm2[chip]),
-        step_time_s=step_time_s,
-        devices=devices,
-        recompute_share=recompute_share,
-        energy=energy,
+        variant_work(priced.work, repeats[0], traffic, priced.chips, 0),
+        priced.variants.variants[0],
+        area_mm2=float(priced.chips.area_mm2[0]),
+        step_time_s=placement.step_time_s,
+        devices=placement.devices,
+        recompute_share=placement.recompute_share,
     )
 
 
@@ -107,7 +88,11 @@ def energy_of_work(
     recompute_share: float = 0.0,
     energy: EnergyModel = DEFAULT_ENERGY,
 ) -> StepEnergy:
-    """`step_energy` from the work of one device alone."""
+    """What a step of this length costs on these devices.
+
+    Every microbatch of the batch passes every layer once, on `tensor` devices. Recomputed operators
+    run again: `recompute_share` is their time in terms of the rest, and taken for their energy.
+    """
     factor = variant.tensor * variant.microbatches * (1.0 + recompute_share)
     parts = {
         "multiply-add": work.macs * energy.mac_J * factor,
@@ -153,26 +138,18 @@ def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, Fl
     return hbm.T[position.ravel()], glb.T[position.ravel()]
 
 
-def buffer_bytes_per_mac(chips: Chips, chip: int) -> float:
-    """Bytes between array and core buffer for each multiply-add on this chip."""
-    configs, own = chips.tensor_configs, int(chips.tensor_config[chip, 0])
-    return float(core_buffer_bytes_per_mac(configs.width[own], configs.depth[own]))
-
-
 def variant_work(
-    work: OperatorWork,
-    repeats: FloatArray,
-    hbm_bytes: float,
-    glb_bytes: float,
-    buffer_bytes_per_mac: float,
+    work: OperatorWork, repeats: FloatArray, traffic: tuple[float, float], chips: Chips, chip: int
 ) -> VariantWork:
-    """The part that no chip changes, with the traffic of one chip."""
+    """The part that no chip changes, with one chip's bytes of HBM and GLB."""
     macs = float(repeats @ work.macs)
+    configs, own = chips.tensor_configs, int(chips.tensor_config[chip, 0])
+    moved = float(core_buffer_bytes_per_mac(configs.width[own], configs.depth[own]))
     return VariantWork(
         macs=macs,
         vector_ops=float(repeats @ work.vector_ops),
-        core_buffer_bytes=macs * buffer_bytes_per_mac,
-        hbm_bytes=float(hbm_bytes),
-        glb_bytes=float(glb_bytes),
+        core_buffer_bytes=macs * moved,
+        hbm_bytes=traffic[0],
+        glb_bytes=traffic[1],
         link_bytes=float(repeats @ work.link_bytes),
     )

@@ -20,7 +20,7 @@ from atoll.explore.work import OperatorWork, operator_work
 from atoll.explore.workloads import Variant, Variants
 from atoll.jit import over_ranges
 from atoll.placement.chain import Division
-from atoll.placement.placer import PlacementProblem
+from atoll.placement.placer import PlacementProblem, Times
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve
@@ -85,6 +85,10 @@ class Priced:
         own: FloatArray = row[: variant.facts.rerun.shape[1]].copy()
         return own
 
+    def times(self, chip: int, variant: Variant, pass_s: FloatArray) -> Times:
+        """These times of the layers (forward and backward), with the operators' own."""
+        return Times(pass_s[: variant.layers], self.operators_s(chip, variant))
+
     def place(
         self,
         chip: int,
@@ -95,9 +99,7 @@ class Priced:
     ) -> Division | None:
         """The best placement with these times (layers, forward and backward), below the cutoff."""
         problem = self.placement_problem(chip, variant, memory_bytes)
-        return place_times(
-            self.setting, problem, pass_s, self.operators_s(chip, variant), cutoff_s
-        )
+        return self.setting.place(problem, self.times(chip, variant, pass_s), cutoff_s)
 
     def describe(
         self,
@@ -108,12 +110,9 @@ class Priced:
         memory_bytes: float | None = None,
     ) -> Placement:
         """The placement behind a division, in full."""
-        return self.setting.profile.placer.describe(
-            self.placement_problem(chip, variant, memory_bytes),
-            pass_s[: variant.layers],
-            self.operators_s(chip, variant),
-            division,
-        )
+        problem = self.placement_problem(chip, variant, memory_bytes)
+        placer = self.setting.profile.placer
+        return placer.describe(problem, self.times(chip, variant, pass_s), division)
 
     def placement_problem(
         self, chip: int, variant: Variant, memory_bytes: float | None = None
@@ -153,22 +152,3 @@ class Priced:
             ]
             result.append((pair[0], pair[1]))
         return result
-
-
-def place_times(
-    setting: Setting,
-    problem: PlacementProblem,
-    pass_s: FloatArray,
-    forward_s: FloatArray,
-    cutoff_s: float = np.inf,
-) -> Division | None:
-    """The best placement below the cutoff with these times, of which some may be infinite.
-
-    `pass_s` are the times of each kind of layer (forward and backward), `forward_s` those of the
-    block's forward operators; rows of other variants may be longer.
-    """
-    times = pass_s[: len(problem.facts.model.layers)]
-    if not np.isfinite(times).all():
-        return None
-    operators = problem.facts.rerun.shape[1]
-    return setting.profile.placer.place(problem, times, forward_s[:operators], cutoff_s)

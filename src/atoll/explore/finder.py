@@ -6,20 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from atoll.explore.branch_and_bound import Found, Search
+from atoll.explore.branch_and_bound import Search
 from atoll.explore.energy import energy_per_token_J, step_energy
 from atoll.explore.evaluate import Priced
 from atoll.explore.explain import layer_report
 from atoll.explore.job import Job
+from atoll.explore.journal import Found
 from atoll.explore.layouts import Setting
 from atoll.explore.result import Design, ModelPlan
 from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space, peak_power_W
-from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.placement.replay import replay_placement
+from atoll.hardware.accelerator import Hbm
 from atoll.workload.flops import model_flops
 
+FloatArray = NDArray[np.float64]
 _SAME = 1e-9  # relative: two step times that are the same to rounding
 
 
@@ -44,15 +46,22 @@ class Finder:
         space, design = self._place_of(int(chips.design[chip]))
         hbm = self._smallest_hbm(priced, space, design, float(chips.hbm_Bps[chip]), found)
         accelerator = replace(space.accelerator(design, hbm), name="")
-        plans = tuple(
-            self._model_plan(priced[model], accelerator, model, found[model], with_layers)
-            for model in range(len(self.variants.workloads))
-        )
+        plans = []
+        for model, own in sorted(found.items()):
+            plan = model_plan(
+                priced[model], own.pass_s, float(hbm.capacity_bytes), accelerator.peak_flops
+            )
+            assert plan is not None
+            if with_layers:
+                variant, tolerance = priced[model].variants.variants[0], self.search.tolerance
+                solved = priced[model].schedules(0, variant, own.effort, tolerance / 4.0, 10.0)
+                plan = replace(plan, layers=layer_report(priced[model], 0, variant, solved))
+            plans.append(plan)
         return Design(
             accelerator=accelerator,
             area_mm2=float(space.area_with(hbm)[design]),
             peak_power_W=peak_power_W(accelerator),
-            plans=plans,
+            plans=tuple(plans),
         )
 
     def peak_power_W(self, chip: int) -> float:
@@ -101,48 +110,6 @@ class Finder:
         placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
         return np.inf if placed is None else placed.step_time_s
 
-    def _model_plan(
-        self,
-        priced: Priced,
-        accelerator: Accelerator,
-        model: int,
-        found: Found,
-        with_layers: bool,
-    ) -> ModelPlan:
-        variant = priced.variants.variants[0]
-        memory = float(accelerator.hbm.capacity_bytes)
-        placed = priced.place(0, variant, found.pass_s, memory_bytes=memory)
-        assert placed is not None
-        placement = priced.describe(0, variant, found.pass_s, placed, memory_bytes=memory)
-        workload = self.variants.workloads[model]
-        energy = step_energy(
-            priced,
-            0,
-            variant,
-            step_time_s=placement.step_time_s,
-            devices=placement.devices,
-            recompute_share=placement.recompute_share,
-        )
-        flops = model_flops(workload.config, workload.sequence)
-        samples_per_s = workload.global_batch / placement.step_time_s
-        peak = accelerator.peak_flops * placement.devices
-        layers = []
-        if with_layers:
-            solved = priced.schedules(0, variant, found.effort, self.search.tolerance / 4.0, 10.0)
-            layers = layer_report(priced, 0, variant, solved)
-        return ModelPlan(
-            model=workload.name,
-            samples_per_s=samples_per_s,
-            tokens_per_s_per_device=samples_per_s * workload.sequence / placement.devices,
-            mfu=samples_per_s * flops / peak,
-            placement=placement,
-            power_W=energy.power_W,
-            energy_per_token_J=energy.per_token_J,
-            energy_parts_J=energy.parts_J,
-            replay_difference=replay_placement(placement).difference,
-            layers=layers,
-        )
-
     def record(self, chip: int) -> dict[str, Any]:
         """One flat record of an evaluated design."""
         chips = self.search.frontier.chips
@@ -175,3 +142,28 @@ class Finder:
                 f"{workload.name}: energy_per_token_J": found.energy.per_token_J,
             }
         return row
+
+
+def model_plan(
+    priced: Priced, pass_s: FloatArray, memory_bytes: float, peak_flops: float
+) -> ModelPlan | None:
+    """The first variant on devices of the first chip with so much memory, if it fits."""
+    variant = priced.variants.variants[0]
+    division = priced.place(0, variant, pass_s, memory_bytes=memory_bytes)
+    if division is None:
+        return None
+    placement = priced.describe(0, variant, pass_s, division, memory_bytes)
+    workload = priced.variants.workloads[variant.workload]
+    energy = step_energy(priced, placement)
+    samples_per_s = workload.global_batch / placement.step_time_s
+    flops = samples_per_s * model_flops(workload.config, workload.sequence)
+    return ModelPlan(
+        model=workload.name,
+        samples_per_s=samples_per_s,
+        tokens_per_s_per_device=samples_per_s * workload.sequence / placement.devices,
+        mfu=flops / (peak_flops * placement.devices),
+        placement=placement,
+        power_W=energy.power_W,
+        energy_per_token_J=energy.per_token_J,
+        energy_parts_J=energy.parts_J,
+    )

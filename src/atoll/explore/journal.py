@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,17 +55,19 @@ class Evaluation:
     found: Mapping[int, Found]
 
 
-class Journal(Protocol):
-    """Keeps what a search finds."""
+class Journal:
+    """What keeps a search's findings; this one keeps nothing."""
 
     def bounds(self, batch: int) -> Mapping[int, FloatArray]:
         """Bounds on record of one batch, by chip."""
+        return {}
 
     def put_bounds(self, batch: int, chips: IntArray, rows: FloatArray, scores: FloatArray) -> None:
         """Record schedule bounds of chips."""
 
     def evaluation(self, key: Key) -> Evaluation | None:
         """An evaluation on record."""
+        return None
 
     def put_evaluation(
         self, key: Key, evaluation: Evaluation, score: float, chips: Chips, chip: int
@@ -75,30 +77,14 @@ class Journal(Protocol):
         A score below zero: some model has no plan on it.
         """
 
+    def note(self, name: str) -> Any:
+        """A small result beside the evaluations, such as the baselines; None: not on record."""
+        return None
+
+    def put_note(self, name: str, value: Any) -> None:
+        """Record one."""
+
     def progress(
         self, phase: str, left: int, total: int, best: int | None, score: float, bound: float
     ) -> None:
         """Report how far the search is."""
-
-
-class NoJournal:
-    """Keeps nothing."""
-
-    def bounds(self, batch: int) -> Mapping[int, FloatArray]:
-        return {}
-
-    def put_bounds(self, batch: int, chips: IntArray, rows: FloatArray, scores: FloatArray) -> None:
-        pass
-
-    def evaluation(self, key: Key) -> Evaluation | None:
-        return None
-
-    def put_evaluation(
-        self, key: Key, evaluation: Evaluation, score: float, chips: Chips, chip: int
-    ) -> None:
-        pass
-
-    def progress(
-        self, phase: str, left: int, total: int, best: int | None, score: float, bound: float
-    ) -> None:
-        pass

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.explore.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.placer import PlacementProblem, StepTerms
+from atoll.placement.chain import Division
+from atoll.placement.placer import PlacementProblem, StepTerms, Times
 from atoll.profile import Profile
 from atoll.step.states import States
 
@@ -49,9 +51,16 @@ class Setting:
             hbm_Bps=hbm_Bps,
         )
 
+    def place(
+        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
+    ) -> Division | None:
+        """The best placement below the cutoff; None also where some layer takes forever."""
+        if not np.isfinite(times.pass_s).all():
+            return None
+        return self.profile.placer.place(problem, times, cutoff_s)
 
-@dataclass(frozen=True, eq=False)
-class Layouts:
+
+class Layouts(NamedTuple):
     """Flat lists over variants, as the compiled bound wants them."""
 
     ptr: IntArray

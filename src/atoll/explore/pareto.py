@@ -82,8 +82,7 @@ def area_front(search: Search, tolerance: float = 0.01) -> list[int] | None:
     while True:
         best_smaller = np.empty(len(chips))
         best_smaller[by_area] = np.maximum.accumulate(known[by_area])
-        bound = search.upper_scores()
-        promise = np.where(evaluated, -np.inf, bound / np.maximum(best_smaller, 1e-300))
+        promise = np.where(evaluated, -np.inf, search.scores / np.maximum(best_smaller, 1e-300))
         wanted = np.flatnonzero(promise > 1.0 + tolerance)
         if len(wanted) == 0:
             break

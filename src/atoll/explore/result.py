@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from atoll.explore.job import Job
@@ -11,6 +11,7 @@ from atoll.explore.scope import Scope
 from atoll.hardware.accelerator import Accelerator, accelerator_dict
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
+from atoll.placement.replay import replay_placement
 from atoll.profiles import get_profile
 from atoll.step.certificate import Certificate, times
 from atoll.units import counted, format_mfu, format_seconds
@@ -37,22 +38,28 @@ class ModelPlan:
     power_W: float
     energy_per_token_J: float
     energy_parts_J: Mapping[str, float]
-    replay_difference: float
-    """The pipeline replayed event by event, against the searched model's step: relative."""
     layers: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     """Where each layer's time goes, operator by operator."""
 
+    @property
+    def replay_difference(self) -> float:
+        """The pipeline replayed event by event, against the searched model's step: relative."""
+        return replay_placement(self.placement).difference
+
+    def words(self) -> str:
+        where = self.placement
+        return (
+            f"{self.samples_per_s:,.1f} samples/s on {counted(where.devices, 'device')}, step "
+            f"{format_seconds(where.step_time_s)}, MFU {format_mfu(self.mfu)}; pipeline "
+            f"{where.pipeline} x tensor {where.tensor} x data {where.data}, microbatch "
+            f"{where.microbatch}, recompute {where.recompute}"
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "samples_per_s": self.samples_per_s,
-            "tokens_per_s_per_device": self.tokens_per_s_per_device,
-            "mfu": self.mfu,
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {
             "placement": self.placement.to_dict(),
             "microbatch": self.placement.microbatch,
             "recompute": self.placement.recompute,
-            "power_W": self.power_W,
-            "energy_per_token_J": self.energy_per_token_J,
             "energy_parts_J": dict(self.energy_parts_J),
             "replay_difference": self.replay_difference,
             "layers": list(self.layers),
@@ -69,14 +76,12 @@ class Design:
     plans: tuple[ModelPlan, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        first = self.plans[0]
+        models = [plan.to_dict() for plan in self.plans]
         return {
             "accelerator": accelerator_dict(self.accelerator)
             | {"area_mm2": self.area_mm2, "peak_power_W": self.peak_power_W},
-            "placement": first.placement.to_dict(),
-            "microbatch": first.placement.microbatch,
-            "recompute": first.placement.recompute,
-            "models": [plan.to_dict() for plan in self.plans],
+            **{name: models[0][name] for name in ("placement", "microbatch", "recompute")},
+            "models": models,
         }
 
 
@@ -161,65 +166,43 @@ class SearchResult:
     def __str__(self) -> str:
         lines = [f"{self.best.accelerator.describe()}, {self.best.area_mm2:.1f} mm2"]
         for plan in self.best.plans:
-            where = plan.placement
-            lines.append(
-                f"{plan.model}: {plan.samples_per_s:,.1f} samples/s on "
-                f"{counted(where.devices, 'device')}, step "
-                f"{format_seconds(where.step_time_s)}, MFU {format_mfu(plan.mfu)}; "
-                f"pipeline {where.pipeline} x tensor {where.tensor} x data {where.data}, "
-                f"microbatch {where.microbatch}, recompute {where.recompute}"
-            )
-            lines.append(f"  {bar_text(where.time_parts_s)}")
+            lines.append(f"{plan.model}: {plan.words()}")
+            lines.append(f"  {bar_text(plan.placement.time_parts_s)}")
         lines += self.plateau_lines()
-        for name, value in self.baselines.items():
-            if value is None:
-                lines.append(f"  {name}: does not fit")
-            else:
-                remark = self.baseline_remarks.get(name)
-                lines.append(
-                    f"  {name}: {value:,.1f} ({times(self.score, value)})"
-                    + (f"; {remark}" if remark else "")
-                )
+        lines += [f"  {name}: {words}" for name, words in self._beside()]
         lines += [f"warning: {words}" for words in self.warnings]
         lines.append(self.certificate.sentence())
         if self.scope is not None:
             lines += [self.scope.sentence(), *self.scope.notes]
         return "\n".join(lines)
 
+    def _beside(self) -> list[tuple[str, str]]:
+        """The baselines in words."""
+        rows = []
+        for name, value in self.baselines.items():
+            words = "does not fit"
+            if value is not None:
+                remark = self.baseline_remarks.get(name)
+                words = f"{value:,.1f} (ours is {times(self.score, value)})"
+                words += f"; {remark}" if remark else ""
+            rows.append((name, words))
+        return rows
+
     def _repr_html_(self) -> str:
-        best, first = self.best, self.best.plans[0]
+        best = self.best
         facts = [
             ("area, peak", f"{best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} "
              f"TFLOP/s, {best.peak_power_W:.0f} W"),
+            *((plan.model, plan.words()) for plan in best.plans),
         ]  # fmt: skip
-        for plan in best.plans:
-            where = plan.placement
-            facts.append(
-                (
-                    plan.model,
-                    f"{plan.samples_per_s:,.1f} samples/s, step "
-                    f"{format_seconds(where.step_time_s)}, MFU {format_mfu(plan.mfu)}; pipeline "
-                    f"{where.pipeline} x tensor {where.tensor} x data {where.data}, microbatch "
-                    f"{where.microbatch}, recompute {where.recompute}",
-                )
-            )
         if self.scope is not None:
             facts.append(("searched", "; ".join([self.scope.sentence(), *self.scope.notes])))
-        others = [
-            (
-                name,
-                "does not fit"
-                if v is None
-                else "; ".join(
-                    [f"{v:,.1f} (ours is {times(self.score, v)})"]
-                    + [words for key, words in self.baseline_remarks.items() if key == name]
-                ),
-            )
-            for name, v in self.baselines.items()
-        ]
         facts.append(("beside it", "; ".join(self.plateau_lines())))
         facts += [("warning", words) for words in self.warnings]
-        parts_s = first.placement.time_parts_s
         return answer_html(
-            best.accelerator.describe(), facts, parts_s, self.certificate.sentence(), others
+            best.accelerator.describe(),
+            facts,
+            best.plans[0].placement.time_parts_s,
+            self.certificate.sentence(),
+            self._beside(),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,11 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor, choose_executor
 from atoll.explore.baselines import Baseline, reference_space, run_baselines
 from atoll.explore.branch_and_bound import Outcome, Progress, Search
-from atoll.explore.evaluate import place_times
 from atoll.explore.evolve import evolve_search
 from atoll.explore.files import check_folder, write_result
 from atoll.explore.finder import Finder
 from atoll.explore.job import Job
-from atoll.explore.journal import Journal, NoJournal
+from atoll.explore.journal import Journal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import evaluated_fronts, fronts
@@ -32,13 +31,14 @@ from atoll.explore.stored import open_run
 from atoll.explore.workloads import Variant, Variants, make_variants, make_workload
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
+from atoll.kernel_cache import compile_in_background
 from atoll.phaze.strategy import visit_buckets
+from atoll.placement.placer import Times
 from atoll.profile import Profile
 from atoll.profiles import get_profile
 from atoll.step.certificate import Certificate
 from atoll.step.states import load_states
 from atoll.units import format_bytes
-from atoll.warm import compile_in_background
 from atoll.workload.stored import warnings_of
 
 RUNNERS_UP = 3
@@ -76,9 +76,9 @@ def run_search(
     road = _Road(job, space, scope, setting, variants, executor, stop, began)
     try:
         if out is None:
-            return road.result(progress, NoJournal(), {})
+            return road.result(progress, Journal())
         with open_run(out, job, space, variants, setting.profile, executor.describe()) as journal:
-            result = road.result(progress, journal, journal.notes())
+            result = road.result(progress, journal)
             journal.keep(result)
             write_result(result, out)
             return result
@@ -109,9 +109,7 @@ class _Road:
             return evolve_search(search, self.job.evaluations, self.job.seed)
         return search.run()
 
-    def result(
-        self, progress: Progress | None, journal: Journal, notes: MutableMapping[str, Any]
-    ) -> SearchResult:
+    def result(self, progress: Progress | None, journal: Journal) -> SearchResult:
         job, space, variants, setting = self.job, self.space, self.variants, self.setting
         phases: dict[str, float] = {}
         mark = _timed(phases, "preparation", self.began)
@@ -140,7 +138,7 @@ class _Road:
             mark = _timed(phases, "pareto", mark)
         baselines: dict[str, Baseline] = {}
         if job.baselines and not self.stop.interrupted:
-            baselines = self._baselines(search, objective, notes)
+            baselines = self._baselines(search, objective)
             mark = _timed(phases, "baselines", mark)
         outcome = replace(search.outcome(), stopped=outcome.stopped)
         assert outcome.best is not None
@@ -188,22 +186,21 @@ class _Road:
         }
         return shown, why
 
-    def _baselines(
-        self, search: Search, objective: Objective, notes: MutableMapping[str, Any]
-    ) -> dict[str, Baseline]:
+    def _baselines(self, search: Search, objective: Objective) -> dict[str, Baseline]:
         """Designs to compare with, run once; under the exact strategy those that are chips of the
         space compete with the incumbent.
         """
         job, space = self.job, self.space
         name = f"baseline designs {job.seed}"
-        if name in notes:
-            found = {key: Baseline(**value) for key, value in notes[name].items()}
+        known = search.journal.note(name)
+        if known is not None:
+            found = {key: Baseline(**value) for key, value in known.items()}
         else:
             drawn = space if isinstance(space, Space) else space.sample(SAMPLE, job.seed)
             found = dict(
                 run_baselines(space, drawn, self.variants, self.setting, objective, job.seed)
             )
-            notes[name] = {key: baseline.to_note() for key, baseline in found.items()}
+            search.journal.put_note(name, {key: b.to_note() for key, b in found.items()})
         if job.strategy == "exact":
             for baseline in found.values():
                 if baseline.chip is not None:
@@ -379,10 +376,8 @@ def check_memory(job: Job, scope: Scope, setting: Setting, variants: Variants) -
         # Narrow shares first: they are the most likely to fit.
         own.sort(key=lambda variant: (-variant.tensor, variant.microbatch))
         for variant in own:
-            pass_s = np.ones((variant.layers, 2))
-            forward_s = np.ones(variant.facts.rerun.shape[1])
-            problem = setting.problem(variant, memory_bytes, 1.0)
-            if place_times(setting, problem, pass_s, forward_s) is not None:
+            times = Times(np.ones((variant.layers, 2)), np.ones(variant.facts.rerun.shape[1]))
+            if setting.place(setting.problem(variant, memory_bytes, 1.0), times) is not None:
                 break
         else:
             raise _no_room(job, scope, workload.name, own)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from atoll.cost.chips import Chips
 from atoll.errors import InfeasibleError
 from atoll.explore.energy import StepEnergy, energy_per_token_J
 from atoll.explore.job import Job
-from atoll.explore.journal import Evaluation, Found, Key
+from atoll.explore.journal import Evaluation, Found, Journal, Key
 from atoll.explore.result import SearchResult
 from atoll.explore.workloads import Variants
 from atoll.hardware import Network, ProductSpace, Space, load_network
@@ -33,7 +33,7 @@ PROGRESS_S = 0.5
 _DOUBLES = np.dtype("<f8")
 
 
-class StoredJournal:
+class StoredJournal(Journal):
     """Keeps a search in a `RunStore`."""
 
     def __init__(self, store: RunStore, variants: Variants, profile: Profile) -> None:
@@ -92,9 +92,11 @@ class StoredJournal:
         finite = bound if np.isfinite(bound) else np.finfo(np.float64).max
         self.store.put_progress(phase, left, total, best, score, float(finite))
 
-    def notes(self) -> MutableMapping[str, Any]:
-        """Small results beside the evaluations, such as baselines; writing keeps them."""
-        return _Notes(self.store)
+    def note(self, name: str) -> Any:
+        return self.store.note(name)
+
+    def put_note(self, name: str, value: Any) -> None:
+        self.store.put_note(name, value)
 
     def keep(self, result: SearchResult) -> None:
         """Keep the answer, and how the search ended."""
@@ -116,15 +118,10 @@ class StoredJournal:
             "number": model,
             "model": workload.name,
             "samples_per_s": workload.global_batch / plan.step_time_s,
-            "step_time_s": plan.step_time_s,
             "microbatch": variant.microbatch,
             "tensor": variant.tensor,
-            "pipeline": plan.pipeline,
-            "data": plan.data,
-            "variant": plan.variant,
-            "effort": plan.effort,
+            **asdict(plan),
             "pass_s": plan.pass_s.tolist(),
-            "energy": asdict(plan.energy),
         }
 
     def _design(
@@ -197,40 +194,10 @@ def chip_parameters(chips: Chips, chip: int, profile: Profile) -> dict[str, floa
     }
 
 
-class _Notes(MutableMapping[str, Any]):
-    """The store's notes as a dictionary."""
-
-    def __init__(self, store: RunStore) -> None:
-        self._store = store
-
-    def __getitem__(self, key: str) -> Any:
-        value = self._store.note(key)
-        if value is None:
-            raise KeyError(key)
-        return value
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._store.put_note(key, value)
-
-    def __delitem__(self, key: str) -> None:
-        raise NotImplementedError("notes are kept")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._store.note_keys())
-
-    def __len__(self) -> int:
-        return len(self._store.note_keys())
-
-
 def _found(plan: Mapping[str, Any]) -> Found:
+    own = {f.name: plan[f.name] for f in fields(Found)}
     return Found(
-        step_time_s=plan["step_time_s"],
-        variant=plan["variant"],
-        pass_s=np.array(plan["pass_s"]),
-        pipeline=plan["pipeline"],
-        data=plan["data"],
-        energy=StepEnergy(**plan["energy"]),
-        effort=plan["effort"],
+        **own | {"pass_s": np.array(plan["pass_s"]), "energy": StepEnergy(**plan["energy"])}
     )
 
 

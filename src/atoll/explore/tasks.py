@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from atoll.cost.chips import Chips
 from atoll.explore.bounds import LayoutBounds
 from atoll.explore.energy import operator_repeats, variant_traffic
-from atoll.explore.evaluate import Priced, place_times
+from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
 from atoll.explore.order import check_layers
-from atoll.explore.trial import Asked, Rule, Trial, try_chip
+from atoll.explore.trial import Answers, Rule, Trial, try_chip
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variants
 from atoll.placement.chain import Division
+from atoll.placement.placer import Times
 from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]
@@ -42,16 +43,6 @@ class Context:
     layouts: LayoutBounds
     repeats: FloatArray
     """(variants, operators): how often a microbatch runs each distinct operator."""
-
-    @staticmethod
-    def of(
-        variants: Variants,
-        setting: Setting,
-        rule: Rule,
-        work: OperatorWork,
-        layouts: LayoutBounds,
-    ) -> Context:
-        return Context(variants, setting, rule, work, layouts, operator_repeats(variants))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,28 +119,21 @@ class ChipTask:
     trial: Trial
 
 
-def place_chips(
-    context: Context, tasks: Sequence[ChipTask]
-) -> list[dict[Asked, tuple[float, Division | None]]]:
+def place_chips(context: Context, tasks: Sequence[ChipTask]) -> list[Answers]:
     """The placements that a trial of each chip asks for; see `trial.try_chip`."""
-    answers = []
-    for task in tasks:
-        asked: dict[Asked, tuple[float, Division | None]] = {}
+    return [_asked(context, task) for task in tasks]
 
-        def record(
-            kind: str,
-            variant: int,
-            limit: float,
-            nodes: ChipNodes = task.nodes,
-            asked: dict[Asked, tuple[float, Division | None]] = asked,
-        ) -> Division | None:
-            division = place_node(context, nodes, kind, variant, limit)
-            asked[(kind, variant)] = (limit, division)
-            return division
 
-        try_chip(context.rule, task.trial, record)
-        answers.append(asked)
-    return answers
+def _asked(context: Context, task: ChipTask) -> Answers:
+    asked: Answers = {}
+
+    def record(kind: str, variant: int, limit: float) -> Division | None:
+        found = place_node(context, task.nodes, kind, variant, limit)
+        asked[(kind, variant)] = (limit, found)
+        return found
+
+    try_chip(context.rule, task.trial, record)
+    return asked
 
 
 def place_node(
@@ -157,13 +141,13 @@ def place_node(
 ) -> Division | None:
     """The fastest placement below the limit, with the node's lower or upper times."""
     position = nodes.position(variant)
-    times = nodes.lower_s if kind == "lower" else nodes.upper_s
-    problem = context.setting.problem(
-        context.variants.variants[variant], nodes.memory_bytes, nodes.hbm_Bps
+    pass_s = nodes.lower_s if kind == "lower" else nodes.upper_s
+    own = context.variants.variants[variant]
+    times = Times(
+        pass_s[position, : own.layers], nodes.forward_s[position, : own.facts.rerun.shape[1]]
     )
-    return place_times(
-        context.setting, problem, times[position], nodes.forward_s[position], limit
-    )
+    problem = context.setting.problem(own, nodes.memory_bytes, nodes.hbm_Bps)
+    return context.setting.place(problem, times, limit)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ from atoll.placement.chain import Division
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-Asked = tuple[str, int]
-"""("lower" or "upper" times, variant)."""
+Answers = dict[tuple[str, int], tuple[float, Division | None]]
+"""By ("lower" or "upper" times, variant): a limit, and the fastest placement below it."""
 
 
 Place = Callable[[str, int, float], Division | None]
@@ -112,7 +112,7 @@ def try_chip(rule: Rule, trial: Trial, place: Place) -> Placed:
     return Placed(row, found)
 
 
-def replayed(asked: Mapping[Asked, tuple[float, Division | None]], place: Place) -> Place:
+def replayed(asked: Answers, place: Place) -> Place:
     """Placements from a worker's record, where it decides; solved again where it does not.
 
     A placement solved below one limit answers for every stricter limit, and, if one was found, for

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from atoll.errors import InfeasibleError
 from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import cost_of_plan, solve_table, weight_copies
-from atoll.placement.chain import Division, layer_names
-from atoll.placement.fixed import even_starts
-from atoll.placement.placer import PlacementProblem, StepTerms
+from atoll.placement.chain import Division, even_starts, layer_names
+from atoll.placement.placer import PlacementProblem, StepTerms, Times
 from atoll.placement.plan import Placement, Stage
 from atoll.step.states import States
 
@@ -32,32 +31,26 @@ class PhazePlacer:
     """A `Placer`; the better of the two answers, without and with recomputation."""
 
     def place(
-        self,
-        problem: PlacementProblem,
-        pass_s: FloatArray,
-        forward_s: FloatArray,
-        cutoff_s: float = np.inf,
+        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
     ) -> Division | None:
         best: Division | None = None
         for bit in _BITS[problem.recompute]:
-            plan = solve_table(layer_table(problem, pass_s, bit))
+            plan = solve_table(layer_table(problem, times, bit))
             step_s, data = plan.time_per_batch_s, plan.data_parallel
             if step_s is not None and data is not None and step_s < cutoff_s:
                 starts = [stage.nodes[0] for stage in plan.stages]
-                best = _division(problem, pass_s, bit, step_s, data, starts)
+                best = _division(problem, times, bit, step_s, data, starts)
                 cutoff_s = step_s
         return best
 
-    def even(
-        self, problem: PlacementProblem, pass_s: FloatArray, forward_s: FloatArray, stages: int
-    ) -> Division | None:
+    def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
         starts = even_starts(problem.facts.block, stages)
         if starts is None:
             return None
         data = problem.most_replicas(stages)
         best: Division | None = None
         for bit in _BITS[problem.recompute]:
-            table = layer_table(problem, pass_s, bit)
+            table = layer_table(problem, times, bit)
             try:
                 step_s = cost_of_plan(
                     table, problem.tensor, data, [range(*span) for span in _spans(problem, starts)]
@@ -65,18 +58,12 @@ class PhazePlacer:
             except InfeasibleError:
                 continue
             if best is None or step_s < best.step_time_s:
-                best = _division(problem, pass_s, bit, step_s, data, starts)
+                best = _division(problem, times, bit, step_s, data, starts)
         return best
 
-    def describe(
-        self,
-        problem: PlacementProblem,
-        pass_s: FloatArray,
-        forward_s: FloatArray,
-        division: Division,
-    ) -> Placement:
+    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
         # A single stage has nothing to recompute, whatever the bit.
-        table = layer_table(problem, pass_s, division.recompute_share > 0.0)
+        table = layer_table(problem, times, division.recompute_share > 0.0)
         stages = tuple(
             _stage(problem, table, first, last, division.pipeline - number)
             for number, (first, last) in enumerate(_spans(problem, division.starts))
@@ -120,7 +107,7 @@ class PhazePlacer:
         return _WEIGHT_BYTES * weight_copies(_optimizer(states))
 
 
-def layer_table(problem: PlacementProblem, pass_s: FloatArray, recompute: bool) -> LayerTable:
+def layer_table(problem: PlacementProblem, times: Times, recompute: bool) -> LayerTable:
     """The chain as a table of one width."""
     facts, tensor = problem.facts, problem.tensor
     nodes = tuple(
@@ -128,8 +115,8 @@ def layer_table(problem: PlacementProblem, pass_s: FloatArray, recompute: bool) 
             id=index,
             weight_bytes=_WEIGHT_BYTES * float(facts.parameters[index]),
             activation_bytes=float(facts.saved_bytes[index]),
-            forward_s=float(pass_s[kind, 0]),
-            backward_s=float(pass_s[kind, 1]),
+            forward_s=float(times.pass_s[kind, 0]),
+            backward_s=float(times.pass_s[kind, 1]),
             tensor_parallel=tensor > 1,
         )
         for index, kind in enumerate(facts.kind)
@@ -161,14 +148,14 @@ def _spans(problem: PlacementProblem, starts: Sequence[int]) -> Iterator[tuple[i
 
 def _division(
     problem: PlacementProblem,
-    pass_s: FloatArray,
+    times: Times,
     recompute: bool,
     step_s: float,
     data: int,
     starts: Sequence[int],
 ) -> Division:
     """Every stage but the last runs its forward pass again, if any does."""
-    times_s = pass_s[problem.facts.kind]
+    times_s = times.pass_s[problem.facts.kind]
     again_s = times_s[: starts[-1], 0].sum() if recompute else 0.0
     share = float(again_s / times_s.sum()) if again_s else 0.0
     return Division(step_s, len(starts), data, tuple(starts), share)

@@ -12,32 +12,15 @@ numba would compile a function once more for a literal argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
-_jit: Any = njit
-
-
-def _entry(function: _Kernel) -> _Kernel:
-    compiled: _Kernel = _jit(cache=True, error_model="numpy", no_cfunc_wrapper=True)(function)
-    return compiled
-
-
-def _compiled(function: _Kernel) -> _Kernel:
-    """For what only other kernels call: no way in from Python, so less to compile."""
-    no_wrappers = {"no_cfunc_wrapper": True, "no_cpython_wrapper": True}
-    compiled: _Kernel = _jit(cache=True, error_model="numpy", **no_wrappers)(function)
-    return compiled
-
+from atoll.jit import entry, kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Index = int | np.int64
 
 # Columns of Graph.layer; the first two also name the directions of a pass and of the edges.
 FORWARD, BACKWARD, WEIGHT, RESIDENT, STASH, WIDE = range(6)
@@ -104,8 +87,8 @@ class Walk(NamedTuple):
     order: Ints
 
 
-@_compiled
-def _last_fit(resident: float, stash: float, memory: float, most: Index) -> Index:
+@kernel
+def _last_fit(resident, stash, memory, most):
     """Largest s <= most with resident + (s-1)*stash <= memory; 0 if there is none."""
     if resident > memory:
         return 0
@@ -121,8 +104,8 @@ def _last_fit(resident: float, stash: float, memory: float, most: Index) -> Inde
     return s
 
 
-@_compiled
-def _chain_backward(graph: Graph, out: Floats) -> None:
+@kernel
+def _chain_backward(graph, out):
     """Fill in the backward seconds of every segment [i, j) of a chain."""
     n = graph.layer.shape[0]
     for j in range(1, n + 1):
@@ -135,8 +118,8 @@ def _chain_backward(graph: Graph, out: Floats) -> None:
             out[i, j] = clock
 
 
-@_compiled
-def _chain_cuts(graph: Graph, job: Job, backward_s: Floats, top: Index, cuts: Cuts) -> Index:
+@kernel
+def _chain_cuts(graph, job, backward_s, top, cuts):
     """All stages [i, j) that start a suffix of `top` layers; returns how many."""
     n = graph.layer.shape[0]
     i = n - top
@@ -169,8 +152,8 @@ def _chain_cuts(graph: Graph, job: Job, backward_s: Floats, top: Index, cuts: Cu
     return count
 
 
-@_compiled
-def _serial_seconds(graph: Graph, walk: Walk, depth: Index, direction: Index) -> float:
+@kernel
+def _serial_seconds(graph, walk, depth, direction):
     """Least makespan of the stage on one machine, releases already raised to its predecessors'.
 
     Serving by release is then optimal, and a sort that keeps equal releases in topological order
@@ -191,18 +174,8 @@ def _serial_seconds(graph: Graph, walk: Walk, depth: Index, direction: Index) ->
     return clock
 
 
-@_compiled
-def _put_cut(
-    graph: Graph,
-    job: Job,
-    walk: Walk,
-    depth: Index,
-    below: Index,
-    limit: Index,
-    odd: Index,
-    cuts: Cuts,
-    count: Index,
-) -> None:
+@kernel
+def _put_cut(graph, job, walk, depth, below, limit, odd, cuts, count):
     """Write down the stage of the `depth` layers on the walk, in topological order there."""
     release_s = walk.release_s[BACKWARD]
     for k in range(depth - 1, -1, -1):
@@ -226,8 +199,8 @@ def _put_cut(
     cuts.cost[count, WEIGHT_BYTES] = walk.sums[depth, WEIGHT]
 
 
-@_compiled
-def _take(graph: Graph, lattice: Lattice, top: Index, walk: Walk, depth: Index, v: Index) -> None:
+@kernel
+def _take(graph, lattice, top, walk, depth, v):
     """Add layer v, a source of what is left of set `top`, to the stage on the walk."""
     walk.at[depth, NODE] = v
     for column in range(6):
@@ -244,8 +217,8 @@ def _take(graph: Graph, lattice: Lattice, top: Index, walk: Walk, depth: Index, 
     walk.release_s[FORWARD, v] = release_s
 
 
-@_compiled
-def _relax(job: Job, best_s: Floats, top: Index, cuts: Cuts, count: Index) -> None:
+@kernel
+def _relax(job, best_s, top, cuts, count):
     """Improve best_s[top] by the first `count` cuts."""
     for k in range(count):
         load_s = cuts.cost[k, LOAD_S]
@@ -264,10 +237,8 @@ def _relax(job: Job, best_s: Floats, top: Index, cuts: Cuts, count: Index) -> No
                     best_s[top, s, q + odd] = value
 
 
-@_compiled
-def _improves(
-    job: Job, best_s: Floats, top: Index, below: Index, limit: Index, odd: Index, work_s: float
-) -> bool:
+@kernel
+def _improves(job, best_s, top, below, limit, odd, work_s):
     """Whether a cut could improve best_s[top] if its load were no more than its work."""
     for s in range(2, limit + 1):
         if work_s > job.cap_s[s]:
@@ -278,18 +249,8 @@ def _improves(
     return False
 
 
-@_compiled
-def _branching_cuts(
-    graph: Graph,
-    lattice: Lattice,
-    job: Job,
-    best_s: Floats,
-    top: Index,
-    walk: Walk,
-    stamp: Index,
-    use: bool,
-    cuts: Cuts,
-) -> Index:
+@kernel
+def _branching_cuts(graph, lattice, job, best_s, top, walk, stamp, use, cuts):
     """List all stages that may be cut off set `top`; returns how many.
 
     With `use`, improve best_s[top] by each at once instead, and list none: most are then found
@@ -356,8 +317,8 @@ def _branching_cuts(
             walk.in_stage[walk.at[depth, NODE]] = 0
 
 
-@_compiled
-def _close(job: Job, best_s: Floats, cuts: Cuts, count: Index, plan: Ints) -> float:
+@kernel
+def _close(job, best_s, cuts, count, plan):
     """Choose the first stage, the number of stages and of copies; returns the time per batch.
 
     Of the degrees that give each copy the same number of microbatches only the smallest can be
@@ -391,8 +352,8 @@ def _close(job: Job, best_s: Floats, cuts: Cuts, count: Index, plan: Ints) -> fl
     return least_s
 
 
-@_compiled
-def _cut_of(best_s: Floats, top: Index, cuts: Cuts, plan: Ints) -> Index:
+@kernel
+def _cut_of(best_s, top, cuts, plan):
     """The cut by which best_s[top] is attained with the stages that the plan has left."""
     s = plan[STAGES]
     k = 0
@@ -406,18 +367,8 @@ def _cut_of(best_s: Floats, top: Index, cuts: Cuts, plan: Ints) -> Index:
         k += 1
 
 
-@_compiled
-def _settle(
-    job: Job,
-    full: Index,
-    best_s: Floats,
-    top: Index,
-    cuts: Cuts,
-    count: Index,
-    plan: Ints,
-    time_s: Floats,
-    starts: Ints,
-) -> Index:
+@kernel
+def _settle(job, full, best_s, top, cuts, count, plan, time_s, starts):
     """Use the cuts of set `top`; returns the set to list next, 0 at the end.
 
     Up through all sets, then down again along the optimum, with its cuts listed afresh: that takes
@@ -436,43 +387,23 @@ def _settle(
     plan[FILLED] += 1
     plan[STAGES] -= 1
     plan[ODDS] -= cuts.way[plan[CUT], ODD]
-    below: Index = cuts.way[plan[CUT], BELOW]
-    return below
+    return cuts.way[plan[CUT], BELOW]
 
 
-@_entry
-def _place_chain(
-    graph: Graph,
-    job: Job,
-    best_s: Floats,
-    cuts: Cuts,
-    plan: Ints,
-    time_s: Floats,
-    starts: Ints,
-    backward_s: Floats,
-) -> None:
+@entry
+def _place_chain(graph, job, best_s, cuts, plan, time_s, starts, backward_s):
     _chain_backward(graph, backward_s)
     full = graph.layer.shape[0]
-    top: Index = np.int64(1)
+    top = np.int64(1)
     while top > 0:
         count = _chain_cuts(graph, job, backward_s, top, cuts)
         top = _settle(job, full, best_s, top, cuts, count, plan, time_s, starts)
 
 
-@_entry
-def _place_branching(
-    graph: Graph,
-    job: Job,
-    best_s: Floats,
-    cuts: Cuts,
-    plan: Ints,
-    time_s: Floats,
-    starts: Ints,
-    lattice: Lattice,
-    walk: Walk,
-) -> None:
+@entry
+def _place_branching(graph, job, best_s, cuts, plan, time_s, starts, lattice, walk):
     full = lattice.member.shape[0] - 1
-    top: Index = np.int64(1)
+    top = np.int64(1)
     while top > 0:
         stamp = plan[FILLED] * full + top
         use = top < full and plan[FILLED] == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from atoll.placement import chain_kernels as kernels
 from atoll.placement.chain_kernels import Chain, System
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
+from atoll.step.stages import even_sizes
 from atoll.step.states import States
 from atoll.workload.layer import Model
 
@@ -207,6 +209,36 @@ def recompute_share(chain: Chain, system: System, starts: Sequence[int], data: i
     busy_s = float(chain.time_s.sum())
     again_s = kernels.recompute_s(chain, system, np.array(starts, np.int64), data)
     return float(again_s) / busy_s if busy_s else 0.0
+
+
+def fixed_division(chain: Chain, system: System, *, pipeline: int, data: int) -> Division | None:
+    """The even layout of so many stages and replicas, or None where it is not possible: there are
+    too few devices, or the replicas do not divide the microbatches, or a stage does not fit.
+
+    Blocks are spread evenly (`step.stages`); what comes before them is on the first stage, what
+    comes after on the last. Each stage still recomputes as little as its memory allows.
+    """
+    starts = even_starts(chain.block, pipeline)
+    if starts is None or not 1 <= data <= system.microbatches or system.microbatches % data:
+        return None
+    if pipeline * data * system.tensor > system.devices:
+        return None
+    step_s = float(kernels.division_s(chain, system, np.array(starts, np.int64), data))
+    return Division(step_s, pipeline, data, starts) if np.isfinite(step_s) else None
+
+
+def even_starts(block: NDArray[np.bool_], pipeline: int) -> tuple[int, ...] | None:
+    """First layer of each stage with the blocks spread evenly; None with fewer blocks than stages.
+
+    Layers between blocks stay with the block before them.
+    """
+    if pipeline == 1:
+        return (0,)
+    blocks = np.flatnonzero(block)
+    if not 1 <= pipeline <= len(blocks):
+        return None
+    before = accumulate(even_sizes(len(blocks), pipeline)[:-1])
+    return (0, *(int(blocks[count]) for count in before))
 
 
 def describe(

@@ -11,7 +11,7 @@ plan is judged by three numbers (largest load, sum of loads, most parameters); a
 better in any of them is dropped. Stages are numbered from the end: stage s holds the activations
 of min(s, M) microbatches.
 
-`fixed.step_time_of` states the same rules in plain Python.
+The tests state the same rules in plain Python.
 """
 
 from __future__ import annotations
@@ -196,32 +196,44 @@ def equal_replicas(microbatches, most):
 
 
 @kernel
-def _even_step(chain, sums, system, pipeline, data, ends):
-    """Step seconds with the layers' compute cut evenly, writing the ends; infinite if too large."""
-    n = chain.time_s.shape[0]
-    m = system.microbatches // data
-    largest = 0.0
-    total = 0.0
-    most = 0.0
-    first = np.int64(0)
+def _cut_evenly(sums, pipeline, starts):
+    """Write the first layers of so many stages, and the end, with the compute cut evenly."""
+    n = sums[0].shape[0] - 1
     for i in range(pipeline):
-        last = first + 1
+        last = starts[i] + 1
         left = pipeline - 1 - i
         while last < n - left and (
                 left == 0 or sums[0][last] * pipeline < sums[0][n] * (i + 1)):
             last += 1
+        starts[i + 1] = last
+
+
+@kernel
+def _division_s(chain, sums, system, starts, pipeline, data):
+    """Step seconds of stages that begin at these layers, the end after them; infinite if one does
+    not fit."""
+    m = system.microbatches // data
+    cut_s = system.cut_s[system.cut_kind[data, pipeline]]
+    largest = 0.0
+    total = 0.0
+    most = 0.0
+    for i in range(pipeline):
         load, parameters = stage_cost(
-            chain, sums, first, last, float(min(pipeline - i, m)),
-            system.cut_s[system.cut_kind[data, pipeline]], system.memory_bytes,
-            system.state_bytes)
+            chain, sums, starts[i], starts[i + 1], float(min(pipeline - i, m)), cut_s,
+            system.memory_bytes, system.state_bytes)
         largest = max(largest, load)
         total += load
         most = max(most, parameters)
-        ends[i] = last
-        first = last
     if total == np.inf:
         return np.inf
     return step_time(system, data, m, largest, total, most)
+
+
+@entry
+def division_s(chain, system, starts, data):
+    """The same for stages that begin at the layers `starts`."""
+    ends = np.append(starts, chain.time_s.shape[0])
+    return _division_s(chain, prefix_sums(chain), system, ends, starts.shape[0], data)
 
 
 @entry
@@ -262,13 +274,14 @@ def best_plan(chain, system, cutoff, capacity):
         d = replicas[system.devices // (system.tensor * p)]
         if (system.microbatches // d - 1) * least[p] + total_s >= best:
             continue
-        seconds = _even_step(chain, sums, system, p, d, even)
+        _cut_evenly(sums, p, even)
+        seconds = _division_s(chain, sums, system, even, p, d)
         if seconds < best:
             best = seconds
             best_p = p
             best_d = d
             for s in range(p):
-                ends[s] = even[s]
+                ends[s] = even[s + 1]
     rounds = np.zeros(most + 1, np.int64)
     # Plans with equal transfer costs and equal in-flight counts share one programme: first those of
     # no more stages than microbatches, then (clipped) the others.

@@ -9,9 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.fabric.network import Network
-from atoll.placement.chain import ChainFacts, Division, describe, divide, make_chain, make_system
-from atoll.placement.chain_kernels import System, equal_replicas, feasible_depths, reduction_s
-from atoll.placement.fixed import fixed_division
+from atoll.placement.chain import (
+    ChainFacts,
+    Division,
+    describe,
+    divide,
+    fixed_division,
+    make_chain,
+    make_system,
+)
+from atoll.placement.chain_kernels import (
+    Chain,
+    System,
+    equal_replicas,
+    feasible_depths,
+    reduction_s,
+)
 from atoll.placement.plan import Placement
 from atoll.step.states import States
 
@@ -62,32 +75,29 @@ class StepTerms(NamedTuple):
     """Gradient reduction and optimizer, at least."""
 
 
+class Times(NamedTuple):
+    """Seconds of one microbatch."""
+
+    pass_s: FloatArray  # (kinds of layers, forward and backward)
+    forward_s: FloatArray  # of the block's forward operators, which may run again
+
+    def chain(self, problem: PlacementProblem) -> Chain:
+        return make_chain(problem.facts, self.pass_s.sum(axis=1), self.forward_s)
+
+
 class Placer(Protocol):
-    """Places chains of layers. `pass_s` are the times of each kind of layer (forward, backward),
-    `forward_s` those of the block's forward operators, which may run again."""
+    """Places chains of layers."""
 
     def place(
-        self,
-        problem: PlacementProblem,
-        pass_s: FloatArray,
-        forward_s: FloatArray,
-        cutoff_s: float = np.inf,
+        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
     ) -> Division | None:
         """The fastest placement below the cutoff, or None."""
 
-    def even(
-        self, problem: PlacementProblem, pass_s: FloatArray, forward_s: FloatArray, stages: int
-    ) -> Division | None:
+    def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
         """An expert's: blocks spread evenly over so many stages, with as many replicas as there
         is room for; None where it is not possible."""
 
-    def describe(
-        self,
-        problem: PlacementProblem,
-        pass_s: FloatArray,
-        forward_s: FloatArray,
-        division: Division,
-    ) -> Placement:
+    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
         """A division in full: stages, memory by part, time by cause."""
 
     def depths(self, problem: PlacementProblem) -> list[int]:
@@ -105,35 +115,19 @@ class ExactPlacer:
     """The default: recomputation by operator, nested networks, equal replicas."""
 
     def place(
-        self,
-        problem: PlacementProblem,
-        pass_s: FloatArray,
-        forward_s: FloatArray,
-        cutoff_s: float = np.inf,
+        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
     ) -> Division | None:
-        chain = make_chain(problem.facts, pass_s.sum(axis=1), forward_s)
-        return divide(chain, problem.system, cutoff_s)
+        return divide(times.chain(problem), problem.system, cutoff_s)
 
-    def even(
-        self, problem: PlacementProblem, pass_s: FloatArray, forward_s: FloatArray, stages: int
-    ) -> Division | None:
+    def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
         most = problem.most_replicas(stages)
-        if most < 1:
-            return None
         data = int(equal_replicas(problem.microbatches, most)[most])
-        chain = make_chain(problem.facts, pass_s.sum(axis=1), forward_s)
-        return fixed_division(chain, problem.system, pipeline=stages, data=data)
+        return fixed_division(times.chain(problem), problem.system, pipeline=stages, data=data)
 
-    def describe(
-        self,
-        problem: PlacementProblem,
-        pass_s: FloatArray,
-        forward_s: FloatArray,
-        division: Division,
-    ) -> Placement:
-        chain = make_chain(problem.facts, pass_s.sum(axis=1), forward_s)
+    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+        chain, forward_s = times.chain(problem), times.pass_s[:, 0]
         return describe(
-            problem.facts, chain, problem.system, problem.states, division, pass_s[:, 0]
+            problem.facts, chain, problem.system, problem.states, division, forward_s
         )
 
     def depths(self, problem: PlacementProblem) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -41,6 +41,15 @@ class Stage:
     @property
     def total_memory_bytes(self) -> float:
         return sum(self.memory_bytes.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        del own["first"], own["last"]
+        return own | {
+            "layers": list(self.layers),
+            "load_s": self.load_s,
+            "memory_bytes": dict(self.memory_bytes) | {"total": self.total_memory_bytes},
+        }
 
 
 @dataclass(frozen=True)
@@ -87,20 +96,5 @@ class Placement:
             "time_parts_s": dict(self.time_parts_s),
             "recompute": self.recompute,
             "schedule": self.schedule,
-            "stages": [
-                {
-                    "layers": list(stage.layers),
-                    "devices": stage.devices,
-                    "load_s": stage.load_s,
-                    "compute_s": stage.compute_s,
-                    "recompute_s": stage.recompute_s,
-                    "transfer_s": stage.transfer_s,
-                    "forward_s": stage.forward_s,
-                    "weight_s": stage.weight_s,
-                    "receive_s": stage.receive_s,
-                    "recompute": stage.recompute,
-                    "memory_bytes": dict(stage.memory_bytes) | {"total": stage.total_memory_bytes},
-                }
-                for stage in self.stages
-            ],
+            "stages": [stage.to_dict() for stage in self.stages],
         }

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
-from atoll.explore.energy import step_energy
 from atoll.explore.evaluate import Priced
+from atoll.explore.finder import model_plan
 from atoll.explore.job import Job, ModelJob
 from atoll.explore.layouts import Setting
 from atoll.explore.run import prepare_search
@@ -28,13 +28,11 @@ from atoll.explore.workloads import Variants, make_variants, make_workload
 from atoll.hardware import ProductSpace, Space
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.identity import code_words, this_code
-from atoll.placement.plan import Placement
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
 from atoll.step.parts import in_words
 from atoll.store import fingerprint
 from atoll.store.fingerprint import CODE
 from atoll.workload import widths
-from atoll.workload.flops import model_flops
 
 KEPT = 64
 """Models and schedules kept at most, the oldest go first."""
@@ -158,59 +156,30 @@ class ChipWhatIf:
         capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
         changed = replace(change, microbatch=microbatch, tensor=tensor)
         times = self._pass_times(design, model, plan, changed, setting, refine)
-        priced, pass_s = times.priced, times.pass_s
         # Prices do not depend on the number of devices; the placement does.
-        priced = replace(priced, setting=setting)
-        variant = priced.variants.variants[0]
-        placed = priced.place(0, variant, pass_s, memory_bytes=capacity)
-        if placed is None:
+        priced = replace(times.priced, setting=setting)
+        found = model_plan(
+            priced, times.pass_s, capacity, float(priced.chips.peak_flops[0])
+        )
+        if found is None:
             return {
                 "problem": f"{job.models[model].name} does not fit {devices} devices with "
                 f"{capacity / GIB:g} GiB each at tensor width {tensor} and microbatch {microbatch}."
             }
-        placement = priced.describe(0, variant, pass_s, placed, memory_bytes=capacity)
-        answer = self._figures(priced, design, placement)
-        return answer | {
+        where = found.placement
+        worst = max(where.stages, key=lambda stage: stage.total_memory_bytes)
+        shared = ("step_time_s", "pipeline", "tensor", "data", "devices", "microbatch",
+                  "microbatches", "recompute")  # fmt: skip
+        figures = ("samples_per_s", "tokens_per_s_per_device", "mfu", "power_W",
+                   "energy_per_token_J")  # fmt: skip
+        return {
+            **{name: getattr(where, name) for name in shared},
+            **{name: getattr(found, name) for name in figures},
+            "parts_s": in_words(where.time_parts_s),
+            "memory_bytes": dict(worst.memory_bytes),
             "schedules": times.how,
             "refinable": times.refinable,
             "memory_capacity_bytes": capacity,
-        }
-
-    def _figures(
-        self, priced: Priced, design: Mapping[str, Any], placement: Placement
-    ) -> dict[str, Any]:
-        variant = priced.variants.variants[0]
-        energy = step_energy(
-            priced,
-            0,
-            variant,
-            step_time_s=placement.step_time_s,
-            devices=placement.devices,
-            recompute_share=placement.recompute_share,
-        )
-        workload = priced.variants.workloads[0]
-        flops = model_flops(workload.config, workload.sequence)
-        samples = workload.global_batch / placement.step_time_s
-        peak = (
-            2.0 * design["tensor_cores"] * design["width"] * design["depth"] * design["clock_Hz"]
-        )
-        worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
-        return {
-            "step_time_s": placement.step_time_s,
-            "samples_per_s": samples,
-            "tokens_per_s_per_device": samples * workload.sequence / placement.devices,
-            "mfu": samples * flops / (peak * placement.devices),
-            "power_W": energy.power_W,
-            "energy_per_token_J": energy.per_token_J,
-            "parts_s": in_words(placement.time_parts_s),
-            "memory_bytes": dict(worst.memory_bytes),
-            "pipeline": placement.pipeline,
-            "tensor": placement.tensor,
-            "data": placement.data,
-            "devices": placement.devices,
-            "microbatch": placement.microbatch,
-            "microbatches": placement.microbatches,
-            "recompute": placement.recompute,
         }
 
     def _pass_times(

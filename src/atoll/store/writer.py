@@ -165,9 +165,6 @@ class RunStore:
         row = self._connection.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def note_keys(self) -> list[str]:
-        return [key for (key,) in self._connection.execute("SELECT key FROM notes")]
-
     # --- What is new ----------------------------------------------------------------------------
 
     def put_bounds(self, batch: int, rows: Iterable[tuple[int, float, bytes]]) -> None:

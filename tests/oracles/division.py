@@ -1,51 +1,18 @@
-"""Layouts made by hand: what a given division costs, in plain Python.
-
-`step_time_of` states the rules of the default profile a second time, stage by stage and without
-prefix sums, bounds or labels: it prices an expert's layout, and it is the oracle that the compiled
-search is tested against.
+"""What a given division costs, in plain Python: the default profile's rules a second time, stage by
+stage and without prefix sums, bounds or labels. The compiled search is tested against it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.placement.chain import Division
 from atoll.placement.chain_kernels import Chain, System
-from atoll.step.stages import even_sizes
 
 FloatArray = NDArray[np.float64]
-
-
-def fixed_division(chain: Chain, system: System, *, pipeline: int, data: int) -> Division | None:
-    """The even layout of so many stages and replicas, or None where it is not possible.
-
-    Blocks are spread evenly (`step.stages`); what comes before them is on the first stage, what
-    comes after on the last. Each stage still recomputes as little as its memory allows.
-    """
-    starts = even_starts(chain.block, pipeline)
-    if starts is None:
-        return None
-    step_time_s = step_time_of(chain, system, starts, data)
-    return Division(step_time_s, pipeline, data, starts) if math.isfinite(step_time_s) else None
-
-
-def even_starts(block: NDArray[np.bool_], pipeline: int) -> tuple[int, ...] | None:
-    """First layer of each stage with the blocks spread evenly; None with fewer blocks than stages.
-
-    Layers between blocks stay with the block before them.
-    """
-    if pipeline == 1:
-        return (0,)
-    blocks = np.flatnonzero(block)
-    if not 1 <= pipeline <= len(blocks):
-        return None
-    before = accumulate(even_sizes(len(blocks), pipeline)[:-1])
-    return (0, *(int(blocks[count]) for count in before))
 
 
 def step_time_of(chain: Chain, system: System, starts: Sequence[int], data: int) -> float:
