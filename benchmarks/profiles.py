@@ -18,6 +18,7 @@ import numpy as np
 
 import atoll
 from atoll.explore.branch_and_bound import Search
+from atoll.explore.exact import exact_search
 from atoll.explore.job import Job, ModelJob
 from atoll.explore.objective import Objective
 from atoll.explore.run import prepare_search
@@ -72,7 +73,7 @@ def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tu
     search = Search(
         space.subset(chosen), variants, setting, Objective.single(job.global_batch), 1e-3
     )
-    outcome = search.run()
+    outcome = exact_search(search)
     assert outcome.best is not None
     return int(chosen[search.frontier.chips.design[outcome.best]]), outcome.score
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.cost.chips import Chips, chips_of_space
-from atoll.explore.bounds import roofline_bounds
+from atoll.explore.bounds import chip_rates, roofline_bounds
 from atoll.explore.branch_and_bound import Search
 from atoll.explore.evaluate import Priced
+from atoll.explore.exact import exact_search
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.order import ROUNDING
@@ -94,7 +95,10 @@ def draw(number: int, chips: int, rng: np.random.Generator) -> RandomJob:
 def everything(job: RandomJob, chips: Chips) -> tuple[float, float]:
     """The least step of all chips and variants, and the worst excess of a bound over a step."""
     priced = Priced.of(chips, job.variants, job.setting)
-    layouts, roofline = roofline_bounds(chips, job.variants, job.setting, priced.work)
+    rates, memory_bytes = chip_rates(chips), float(chips.hbm_capacity_bytes.max())
+    layouts, roofline = roofline_bounds(
+        rates, memory_bytes, job.variants, job.setting, priced.work
+    )
     count = len(job.variants.variants)
     chip, variant = np.repeat(np.arange(len(chips)), count), np.tile(np.arange(count), len(chips))
     lower, upper = priced.schedule_bounds(chip, variant)
@@ -126,7 +130,7 @@ def main() -> int:
         nodes += len(chips) * len(job.variants.variants)
         objective = Objective.single(job.batch)
         search = Search(job.space, job.variants, job.setting, objective, given.tolerance, LIMIT_S)
-        outcome = search.run()
+        outcome = exact_search(search)
         if not np.isfinite(least_s):
             impossible += 1
             refuted += outcome.best is not None

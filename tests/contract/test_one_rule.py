@@ -19,7 +19,7 @@ from atoll.explore.workloads import make_variants, make_workload
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
 from atoll.hardware.wafer_files import load_wafer
-from atoll.placement.chain import chain_facts, even_starts, make_system
+from atoll.placement.chain import PlacementProblem, chain_facts, even_starts
 from atoll.placement.chain_kernels import reduction_s
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
@@ -57,10 +57,10 @@ def disagree(why: str) -> pytest.MarkDecorator:
 def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
     facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
     for name, states in STATES.items():
-        system = make_system(
+        system = PlacementProblem(
             load_network("dgx-a100"), load_states(name), facts, devices=8, tensor=1,
             microbatches=8, memory_bytes=1e9, hbm_Bps=1e12,
-        )  # fmt: skip
+        ).system  # fmt: skip
         assert system.state_bytes == states.weight + states.gradient + states.optimizer
         run = make_run("gpt2-xl", "h100", 8, global_batch=8, states=name)
         memory = Estimator(run).estimate(Layout(dp=8, zero=0)).worst
@@ -156,10 +156,10 @@ def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor
     network = load_network(name)
     facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
     optimizer = load_states(DEFAULT.optimizer)
-    system = make_system(
+    system = PlacementProblem(
         network, optimizer, facts, devices=96, tensor=tensor, microbatches=96, memory_bytes=1e9,
         hbm_Bps=1e12,
-    )  # fmt: skip
+    ).system  # fmt: skip
     searched = reduction_s(system, replicas, parameters)
     run = make_run("gpt2-xl", "h100", replicas * tensor, global_batch=96)
     run = replace(run, network=network, states=optimizer)

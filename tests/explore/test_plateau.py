@@ -14,6 +14,7 @@ from some_job import answer, some_job
 from tiny import random_space, tiny_config, tiny_setting
 
 from atoll.explore.branch_and_bound import Search
+from atoll.explore.exact import exact_search
 from atoll.explore.objective import Objective
 from atoll.explore.plateau import SHARES, choose, evaluate_plateau, plateau
 from atoll.explore.run import run_search
@@ -50,7 +51,7 @@ def test_the_answer_takes_the_least_power_that_its_proof_allows(
     seed: int, tolerance: float
 ) -> None:
     search = make_search(seed, tolerance=tolerance / 2.0)
-    search.run()
+    exact_search(search)
     evaluate_plateau(search, tolerance)
     power_W = power_of(search)
     chosen = choose(search, search.bound(), tolerance, power_W)
@@ -68,7 +69,7 @@ def test_the_answer_takes_the_least_power_that_its_proof_allows(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_plateau_counts_every_design_of_the_space_that_is_as_near(seed: int) -> None:
     search = make_search(seed, tolerance=5e-4)
-    search.run()
+    exact_search(search)
     above = evaluate_plateau(search, 1e-3)
     power_W = power_of(search)
     chosen = choose(search, search.bound(), 1e-3, power_W)
@@ -94,7 +95,7 @@ class _Named:
 
 def test_a_search_that_was_stopped_does_not_claim_to_have_seen_the_plateau() -> None:
     search = make_search(2)
-    search.run()
+    exact_search(search)
     search.stop.limit(0.0)
     assert evaluate_plateau(search, 1e-3) == np.inf
 
@@ -165,8 +166,8 @@ def test_no_baseline_in_the_space_beats_the_answer_without_a_word(tmp_path: Path
 
 def test_a_plan_from_elsewhere_becomes_the_answer_if_it_is_better() -> None:
     search, other = make_search(3, tolerance=0.3), make_search(3, tolerance=0.0)
-    search.run()
-    other.run()
+    exact_search(search)
+    exact_search(other)
     assert other.best is not None
     worse = dict(search.frontier.found[search.best or 0])
     search.adopt(other.best, other.frontier.found[other.best])

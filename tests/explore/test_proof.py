@@ -16,6 +16,7 @@ from atoll.cost.chips import chips_of_space
 from atoll.explore import bounds
 from atoll.explore.branch_and_bound import Outcome, Search
 from atoll.explore.evaluate import Priced
+from atoll.explore.exact import exact_search
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.order import ROUNDING
@@ -59,7 +60,7 @@ def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> flo
 
 
 def run(space: Space, variants: Variants, setting: Setting) -> Outcome:
-    return Search(space, variants, setting, Objective.single(BATCH), TOLERANCE).run()
+    return exact_search(Search(space, variants, setting, Objective.single(BATCH), TOLERANCE))
 
 
 def assert_optimal(space: Space, profile: Profile, devices: int, **model: int) -> None:
@@ -91,7 +92,10 @@ def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bound without a schedule, placed bound and step of every node: each (chips, variants)."""
     chips = chips_of_space(job.space, job.setting.profile)
     priced = Priced.of(chips, job.variants, job.setting)
-    layouts, roofline = bounds.roofline_bounds(chips, job.variants, job.setting, priced.work)
+    rates, memory_bytes = bounds.chip_rates(chips), float(chips.hbm_capacity_bytes.max())
+    layouts, roofline = bounds.roofline_bounds(
+        rates, memory_bytes, job.variants, job.setting, priced.work
+    )
     every = len(job.variants.variants)
     node_chip = np.repeat(np.arange(len(chips)), every)
     node_variant = np.tile(np.arange(every), len(chips))
@@ -108,7 +112,7 @@ def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def searched(job: DrawnJob, chips: np.ndarray | None = None) -> Outcome:
     space = job.space if chips is None else job.space.subset(chips)
     objective = Objective.single(job.batch)
-    return Search(space, job.variants, job.setting, objective, TOLERANCE).run()
+    return exact_search(Search(space, job.variants, job.setting, objective, TOLERANCE))
 
 
 @pytest.mark.parametrize("seed", DRAWN)

@@ -91,7 +91,7 @@ def test_a_finished_search_is_answered_from_the_record(
 
     for name in ("branch_and_bound.bound_chips", "branch_and_bound.place_node"):
         monkeypatch.setattr(f"atoll.explore.{name}", computed)
-    monkeypatch.setattr("atoll.explore.tighten.solve_node", computed)
+    monkeypatch.setattr("atoll.explore.exact.solve_node", computed)
     assert answer(run_search(job, out=tmp_path / "run")) == answer(first)
 
 

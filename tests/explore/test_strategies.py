@@ -10,6 +10,7 @@ from tiny import random_space, tiny_setting, tiny_variants
 
 from atoll.errors import AtollError
 from atoll.explore.branch_and_bound import Search
+from atoll.explore.exact import exact_search
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import area_front
 from atoll.explore.spotlight import expected_improvement
@@ -83,7 +84,7 @@ def test_phazes_rule_stops_early_and_says_what_it_does_not_know() -> None:
 
 def test_the_front_holds_every_chip_that_no_smaller_one_equals() -> None:
     search = make_search(2, 150)
-    search.run()
+    exact_search(search)
     tolerance = 0.01
     front = area_front(search, tolerance)
     assert front is not None
@@ -98,8 +99,8 @@ def test_the_front_holds_every_chip_that_no_smaller_one_equals() -> None:
 
 def test_a_chip_that_could_not_beat_the_best_may_still_be_the_best_of_its_size() -> None:
     search, whole = make_search(2, 150), make_search(2, 150)
-    search.run()
-    whole.run()
+    exact_search(search)
+    exact_search(whole)
     front = area_front(whole)
     assert front is not None
     # As the search leaves a chip whose placements do not beat the incumbent: without a plan.
@@ -122,7 +123,7 @@ def test_two_models_at_once_are_optimal_too() -> None:
     setting = tiny_setting(DEFAULT, 4)
     objective = Objective("worst", (BATCH, BATCH), (1.0, 1.0), (1000.0, 2000.0))
     search = Search(random_space(4, 80), variants, setting, objective, 1e-3)
-    outcome = search.run()
+    outcome = exact_search(search)
     fresh = Search(random_space(4, 80), variants, setting, objective, 1e-3)
     scores = fresh.evaluate_all(np.arange(80))
     assert outcome.score >= scores.max() * (1 - 2e-3)

@@ -12,7 +12,7 @@ from tiny import NETWORK, random_space, tiny_config, tiny_setting
 
 from atoll.cost.chips import chips_of_space
 from atoll.errors import AtollError
-from atoll.explore.bounds import roofline_bounds
+from atoll.explore.bounds import chip_rates, roofline_bounds
 from atoll.explore.evaluate import Priced
 from atoll.explore.job import Job, ModelJob
 from atoll.explore.layouts import Setting, list_layouts
@@ -92,7 +92,8 @@ def test_bounds_of_batches_with_odd_divisors_stay_below_every_placement(
     setting = tiny_setting(DEFAULT, devices)
     chips = chips_of_space(space, DEFAULT)
     work = operator_work(variants.passes.keys, setting.network, DEFAULT.name)
-    _, bounds_s = roofline_bounds(chips, variants, setting, work)
+    memory_bytes = float(chips.hbm_capacity_bytes.max())
+    _, bounds_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
     priced = Priced.of(chips, variants, setting)
     for chip in range(len(chips)):
         for number, variant in enumerate(variants.variants):

@@ -15,6 +15,7 @@ from tiny import random_space, tiny_config, tiny_setting, tiny_variants
 
 from atoll.executors import Crew, choose_executor
 from atoll.explore.branch_and_bound import Outcome, Search
+from atoll.explore.exact import exact_search
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import Front, fronts
 from atoll.explore.run import run_search
@@ -62,7 +63,7 @@ def run(seed: int, workers: int, profile: Profile = DEFAULT) -> tuple[object, ..
         crew=Crew(executor),
     )
     try:
-        return state(search.run())
+        return state(exact_search(search))
     finally:
         executor.close()
 
@@ -92,7 +93,7 @@ def test_the_same_with_several_models_and_every_chip_for_its_own_sake() -> None:
         search = Search(
             random_space(4, 80), variants, setting, objective, 1e-3, crew=Crew(executor)
         )
-        outcome = search.run()
+        outcome = exact_search(search)
         scores = search.evaluate_all(np.arange(80))
         executor.close()
         found.append((state(outcome), scores.tolist()))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from atoll.fabric.network import Level, Network
 from atoll.phaze.placer import PhazePlacer, layer_table
 from atoll.phaze.table_dp import solve_table
-from atoll.placement.chain import ChainFacts, chain_facts
-from atoll.placement.placer import PlacementProblem, Times
+from atoll.placement.chain import ChainFacts, PlacementProblem, chain_facts
+from atoll.placement.placer import Times
 from atoll.placement.replay import replay_placement
 from atoll.profiles import PHAZE
 from atoll.step.states import load_states
@@ -36,8 +36,8 @@ def facts_of() -> ChainFacts:
 
 problems = st.builds(
     lambda devices, microbatches, memory_bytes, optimizer, recompute: PlacementProblem(
-        facts_of(), NETWORK, load_states(optimizer), recompute, devices, 2, microbatches,
-        memory_bytes, 1e12,
+        NETWORK, load_states(optimizer), facts_of(), devices, 2, microbatches, memory_bytes, 1e12,
+        recompute,
     ),
     st.integers(2, 48),
     st.integers(1, 32),
@@ -123,7 +123,7 @@ def test_a_bound_considers_the_best_plan_and_lies_below_it(problem: PlacementPro
 
 def test_an_even_layout_by_hand() -> None:
     problem = PlacementProblem(
-        facts_of(), NETWORK, load_states("sgd"), "optimal", 12, 2, 8, 1e12, 1e12
+        NETWORK, load_states("sgd"), facts_of(), 12, 2, 8, 1e12, 1e12
     )
     even = PLACER.even(problem, TIMES, 3)
     assert even is not None and even.recompute_share == 0.0
@@ -150,7 +150,7 @@ def test_a_replay_never_exceeds_the_formula() -> None:
     # It counts every stage as the slowest.
     model = prepare(load_config("gpt2-xl"), 1, 1024, attention="unfused", fusion="phaze")
     problem = PlacementProblem(
-        chain_facts(model, "optimal"), NETWORK, load_states("sgd"), "optimal", 32, 1, 64, 6e9, 1e12
+        NETWORK, load_states("sgd"), chain_facts(model, "optimal"), 32, 1, 64, 6e9, 1e12
     )
     best = PLACER.place(problem, TIMES)
     assert best is not None and best.pipeline > 2

@@ -22,13 +22,13 @@ from atoll.fabric.network import Level, Network
 from atoll.hardware.catalog import load_network
 from atoll.placement.chain import (
     ChainFacts,
+    PlacementProblem,
     chain_facts,
     describe,
     divide,
     even_starts,
     fixed_division,
     make_chain,
-    make_system,
 )
 from atoll.placement.chain_kernels import (
     Chain,
@@ -427,7 +427,7 @@ def case_of(
     layer, _ = facts.model.layers[facts.block_kind]
     # Durations that make some of the choices with equal bytes cheaper than others.
     forward_s = 1e-5 * (1.0 + np.arange(len(layer.forward)) % 3)
-    system = make_system(
+    system = PlacementProblem(
         NETWORK,
         STATES["mixed16"],
         facts,
@@ -436,7 +436,7 @@ def case_of(
         microbatches=microbatches,
         memory_bytes=memory_bytes,
         hbm_Bps=2e12,
-    )
+    ).system
     return make_chain(facts, PASS_S.sum(axis=1), forward_s), system
 
 
@@ -531,10 +531,10 @@ def test_links_are_priced_like_any_collective_and_any_send() -> None:
 @pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "tpu-v4", "gb200-nvl72"])
 def test_compiled_reductions_are_those_of_the_measured_network(name: str) -> None:
     network = load_network(name)
-    system = make_system(
+    system = PlacementProblem(
         network, STATES["mixed16"], facts_of(), devices=64, tensor=2, microbatches=8,
         memory_bytes=1e9, hbm_Bps=1e12,
-    )  # fmt: skip
+    ).system  # fmt: skip
     for data in (1, 2, 5, 8, 32):
         for parameters in (1e2, 3e6, 1e7, 5e7, 4e8, 2e10):
             assert reduction_s(system, data, parameters) == pytest.approx(

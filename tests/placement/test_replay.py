@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
 from atoll.placement.chain import (
+    PlacementProblem,
     chain_facts,
     describe,
     divide,
     fixed_division,
     make_chain,
-    make_system,
 )
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
@@ -248,7 +248,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
     operators_s = np.array([op.flops for op in layers[facts.block_kind].forward]) / FLOPS
     chain = make_chain(facts, forward_s + backward_s, operators_s)
     for memory_bytes, microbatches in product((16e9, 24e9, 40e9, 80e9), (32, 128, 512)):
-        system = make_system(
+        system = PlacementProblem(
             NETWORK,
             STATES["mixed16"],
             facts,
@@ -257,7 +257,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
             microbatches=microbatches,
             memory_bytes=memory_bytes,
             hbm_Bps=2e12,
-        )
+        ).system
         even = (
             fixed_division(chain, system, pipeline=stages, data=256 // tensor // stages)
             for stages in (4, 8, 16)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.gemm import core_counts
-from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
+from atoll.hardware.accelerator import Accelerator, core_buffer_bytes
 from atoll.hardware.space import Space
 from atoll.profile import Profile
 
@@ -169,13 +169,13 @@ def _pick(configs: C, rows: IntArray) -> C:
 
 def chips_of_space(space: Space, profile: Profile) -> Chips:
     """Every design of a space with every HBM bandwidth that it may take."""
-    bandwidths = sorted({_hbm_Bps(option, profile) for option in space.hbm_options})
+    bandwidths = sorted({profile.hbm_Bps(option.bandwidth_Bps) for option in space.hbm_options})
     columns: list[tuple[IntArray, FloatArray, IntArray, FloatArray]] = []
     for bandwidth in bandwidths:
         capacity = np.zeros(len(space), np.int64)
         phy_mm2 = np.zeros(len(space))
         for index, option in enumerate(space.hbm_options):
-            if _hbm_Bps(option, profile) == bandwidth:
+            if profile.hbm_Bps(option.bandwidth_Bps) == bandwidth:
                 larger = space.hbm_allowed[:, index] & (option.capacity_bytes > capacity)
                 capacity[larger] = option.capacity_bytes
                 phy_mm2[larger] = option.area_mm2
@@ -213,14 +213,10 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
         glb_bytes=np.array([chip.glb_bytes]),
         glb_Bpc=np.array([chip.glb_bandwidth_Bpc]),
         clock_Hz=np.array([chip.clock_Hz]),
-        hbm_Bps=np.array([_hbm_Bps(chip.hbm, profile)]),
+        hbm_Bps=np.array([profile.hbm_Bps(chip.hbm.bandwidth_Bps)]),
         hbm_capacity_bytes=np.array([chip.hbm.capacity_bytes]),
         area_mm2=np.array([area_mm2]),
     )
-
-
-def _hbm_Bps(option: Hbm, profile: Profile) -> float:
-    return profile.hbm_bandwidth_Bps or option.bandwidth_Bps
 
 
 def _spreads(limit: int, profile: Profile) -> tuple[int, ...]:

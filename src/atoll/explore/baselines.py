@@ -17,6 +17,7 @@ import numpy as np
 from atoll.cost.chips import chips_of_space
 from atoll.explore.branch_and_bound import Search
 from atoll.explore.evaluate import Priced
+from atoll.explore.exact import exact_search
 from atoll.explore.journal import Found
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
@@ -31,6 +32,7 @@ from atoll.hardware import (
     load_accelerator,
     peak_power_W,
 )
+from atoll.hardware.space import PARAMETERS
 
 RANDOM_CHIPS = 64
 REFERENCE = "phaze-tpuv4"
@@ -52,14 +54,7 @@ def space_of(chip: Accelerator, like: Space | ProductSpace) -> Space:
     """A space of this one chip, with the HBM options of another space."""
     return Space(
         name=chip.name or "chip",
-        tensor_cores=np.array([chip.tensor_cores]),
-        vector_cores=np.array([chip.vector_cores]),
-        width=np.array([chip.width]),
-        depth=np.array([chip.depth]),
-        vector_width=np.array([chip.vector_width]),
-        glb_bytes=np.array([chip.glb_bytes]),
-        glb_bandwidth_Bpc=np.array([chip.glb_bandwidth_Bpc]),
-        clock_Hz=np.array([chip.clock_Hz]),
+        **{name: np.array([getattr(chip, name)]) for name in (*PARAMETERS, "glb_bandwidth_Bpc")},
         area_mm2=np.array([accelerator_area_mm2(chip) - chip.hbm.area_mm2]),
         hbm_options=like.hbm_options,
         hbm_allowed=np.ones((1, len(like.hbm_options)), np.bool_),
@@ -102,7 +97,7 @@ def run_baselines(
 
     def best_of(candidates: Space) -> Baseline:
         search = Search(candidates, variants, setting, objective, tolerance=1e-3)
-        outcome = search.run()
+        outcome = exact_search(search)
         if outcome.best is None:
             return _alone(candidates, 0, candidates.hbm_options)
         chips = outcome.frontier.chips
@@ -146,12 +141,9 @@ def _alone(candidates: Space, design: int, options: Sequence[Hbm]) -> Baseline:
 
 def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
     """The number of a chip in a space, whatever its HBM; None where the space has none."""
-    names = (
-        "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes", "clock_Hz",
-    )  # fmt: skip
     if isinstance(space, Space):
         same = np.isclose(space.glb_bandwidth_Bpc, chip.glb_bandwidth_Bpc)
-        for name in names:
+        for name in PARAMETERS:
             same &= getattr(space, name) == getattr(chip, name)
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else None
@@ -162,7 +154,7 @@ def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
     ):
         return None
     lists = space.axes.lists()
-    wanted = [0 if tied and name == "vector_width" else getattr(chip, name) for name in names]
+    wanted = [0 if tied and name == "vector_width" else getattr(chip, name) for name in PARAMETERS]
     if any(value not in values for value, values in zip(wanted, lists, strict=True)):
         return None
     places = [values.index(value) for value, values in zip(wanted, lists, strict=True)]

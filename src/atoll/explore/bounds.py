@@ -58,21 +58,6 @@ class LayoutBounds:
     variants: Variants
     layouts: Layouts
 
-    @staticmethod
-    def of(
-        variants: Variants,
-        setting: Setting,
-        memory_bytes: float,
-        hbm_Bps: float,
-        least_layer_s: FloatArray,
-    ) -> LayoutBounds:
-        """Layouts for chips with at most this memory and bandwidth and no faster layers."""
-        ranges = variants.layer_ranges
-        count = len(variants.variants)
-        least = [least_layer_s[ranges[v] : ranges[v + 1]] for v in range(count)]
-        layouts = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
-        return LayoutBounds(variants, layouts)
-
     def step_s(self, layer_s: FloatArray, variant: IntArray) -> FloatArray:
         """Least step time of nodes whose layers take no less than `layer_s` (nodes, layers)."""
         variants = self.variants
@@ -106,16 +91,18 @@ class LayoutBounds:
 
 
 def roofline_bounds(
-    chips: Chips, variants: Variants, setting: Setting, work: OperatorWork
+    rates: FloatArray,
+    memory_bytes: float,
+    variants: Variants,
+    setting: Setting,
+    work: OperatorWork,
 ) -> tuple[LayoutBounds, FloatArray]:
-    """Layouts for these chips, and the step time that no plan beats: (chips, variants)."""
-    rates, number = distinct_rows(chip_rates(chips))
-    layer_s = layer_rooflines(rates, variants, setting, work)
-    layouts = LayoutBounds.of(
-        variants,
-        setting,
-        float(chips.hbm_capacity_bytes.max()),
-        float(chips.hbm_Bps.max()),
-        layer_s.min(axis=0),
-    )
+    """Layouts for chips with these rates and at most so much memory, and the step time that no
+    plan beats: (chips, variants)."""
+    distinct, number = distinct_rows(rates)
+    layer_s = layer_rooflines(distinct, variants, setting, work)
+    least = np.split(layer_s.min(axis=0), variants.layer_ranges[1:-1])
+    hbm_Bps = float(rates[:, 2].max())
+    found = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
+    layouts = LayoutBounds(variants, found)
     return layouts, layouts.all_variants_s(layer_s)[number]

@@ -40,7 +40,6 @@ from atoll.explore.tasks import (
     bound_chips,
     place_node,
 )
-from atoll.explore.tighten import tighten
 from atoll.explore.trial import Placed, Rule, Trial, replayed, try_chip
 from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space
@@ -50,9 +49,6 @@ from atoll.step.certificate import relative_gap
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-FIRST_BATCH = 64
-LARGEST_BATCH = 4096
 
 
 @dataclass(frozen=True)
@@ -124,10 +120,11 @@ class Search:
         self.journal = journal or Journal()
         self.rule = Rule.of(variants, objective, tolerance)
         self.by_model = self.rule.by_model
-        opened = open_frontier(space, variants, setting, self.rule)
-        self.frontier, self.reserve, self.work = opened.frontier, opened.reserve, opened.work
+        self.frontier, self.reserve, layouts, self.work = open_frontier(
+            space, variants, setting, self.rule
+        )
         self.context = Context(
-            variants, setting, self.rule, opened.work, opened.layouts, operator_repeats(variants)
+            variants, setting, self.rule, self.work, layouts, operator_repeats(variants)
         )
         self.crew = crew or Crew(InProcess())
         self.crew.stop = self.stop
@@ -141,24 +138,6 @@ class Search:
         self.batches = 0
         self.solved: set[Key] = set()
         """Nodes whose schedules were solved, with their effort."""
-
-    def run(self) -> Outcome:
-        size = FIRST_BATCH
-        while not self.stop():
-            self.crew.consider()
-            self._admit(size)
-            fresh = np.flatnonzero((self.frontier.stage == 0) & (self.scores > self.threshold()))
-            if len(fresh) == 0:
-                break
-            order = fresh[np.argsort(-self.scores[fresh], kind="stable")][:size]
-            self.report("bounding", len(fresh))
-            self._batch(order)
-            size = min(4 * size, LARGEST_BATCH)
-            if self.reserve is not None:
-                # The way is long: close the gap as far as the chips that wait allow.
-                tighten(self, self._best_waiting())
-        tighten(self, 0.0)
-        return self.outcome()
 
     def outcome(self) -> Outcome:
         """What is known now."""
@@ -174,7 +153,7 @@ class Search:
         waiting = 0.0 if self.reserve is None else self.reserve.bound()
         return max(float(self.scores.max(initial=0.0)), waiting, self.score)
 
-    def _best_waiting(self) -> float:
+    def best_waiting(self) -> float:
         """No chip without a schedule bound scores higher."""
         waiting = 0.0 if self.reserve is None else self.reserve.bound()
         return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
@@ -195,7 +174,7 @@ class Search:
     def _aside(self, order: IntArray, mode: _Mode) -> None:
         """A batch that does not change the incumbent."""
         self.mode = mode
-        self._batch(order)
+        self.batch(order)
         self.mode = _Mode()
 
     def adopt(self, chip: int, found: Mapping[int, Found]) -> None:
@@ -257,7 +236,7 @@ class Search:
             return np.inf
         return self.frontier.found[self.best][0].step_time_s / (1.0 + self.tolerance)
 
-    def _admit(self, size: int) -> None:
+    def admit(self, size: int) -> None:
         """Bring chips into memory that may be among the next `size`, and let the lost ones go."""
         if self.reserve is None:
             return
@@ -271,7 +250,7 @@ class Search:
 
     # --- Batches --------------------------------------------------------------------------------
 
-    def _batch(self, order: IntArray) -> None:
+    def batch(self, order: IntArray) -> None:
         """Schedule bounds for these chips, then placements where they leave a chance."""
         number = self.batches
         self.batches += 1

@@ -17,7 +17,7 @@ from atoll.cost.chips import Chips
 from atoll.explore.evaluate import Priced
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variant, Variants
-from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel, core_buffer_bytes_per_mac
+from atoll.hardware.energy import DEFAULT_ENERGY, core_buffer_bytes_per_mac
 from atoll.placement.plan import Placement
 
 FloatArray = NDArray[np.float64]
@@ -86,13 +86,13 @@ def energy_of_work(
     step_time_s: float,
     devices: int,
     recompute_share: float = 0.0,
-    energy: EnergyModel = DEFAULT_ENERGY,
 ) -> StepEnergy:
     """What a step of this length costs on these devices.
 
     Every microbatch of the batch passes every layer once, on `tensor` devices. Recomputed operators
     run again: `recompute_share` is their time in terms of the rest, and taken for their energy.
     """
+    energy = DEFAULT_ENERGY
     factor = variant.tensor * variant.microbatches * (1.0 + recompute_share)
     parts = {
         "multiply-add": work.macs * energy.mac_J * factor,

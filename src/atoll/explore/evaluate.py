@@ -19,8 +19,8 @@ from atoll.explore.layouts import Setting
 from atoll.explore.work import OperatorWork, operator_work
 from atoll.explore.workloads import Variant, Variants
 from atoll.jit import over_ranges
-from atoll.placement.chain import Division
-from atoll.placement.placer import PlacementProblem, Times
+from atoll.placement.chain import Division, PlacementProblem
+from atoll.placement.placer import Times
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve

@@ -18,17 +18,14 @@ from numpy.typing import NDArray
 from atoll.errors import AtollError
 from atoll.explore.branch_and_bound import Outcome, Search
 from atoll.explore.energy import energy_per_token_J
-from atoll.hardware import ProductSpace, Space
+from atoll.hardware import ProductSpace
+from atoll.hardware.space import PARAMETERS
 
 IntArray = NDArray[np.int64]
 
 POPULATION = 64
 _STALE = 50
 """Generations without a new design after which the space holds no more for it."""
-
-_LISTS = (
-    "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes", "clock_Hz",
-)  # fmt: skip
 
 
 def evolve_search(search: Search, evaluations: int, seed: int) -> Outcome:
@@ -98,11 +95,11 @@ class _Genes:
     def of(search: Search) -> _Genes:
         space = search.space
         if isinstance(space, ProductSpace):
-            lists = dict(zip(_LISTS, map(list, space.axes.lists()), strict=True))
+            lists = dict(zip(PARAMETERS, map(list, space.axes.lists()), strict=True))
             return _Genes(lists, len(search.bandwidths), None)
-        columns = _columns(space)
-        lists = {name: np.unique(columns[name]).tolist() for name in _LISTS}
-        rows = zip(*(columns[name].tolist() for name in _LISTS), strict=True)
+        columns = {name: getattr(space, name).tolist() for name in PARAMETERS}
+        lists = {name: sorted(set(column)) for name, column in columns.items()}
+        rows = zip(*columns.values(), strict=True)
         designs = {row: index for index, row in enumerate(rows)}
         return _Genes(lists, len(search.bandwidths), designs)
 
@@ -124,10 +121,6 @@ class _Genes:
                 return None
             design = self.designs[row]
         return design * self.bandwidths + band
-
-
-def _columns(space: Space) -> dict[str, NDArray[Any]]:
-    return {name: getattr(space, name) for name in _LISTS}
 
 
 def _optuna() -> Any:

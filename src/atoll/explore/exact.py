@@ -1,26 +1,45 @@
-"""More effort where the proof needs it: schedules that keep the bound above the incumbent.
+"""The exact strategy: batches of chips, the most promising first, then more effort where the proof
+needs it, for schedules that keep the bound above the incumbent.
 
-One node after the other, always that of the chip with the highest bound. Where there are several
-workers, the nodes that will most likely be next are solved ahead of their turn.
+There it goes one node after the other, always that of the chip with the highest bound. Where there
+are several workers, the nodes that will most likely be next are solved ahead of their turn.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from atoll.executors import Call
+from atoll.explore.branch_and_bound import Outcome, Search
 from atoll.explore.journal import Evaluation, Key
 from atoll.explore.order import check_step, chip_name
 from atoll.explore.tasks import Solved, solve_node
 from atoll.schedule.solve import Effort
 
-if TYPE_CHECKING:
-    from atoll.explore.branch_and_bound import Search
-
+FIRST_BATCH = 64
+LARGEST_BATCH = 4096
 EFFORTS: tuple[Effort, ...] = ("linear", "bounded", "exact")
 """The first rules most chips out, at a tenth of the cost of the second."""
+
+
+def exact_search(search: Search) -> Outcome:
+    """Until no chip is left that could beat the best, or the search has to end."""
+    size = FIRST_BATCH
+    while not search.stop():
+        search.crew.consider()
+        search.admit(size)
+        fresh = (search.frontier.stage == 0) & (search.scores > search.threshold())
+        if not fresh.any():
+            break
+        search.report("bounding", int(fresh.sum()))
+        ranked = np.flatnonzero(fresh)
+        search.batch(ranked[np.argsort(-search.scores[ranked], kind="stable")][:size])
+        size = min(4 * size, LARGEST_BATCH)
+        if search.reserve is not None:
+            # The way is long: close the gap as far as the chips that wait allow.
+            tighten(search, search.best_waiting())
+    tighten(search, 0.0)
+    return search.outcome()
 
 
 def tighten(search: Search, until: float) -> None:

@@ -12,13 +12,11 @@ from atoll.explore.branch_and_bound import Search
 from atoll.explore.energy import energy_per_token_J, step_energy
 from atoll.explore.evaluate import Priced
 from atoll.explore.explain import layer_report
-from atoll.explore.job import Job
 from atoll.explore.journal import Found
-from atoll.explore.layouts import Setting
 from atoll.explore.result import Design, ModelPlan
-from atoll.explore.workloads import Variants
-from atoll.hardware import ProductSpace, Space, peak_power_W
+from atoll.hardware import Space, peak_power_W
 from atoll.hardware.accelerator import Hbm
+from atoll.hardware.space import PARAMETERS
 from atoll.workload.flops import model_flops
 
 FloatArray = NDArray[np.float64]
@@ -29,18 +27,14 @@ _SAME = 1e-9  # relative: two step times that are the same to rounding
 class Finder:
     """Turns indices of the search into designs in full."""
 
-    job: Job
-    space: Space | ProductSpace
     search: Search
-    variants: Variants
-    setting: Setting
 
     def design(self, chip: int, with_layers: bool = False) -> Design:
         chips = self.search.frontier.chips
         found = self.search.frontier.found[chip]
         alone = chips.subset(np.array([chip]))
         priced = {
-            model: Priced.of(alone, self.variants.only(plan.variant), self.setting)
+            model: Priced.of(alone, self.search.variants.only(plan.variant), self.search.setting)
             for model, plan in found.items()
         }
         space, design = self._place_of(int(chips.design[chip]))
@@ -73,9 +67,9 @@ class Finder:
 
     def _place_of(self, design: int) -> tuple[Space, int]:
         """A space in memory that holds the design, and its index there."""
-        if isinstance(self.space, Space):
-            return self.space, design
-        return self.space.designs(np.array([design]))[0], 0
+        if isinstance(self.search.space, Space):
+            return self.search.space, design
+        return self.search.space.designs(np.array([design]))[0], 0
 
     def _smallest_hbm(
         self,
@@ -101,7 +95,7 @@ class Finder:
             option
             for index, option in enumerate(space.hbm_options)
             if space.hbm_allowed[design, index]
-            and self.setting.profile.hbm_Bps(option.bandwidth_Bps) == hbm_Bps
+            and self.search.setting.profile.hbm_Bps(option.bandwidth_Bps) == hbm_Bps
         ]
         return sorted(options, key=lambda option: option.capacity_bytes)
 
@@ -118,12 +112,7 @@ class Finder:
         plans = self.search.frontier.found[chip]
         row: dict[str, Any] = {
             "design": number,
-            "tensor_cores": int(space.tensor_cores[design]),
-            "vector_cores": int(space.vector_cores[design]),
-            "width": int(space.width[design]),
-            "depth": int(space.depth[design]),
-            "vector_width": int(space.vector_width[design]),
-            "glb_bytes": int(space.glb_bytes[design]),
+            **{name: int(getattr(space, name)[design]) for name in PARAMETERS[:-1]},
             "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
             "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
             "area_mm2": float(chips.area_mm2[chip]),  # with the interfaces of this HBM
@@ -131,8 +120,8 @@ class Finder:
             "energy_per_token_J": energy_per_token_J([f.energy for f in plans.values()]),
         }
         for model, found in sorted(plans.items()):
-            variant = self.variants.variants[found.variant]
-            workload = self.variants.workloads[model]
+            variant = self.search.variants.variants[found.variant]
+            workload = self.search.variants.workloads[model]
             row |= {
                 f"{workload.name}: samples_per_s": workload.global_batch / found.step_time_s,
                 f"{workload.name}: step_time_s": found.step_time_s,

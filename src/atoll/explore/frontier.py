@@ -26,7 +26,6 @@ class Frontier:
     """Per chip, the strongest bound that was computed: 0 roofline, 1 schedule, 2 placement."""
     found: dict[int, dict[int, Found]] = field(default_factory=dict)  # chip -> model -> plan
 
-
     def kept(self, chips: IntArray) -> Frontier:
         """These chips alone, renumbered."""
         place = {int(old): new for new, old in enumerate(chips)}

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from atoll.explore.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.chain import Division
-from atoll.placement.placer import PlacementProblem, StepTerms, Times
+from atoll.placement.chain import Division, PlacementProblem
+from atoll.placement.placer import StepTerms, Times
 from atoll.profile import Profile
 from atoll.step.states import States
 
@@ -36,20 +36,11 @@ class Setting:
     devices: int
     recompute: str
 
-    def problem(
-        self, variant: Variant, memory_bytes: float, hbm_Bps: float
-    ) -> PlacementProblem:
+    def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
         return PlacementProblem(
-            facts=variant.facts,
-            network=self.network,
-            states=self.states,
-            recompute=self.recompute,
-            devices=self.devices,
-            tensor=variant.tensor,
-            microbatches=variant.microbatches,
-            memory_bytes=memory_bytes,
-            hbm_Bps=hbm_Bps,
-        )
+            self.network, self.states, variant.facts, self.devices, variant.tensor,
+            variant.microbatches, memory_bytes, hbm_Bps, self.recompute,
+        )  # fmt: skip
 
     def place(
         self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf

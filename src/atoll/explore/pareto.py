@@ -41,19 +41,13 @@ def fronts(search: Search) -> tuple[dict[str, Front], str]:
 def evaluated_fronts(search: Search) -> dict[str, Front]:
     """The fronts among the designs that happen to have been evaluated."""
     known = [chip for chip in search.frontier.found if search.found_score(chip) > 0.0]
-    power = {
-        chip: max(f.energy.power_W for f in search.frontier.found[chip].values()) for chip in known
+    steps = {chip: [f.energy for f in search.frontier.found[chip].values()] for chip in known}
+    costs = {
+        "area_mm2": {chip: float(search.frontier.chips.area_mm2[chip]) for chip in known},
+        "power_W": {chip: max(step.power_W for step in own) for chip, own in steps.items()},
+        "energy_per_token_J": {chip: energy_per_token_J(own) for chip, own in steps.items()},
     }
-    energy = {
-        chip: energy_per_token_J([f.energy for f in search.frontier.found[chip].values()])
-        for chip in known
-    }
-    area = {chip: float(search.frontier.chips.area_mm2[chip]) for chip in known}
-    return {
-        "area_mm2": Front(_cheapest(search, area), None),
-        "power_W": Front(_cheapest(search, power), None),
-        "energy_per_token_J": Front(_cheapest(search, energy), None),
-    }
+    return {name: Front(_cheapest(search, cost), None) for name, cost in costs.items()}
 
 
 def _cheapest(search: Search, cost: dict[int, float]) -> list[int]:

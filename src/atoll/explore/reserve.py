@@ -7,7 +7,7 @@ their bound is among the best that are left; of those that never do, the bound i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,29 +33,20 @@ PIECE_POINTS = 1 << 17
 """Points that are built at once: bounds the memory of those that do not come in."""
 
 
-@dataclass(frozen=True)
-class Opened:
-    """The beginning of a search."""
-
-    frontier: Frontier
-    reserve: Reserve | None
-    layouts: LayoutBounds
-    work: OperatorWork
-
-
 def open_frontier(
     space: Space | ProductSpace, variants: Variants, setting: Setting, rule: Rule
-) -> Opened:
+) -> tuple[Frontier, Reserve | None, LayoutBounds, OperatorWork]:
     """Rooflines of every chip of a space; or of the groups of a large one."""
     work = operator_work(variants.passes.keys, setting.network, setting.profile.name)
     if isinstance(space, ProductSpace):
         reserve = Reserve(space, variants, setting, rule, work)
-        return Opened(reserve.first_frontier(), reserve, reserve.layouts, work)
+        return reserve.first_frontier(), reserve, reserve.layouts, work
     chips = chips_of_space(space, setting.profile)
-    layouts, lower_s = roofline_bounds(chips, variants, setting, work)
+    memory_bytes = float(chips.hbm_capacity_bytes.max())
+    layouts, lower_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
     ids = chip_ids(chips, hbm_bandwidths(space, setting))
     frontier = Frontier(chips, ids, lower_s, np.zeros(len(chips), np.int8))
-    return Opened(frontier, None, layouts, work)
+    return frontier, None, layouts, work
 
 
 class Reserve:
@@ -72,19 +63,11 @@ class Reserve:
         self._space, self._variants, self._setting = space, variants, setting
         self._rule, self._work = rule, work
         self.points = len(space)
-        options = space.hbm_options
         self._bandwidths = hbm_bandwidths(space, setting)
         group, rates = self._corners()
-        distinct, number = distinct_rows(rates)
-        layer_s = layer_rooflines(distinct, variants, setting, work)
-        self.layouts = LayoutBounds.of(
-            variants,
-            setting,
-            float(max(option.capacity_bytes for option in options)),
-            float(self._bandwidths.max()),
-            layer_s.min(axis=0),
-        )
-        scores = rule.scores(self.layouts.all_variants_s(layer_s))[number]
+        memory_bytes = float(max(option.capacity_bytes for option in space.hbm_options))
+        self.layouts, lower_s = roofline_bounds(rates, memory_bytes, variants, setting, work)
+        scores = rule.scores(lower_s)
         order = np.argsort(-scores, kind="stable")
         self._group, self._score = group[order], scores[order]
         self._next = 0

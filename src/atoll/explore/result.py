@@ -124,10 +124,10 @@ class SearchResult:
         return self.best.plans[0].samples_per_s
 
     def to_dict(self) -> dict[str, Any]:
+        plain = ("throughput_samples_per_s", "score", "stopped", "front_stopped", "wall_time_s")
         return {
             "best": self.best.to_dict(),
-            "throughput_samples_per_s": self.throughput_samples_per_s,
-            "score": self.score,
+            **{name: getattr(self, name) for name in plain},
             "certificate": self.certificate.to_dict(),
             "space": None if self.scope is None else self.scope.to_dict(),
             "notes": [] if self.scope is None else list(self.scope.notes),
@@ -135,9 +135,6 @@ class SearchResult:
             "baseline_remarks": dict(self.baseline_remarks),
             "plateau": [near.to_dict() for near in self.plateau],
             "warnings": list(self.warnings),
-            "stopped": self.stopped,
-            "front_stopped": self.front_stopped,
-            "wall_time_s": self.wall_time_s,
             "phases_s": dict(self.phases_s),
             "runners_up": [design.to_dict() for design in self.runners_up],
             "pareto": dict(self.pareto),

@@ -16,6 +16,7 @@ from atoll.executors import Crew, Executor, choose_executor
 from atoll.explore.baselines import Baseline, reference_space, run_baselines
 from atoll.explore.branch_and_bound import Outcome, Progress, Search
 from atoll.explore.evolve import evolve_search
+from atoll.explore.exact import exact_search
 from atoll.explore.files import check_folder, write_result
 from atoll.explore.finder import Finder
 from atoll.explore.job import Job
@@ -107,7 +108,7 @@ class _Road:
             return search.outcome()
         if self.job.strategy == "evolve":
             return evolve_search(search, self.job.evaluations, self.job.seed)
-        return search.run()
+        return exact_search(search)
 
     def result(self, progress: Progress | None, journal: Journal) -> SearchResult:
         job, space, variants, setting = self.job, self.space, self.variants, self.setting
@@ -130,7 +131,7 @@ class _Road:
         if exact and not outcome.stopped:
             complete_above = evaluate_plateau(search, job.tolerance)
             mark = _timed(phases, "plateau", mark)
-        finder = Finder(job, space, search, variants, setting)
+        finder = Finder(search)
         pareto: dict[str, Any] = {}
         front_stopped = outcome.stopped if job.pareto else ""
         if job.pareto and not outcome.stopped:
@@ -271,7 +272,7 @@ def _reference_samples(
     alone = replace(job, models=(job.models[index],))
     _, variants = prepare_search(alone)
     objective = Objective.single(variants.workloads[0].global_batch)
-    outcome = Search(reference_space(space), variants, setting, objective, 1e-3).run()
+    outcome = exact_search(Search(reference_space(space), variants, setting, objective, 1e-3))
     if outcome.best is None:
         raise InfeasibleError(
             f"model {job.models[index].name} does not fit the reference chip on {job.devices} "

@@ -20,6 +20,7 @@ from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
 from atoll.explore.workloads import Variants, make_variants
 from atoll.hardware import Space
+from atoll.hardware.space import PARAMETERS
 
 FloatArray = NDArray[np.float64]
 
@@ -55,10 +56,7 @@ def spotlight_chip(space: Space, variants: Variants, setting: Setting, seed: int
 
 
 def _features(space: Space) -> FloatArray:
-    columns = [
-        space.tensor_cores, space.vector_cores, space.width, space.depth, space.vector_width,
-        space.glb_bytes, space.clock_Hz,
-    ]  # fmt: skip
+    columns = [getattr(space, name) for name in PARAMETERS]
     logs = np.log2(np.column_stack(columns).astype(np.float64))
     spread = logs.std(axis=0)
     kept = spread > 0

@@ -69,17 +69,33 @@ class StoredJournal(Journal):
         self, key: Key, evaluation: Evaluation, score: float, chips: Chips, chip: int
     ) -> None:
         plans = [self._plan(model, plan) for model, plan in sorted(evaluation.found.items())]
-        complete = score >= 0.0
         row = EvaluationRow(
             phase=key.phase,
             chip=key.chip,
             variant=key.variant,
             effort=key.effort,
-            score=score if complete else None,
+            score=score if score >= 0.0 else None,
             lower_s=evaluation.row.astype(_DOUBLES).tobytes(),
             plans=plans,
         )
-        design = self._design(key, evaluation, score, plans, chips, chip) if complete else None
+        if score < 0.0:
+            self.store.put_evaluation(row, None)
+            return
+        energies = [plan.energy for plan in evaluation.found.values()]
+        design = DesignRow(
+            chip=key.chip,
+            design=int(chips.design[chip]),
+            figures={
+                "score": score,
+                "area_mm2": float(chips.area_mm2[chip]),
+                "power_W": max(energy.power_W for energy in energies),
+                "energy_per_token_J": energy_per_token_J(energies),
+            },
+            parameters=chip_parameters(chips, chip, self._profile),
+            plan=plans[0],
+            phase=key.phase,
+            plans=plans,
+        )
         self.store.put_evaluation(row, design)
 
     def progress(
@@ -123,31 +139,6 @@ class StoredJournal(Journal):
             **asdict(plan),
             "pass_s": plan.pass_s.tolist(),
         }
-
-    def _design(
-        self,
-        key: Key,
-        evaluation: Evaluation,
-        score: float,
-        plans: list[dict[str, Any]],
-        chips: Chips,
-        chip: int,
-    ) -> DesignRow:
-        energies = [plan.energy for plan in evaluation.found.values()]
-        return DesignRow(
-            chip=key.chip,
-            design=int(chips.design[chip]),
-            figures={
-                "score": score,
-                "area_mm2": float(chips.area_mm2[chip]),
-                "power_W": max(energy.power_W for energy in energies),
-                "energy_per_token_J": energy_per_token_J(energies),
-            },
-            parameters=chip_parameters(chips, chip, self._profile),
-            plan=plans[0],
-            phase=key.phase,
-            plans=plans,
-        )
 
 
 @contextmanager

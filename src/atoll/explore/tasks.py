@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,12 +182,7 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
     )
 
 
-_alone: dict[tuple[int, int], tuple[Variants, Variants]] = {}
-
-
+@lru_cache(maxsize=256)
 def _only(variants: Variants, number: int) -> Variants:
     """`variants.only(number)`, kept for the next chip."""
-    key = (id(variants), number)
-    if key not in _alone or _alone[key][0] is not variants:
-        _alone[key] = (variants, variants.only(number))
-    return _alone[key][1]
+    return variants.only(number)

@@ -136,10 +136,11 @@ class Space:
         )
 
 
-ARRAYS = (
-    "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes",
-    "glb_bandwidth_Bpc", "clock_Hz", "area_mm2",
+PARAMETERS = (
+    "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes", "clock_Hz",
 )  # fmt: skip
+"""What tells designs apart, in the order of `Axes.lists`."""
+ARRAYS = (*PARAMETERS[:-1], "glb_bandwidth_Bpc", "clock_Hz", "area_mm2")
 """Names of a space's per-design arrays, in order."""
 
 

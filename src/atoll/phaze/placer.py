@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from atoll.errors import InfeasibleError
 from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import cost_of_plan, solve_table, weight_copies
-from atoll.placement.chain import Division, even_starts, layer_names
-from atoll.placement.placer import PlacementProblem, StepTerms, Times
+from atoll.placement.chain import Division, PlacementProblem, even_starts, layer_names
+from atoll.placement.placer import StepTerms, Times
 from atoll.placement.plan import Placement, Stage
 from atoll.step.states import States
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import heapq
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,37 +105,23 @@ def parse_table(text: str, source: str = "layer table") -> LayerTable:
 def topological_order(graph: LayerGraph, where: str = "layer table: edges") -> tuple[int, ...]:
     """Positions in `graph.nodes`, sources first; ties in file order. A cycle is an error."""
     position = {node.id: i for i, node in enumerate(graph.nodes)}
-    following: list[list[int]] = [[] for _ in graph.nodes]
-    waiting_for = [0] * len(graph.nodes)
+    sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(graph.nodes)), ()))
     for edge in graph.edges:
-        following[position[edge.source]].append(position[edge.target])
-        waiting_for[position[edge.target]] += 1
-    ready = [i for i, count in enumerate(waiting_for) if count == 0]
+        sorter.add(position[edge.target], position[edge.source])
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle = " -> ".join(str(graph.nodes[i].id) for i in error.args[1])
+        raise AtollError(f"{where} form the cycle {cycle}; a layer graph must have none.") from None
+    ready: list[int] = list(sorter.get_ready())
+    heapq.heapify(ready)
     order: list[int] = []
     while ready:
-        node = heapq.heappop(ready)
-        order.append(node)
-        for after in following[node]:
-            waiting_for[after] -= 1
-            if waiting_for[after] == 0:
-                heapq.heappush(ready, after)
-    if len(order) < len(graph.nodes):
-        cycle = " -> ".join(str(graph.nodes[i].id) for i in _cycle(following, set(order)))
-        raise AtollError(f"{where} form the cycle {cycle}; a layer graph must have none.")
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+        for after in sorter.get_ready():
+            heapq.heappush(ready, after)
     return tuple(order)
-
-
-def _cycle(following: Sequence[Sequence[int]], sorted_nodes: set[int]) -> list[int]:
-    """One cycle among the nodes that no topological order reaches."""
-    before: dict[int, int] = {}
-    for node, targets in enumerate(following):
-        if node not in sorted_nodes:
-            before.update({after: node for after in targets if after not in sorted_nodes})
-    # Every unsorted node has an unsorted predecessor, so walking back must come round.
-    walk = [next(iter(before))]
-    while walk.count(walk[-1]) == 1:
-        walk.append(before[walk[-1]])
-    return walk[walk.index(walk[-1]) :][::-1]
 
 
 class _DuplicateKeyError(Exception):
@@ -152,8 +139,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    return _brief(json.dumps(value))
 
 
 @dataclass(frozen=True)

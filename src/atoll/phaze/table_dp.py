@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -61,15 +61,7 @@ class TablePlan:
             "time_per_batch_s": self.time_per_batch_s,
             "tensor_parallel": self.tensor_parallel,
             "data_parallel": self.data_parallel,
-            "stages": [
-                {
-                    "devices": stage.devices,
-                    "nodes": list(stage.nodes),
-                    "load_s": stage.load_s,
-                    "memory_bytes": stage.memory_bytes,
-                }
-                for stage in self.stages
-            ],
+            "stages": [asdict(stage) | {"nodes": list(stage.nodes)} for stage in self.stages],
             "per_width_s": {str(width): time for width, time in self.per_width_s.items()},
         }
 

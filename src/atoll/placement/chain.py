@@ -96,29 +96,43 @@ def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) ->
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PlacementProblem:
+    """One model at one microbatch and tensor width, and the devices that it is placed on."""
+
+    network: Network
+    states: States
+    facts: ChainFacts
+    devices: int
+    tensor: int
+    microbatches: int
+    memory_bytes: float
+    hbm_Bps: float
+    recompute: str = "optimal"
+
+    @property
+    def system(self) -> System:
+        return _system(self)
+
+    def most_replicas(self, stages: int) -> int:
+        """Copies of so many stages that there are devices and microbatches for."""
+        return min(self.devices // (self.tensor * stages), self.microbatches)
+
+
 @lru_cache(maxsize=512)
-def make_system(
-    network: Network,
-    states: States,
-    facts: ChainFacts,
-    *,
-    devices: int,
-    tensor: int,
-    microbatches: int,
-    memory_bytes: float,
-    hbm_Bps: float,
-) -> System:
+def _system(problem: PlacementProblem) -> System:
     """The devices, their memory and what transfers and reductions cost between them."""
+    network, devices, tensor = problem.network, problem.devices, problem.tensor
     reduce_s, slopes, share_bytes, share = _reductions(network, devices, tensor)
-    cut_kind, cut_s = _cuts(network, facts, devices, tensor)
+    cut_kind, cut_s = _cuts(network, problem.facts, devices, tensor)
     return System(
         devices=devices,
         tensor=tensor,
-        microbatches=microbatches,
-        memory_bytes=memory_bytes,
-        state_bytes=states.held,
-        optimizer_s=states.update / hbm_Bps,
-        gradient_bytes=states.reduced,
+        microbatches=problem.microbatches,
+        memory_bytes=problem.memory_bytes,
+        state_bytes=problem.states.held,
+        optimizer_s=problem.states.update / problem.hbm_Bps,
+        gradient_bytes=problem.states.reduced,
         reduce_s=reduce_s,
         reduce_s_per_byte=slopes,
         share_bytes=share_bytes,

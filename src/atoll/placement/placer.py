@@ -8,19 +8,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.fabric.network import Network
 from atoll.placement.chain import (
-    ChainFacts,
     Division,
+    PlacementProblem,
     describe,
     divide,
     fixed_division,
     make_chain,
-    make_system,
 )
 from atoll.placement.chain_kernels import (
     Chain,
-    System,
     equal_replicas,
     feasible_depths,
     reduction_s,
@@ -29,38 +26,6 @@ from atoll.placement.plan import Placement
 from atoll.step.states import States
 
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementProblem:
-    """One model at one microbatch and tensor width, and the devices that it is placed on."""
-
-    facts: ChainFacts
-    network: Network
-    states: States
-    recompute: str
-    devices: int
-    tensor: int
-    microbatches: int
-    memory_bytes: float
-    hbm_Bps: float
-
-    @property
-    def system(self) -> System:
-        return make_system(
-            self.network,
-            self.states,
-            self.facts,
-            devices=self.devices,
-            tensor=self.tensor,
-            microbatches=self.microbatches,
-            memory_bytes=self.memory_bytes,
-            hbm_Bps=self.hbm_Bps,
-        )
-
-    def most_replicas(self, stages: int) -> int:
-        """Copies of so many stages that there are devices and microbatches for."""
-        return min(self.devices // (self.tensor * stages), self.microbatches)
 
 
 class StepTerms(NamedTuple):
@@ -126,9 +91,7 @@ class ExactPlacer:
 
     def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
         chain, forward_s = times.chain(problem), times.pass_s[:, 0]
-        return describe(
-            problem.facts, chain, problem.system, problem.states, division, forward_s
-        )
+        return describe(problem.facts, chain, problem.system, problem.states, division, forward_s)
 
     def depths(self, problem: PlacementProblem) -> list[int]:
         """Those that fit with full recomputation."""

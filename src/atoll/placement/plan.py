@@ -85,16 +85,9 @@ class Placement:
         return kinds[0] if len(kinds) == 1 else "; ".join(kinds)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "pipeline": self.pipeline,
-            "tensor": self.tensor,
-            "data": self.data,
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {
             "devices": self.devices,
-            "microbatch": self.microbatch,
-            "microbatches": self.microbatches,
-            "step_time_s": self.step_time_s,
-            "time_parts_s": dict(self.time_parts_s),
             "recompute": self.recompute,
-            "schedule": self.schedule,
             "stages": [stage.to_dict() for stage in self.stages],
+            "time_parts_s": dict(self.time_parts_s),
         }

@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.explore.baselines import space_of
 from atoll.explore.branch_and_bound import Search
+from atoll.explore.exact import exact_search
 from atoll.explore.job import Job
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
@@ -124,5 +125,5 @@ def _score(
     """The chip with its own HBM, placed as well as can be."""
     like = space_of(chip, space)
     alone = replace(like, hbm_options=(chip.hbm,), hbm_allowed=np.ones((1, 1), np.bool_))
-    outcome = Search(alone, variants, setting, objective, TOLERANCE).run()
+    outcome = exact_search(Search(alone, variants, setting, objective, TOLERANCE))
     return None if outcome.best is None else outcome.score

@@ -10,7 +10,6 @@ from atoll.cost.pricer import Pricer
 from atoll.errors import AtollError
 from atoll.hardware.device import Chip
 from atoll.notebook import answer_html, bar_text
-from atoll.profiles import DEFAULT
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import SPLIT, arrivals
@@ -341,7 +340,9 @@ class Estimator:
 
 def _pricer(run: Run) -> Pricer:
     if isinstance(run.gpu, Chip):
-        from atoll.schedule.chip import ChipPricer  # with scipy: slow to import, rarely needed
+        # With scipy and kernels: slow to import, rarely needed.
+        from atoll.profiles import DEFAULT
+        from atoll.schedule.chip import ChipPricer
 
         return ChipPricer(run.gpu.accelerator, run.network, DEFAULT)
     return GpuPricer(
