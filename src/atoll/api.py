@@ -37,6 +37,7 @@ def search(
     sequence: int | None = None,
     microbatches: Sequence[int] | None = None,
     tensor_widths: Sequence[int] | None = None,
+    zero: Sequence[int] | None = None,
     hbm: Sequence[str | int] | None = None,
     recompute: str | None = None,
     profile: str | None = None,
@@ -74,7 +75,8 @@ def search(
 
     given = taken_by(Job, options)
     base = Job() if job is None else job if isinstance(job, Job) else load_job(job)
-    for field, several in (("microbatches", microbatches), ("tensor_widths", tensor_widths)):
+    lists = ("microbatches", microbatches), ("tensor_widths", tensor_widths), ("zero", zero)
+    for field, several in lists:
         given[field] = None if several is None else tuple(several)
     if hbm is not None:
         given["hbm_capacities_bytes"] = tuple(_capacity_bytes(value) for value in hbm)

@@ -118,7 +118,7 @@ def _print_placement(console: Console, placement: Placement, replayed: float) ->
     console.print(
         f"Placement    pipeline {placement.pipeline} x tensor {placement.tensor} x data "
         f"{placement.data} = {counted(placement.devices, 'device')}, microbatch "
-        f"{placement.microbatch}, {counted(placement.microbatches, 'round')}"
+        f"{placement.microbatch}, {counted(placement.microbatches, 'round')}, ZeRO {placement.zero}"
     )
     console.print(f"Recompute    {placement.recompute}", markup=False)
     worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)

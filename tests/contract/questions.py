@@ -81,6 +81,7 @@ SEARCHES = {
     "search-tensor-none": {"tensor_widths": (1,)},
     "search-recompute-none": {"recompute": "none"},
     "search-recompute-full": {"recompute": "full"},
+    "search-zero-0": {"zero": (0,)},
     "search-sgd": {"optimizer": "sgd"},
     "search-flat-network": {"network": "flat-4gib"},
     "search-max-area": {"max_area": "60 mm2"},

@@ -6,6 +6,7 @@ the same chip, network, states and layout both must say the same.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,10 @@ def searched(model: str, layout: Layout, network: str, states: str) -> Placement
     pairs = priced.schedules(0, variant, EFFORT, 1e-3, 10.0)
     pass_s = np.array([[forward.makespan_s, back.makespan_s] for forward, back in pairs])
     problem, times = priced.placement_problem(0, variant, 1e15), priced.times(0, variant, pass_s)
-    chain, system = times.chain(problem), problem.system
-    division = fixed_division(chain, system, pipeline=layout.pp, data=layout.dp)
+    system = problem.system(layout.zero)
+    division = fixed_division(times.chain(problem), system, pipeline=layout.pp, data=layout.dp)
     assert division is not None
-    return DEFAULT.placer.describe(problem, times, division)
+    return DEFAULT.placer.describe(problem, times, replace(division, zero=layout.zero))
 
 
 def planned(model: str, layout: Layout, network: str, states: str) -> Estimate:
@@ -69,14 +70,20 @@ LAYOUTS = (
     Layout(dp=2, pp=2, zero=0),
     Layout(dp=2, tp=2, pp=2, zero=0, microbatch=4),
     Layout(dp=1, tp=1, pp=4, zero=0, microbatch=2),
+    Layout(dp=4, zero=1),
+    Layout(dp=2, tp=2, pp=2, zero=1),
 )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize(
     "model, network, states",
-    [(SMALL, "dgx-a100", "mixed"), ("mixtral-8x7b", "dgx-h100", "mixed16")],
-    ids=["dense", "experts"],
+    [
+        (SMALL, "dgx-a100", "mixed"),
+        ("mixtral-8x7b", "dgx-h100", "mixed16"),
+        ("opt-350m", "dgx-a100", "mixed"),
+    ],
+    ids=["dense", "experts", "tied"],
 )
 def test_search_and_planner_price_a_layout_alike(
     model: str, network: str, states: str, layout: Layout
@@ -105,6 +112,6 @@ def test_the_chip_that_a_search_writes_is_planned_at_its_step(tmp_path: Path) ->
     where = found.best.plans[0].placement
     estimate = atoll.estimate(
         SMALL, str(tmp_path / "chip.yaml"), where.devices, global_batch=BATCH, sequence=SEQUENCE,
-        tp=where.tensor, pp=where.pipeline, microbatch=where.microbatch, zero=0, states="mixed",
+        tp=where.tensor, pp=where.pipeline, microbatch=where.microbatch, zero=where.zero,
     )  # fmt: skip
     assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)

@@ -46,7 +46,7 @@ def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> flo
                 continue
             times = upper[0][: variant.layers].sum(axis=1)
             chain = make_chain(variant.facts, times, priced.operators_s(chip, variant))
-            system = priced.placement_problem(chip, variant).system
+            systems = [system for _, system in priced.placement_problem(chip, variant).systems]
             layers = len(variant.facts.kind)
             for stages in range(1, min(layers, setting.devices // variant.tensor) + 1):
                 for cuts in combinations(range(1, layers), stages - 1):
@@ -54,8 +54,8 @@ def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> flo
                         setting.devices // (stages * variant.tensor), variant.microbatches
                     )
                     for data in range(1, most + 1):
-                        step = step_time_of(chain, system, (0, *cuts), data)
-                        best = min(best, step)
+                        for system in systems:
+                            best = min(best, step_time_of(chain, system, (0, *cuts), data))
     return best
 
 

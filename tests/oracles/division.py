@@ -35,23 +35,29 @@ def step_time_of(chain: Chain, system: System, starts: Sequence[int], data: int)
         zip(starts, (*starts[1:], len(chain.time_s)), strict=True)
     ):
         in_flight = min(pipeline - number, rounds)
-        again_s = _least_recompute_s(chain, system, first, last, in_flight)
+        again_s = _least_recompute_s(chain, system, first, last, in_flight, data)
         if again_s == math.inf:
             return math.inf
         transfers_s = _transfers_s(chain, cut_s, first, last)
         loads_s.append(sum(chain.time_s[first:last]) + again_s + transfers_s)
-        tails_s.append(_tail_s(system, sum(chain.parameters[first:last]), data))
+        tails_s.append(_tail_s(system, _parameters(chain, first, last), data))
     return float((rounds - 1) * max(loads_s) + sum(loads_s) + max(tails_s))
 
 
+def _parameters(chain: Chain, first: int, last: int) -> float:
+    """Tied tables count once where one stage holds all layers."""
+    whole = (first, last) == (0, len(chain.time_s))
+    return float(sum(chain.parameters[first:last])) - (chain.shared if whole else 0.0)
+
+
 def _least_recompute_s(
-    chain: Chain, system: System, first: int, last: int, in_flight: int
+    chain: Chain, system: System, first: int, last: int, in_flight: int, data: int
 ) -> float:
     """Least seconds of recomputation over all mixtures that fit; infinite if none does."""
     own = range(first, last)
     blocks = sum(bool(chain.block[i]) for i in own)
     resident_bytes = (
-        system.state_bytes * sum(chain.parameters[i] for i in own)
+        system.state_bytes[data] * _parameters(chain, first, last)
         + in_flight * sum(chain.saved_bytes[i] for i in own if not chain.block[i])
         + 2.0 * chain.boundary_bytes[first]
     )
@@ -87,12 +93,17 @@ def _transfers_s(chain: Chain, cut_s: FloatArray, first: int, last: int) -> floa
 
 
 def _tail_s(system: System, parameters: float, data: int) -> float:
-    """Gradient reduction at the pace of the slowest level, then the optimizer."""
-    sent = system.gradient_bytes * parameters
-    wires_s = (
-        slope * sent / np.interp(np.log(max(sent, 1.0)), np.log(sizes), shares)
-        for slope, sizes, shares in zip(
-            system.reduce_s_per_byte[data], system.share_bytes, system.share, strict=True
+    """Gradients summed at the pace of the slowest level, the optimizer, weights gathered."""
+    total_s = float(system.optimizer_s[data]) * parameters
+    for each, fixed_s, slopes in zip(
+        system.reduce_bytes, system.reduce_s, system.reduce_s_per_byte, strict=True
+    ):
+        sent = each * parameters
+        wires_s = (
+            slope * sent / np.interp(np.log(max(sent, 1.0)), np.log(sizes), shares)
+            for slope, sizes, shares in zip(
+                slopes[data], system.share_bytes, system.share, strict=True
+            )
         )
-    )
-    return float(system.reduce_s[data] + max(wires_s) + system.optimizer_s * parameters)
+        total_s += float(fixed_s[data] + max(wires_s))
+    return total_s

@@ -248,7 +248,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
     operators_s = np.array([op.flops for op in layers[facts.block_kind].forward]) / FLOPS
     chain = make_chain(facts, forward_s + backward_s, operators_s)
     for memory_bytes, microbatches in product((16e9, 24e9, 40e9, 80e9), (32, 128, 512)):
-        system = PlacementProblem(
+        problem = PlacementProblem(
             NETWORK,
             STATES["mixed16"],
             facts,
@@ -257,14 +257,15 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
             microbatches=microbatches,
             memory_bytes=memory_bytes,
             hbm_Bps=2e12,
-        ).system
+        )
+        system = problem.system()
         even = (
             fixed_division(chain, system, pipeline=stages, data=256 // tensor // stages)
             for stages in (4, 8, 16)
         )
         for division in (divide(chain, system), *even):
             if division is not None and division.pipeline > 1:
-                yield describe(facts, chain, system, STATES["mixed16"], division, forward_s)
+                yield describe(problem, chain, division, forward_s)
 
 
 @pytest.mark.parametrize("recompute", ["optimal", "none", "full"])

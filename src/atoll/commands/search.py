@@ -36,6 +36,10 @@ def search(
     tensor: Annotated[
         list[int] | None, typer.Option(help="Tensor-parallel widths to try; repeatable.")
     ] = None,
+    zero: Annotated[
+        list[int] | None,
+        typer.Option(help="ZeRO stages to try: 0, 1; repeatable. Default: both."),
+    ] = None,
     hbm: Annotated[
         list[str] | None, typer.Option(help='HBM capacities such as "80 GiB"; repeatable.')
     ] = None,

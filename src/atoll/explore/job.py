@@ -13,7 +13,7 @@ from atoll.errors import AtollError
 from atoll.explore.objective import KINDS
 from atoll.explore.scope import Scope, open_space
 from atoll.hardware import ProductSpace, Space, load_network
-from atoll.placement.chain import RECOMPUTE
+from atoll.placement.chain import RECOMPUTE, ZERO
 from atoll.profiles import get_profile
 from atoll.step.states import load_states
 from atoll.workload import load_model
@@ -44,6 +44,8 @@ class Job:
     global_batch: int = 4096
     microbatches: tuple[int, ...] = (1, 2, 4, 8, 16)
     tensor_widths: tuple[int, ...] = (1, 2, 4, 8)
+    zero: tuple[int, ...] = ZERO
+    """ZeRO stages to try."""
     recompute: str = "optimal"
     profile: str = "default"
     space: str = "phaze"
@@ -79,6 +81,8 @@ class Job:
                 raise AtollError(
                     f"job: hbm: {size:,} bytes hold no model; did you mean \"{size:g} GiB\"?"
                 )
+        if not self.zero or set(self.zero) - set(ZERO):
+            raise AtollError(f"job: zero: a search places ZeRO 0 and 1, got {list(self.zero)}.")
         _one_of("recompute", self.recompute, RECOMPUTE)
         _one_of("objective", self.objective, KINDS)
         _one_of("strategy", self.strategy, STRATEGIES)
@@ -167,6 +171,7 @@ class JobFile(FileModel):
     global_batch: Count | None = None
     microbatches: tuple[Count, ...] | None = None
     tensor_widths: tuple[Count, ...] | None = None
+    zero: tuple[Annotated[int, Field(strict=True)], ...] | None = None
     recompute: Literal["optimal", "none", "full"] | None = None
     profile: Literal["default", "phaze"] | None = None
     space: str | None = None

@@ -35,11 +35,12 @@ class Setting:
     states: States
     devices: int
     recompute: str
+    zero: tuple[int, ...] = (0,)
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
         return PlacementProblem(
             self.network, self.states, variant.facts, self.devices, variant.tensor,
-            variant.microbatches, memory_bytes, hbm_Bps, self.recompute,
+            variant.microbatches, memory_bytes, hbm_Bps, self.recompute, self.zero,
         )  # fmt: skip
 
     def place(

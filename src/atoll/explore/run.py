@@ -225,6 +225,7 @@ def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, V
         states=load_states(job.optimizer or profile.optimizer),
         devices=job.devices,
         recompute=job.recompute,
+        zero=job.zero,
     )
     workloads = [
         make_workload(model.name, model.global_batch or job.global_batch, model.sequence)

@@ -7,7 +7,7 @@ Devices are ordered tensor-parallel innermost, then data-parallel, then pipeline
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -31,6 +31,8 @@ FloatArray = NDArray[np.float64]
 
 RECOMPUTE = ("optimal", "none", "full")
 """Recomputation policies: per operator, nothing, everything but layer inputs."""
+ZERO = (0, 1)
+"""ZeRO stages that a search places: with 1 the replicas divide the optimizer's states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +95,7 @@ def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) ->
         choice=choice,
         rebuilt_bytes=float(facts.saved_bytes[facts.block].max(initial=0.0) - kept[-1]),
         boundary_bytes=facts.boundary_bytes,
+        shared=float(facts.model.shared_parameters),
     )
 
 
@@ -109,10 +112,16 @@ class PlacementProblem:
     memory_bytes: float
     hbm_Bps: float
     recompute: str = "optimal"
+    zero: tuple[int, ...] = (0,)
+    """ZeRO stages to try, of `ZERO`."""
+
+    def system(self, zero: int = 0) -> System:
+        return _system(self, zero)
 
     @property
-    def system(self) -> System:
-        return _system(self)
+    def systems(self) -> Iterator[tuple[int, System]]:
+        """For every ZeRO stage to try."""
+        return ((zero, _system(self, zero)) for zero in self.zero)
 
     def most_replicas(self, stages: int) -> int:
         """Copies of so many stages that there are devices and microbatches for."""
@@ -120,21 +129,27 @@ class PlacementProblem:
 
 
 @lru_cache(maxsize=512)
-def _system(problem: PlacementProblem) -> System:
+def _system(problem: PlacementProblem, zero: int) -> System:
     """The devices, their memory and what transfers and reductions cost between them."""
     network, devices, tensor = problem.network, problem.devices, problem.tensor
-    reduce_s, slopes, share_bytes, share = _reductions(network, devices, tensor)
+    states = problem.states
+    copies = np.maximum(1.0, np.arange(devices + 1))
+    collectives = {"all_reduce": states.reduced}
+    if zero:  # every rank updates its part, and all get it
+        collectives = {"reduce_scatter": states.reduced, "all_gather": states.weight}
+    wires = [_reductions(network, kind, devices, tensor) for kind in collectives]
+    share_bytes, share = _shares(network)
     cut_kind, cut_s = _cuts(network, problem.facts, devices, tensor)
     return System(
         devices=devices,
         tensor=tensor,
         microbatches=problem.microbatches,
         memory_bytes=problem.memory_bytes,
-        state_bytes=problem.states.held,
-        optimizer_s=problem.states.update / problem.hbm_Bps,
-        gradient_bytes=problem.states.reduced,
-        reduce_s=reduce_s,
-        reduce_s_per_byte=slopes,
+        state_bytes=np.add.reduce(states.parts(np.ones(devices + 1), 1.0 / copies, zero)),
+        optimizer_s=states.update / problem.hbm_Bps / (copies if zero else np.ones(devices + 1)),
+        reduce_bytes=np.array(list(collectives.values())),
+        reduce_s=np.array([fixed_s for fixed_s, _ in wires]),
+        reduce_s_per_byte=np.array([slopes for _, slopes in wires]),
         share_bytes=share_bytes,
         share=share,
         cut_kind=cut_kind,
@@ -144,13 +159,19 @@ def _system(problem: PlacementProblem) -> System:
 
 @lru_cache(maxsize=64)
 def _reductions(
-    network: Network, devices: int, tensor: int
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Terms of an all-reduce by number of replicas, and the curves that go with them."""
-    reduce_s = np.zeros(devices + 1)
+    network: Network, kind: str, devices: int, tensor: int
+) -> tuple[FloatArray, FloatArray]:
+    """Terms of a collective by number of replicas."""
+    fixed_s = np.zeros(devices + 1)
     slopes = np.zeros((devices + 1, len(network.levels)))
     for data in range(2, devices // tensor + 1):
-        reduce_s[data], slopes[data] = terms(network, "all_reduce", data, stride=tensor)
+        fixed_s[data], slopes[data] = terms(network, kind, data, stride=tensor)
+    return fixed_s, slopes
+
+
+@lru_cache(maxsize=64)
+def _shares(network: Network) -> tuple[FloatArray, FloatArray]:
+    """The curves that go with the terms: sizes, and what messages of them reach of each level."""
     curves = [level.efficiency or ((1.0, 1.0),) for level in network.levels]
     points = max(len(curve) for curve in curves)
     # All of one length: a curve goes on as it ends.
@@ -160,7 +181,7 @@ def _reductions(
         more = ((largest * 2.0**i, share) for i in range(1, points - len(curve) + 1))
         rows.append([*curve, *more])
     table = np.array(rows)
-    return reduce_s, slopes, table[:, :, 0].copy(), table[:, :, 1].copy()
+    return table[:, :, 0].copy(), table[:, :, 1].copy()
 
 
 @lru_cache(maxsize=512)
@@ -197,6 +218,7 @@ class Division:
     starts: tuple[int, ...]
     recompute_share: float = 0.0
     """Seconds of recomputation, over all stages, for each second of other computation."""
+    zero: int = 0
 
 
 def divide(
@@ -256,10 +278,8 @@ def even_starts(block: NDArray[np.bool_], pipeline: int) -> tuple[int, ...] | No
 
 
 def describe(
-    facts: ChainFacts,
+    problem: PlacementProblem,
     chain: Chain,
-    system: System,
-    states: States,
     division: Division,
     forward_s: FloatArray | None = None,
 ) -> Placement:
@@ -267,6 +287,7 @@ def describe(
 
     `forward_s` are the forward seconds per kind of layer, which a replay of the pipeline needs.
     """
+    facts, system, data = problem.facts, problem.system(division.zero), division.data
     ends = (*division.starts[1:], len(facts.kind))
     microbatches = system.microbatches // division.data
     cut_s = system.cut_s[system.cut_kind[division.data, division.pipeline]]
@@ -274,12 +295,11 @@ def describe(
     for number, (first, last) in enumerate(zip(division.starts, ends, strict=True)):
         in_flight = min(division.pipeline - number, microbatches)
         stages.append(
-            _stage(facts, chain, system, states, cut_s, first, last, in_flight, forward_s)
+            _stage(problem, chain, division, cut_s, first, last, in_flight, forward_s)
         )
     slowest = max(stages, key=lambda stage: stage.load_s)
     # Both grow with parameters: the stage with the most is the last to finish.
-    parameters = max(float(facts.parameters[s.first : s.last].sum()) for s in stages)
-    data = division.data
+    parameters = max(_parameters(facts, s.first, s.last) for s in stages)
     reduction_s = float(kernels.reduction_s(system, data, parameters))
     return Placement(
         pipeline=division.pipeline,
@@ -295,33 +315,42 @@ def describe(
             "pipeline_sends": microbatches * slowest.transfer_s,
             "pipeline_bubble": sum(stage.load_s for stage in stages) - slowest.load_s,
             "gradient_reduction": reduction_s,
-            "optimizer": system.optimizer_s * parameters,
+            "optimizer": float(system.optimizer_s[data]) * parameters,
         },
+        zero=division.zero,
     )
 
 
+def _parameters(facts: ChainFacts, first: int, last: int) -> float:
+    """Of the layers first..last-1; tied tables once."""
+    whole = first == 0 and last == len(facts.kind)
+    return float(facts.parameters[first:last].sum()) - whole * facts.model.shared_parameters
+
+
 def _stage(
-    facts: ChainFacts,
+    problem: PlacementProblem,
     chain: Chain,
-    system: System,
-    states: States,
+    division: Division,
     cut_s: FloatArray,
     first: int,
     last: int,
     in_flight: int,
     forward_s: FloatArray | None,
 ) -> Stage:
+    facts = problem.facts
     block = facts.block[first:last]
     blocks = int(block.sum())
-    parameters = float(facts.parameters[first:last].sum())
-    weights, gradients, optimizer = states.parts(parameters, parameters, zero=0)
+    parameters = _parameters(facts, first, last)
+    weights, gradients, optimizer = problem.states.parts(
+        parameters, parameters / division.data, division.zero
+    )
     others = float(facts.saved_bytes[first:last][~block].sum())
     buffers = 2.0 * float(facts.boundary_bytes[first])
     recompute_s = kept = transient = 0.0
     words = "none"
     if blocks:
         held = weights + gradients + optimizer
-        room = system.memory_bytes - held - buffers - others * in_flight
+        room = problem.memory_bytes - held - buffers - others * in_flight
         recompute_s, more, index = kernels.recompute_choice(
             blocks, room - chain.rebuilt_bytes, float(in_flight), chain.kept_bytes, chain.extra_s
         )
@@ -338,7 +367,7 @@ def _stage(
         layers=layer_names(facts, first, last),
         first=first,
         last=last,
-        devices=system.tensor,
+        devices=problem.tensor,
         compute_s=float(chain.time_s[first:last].sum()),
         recompute_s=float(recompute_s),
         transfer_s=receive_s + return_s,

@@ -37,6 +37,7 @@ class Chain(NamedTuple):
     choice: NDArray[np.int64]  # and where each stands in the list of all choices
     rebuilt_bytes: float  # activations that even the largest choice rebuilds, a block at a time
     boundary_bytes: NDArray[np.float64]  # (layers + 1,): entering each layer; 0 at both ends
+    shared: float  # parameters of tied tables, which a stage of all layers holds once
 
 
 class System(NamedTuple):
@@ -46,11 +47,11 @@ class System(NamedTuple):
     tensor: int
     microbatches: int  # in the whole batch
     memory_bytes: float
-    state_bytes: float  # weights, gradients and optimizer state per parameter
-    optimizer_s: float  # seconds of the optimizer step per parameter
-    gradient_bytes: float  # of one parameter, as gradients are reduced
-    reduce_s: NDArray[np.float64]  # (devices + 1,): gradient reduction, fixed part
-    reduce_s_per_byte: NDArray[np.float64]  # (devices + 1, levels of the network)
+    state_bytes: NDArray[np.float64]  # (devices + 1,): weights, gradients, optimizer a parameter
+    optimizer_s: NDArray[np.float64]  # (devices + 1,): of the optimizer step per parameter
+    reduce_bytes: NDArray[np.float64]  # (collectives,): of one parameter, summed or gathered
+    reduce_s: NDArray[np.float64]  # (collectives, devices + 1): fixed part
+    reduce_s_per_byte: NDArray[np.float64]  # (collectives, devices + 1, levels of the network)
     share_bytes: NDArray[np.float64]  # (levels, points): what messages reach of each level
     share: NDArray[np.float64]
     cut_kind: NDArray[np.int64]  # (devices + 1, stages + 1): by replicas and stages, a row of
@@ -107,6 +108,8 @@ def stage_cost(chain, sums, first, last, in_flight, cut_s, memory_bytes, state_b
     time_sum, saved_sum, parameter_sum, block_sum = sums
     n = chain.time_s.shape[0]
     parameters = parameter_sum[last] - parameter_sum[first]
+    if first == 0 and last == n:
+        parameters -= chain.shared
     blocks = block_sum[last] - block_sum[first]
     fixed = saved_sum[last] - saved_sum[first]
     entering = chain.boundary_bytes[first]
@@ -138,7 +141,7 @@ def recompute_s(chain, system, starts, data):
         last = starts[i + 1] if i + 1 < stages else chain.time_s.shape[0]
         load, _ = stage_cost(
             chain, sums, first, last, float(min(stages - i, m)), free, system.memory_bytes,
-            system.state_bytes)
+            system.state_bytes[data])
         again += load - (sums[0][last] - sums[0][first])
     return again
 
@@ -173,17 +176,21 @@ def add_label(labels, back, count, load, total, parameters, layer, index):
 
 @entry
 def reduction_s(system, data, parameters):
-    """Seconds in which so many replicas sum the gradients of so many parameters."""
-    return terms_s(
-        system.reduce_s[data], system.reduce_s_per_byte[data], system.share_bytes, system.share,
-        system.gradient_bytes * parameters)
+    """Seconds in which so many replicas sum the gradients of so many parameters, and gather what
+    each has updated where ZeRO divides that."""
+    seconds = 0.0
+    for i in range(system.reduce_bytes.shape[0]):
+        seconds += terms_s(
+            system.reduce_s[i, data], system.reduce_s_per_byte[i, data], system.share_bytes,
+            system.share, system.reduce_bytes[i] * parameters)
+    return seconds
 
 
 @kernel
 def step_time(system, data, microbatches, load, total, parameters):
     """Seconds of one step from a plan's three numbers."""
     reduce = reduction_s(system, data, parameters)
-    return (microbatches - 1) * load + total + reduce + system.optimizer_s * parameters
+    return (microbatches - 1) * load + total + reduce + system.optimizer_s[data] * parameters
 
 
 @entry
@@ -220,7 +227,7 @@ def _division_s(chain, sums, system, starts, pipeline, data):
     for i in range(pipeline):
         load, parameters = stage_cost(
             chain, sums, starts[i], starts[i + 1], float(min(pipeline - i, m)), cut_s,
-            system.memory_bytes, system.state_bytes)
+            system.memory_bytes, system.state_bytes[data])
         largest = max(largest, load)
         total += load
         most = max(most, parameters)
@@ -303,6 +310,8 @@ def best_plan(chain, system, cutoff, capacity):
                 m = system.microbatches // d
                 if replicas[d] < d or (clipped and m != lead_m):
                     continue
+                if system.state_bytes[d] != system.state_bytes[lead]:
+                    continue
                 done[d] = True
                 for p in range(most, deepest, -1):
                     if p * d * system.tensor > system.devices or (clipped == 1) != (p > m):
@@ -317,7 +326,8 @@ def best_plan(chain, system, cutoff, capacity):
                 d = replicas[min(lead, system.devices // (system.tensor * s))]
                 rounds[s] = lead_m if clipped else max(s, system.microbatches // d)
             labels, counts, back = _divide(
-                chain, sums, system, deepest, clip, rounds, cut_s, best, capacity)
+                chain, sums, system, deepest, clip, rounds, cut_s, system.state_bytes[lead], best,
+                capacity)
             if counts[0, 0] < 0:
                 return -1.0, 0, 0, ends
             for p in range(1, deepest + 1):
@@ -328,9 +338,9 @@ def best_plan(chain, system, cutoff, capacity):
                             break
                         if replicas[d] < d or (clipped and m != lead_m):
                             continue
-                        if (clipped == 1) != (p > m):
+                        if (clipped == 1) != (p > m) or system.cut_kind[d, p] != kind:
                             continue
-                        if system.cut_kind[d, p] != kind:
+                        if system.state_bytes[d] != system.state_bytes[lead]:
                             continue
                         seconds = step_time(system, d, m, labels[p, 0, a, 0], labels[p, 0, a, 1],
                                             labels[p, 0, a, 2])
@@ -351,7 +361,7 @@ def best_plan(chain, system, cutoff, capacity):
 
 
 @kernel
-def _divide(chain, sums, system, deepest, clip, rounds, cut_s, cutoff, capacity):
+def _divide(chain, sums, system, deepest, clip, rounds, cut_s, state_bytes, cutoff, capacity):
     """Partial plans for every suffix of the chain in 1..deepest stages.
 
     rounds[s] is the fewest microbatches of a replica in any plan of s stages or more: plans that
@@ -379,8 +389,7 @@ def _divide(chain, sums, system, deepest, clip, rounds, cut_s, cutoff, capacity)
                 if following == 0:
                     continue
                 load, parameters = stage_cost(
-                    chain, sums, first, last, in_flight, cut_s, system.memory_bytes,
-                    system.state_bytes)
+                    chain, sums, first, last, in_flight, cut_s, system.memory_bytes, state_bytes)
                 if load == np.inf:
                     continue
                 for a in range(following):
@@ -400,8 +409,10 @@ def _divide(chain, sums, system, deepest, clip, rounds, cut_s, cutoff, capacity)
 
 @entry
 def feasible_depths(chain, system):
-    """feasible[p]: whether some division into p stages fits, with at least p microbatches."""
+    """feasible[p]: whether some division into p stages may fit, with at least p microbatches: with
+    the states of whichever number of replicas holds least."""
     n = chain.time_s.shape[0]
+    least_bytes = system.state_bytes.min()
     sums = prefix_sums(chain)
     most = min(n, system.devices // system.tensor)
     feasible = np.zeros(most + 1, np.bool_)
@@ -415,7 +426,7 @@ def feasible_depths(chain, system):
                 if not reach[last]:
                     continue
                 load, _ = stage_cost(chain, sums, first, last, float(s), free,
-                                     system.memory_bytes, system.state_bytes)
+                                     system.memory_bytes, least_bytes)
                 if load < np.inf:
                     following[first] = True
                     break

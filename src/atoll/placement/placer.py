@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -82,24 +82,34 @@ class ExactPlacer:
     def place(
         self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
     ) -> Division | None:
-        return divide(times.chain(problem), problem.system, cutoff_s)
+        chain = times.chain(problem)
+        best: Division | None = None
+        for zero, system in problem.systems:
+            found = divide(chain, system, cutoff_s)
+            if found is not None:
+                best, cutoff_s = replace(found, zero=zero), found.step_time_s
+        return best
 
     def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
         most = problem.most_replicas(stages)
         data = int(equal_replicas(problem.microbatches, most)[most])
-        return fixed_division(times.chain(problem), problem.system, pipeline=stages, data=data)
+        chain = times.chain(problem)
+        found = (
+            (zero, fixed_division(chain, system, pipeline=stages, data=data))
+            for zero, system in problem.systems
+        )
+        known = [replace(division, zero=zero) for zero, division in found if division is not None]
+        return min(known, key=lambda division: division.step_time_s, default=None)
 
     def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
-        chain, forward_s = times.chain(problem), times.pass_s[:, 0]
-        return describe(problem.facts, chain, problem.system, problem.states, division, forward_s)
+        return describe(problem, times.chain(problem), division, times.pass_s[:, 0])
 
     def depths(self, problem: PlacementProblem) -> list[int]:
         """Those that fit with full recomputation."""
         facts, widest = problem.facts, problem.devices // problem.tensor
         kinds, operators = len(facts.model.layers), facts.rerun.shape[1]
-        fits = feasible_depths(
-            make_chain(facts, np.zeros(kinds), np.ones(operators)), problem.system
-        )
+        chain = make_chain(facts, np.zeros(kinds), np.ones(operators))
+        fits = np.any([feasible_depths(chain, system) for _, system in problem.systems], axis=0)
         replicas = equal_replicas(problem.microbatches, widest)
         # With fewer microbatches than stages less is in flight: those depths are never ruled out.
         return [
@@ -109,17 +119,19 @@ class ExactPlacer:
         ]
 
     def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
-        system = problem.system
+        facts = problem.facts
         data = np.arange(1, problem.most_replicas(stages) + 1)
         data = data[problem.microbatches % data == 0]
-        per_stage = problem.facts.parameters.sum() / stages
-        reduce_s = np.array([reduction_s(system, d, per_stage) for d in data.tolist()])
+        per_stage = (facts.parameters.sum() - facts.model.shared_parameters) / stages
+        fixed_s = np.full(len(data), np.inf)
+        for _, system in problem.systems:
+            reduce_s = np.array([reduction_s(system, d, per_stage) for d in data.tolist()])
+            fixed_s = np.minimum(fixed_s, reduce_s + system.optimizer_s[data] * per_stage)
         transfer_s = np.zeros(len(data))
         if stages > 1:
             least_s = system.cut_s[:, 1:-1].min(axis=1)
             transfer_s = 2.0 * (stages - 1) * least_s[system.cut_kind[data, stages]]
         rounds = problem.microbatches // data
-        fixed_s = reduce_s + system.optimizer_s * per_stage
         return StepTerms(rounds - 1.0, 1.0, transfer_s, fixed_s)
 
     def state_bytes(self, states: States) -> float:

@@ -67,6 +67,8 @@ class Placement:
     time_parts_s: Mapping[str, float] = field(default_factory=dict)
     """The step's time by cause; the parts add up to `step_time_s`."""
     schedule: str = "1f1b"
+    zero: int = 0
+    """ZeRO stage: what the replicas divide (`step.states`)."""
 
     @property
     def devices(self) -> int:
