@@ -54,6 +54,7 @@ def search(
     seed: int | None = None,
     pareto: bool | None = None,
     baselines: bool | None = None,
+    beside: Sequence[str] = (),
     out: str | Path | None = None,
     workers: int | None = None,
     cluster: str | None = None,
@@ -66,6 +67,7 @@ def search(
     ("80 GiB", "280 mm2", "250 W", "10 min"); plain numbers are bytes, mm2, W and s.
 
     With `out` every result is kept in that folder, and the same search started again continues.
+    Devices of the catalogue (or files) named in `beside` are planned for the same job.
     `workers` (local processes) and `cluster` (a Dask scheduler, or "local:N") do not change the
     answer.
     """
@@ -101,6 +103,7 @@ def search(
         workers=workers,
         cluster=cluster,
         stop=stop,
+        beside=beside,
     )
 
 

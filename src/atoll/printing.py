@@ -93,6 +93,8 @@ def print_result(result: SearchResult) -> None:
         _print_placement(console, plan.placement, plan.replay_difference)
     if result.baselines:
         _print_baselines(console, result)
+    if result.beside:
+        _print_beside(console, result)
     for against, front in result.pareto.items():
         _print_front(console, against, front)
     for words in result.warnings:
@@ -152,6 +154,25 @@ def _print_baselines(console: Console, result: SearchResult) -> None:
         else:
             remark = [result.baseline_remarks[name]] if name in result.baseline_remarks else []
             table.add_row(name, f"{value:,.1f}", times(result.score, value), *remark)
+    console.print(table)
+
+
+def _print_beside(console: Console, result: SearchResult) -> None:
+    """Devices that exist, each at its best layout, against the (first) model's throughput."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("Device")
+    table.add_column("samples/s", justify="right")
+    table.add_column("ours is", justify="right")
+    table.add_column("W", justify="right")
+    table.add_column("layout")
+    for device in result.beside:
+        rate, power_W = device.throughput_samples_per_s, device.power_W
+        watts = "" if power_W is None else f"{power_W:,.0f}"
+        if rate is None:
+            table.add_row(device.device, "does not fit", "", watts)
+        else:
+            ours = times(result.throughput_samples_per_s, rate)
+            table.add_row(device.device, f"{rate:,.1f}", ours, watts, device.layout)
     console.print(table)
 
 

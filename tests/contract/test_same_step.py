@@ -25,6 +25,7 @@ from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
 from atoll.step.layout import Layout
 from atoll.step.states import load_states
+from atoll.training.beside import plan_beside
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.request import make_run
 
@@ -115,3 +116,26 @@ def test_the_chip_that_a_search_writes_is_planned_at_its_step(tmp_path: Path) ->
         tp=where.tensor, pp=where.pipeline, microbatch=where.microbatch, zero=where.zero,
     )  # fmt: skip
     assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
+
+
+def test_devices_beside_a_searched_chip_are_planned_for_its_job() -> None:
+    asked = {"global_batch": BATCH, "sequence": SEQUENCE}
+    found = atoll.search(
+        model=SMALL, devices=4, **asked, tensor_widths=(1,), microbatches=(1,), space=SPACE,
+        baselines=False, beside=("h100", "tpu-v5e"),
+    )  # fmt: skip
+    planned = atoll.plan(SMALL, "h100", 4, **asked).best.step.time_s
+    told = found.to_dict()
+    assert told["best"]["step_time_s"] == found.best.plans[0].placement.step_time_s
+    assert list(told["beside"]) == ["h100", "tpu-v5e"]
+    h100 = told["beside"]["h100"]
+    assert h100["fits"] and h100["step_time_s"] == planned
+    assert h100["throughput_samples_per_s"] == pytest.approx(BATCH / planned)
+
+
+def test_a_device_that_holds_no_layout_stands_beside_with_the_reason() -> None:
+    (none,) = plan_beside(
+        ["v100-16"], "llama3-405b", 1, global_batch=1, sequence=8192, states="mixed"
+    )
+    assert not none.fits and none.step_time_s is None
+    assert "does not fit" in none.reason

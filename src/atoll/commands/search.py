@@ -76,6 +76,9 @@ def search(
     no_baselines: Annotated[
         bool, typer.Option("--no-baselines", help="Leave the baselines out.")
     ] = False,
+    beside: Annotated[
+        str, typer.Option(help="Devices to plan for the same job: h100,b200,tpu-v5p or files.")
+    ] = "",
     as_json: JsonFlag = False,
     out: Annotated[
         Path | None,
@@ -115,6 +118,7 @@ def search(
             run, given, model="models", batch="global_batch", microbatch="microbatches",
             tensor="tensor_widths",
         )  # fmt: skip
+        options["beside"] = [name.strip() for name in beside.split(",") if name.strip()]
         result = run(
             **options, baselines=False if no_baselines else None, stop=stop, progress=show
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from atoll.explore.plateau import Near
+    from atoll.training.beside import Beside
 
 
 _WORTH_SAYING = 0.01
@@ -81,6 +82,7 @@ class Design:
             "accelerator": accelerator_dict(self.accelerator)
             | {"area_mm2": self.area_mm2, "peak_power_W": self.peak_power_W},
             **{name: models[0][name] for name in ("placement", "microbatch", "recompute")},
+            "step_time_s": self.plans[0].placement.step_time_s,
             "models": models,
         }
 
@@ -113,6 +115,8 @@ class SearchResult:
     """What captured models may have counted wrongly."""
     scope: Scope | None = None
     """What was searched."""
+    beside: tuple[Beside, ...] = ()
+    """Devices that exist, planned for the same job."""
 
     @property
     def network(self) -> str:
@@ -132,6 +136,7 @@ class SearchResult:
             "space": None if self.scope is None else self.scope.to_dict(),
             "notes": [] if self.scope is None else list(self.scope.notes),
             "baselines": dict(self.baselines),
+            "beside": {device.device: device.to_dict() for device in self.beside},
             "baseline_remarks": dict(self.baseline_remarks),
             "plateau": [near.to_dict() for near in self.plateau],
             "warnings": list(self.warnings),

@@ -39,6 +39,7 @@ from atoll.profile import Profile
 from atoll.profiles import get_profile
 from atoll.step.certificate import Certificate
 from atoll.step.states import load_states
+from atoll.training.beside import plan_beside
 from atoll.units import format_bytes
 from atoll.workload.stored import warnings_of
 
@@ -56,11 +57,13 @@ def run_search(
     workers: int | None = None,
     cluster: str | None = None,
     stop: Stop | None = None,
+    beside: Sequence[str] = (),
 ) -> SearchResult:
     """Find the best design of the job's space, prove it, and lay baselines beside it.
 
     With `out`, everything is kept in that folder, and a search that was interrupted continues.
-    `workers` and `cluster` say where the work is done; they do not change the answer.
+    `workers` and `cluster` say where the work is done; they do not change the answer. Devices
+    named in `beside` are planned for the same (first) model, batch and number of devices.
     """
     began = time.monotonic()
     if out is not None:
@@ -77,15 +80,31 @@ def run_search(
     road = _Road(job, space, scope, setting, variants, executor, stop, began)
     try:
         if out is None:
-            return road.result(progress, Journal())
+            return _planned_beside(road.result(progress, Journal()), beside)
         with open_run(out, job, space, variants, setting.profile, executor.describe()) as journal:
-            result = road.result(progress, journal)
+            result = _planned_beside(road.result(progress, journal), beside)
             journal.keep(result)
             write_result(result, out)
             return result
     finally:
         executor.close()
         set_threads(before)
+
+
+def _planned_beside(result: SearchResult, devices: Sequence[str]) -> SearchResult:
+    if not devices:
+        return result
+    job = result.job
+    model = job.models[0]
+    found = plan_beside(
+        devices,
+        model.name,
+        job.devices,
+        global_batch=model.global_batch or job.global_batch,
+        sequence=model.sequence,
+        states=job.optimizer or get_profile(job.profile).optimizer,
+    )
+    return replace(result, beside=found)
 
 
 @dataclass(frozen=True)
