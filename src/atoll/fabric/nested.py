@@ -5,13 +5,16 @@ the library runs one ring (or tree) per member of a node, so that inner and oute
 same time and the slower sets the pace. Ring terms: Thakur, Rabenseifner, Gropp (IJHPCA 2005);
 small messages take the shorter of a ring's and a tree's number of steps.
 
-`terms` states a collective as numbers, which the compiled placement takes too (`nested_kernels`).
+`terms` states a collective as numbers, which compiled loops take too (`nested_kernels`).
 """
 
 from __future__ import annotations
 
 from math import ceil, log2
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
@@ -47,6 +50,21 @@ def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
     if inside < group:
         raise _too_large(network, group * stride)
     return Terms(fixed_s, tuple(slopes))
+
+
+def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Message sizes and the shares of bandwidth that they reach, a row a level; all rows of one
+    length: a curve goes on as it ends.
+    """
+    known = [level.efficiency or ((1.0, 1.0),) for level in network.levels]
+    points = max(len(curve) for curve in known)
+    rows = []
+    for curve in known:
+        largest, share = curve[-1]
+        more = ((largest * 2.0**i, share) for i in range(1, points - len(curve) + 1))
+        rows.append([*curve, *more])
+    table = np.array(rows)
+    return table[:, :, 0].copy(), table[:, :, 1].copy()
 
 
 def collective_s(

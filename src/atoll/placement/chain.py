@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.fabric.nested import level_of, neighbours_s, terms
+from atoll.fabric.nested import curves, level_of, neighbours_s, terms
 from atoll.fabric.network import Network
 from atoll.placement import chain_kernels as kernels
 from atoll.placement.chain_kernels import Chain, System
@@ -138,7 +138,7 @@ def _system(problem: PlacementProblem, zero: int) -> System:
     if zero:  # every rank updates its part, and all get it
         collectives = {"reduce_scatter": states.reduced, "all_gather": states.weight}
     wires = [_reductions(network, kind, devices, tensor) for kind in collectives]
-    share_bytes, share = _shares(network)
+    share_bytes, share = curves(network)
     cut_kind, cut_s = _cuts(network, problem.facts, devices, tensor)
     return System(
         devices=devices,
@@ -167,21 +167,6 @@ def _reductions(
     for data in range(2, devices // tensor + 1):
         fixed_s[data], slopes[data] = terms(network, kind, data, stride=tensor)
     return fixed_s, slopes
-
-
-@lru_cache(maxsize=64)
-def _shares(network: Network) -> tuple[FloatArray, FloatArray]:
-    """The curves that go with the terms: sizes, and what messages of them reach of each level."""
-    curves = [level.efficiency or ((1.0, 1.0),) for level in network.levels]
-    points = max(len(curve) for curve in curves)
-    # All of one length: a curve goes on as it ends.
-    rows = []
-    for curve in curves:
-        largest, share = curve[-1]
-        more = ((largest * 2.0**i, share) for i in range(1, points - len(curve) + 1))
-        rows.append([*curve, *more])
-    table = np.array(rows)
-    return table[:, :, 0].copy(), table[:, :, 1].copy()
 
 
 @lru_cache(maxsize=512)

@@ -108,24 +108,30 @@ def bubble(
     chunks, as numbers or as arrays. Longer with longer forward and backward passes (of both alike),
     shorter with longer weight passes.
     """
+    found = forward_s * 0.0
+    for f, b, w in bubble_terms(order, stages, microbatches, vpp):
+        found = np.maximum(found, f * forward_s + b * backward_s + w * weight_s)
+    return found
+
+
+def bubble_terms(
+    order: str, stages: int, microbatches: int, vpp: int
+) -> tuple[tuple[float, float, float], ...]:
+    """How often forward, backward and weight passes stand in the bubble; the longest counts."""
     p, m, n = stages, microbatches, stages - 1
-    f, b, w = forward_s, backward_s, weight_s
-    found: N
     if order in LATE:
-        found = n * (f + b) - min(m - 1, LATE[order] * n) * w
-    elif order == "zb-v":  # two chunks: a half of the passes each
-        k = min(max(0, m - p), n)
-        ways = np.maximum(n * b - k * w, (n - k / 2) * b - (n - k) / 2 * w)
-        found = max(0, p - m) * f + ways
-    elif order == "dualpipe" and m <= p:
-        found = (p - m) * f + (p - 2) * b
-    elif order == "dualpipe":
+        return ((n, n, -min(m - 1, LATE[order] * n)),)
+    if order == "zb-v":  # two chunks: a half of the passes each
+        k, first = min(max(0, m - p), n), max(0, p - m)
+        return (first, n, -k), (first, n - k / 2, -(n - k) / 2)
+    if order == "dualpipe" and m <= p:
+        return ((p - m, p - 2, 0),)
+    if order == "dualpipe":
         h = p // 2 - 1
-        found = np.maximum(h * (f + b), 2 * h * b - f) - max(0, h - max(0, 2 * p - m)) * w
-    else:
-        found = (n + (vpp - 1) * max(0, p - m)) / vpp * (f + b + w)
-    atleast: N = np.maximum(found, 0.0)
-    return atleast
+        late = max(0, h - max(0, 2 * p - m))
+        return (h, h, -late), (-1, 2 * h, -late)
+    times = (n + (vpp - 1) * max(0, p - m)) / vpp
+    return ((times, times, times),)
 
 
 def held(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> float:
@@ -213,15 +219,15 @@ def held_chunks(
     return (most,) * vpp
 
 
-def by_chunk(where: tuple[str, int, int, int, int], chunks: Sequence[N]) -> N:
-    """What a stage keeps of one microbatch, from what each chunk does: weighed so that `held` of it
-    are what its chunks hold together.
+def chunk_weights(
+    order: str, stages: int, stage: int, microbatches: int, vpp: int = 1
+) -> tuple[float, ...]:
+    """How much what each chunk keeps of one microbatch counts, so that `held` of their sum are what
+    the chunks hold together.
     """
+    where = order, stages, stage, microbatches, vpp
     most = held(*where)
-    found = chunks[0] * 0.0
-    for of, chunk in zip(held_chunks(*where), chunks, strict=True):
-        found = found + of / most * chunk
-    return found
+    return tuple(of / most for of in held_chunks(*where))
 
 
 def held_bytes(

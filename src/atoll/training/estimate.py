@@ -6,31 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atoll.cost.pricer import Pricer
 from atoll.errors import AtollError
-from atoll.hardware.device import Chip
 from atoll.notebook import answer_html, bar_text
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
-from atoll.step.orders import SPLIT, arrivals
+from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
-from atoll.training.layers import HALF, LayerCost, Share, choices_of, layer_costs
+from atoll.training.batch import batch_estimates, chosen
+from atoll.training.layers import LayerCost, Share, choices_of
 from atoll.training.memory import Memory, stage_memory
-from atoll.training.pricing import GpuPricer
+from atoll.training.priced import Priced
 from atoll.training.run import Run
-from atoll.training.step import StageTime, Step, Stepper
+from atoll.training.step import StageTime, Step, Stepper, accumulation_s, update_s
 from atoll.units import format_bytes, format_mfu, format_seconds
-from atoll.workload.build import shared_parameters
 from atoll.workload.flops import model_flops
-from atoll.workload.joint import joined
-from atoll.workload.layer import Model
-from atoll.workload.prepare import prepare
-
-# Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32: fitted on
-# the optimizer times of h200_steps.csv.
-HALF_OPTIMIZER_EXCESS = 1.8
-VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
 
 @dataclass(frozen=True)
@@ -161,55 +151,8 @@ def _layout_dict(layout: Layout) -> dict[str, Any]:
     return {name: getattr(layout, name) for name in layout.__slots__}
 
 
-class Estimator:
+class Estimator(Priced):
     """Estimates layouts of one run; variants of its model are priced once."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.pricer = _pricer(run)
-        self._variants: dict[tuple[int, int, int, int, int, bool, bool], tuple[LayerCost, ...]]
-        self._variants = {}
-        self._models: dict[tuple[int, int, int, int, bool], Model] = {}
-
-    def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
-        """Layer costs of the layout's variant of the model."""
-        sp = layout.sp and layout.tp > 1
-        optimal = layout.recompute.startswith("optimal")
-        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, optimal
-        if key not in self._variants:
-            self._variants[key] = layer_costs(
-                self.model(layout),
-                self.pricer,
-                layout.cp,
-                layout.ep,
-                optimal=optimal,
-                stored=self.run.stored is not None,
-            )
-        return self._variants[key]
-
-    def model(self, layout: Layout) -> Model:
-        """One device's share of the model under a layout, operator by operator; its experts are not
-        yet spread.
-        """
-        sp = layout.sp and layout.tp > 1
-        key = layout.microbatch, layout.tp, layout.cp, layout.etp, sp
-        if key not in self._models:
-            share = prepare(
-                self.run.stored or self.run.model,
-                layout.microbatch,
-                self.run.sequence // layout.cp,
-                layout.tp,
-                sp,
-                expert_tensor=layout.etp,
-                attention="unfused" if self.run.attention == "unfused" else "flash",
-                fusion=self.pricer.fusion,
-                vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
-                whole_periods=False,
-            )
-            if self.run.stored is not None and not self.run.stack.split_products:
-                share = share.map(joined)
-            self._models[key] = share
-        return self._models[key]
 
     def estimate(self, layout: Layout) -> Estimate:
         """What one layout costs; "optimal" recomputation is the fastest choice that fits."""
@@ -229,28 +172,9 @@ class Estimator:
 
     def _policy(self, layout: Layout) -> str:
         """What "optimal" comes to: the fastest choice that fits, or the one that needs least."""
-        costs = self.costs(layout)
-        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
-        needed: dict[str, float] = {}
-        seconds: dict[str, tuple[float, ...]] = {}
-        for choice in choices_of(costs, "optimal"):
-            stepper = Stepper(self.run, replace(layout, recompute=choice))
-            memory = (self._memory(stepper, stage, x) for stage, x in enumerate(shares))
-            needed[choice] = max(m.needed for m in memory)
-            seconds[choice] = tuple(s for cost in costs for s in stepper.layer_s(cost))
-        fitting = [c for c in needed if needed[c] <= self.run.gpu.hbm_bytes]
-        if not fitting:
-            return min(needed, key=lambda c: needed[c])
-        # A step is no shorter with longer layers (but for weight passes that fill a bubble): only
-        # those that no other beats are estimated.
-        kept: list[str] = []
-        for choice in sorted(fitting, key=lambda c: sum(seconds[c])):
-            beaten = any(_no_longer(seconds[other], seconds[choice]) for other in kept)
-            if layout.schedule in SPLIT or not beaten:
-                kept.append(choice)
-        if len(kept) == 1:
-            return kept[0]
-        return min(kept, key=lambda c: self._estimate(replace(layout, recompute=c)).step.time_s)
+        choices = choices_of(self.costs(layout), "optimal")
+        (time_s,), (needed,) = batch_estimates(self, [layout], choices)
+        return choices[chosen(time_s, needed, self.run.gpu.hbm_bytes)]
 
     def _estimate(self, layout: Layout) -> Estimate:
         run = self.run
@@ -272,19 +196,9 @@ class Estimator:
             stage,
             chunks,
             stepper.microbatches,
-            shared_parameters=self._shared(layout, chunks),
+            shared_parameters=self.shared(layout, _costs(chunks)),
             entering_bytes=boundary if came else 0.0,
         )
-
-    def _shared(self, layout: Layout, chunks: Sequence[Share]) -> int:
-        """Parameters that several layers of a stage have in common, which it holds once."""
-        model = self.model(layout)
-        if layout.pp == 1:
-            return model.shared_parameters
-        if self.run.stored is not None:
-            return 0
-        here = {cost.name for chunk in chunks for cost, _ in chunk}
-        return shared_parameters(tuple(x for x in model.layers if x[0].name in here))
 
     def _step(
         self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]
@@ -296,7 +210,7 @@ class Estimator:
         )
         one_way_s = stepper.send_s(boundary)
         slowest = max(stages, key=lambda s: s.total_s)
-        parameters = [_parameters(chunks, self._shared(layout, chunks)) for chunks in shares]
+        parameters = [_parameters(chunks, self.shared(layout, _costs(chunks))) for chunks in shares]
         accumulate_s = max(accumulation_s(run, layout, m, *p) for p in parameters)
         passes = [s.passes for s in stages]
         idle_s = bubble_s(layout.schedule, passes, m, layout.vpp)
@@ -338,50 +252,8 @@ class Estimator:
         )
 
 
-def _pricer(run: Run) -> Pricer:
-    if isinstance(run.gpu, Chip):
-        # With scipy and kernels: slow to import, rarely needed.
-        from atoll.profiles import DEFAULT
-        from atoll.schedule.chip import ChipPricer
-
-        return ChipPricer(run.gpu.accelerator, run.network, DEFAULT)
-    return GpuPricer(
-        run.gpu,
-        run.stack,
-        run.precision,
-        run.alias,
-        attention=run.attention,
-        stored=run.stored is not None,
-    )
-
-
-def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:
-    """A microbatch's gradients added to the sum of those before: by a kernel of its own for 16-bit
-    ones, in the product's epilogue for fp32 ones. Under ZeRO 2 all are copied into the buckets that
-    are reduced, and a rank's part is added (under ZeRO 3 copies are within what was fitted to
-    gathers). Under DualPipe a microbatch has gradients of one of a stage's copies. Linear in the
-    parameters.
-    """
-    own = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
-    moved = own * run.stack.accumulated_bytes / layout.copies if m > layout.copies else 0.0
-    if layout.zero == 2:
-        moved += (dense + expert) * (HALF + run.states.reduced)
-    return moved / run.gpu.stream_Bps
-
-
-def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
-    """The optimizer's step: bytes of states through HBM, at the calibrated excess of its kernel.
-    Linear in the parameters.
-    """
-    own = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
-    excess = run.gpu.optimizer_traffic
-    if run.states.name == "bf16" and excess > 1.0:
-        excess = HALF_OPTIMIZER_EXCESS
-    return own * run.states.update * excess / run.gpu.stream_Bps
-
-
-def _no_longer(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True))
+def _costs(chunks: Sequence[Share]) -> list[LayerCost]:
+    return [cost for chunk in chunks for cost, _ in chunk]
 
 
 def _parameters(chunks: Sequence[Share], shared: int) -> tuple[float, float]:

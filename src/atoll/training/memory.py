@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.step.bubbles import by_chunk, held_bytes
+from atoll.step.bubbles import chunk_weights, held_bytes
 from atoll.step.layout import Layout
 from atoll.training.layers import LayerCost, Share
 from atoll.training.run import Run
@@ -101,22 +101,18 @@ def stage_memory(
         dense + expert, layout.divided(dense, expert), layout.zero
     )
     where = layout.schedule, layout.pp, stage, microbatches, layout.vpp
-    kept = by_chunk(where, [_chunk_kept(run, layout, chunk) for chunk in chunks])
+    kept = sum(
+        weight * n * kept_bytes(run, cost, layout.recompute)
+        for weight, chunk in zip(chunk_weights(*where), chunks, strict=True)
+        for cost, n in chunk
+    )
     late = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
     activations = float(held_bytes(*where, kept_bytes=kept, waiting_bytes=late))
-    logits = _logits_bytes(run, layout, layers, microbatches)
-    blocks = [cost for cost, _ in layers if cost.is_block]
-    transient = max(
-        (_transient(cost, layout.recompute, run.stack.temporaries) for cost in blocks), default=0.0
-    )
-    buffers = _gathered_bytes(run, layers) if layout.zero >= 3 else 0.0
-    if layout.zero == 2:  # a layer's whole gradient, until it is reduced
-        widest = max(_parameters(cost) for cost, _ in layers)
-        buffers = states.reduced * widest
-    buffers += _workspace_bytes(run)
-    if run.precision == "fp8" and layout.zero < 3:
-        blocks_hold = sum(_parameters(cost) * n for cost, n in layers if cost.is_block)
-        weights += run.stack.fp8_copies * blocks_hold
+    logits = logits_bytes(run, layout, layers, microbatches)
+    transient = transient_bytes(run, layers, layout.recompute)
+    buffers = buffers_bytes(run, layers, layout.zero)
+    if layout.zero < 3:
+        weights += sum(fp8_bytes(run, cost) * n for cost, n in layers)
     buffers += run.stack.sends_held * entering_bytes
     lost = run.stack.fragmentation, run.stack.context_bytes
     if run.stack.late_gradients and layout.zero < 2:
@@ -137,7 +133,7 @@ def stage_memory(
     )
 
 
-def _logits_bytes(
+def logits_bytes(
     run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], microbatches: int
 ) -> float:
     """Logits at the peak of the loss, and what waits of other microbatches' losses."""
@@ -161,9 +157,19 @@ def _parameters(cost: LayerCost) -> int:
     return cost.parameters + cost.expert_parameters
 
 
-def _workspace_bytes(run: Run) -> float:
+def fp8_bytes(run: Run, cost: LayerCost) -> float:
+    """Of a layer's weights, copies in fp8 beside the 16-bit ones, where these are not divided."""
+    held = run.precision == "fp8" and cost.is_block
+    return run.stack.fp8_copies * _parameters(cost) if held else 0.0
+
+
+def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+    """Divided tensors while they are whole, and workspaces of matrix libraries."""
     handles = run.stack.workspaces + (run.stack.expert_workspaces if run.model.experts else 0)
-    return float(handles * WORKSPACE_BYTES)
+    buffers = _gathered_bytes(run, layers) if zero >= 3 else 0.0
+    if zero == 2:  # a layer's whole gradient, until it is reduced
+        buffers = run.states.reduced * max(_parameters(cost) for cost, _ in layers)
+    return buffers + float(handles * WORKSPACE_BYTES)
 
 
 def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
@@ -175,26 +181,22 @@ def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
     return gathered * run.states.weight + min(gathered, widest) * run.states.reduced
 
 
-def _chunk_kept(run: Run, layout: Layout, chunk: Share) -> float:
-    """Bytes that a chunk keeps of one microbatch until its backward pass, the loss apart."""
-    policy = layout.recompute
-    return sum(
-        _kept(run, cost, policy if cost.is_block else "none") * n
-        for cost, n in chunk
-        if cost.name != "loss" or not run.stack.loss_bytes
-    )
-
-
-def _kept(run: Run, cost: LayerCost, policy: str) -> float:
-    """Bytes that one layer keeps of one microbatch, its loss apart."""
+def kept_bytes(run: Run, cost: LayerCost, recompute: str) -> float:
+    """Bytes that one layer keeps of one microbatch until its backward pass, its loss apart."""
+    if cost.name == "loss" and run.stack.loss_bytes:
+        return 0.0
+    policy = recompute if cost.is_block else "none"
     kept = cost.kept(policy).bytes - cost.loss_bytes
     if run.stack.keeps_gathered and policy != "full":
         kept += sum(x.bytes for x in cost.forward_links if x.kind == "all_gather")
     return kept
 
 
-def _transient(cost: LayerCost, policy: str, share: float) -> float:
+def transient_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], recompute: str) -> float:
     """Temporaries while a block's backward runs: with recomputation, the block's own tensors."""
-    rebuilt = cost.kept("none").bytes - cost.kept(policy).bytes
-    widest = share * cost.transient_bytes
-    return max(widest, rebuilt + 0.5 * widest)
+    most = 0.0
+    for cost in (cost for cost, _ in layers if cost.is_block):
+        rebuilt = cost.kept("none").bytes - cost.kept(recompute).bytes
+        widest = run.stack.temporaries * cost.transient_bytes
+        most = max(most, widest, rebuilt + 0.5 * widest)
+    return most

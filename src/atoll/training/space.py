@@ -8,7 +8,7 @@ held as arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
@@ -117,6 +117,14 @@ class Block:
     def __len__(self) -> int:
         return int(self.pp.size)
 
+    def bases(self) -> tuple[Ints, Ints]:
+        """The first of those that differ in recomputation alone, and for each layout which."""
+        columns = [getattr(self, name) for name in ARRAYS if name != "recompute"]
+        shape = tuple(int(column.max()) + 1 for column in columns)
+        keys = np.ravel_multi_index(tuple(columns), shape)
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        return first, which
+
     def part(self, rows: NDArray[np.bool_]) -> Block:
         """Some of its layouts."""
         return replace(self, **{name: getattr(self, name)[rows] for name in ARRAYS})
@@ -138,6 +146,26 @@ class Block:
             recompute=self.names[int(self.recompute[i])],
             schedule=schedule,
         )
+
+
+class Table:
+    """The layouts of all variants side by side."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        sizes = [len(b) for b in blocks]
+        self.owner = np.repeat(np.arange(len(blocks)), sizes)
+        self.inside = np.concatenate([np.arange(n) for n in sizes])
+        self.pp = np.concatenate([b.pp for b in blocks])
+        self.vpp = np.concatenate([b.vpp for b in blocks])
+        self.zero = np.concatenate([b.zero for b in blocks])
+        self.hsdp = np.concatenate([b.hsdp for b in blocks])
+        self.recompute = np.concatenate([b.recompute for b in blocks])
+        self.schedule = np.concatenate([b.schedule for b in blocks])
+        self.schedules = blocks[0].schedules
+        self.names = blocks[0].names
+
+    def __len__(self) -> int:
+        return int(self.pp.size)
 
 
 def variants(run: Run, axes: Axes) -> Iterator[Variant]:

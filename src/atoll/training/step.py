@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.layout import Layout
 from atoll.step.replay import PassTime
-from atoll.training.layers import LayerCost, Share
+from atoll.training.layers import HALF, LayerCost, Share
 from atoll.training.policies import TensorLink
 from atoll.training.run import Run
+
+# Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32: fitted on
+# the optimizer times of h200_steps.csv.
+HALF_OPTIMIZER_EXCESS = 1.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,19 @@ class Step:
         }
 
 
+class Shared(NamedTuple):
+    """A collective of weights (gathers) or gradients over `group` ranks that lie `stride` apart:
+    bytes of the whole tensor for every dense and for every expert parameter of a stage.
+    """
+
+    kind: str
+    gathers: bool
+    dense: float
+    expert: float
+    group: int
+    stride: int
+
+
 class Stepper:
     """Prices stages and steps of one run under one layout."""
 
@@ -139,16 +157,12 @@ class Stepper:
                 backward += b.times(n)
                 recompute += r.times(n)
                 weight_s += cost.weight.total_s * n
-                beside, waiting = self._host_s(cost)
+                beside, waiting = self.host_s(cost)
                 beside_s += beside * n
                 waiting_s += waiting * n
         device_s = forward.total_s + backward.total_s + recompute.total_s
         host_s = max(0.0, beside_s - device_s) + waiting_s
         return StageTime(forward, backward, recompute, weight_s, host_s)
-
-    def layer_s(self, cost: LayerCost) -> tuple[float, float]:
-        """Seconds of all passes of one layer: on the device, and of the host beside it."""
-        return sum(part.total_s for part in self.layer_passes(cost)), self._host_s(cost)[0]
 
     def layer_passes(self, cost: LayerCost) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer."""
@@ -228,7 +242,7 @@ class Stepper:
         hidden_s = self.run.stack.overlap.gather * wire_s
         return wire_s - min(hidden_s, compute_s)
 
-    def _host_s(self, cost: LayerCost) -> tuple[float, float]:
+    def host_s(self, cost: LayerCost) -> tuple[float, float]:
         """Host time of a layer in a microbatch: what launches run beside, and what all wait for."""
         stack = self.run.stack
         if not stack.host_kernel_s:
@@ -274,42 +288,78 @@ class Stepper:
         return reduce_s + gather_s, before_s
 
     def _shared_s(self, dense: float, expert: float) -> tuple[float, float]:
-        """Gathers of divided weights and sums of gradients, over the ranks that share them: inside
-        a replica of the group that divides them, over both stages that hold them under DualPipe,
-        and of what a rank is left with over the replicas.
+        """Gathers of divided weights and sums of gradients, over the ranks that share them."""
+        gather_s = reduce_s = 0.0
+        for one in self.shared():
+            bytes_ = one.dense * dense + one.expert * expert
+            wire_s = collective_s(self.run.network, one.kind, bytes_, one.group, one.stride)
+            if one.gathers:
+                gather_s += wire_s
+            else:
+                reduce_s += wire_s
+        return gather_s, reduce_s
+
+    def shared(self) -> tuple[Shared, ...]:
+        """The collectives of weights and gradients over the ranks that share them: inside a replica
+        of the group that divides them, over both stages that hold them under DualPipe, and of what
+        a rank is left with over the replicas. Outside, every rank moves its part.
         """
         layout, states = self.layout, self.run.states
-        gather_s = reduce_s = 0.0
-        if layout.ep == 1 and layout.etp == layout.tp:  # the same ranks share both: one collective
-            dense, expert = dense + expert, 0.0
-        for parameters, ranks, stride in (
-            (dense, layout.ranks, layout.tp),
-            (expert, layout.expert_ranks, layout.etp * layout.ep),
-        ):
-            weights, grads = parameters * states.weight, parameters * states.reduced
+        found: list[Shared] = []
+        # The same ranks share both: one collective.
+        both = layout.ep == 1 and layout.etp == layout.tp
+        dense = (1, 1) if both else (1, 0), layout.ranks, layout.tp
+        expert = (0, 1), layout.expert_ranks, layout.etp * layout.ep
+        for whose, ranks, stride in (dense,) if both else (dense, expert):
             inside = max(1, ranks // (layout.copies * layout.hsdp)), stride
             everyone = layout.tp * layout.cp * layout.dp
             mirrored = layout.copies, everyone * (layout.pp - 1)  # the first stage and the last
             replicas = layout.hsdp, everyone // layout.hsdp
+            owners = inside[0] * layout.copies
             if layout.zero:
-                gather_s += self._nested_s("all_gather", weights, inside, mirrored)
-                reduce_s += self._nested_s("reduce_scatter", grads, inside, mirrored)
-                left = grads / (inside[0] * layout.copies)
-                reduce_s += self._nested_s("all_reduce", left, replicas)
+                steps = [
+                    ("all_gather", True, 1, inside),
+                    ("all_gather", True, inside[0], mirrored),
+                    ("reduce_scatter", False, 1, inside),
+                    ("reduce_scatter", False, inside[0], mirrored),
+                    ("all_reduce", False, owners, replicas),
+                ]
             elif layout.copies == 1:
-                reduce_s += self._nested_s("all_reduce", grads, inside)
+                steps = [("all_reduce", False, 1, inside)]
             else:
-                reduce_s += self._nested_s("reduce_scatter", grads, inside)
-                reduce_s += self._nested_s("all_reduce", grads / inside[0], mirrored)
-                reduce_s += self._nested_s("all_gather", grads, inside)
-        return gather_s, reduce_s
+                steps = [
+                    ("reduce_scatter", False, 1, inside),
+                    ("all_reduce", False, inside[0], mirrored),
+                    ("all_gather", False, 1, inside),
+                ]
+            for kind, gathers, parts, (group, stride_) in steps:
+                bytes_ = (states.weight if gathers else states.reduced) / parts
+                if group > 1:
+                    each = whose[0] * bytes_, whose[1] * bytes_
+                    found.append(Shared(kind, gathers, *each, group, stride_))
+        return tuple(found)
 
-    def _nested_s(self, kind: str, bytes_: float, *groups: tuple[int, int]) -> float:
-        """A collective over groups inside groups, (size, stride) each from the inside: outside,
-        every rank moves its part.
-        """
-        total_s = 0.0
-        for size, stride in groups:
-            total_s += collective_s(self.run.network, kind, bytes_, size, stride)
-            bytes_ /= size
-        return total_s
+
+def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:
+    """A microbatch's gradients added to the sum of those before: by a kernel of its own for 16-bit
+    ones, in the product's epilogue for fp32 ones. Under ZeRO 2 all are copied into the buckets that
+    are reduced, and a rank's part is added (under ZeRO 3 copies are within what was fitted to
+    gathers). Under DualPipe a microbatch has gradients of one of a stage's copies. Linear in the
+    parameters.
+    """
+    own = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
+    moved = own * run.stack.accumulated_bytes / layout.copies if m > layout.copies else 0.0
+    if layout.zero == 2:
+        moved += (dense + expert) * (HALF + run.states.reduced)
+    return moved / run.gpu.stream_Bps
+
+
+def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
+    """The optimizer's step: bytes of states through HBM, at the calibrated excess of its kernel.
+    Linear in the parameters.
+    """
+    own = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
+    excess = run.gpu.optimizer_traffic
+    if run.states.name == "bf16" and excess > 1.0:
+        excess = HALF_OPTIMIZER_EXCESS
+    return own * run.states.update * excess / run.gpu.stream_Bps

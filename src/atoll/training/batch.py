@@ -1,0 +1,367 @@
+"""Exact estimates of many layouts of one variant at once: tables for the compiled loops.
+
+Every rule stands in the readable estimate (`step`, `memory`, `step.bubbles`). Its functions are
+called here for each kind of layer, each content of a stage and each way to divide parameters, of
+which there are few; `batch_kernels` adds their results up for every layout and choice of
+recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.fabric.nested import curves, terms
+from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
+from atoll.step.layout import Layout
+from atoll.step.orders import LATE, SPLIT, arrivals, chunks_of
+from atoll.step.stages import stage_counts
+from atoll.training.layers import LayerCost
+from atoll.training.memory import (
+    buffers_bytes,
+    fp8_bytes,
+    kept_bytes,
+    logits_bytes,
+    transient_bytes,
+)
+from atoll.training.priced import Priced
+from atoll.training.run import Run
+from atoll.training.step import Stepper, accumulation_s, update_s
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LEAST = "least"
+"""A choice that runs nothing again and keeps no more than "full": bounds every other, in time
+(`batch_kernels.bound_s`) and in memory."""
+SAME = 1e-12  # of a step: choices that differ by less take as long
+UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
+
+Structure = tuple[tuple[bool, int, bool], ...]
+"""Of every kind of layer: whether it is a block, how often it stands there, whether it has logits.
+"""
+
+
+class Tables(NamedTuple):
+    """What the kernels read."""
+
+    rows: Ints
+    """(layouts, 13): stages, microbatches, copies, ZeRO stage, 1 where weight passes are apart,
+    weight passes put off, and where the pipeline's stages, its bubble, its parameters, its
+    collectives (begin, end), its layers' passes and its losses stand."""
+    sends_s: Floats
+    """(layouts,): one activation to the next stage."""
+    counts: Floats
+    """(stages, kinds): how many layers of each kind a stage holds."""
+    weighed: Floats
+    """The same, each chunk weighed by the microbatches that it holds."""
+    peaks: Floats
+    """(stages, 3, 2): (held, waiting) where a stage may need most."""
+    came: Floats
+    """(stages, 2): activations and gradients that arrive from other stages."""
+    content: Ints
+    """(stages,): which content it has."""
+    bubbles: Floats
+    """(pipelines, 2, 3): `bubble_terms`."""
+    parameters: Floats
+    """(divisions, 5, 2): per dense and per expert parameter, bytes of weights, gradients and
+    optimizer, seconds of accumulation and of the update."""
+    collective: Floats
+    """(collectives, 4): 1 where it gathers, bytes per dense and per expert parameter, fixed time.
+    """
+    s_per_byte: Floats
+    """(collectives, levels)."""
+    sizes: Floats
+    shares: Floats
+    """(levels, points): what messages reach of each level's bandwidth."""
+    kinds: Floats
+    """(kinds, 5): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
+    copies, seconds of weight gradients."""
+    passes: Floats
+    """(sides, kinds, choices, 6): forward and backward (recomputation with it), the compute of
+    both, host time beside the device and host time that all wait for."""
+    kept: Floats
+    """(kinds, choices): bytes of one microbatch."""
+    held: Floats
+    """(contents, 6): shared parameters, bytes that enter, buffers by ZeRO stage."""
+    transient: Floats
+    """(contents, choices)."""
+    logits: Floats
+    """(losses, contents)."""
+    bounds: NDArray[np.bool_]
+    """(choices,): those that are bounds."""
+    stack: Floats
+    """What the stack hides, adds and holds, in the order in which `batch_kernels` names it."""
+
+
+class Pipe(NamedTuple):
+    """The stages of a pipeline of layers."""
+
+    counts: Floats
+    weighed: Floats
+    peaks: Floats
+    came: Floats
+    terms: Floats
+    contents: tuple[tuple[int, ...], ...]
+    """Distinct contents: of every kind of layer whether it is there, of those with logits how
+    often."""
+    which: Ints
+
+
+def batch_estimates(
+    priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]
+) -> tuple[Floats, Floats]:
+    """Seconds of a step and bytes that the fullest device needs: (layouts, choices) of layouts of
+    one variant, under each choice of recomputation.
+    """
+    # Compiled: slow to import, and a single layout needs none of it.
+    from atoll.jit import over_ranges
+    from atoll.training.batch_kernels import estimate_rows
+
+    tables = _tables(priced, layouts, choices)
+    time_s = np.empty((len(layouts), len(choices)))
+    needed = np.empty_like(time_s)
+    over_ranges(lambda a, b: estimate_rows(tables, time_s, needed, a, b), len(layouts))
+    return time_s, needed
+
+
+def chosen(time_s: Floats, needed: Floats, hbm_bytes: float) -> int:
+    """Of choices, the fastest that fits, of equal ones the first; else the one that needs least."""
+    fits = needed <= hbm_bytes
+    if not fits.any():
+        return int(needed.argmin())
+    return int(np.argmax(fits & (time_s <= time_s[fits].min() * (1 + SAME))))
+
+
+def _tables(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -> Tables:
+    run = priced.run
+    costs = priced.costs(_under(layouts[0], choices))
+    structure = tuple((c.is_block, c.repeat, c.logits_bytes > 0) for c in costs)
+    boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
+    pipes = _Numbered()
+    contents = _Numbered()
+    divisions = _Numbered()
+    sides = _Numbered()
+    losses = _Numbered()
+    sends_s: dict[tuple[int, int], float] = {}
+    spans: list[tuple[int, int]] = []
+    collective: list[tuple[float, ...]] = []
+    slopes: list[tuple[float, ...]] = []
+    parameters: list[Any] = []
+    stages: list[Pipe] = []
+    starts: list[int] = [0]
+    content: list[Ints] = []
+    rows = []
+    for layout in layouts:
+        m = layout.microbatches(run.global_batch)
+        order, pp = layout.schedule, layout.pp
+        at = pipes.of((order, pp, layout.vpp, m, layout.blocks), layout)
+        if at == len(stages):
+            pipe = _pipe(structure, order, pp, layout.vpp, m, layout.blocks)
+            ids = [contents.of((pp == 1, held), layout) for held in pipe.contents]
+            stages.append(pipe)
+            starts.append(starts[-1] + pp)
+            content.append(np.array(ids)[pipe.which])
+        division = divisions.of((layout.dp, layout.zero, layout.hsdp, layout.copies), layout)
+        if division == len(parameters):
+            parameters.append(_per_parameter(run, layout, m))
+            shared = Stepper(run, layout).shared()
+            known = [terms(run.network, one.kind, one.group, one.stride) for one in shared]
+            spans.append((len(collective), len(collective) + len(known)))
+            collective += [
+                (one.gathers, one.dense, one.expert, term.fixed_s)
+                for one, term in zip(shared, known, strict=True)
+            ]
+            slopes += [term.s_per_byte for term in known]
+        if (layout.dp, pp) not in sends_s:
+            sends_s[layout.dp, pp] = Stepper(run, layout).send_s(boundary)
+        side = sides.of(layout.experts_outside, layout)
+        loss = losses.of((order == "gpipe", m), layout)
+        rows.append(
+            (pp, m, layout.copies, layout.zero, order in SPLIT, LATE.get(order, 0), starts[at], at,
+             division, *spans[division], side, loss)
+        )  # fmt: skip
+    levels = len(run.network.levels)
+    passes = [_passes(run, layout, costs, choices) for layout in sides.first]
+    held = [
+        [(costs[kind], n) for kind, n in enumerate(counts) if n] for _, counts in contents.keys()
+    ]
+    return Tables(
+        np.array(rows, dtype=np.int64),
+        np.array([sends_s[layout.dp, layout.pp] for layout in layouts]),
+        np.concatenate([pipe.counts for pipe in stages]),
+        np.concatenate([pipe.weighed for pipe in stages]),
+        np.concatenate([pipe.peaks for pipe in stages]),
+        np.concatenate([pipe.came for pipe in stages]),
+        np.concatenate(content),
+        np.array([pipe.terms for pipe in stages]),
+        np.array(parameters, dtype=np.float64),
+        np.array(collective, dtype=np.float64).reshape(len(collective), 4),
+        np.array(slopes, dtype=np.float64).reshape(len(slopes), levels),
+        *_curves(run),
+        np.array(
+            [
+                (c.parameters, c.expert_parameters, c.waiting_bytes, fp8_bytes(run, c),
+                 c.weight.total_s)
+                for c in costs
+            ],
+            dtype=np.float64,
+        ),
+        np.array(passes),
+        np.array([[kept_bytes(run, c, _as_held(x)) for x in choices] for c in costs]),
+        np.array(
+            [
+                (priced.shared(layout, [cost for cost, _ in layers]),
+                 max((cost.boundary_bytes for cost, _ in layers if cost.is_block), default=0),
+                 *(buffers_bytes(run, layers, zero) for zero in range(4)))
+                for layout, layers in zip(contents.first, held, strict=True)
+            ],
+            dtype=np.float64,
+        ),
+        np.array([[transient_bytes(run, x, _as_timed(c)) for c in choices] for x in held]),
+        np.array(
+            [
+                [logits_bytes(run, x, layers, x.microbatches(run.global_batch)) for layers in held]
+                for x in losses.first
+            ]
+        ),
+        np.array([choice == LEAST for choice in choices]),
+        _stack(run),
+    )  # fmt: skip
+
+
+class _Numbered(dict[Any, int]):
+    """Keys numbered as they come, each with the first layout that had it."""
+
+    def __init__(self) -> None:
+        self.first: list[Layout] = []
+
+    def of(self, key: Any, layout: Layout) -> int:
+        if key not in self:
+            self[key] = len(self)
+            self.first.append(layout)
+        return self[key]
+
+
+def _as_timed(choice: str) -> str:
+    return "none" if choice == LEAST else choice
+
+
+def _as_held(choice: str) -> str:
+    return "full" if choice == LEAST else choice
+
+
+def _under(layout: Layout, choices: Sequence[str]) -> Layout:
+    """The variant with or without choices by operator."""
+    priced = any(choice.startswith("optimal") for choice in choices)
+    return replace(layout, recompute="optimal" if priced else "none")
+
+
+@lru_cache(maxsize=2048)
+def _pipe(
+    structure: Structure, order: str, pp: int, vpp: int, m: int, given: tuple[int, ...]
+) -> Pipe:
+    chunks = np.zeros((pp, chunks_of(order, vpp), len(structure)))
+    pairs = tuple((is_block, repeat) for is_block, repeat, _ in structure)
+    for stage, shares in enumerate(stage_counts(pairs, order, pp, vpp, given)):
+        for i, share in enumerate(shares):
+            for kind, n in share:
+                chunks[stage, i, kind] += n
+    counts = chunks.sum(axis=1)
+    highest = np.zeros((pp, 3, 2))
+    weights = np.zeros((pp, chunks.shape[1], 1))
+    for stage in range(pp):
+        where = order, pp, stage, m, vpp
+        weights[stage, :, 0] = chunk_weights(*where)
+        found = peaks(*where)
+        highest[stage, : len(found)] = found
+    ways = np.zeros((2, 3))
+    found_ways = bubble_terms(order, pp, m, vpp)
+    ways[: len(found_ways)] = found_ways
+    heads = np.array([has_logits for _, _, has_logits in structure])
+    there = np.where(heads, counts, np.minimum(counts, 1)).astype(np.int64)
+    contents, which = np.unique(there, axis=0, return_inverse=True)
+    return Pipe(
+        counts,
+        (weights * chunks).sum(axis=1),
+        highest,
+        np.array(arrivals(order, pp, chunks.shape[1])),
+        ways,
+        tuple(tuple(content) for content in contents.tolist()),
+        which.reshape(-1),
+    )
+
+
+def _per_parameter(run: Run, layout: Layout, m: int) -> list[list[float]]:
+    """All are linear in the parameters: those of one dense and of one expert parameter."""
+    found = [
+        (
+            *run.states.parts(dense + expert, layout.divided(dense, expert), layout.zero),
+            accumulation_s(run, layout, m, dense, expert),
+            update_s(run, layout, dense, expert),
+        )
+        for dense, expert in UNITS
+    ]
+    return np.array(found).T.tolist()
+
+
+def _passes(
+    run: Run, layout: Layout, costs: Sequence[LayerCost], choices: Sequence[str]
+) -> list[list[tuple[float, ...]]]:
+    """By kind of layer and choice, apart from gathers of divided weights."""
+    steppers = [
+        Stepper(run, replace(layout, zero=0, hsdp=1, recompute=_as_timed(choice)))
+        for choice in choices
+    ]
+    found = []
+    for cost in costs:
+        # Only blocks run anything again.
+        times = [_layer_passes(s, cost) for s in (steppers if cost.is_block else steppers[:1])]
+        found.append(times if cost.is_block else times * len(steppers))
+    return found
+
+
+def _layer_passes(stepper: Stepper, cost: LayerCost) -> tuple[float, ...]:
+    forward, backward, again = stepper.layer_passes(cost)
+    return (
+        forward.total_s,
+        backward.total_s + again.total_s,
+        forward.compute_s,
+        backward.compute_s + again.compute_s,
+        *stepper.host_s(cost),
+    )
+
+
+@lru_cache(maxsize=16)
+def _curves_of(network: Any) -> tuple[Floats, Floats]:
+    return curves(network)
+
+
+def _curves(run: Run) -> tuple[Floats, Floats]:
+    return _curves_of(run.network)
+
+
+def _stack(run: Run) -> Floats:
+    stack, overlap = run.stack, run.stack.overlap
+    return np.array(
+        [
+            overlap.pipeline,
+            overlap.gradient,
+            overlap.gather,
+            stack.gather_efficiency,
+            stack.regathers,
+            stack.step_s,
+            stack.slack,
+            stack.late_gradients,
+            run.states.gradient,
+            stack.sends_held,
+            stack.fragmentation,
+            stack.context_bytes,
+        ],
+        dtype=np.float64,
+    )
