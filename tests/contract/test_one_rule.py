@@ -29,10 +29,10 @@ from atoll.step.parts import MEMORY_PARTS, TIME_PARTS
 from atoll.step.replay import PassTime, replay
 from atoll.step.stages import even_sizes
 from atoll.step.states import STATES, load_states
-from atoll.training.estimate import Estimator, accumulation_s
+from atoll.training.estimate import Estimator
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
-from atoll.training.step import Pass, StageTime, Stepper
+from atoll.training.step import Pass, StageTime, Stepper, accumulation_s
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.job import Layout as Stages
 from atoll.wafer.job import WaferJob

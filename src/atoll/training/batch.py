@@ -39,8 +39,11 @@ Ints = NDArray[np.int64]
 LEAST = "least"
 """A choice that runs nothing again and keeps no more than "full": bounds every other, in time
 (`batch_kernels.bound_s`) and in memory."""
+FEW = 4096  # estimates that are done before other threads have begun
 SAME = 1e-12  # of a step: choices that differ by less take as long
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
+
+_curves = lru_cache(maxsize=16)(curves)
 
 Structure = tuple[tuple[bool, int, bool], ...]
 """Of every kind of layer: whether it is a block, how often it stands there, whether it has logits.
@@ -99,18 +102,25 @@ class Tables(NamedTuple):
     """What the stack hides, adds and holds, in the order in which `batch_kernels` names it."""
 
 
-class Pipe(NamedTuple):
-    """The stages of a pipeline of layers."""
+class Stages(NamedTuple):
+    """What the stages of a pipeline hold."""
 
+    chunks: Floats
+    """(stages, chunks, kinds): how many layers of each kind."""
     counts: Floats
-    weighed: Floats
-    peaks: Floats
     came: Floats
-    terms: Floats
     contents: tuple[tuple[int, ...], ...]
     """Distinct contents: of every kind of layer whether it is there, of those with logits how
     often."""
     which: Ints
+
+
+class Pipe(NamedTuple):
+    """What a number of microbatches adds to that."""
+
+    weighed: Floats
+    peaks: Floats
+    bubble: Floats
 
 
 def batch_estimates(
@@ -126,7 +136,10 @@ def batch_estimates(
     tables = _tables(priced, layouts, choices)
     time_s = np.empty((len(layouts), len(choices)))
     needed = np.empty_like(time_s)
-    over_ranges(lambda a, b: estimate_rows(tables, time_s, needed, a, b), len(layouts))
+    if time_s.size < FEW:
+        estimate_rows(tables, time_s, needed, 0, len(layouts))
+    else:
+        over_ranges(lambda a, b: estimate_rows(tables, time_s, needed, a, b), len(layouts))
     return time_s, needed
 
 
@@ -152,21 +165,23 @@ def _tables(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -
     spans: list[tuple[int, int]] = []
     collective: list[tuple[float, ...]] = []
     slopes: list[tuple[float, ...]] = []
-    parameters: list[Any] = []
-    stages: list[Pipe] = []
+    parameters: list[Floats] = []
+    stages: list[Stages] = []
+    held_by: list[Pipe] = []
     starts: list[int] = [0]
     content: list[Ints] = []
     rows = []
     for layout in layouts:
         m = layout.microbatches(run.global_batch)
         order, pp = layout.schedule, layout.pp
-        at = pipes.of((order, pp, layout.vpp, m, layout.blocks), layout)
+        shape = order, pp, layout.vpp, layout.blocks
+        at = pipes.of((shape, m), layout)
         if at == len(stages):
-            pipe = _pipe(structure, order, pp, layout.vpp, m, layout.blocks)
-            ids = [contents.of((pp == 1, held), layout) for held in pipe.contents]
-            stages.append(pipe)
+            stages.append(_stages(structure, *shape))
+            held_by.append(_pipe(structure, *shape, m))
             starts.append(starts[-1] + pp)
-            content.append(np.array(ids)[pipe.which])
+            ids = [contents.of((pp == 1, held), layout) for held in stages[-1].contents]
+            content.append(np.array(ids)[stages[-1].which])
         division = divisions.of((layout.dp, layout.zero, layout.hsdp, layout.copies), layout)
         if division == len(parameters):
             parameters.append(_per_parameter(run, layout, m))
@@ -189,21 +204,21 @@ def _tables(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -
     levels = len(run.network.levels)
     passes = [_passes(run, layout, costs, choices) for layout in sides.first]
     held = [
-        [(costs[kind], n) for kind, n in enumerate(counts) if n] for _, counts in contents.keys()
+        [(costs[kind], n) for kind, n in enumerate(counts) if n] for _, counts in contents
     ]
     return Tables(
         np.array(rows, dtype=np.int64),
         np.array([sends_s[layout.dp, layout.pp] for layout in layouts]),
-        np.concatenate([pipe.counts for pipe in stages]),
-        np.concatenate([pipe.weighed for pipe in stages]),
-        np.concatenate([pipe.peaks for pipe in stages]),
-        np.concatenate([pipe.came for pipe in stages]),
+        np.concatenate([x.counts for x in stages]),
+        np.concatenate([pipe.weighed for pipe in held_by]),
+        np.concatenate([pipe.peaks for pipe in held_by]),
+        np.concatenate([x.came for x in stages]),
         np.concatenate(content),
-        np.array([pipe.terms for pipe in stages]),
-        np.array(parameters, dtype=np.float64),
+        np.array([pipe.bubble for pipe in held_by]),
+        np.array(parameters),
         np.array(collective, dtype=np.float64).reshape(len(collective), 4),
         np.array(slopes, dtype=np.float64).reshape(len(slopes), levels),
-        *_curves(run),
+        *_curves(run.network),
         np.array(
             [
                 (c.parameters, c.expert_parameters, c.waiting_bytes, fp8_bytes(run, c),
@@ -262,10 +277,10 @@ def _under(layout: Layout, choices: Sequence[str]) -> Layout:
     return replace(layout, recompute="optimal" if priced else "none")
 
 
-@lru_cache(maxsize=2048)
-def _pipe(
-    structure: Structure, order: str, pp: int, vpp: int, m: int, given: tuple[int, ...]
-) -> Pipe:
+@lru_cache(maxsize=512)
+def _stages(
+    structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...]
+) -> Stages:
     chunks = np.zeros((pp, chunks_of(order, vpp), len(structure)))
     pairs = tuple((is_block, repeat) for is_block, repeat, _ in structure)
     for stage, shares in enumerate(stage_counts(pairs, order, pp, vpp, given)):
@@ -273,31 +288,38 @@ def _pipe(
             for kind, n in share:
                 chunks[stage, i, kind] += n
     counts = chunks.sum(axis=1)
-    highest = np.zeros((pp, 3, 2))
-    weights = np.zeros((pp, chunks.shape[1], 1))
-    for stage in range(pp):
-        where = order, pp, stage, m, vpp
-        weights[stage, :, 0] = chunk_weights(*where)
-        found = peaks(*where)
-        highest[stage, : len(found)] = found
-    ways = np.zeros((2, 3))
-    found_ways = bubble_terms(order, pp, m, vpp)
-    ways[: len(found_ways)] = found_ways
     heads = np.array([has_logits for _, _, has_logits in structure])
     there = np.where(heads, counts, np.minimum(counts, 1)).astype(np.int64)
     contents, which = np.unique(there, axis=0, return_inverse=True)
-    return Pipe(
+    return Stages(
+        chunks,
         counts,
-        (weights * chunks).sum(axis=1),
-        highest,
         np.array(arrivals(order, pp, chunks.shape[1])),
-        ways,
         tuple(tuple(content) for content in contents.tolist()),
         which.reshape(-1),
     )
 
 
-def _per_parameter(run: Run, layout: Layout, m: int) -> list[list[float]]:
+@lru_cache(maxsize=2048)
+def _pipe(
+    structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...], m: int
+) -> Pipe:
+    chunks = _stages(structure, order, pp, vpp, given).chunks
+    places = [(order, pp, stage, m, vpp) for stage in range(pp)]
+    weights = np.array([chunk_weights(*place) for place in places])
+    return Pipe(
+        (weights[:, :, None] * chunks).sum(axis=1),
+        np.array([_filled(peaks(*place), 3) for place in places]),
+        np.array(_filled(bubble_terms(order, pp, m, vpp), 2)),
+    )
+
+
+def _filled(rows: Sequence[tuple[float, ...]], length: int) -> list[tuple[float, ...]]:
+    """As many rows, the further ones of zeros, which are never the longest."""
+    return [*rows, *[(0.0,) * len(rows[0])] * (length - len(rows))]
+
+
+def _per_parameter(run: Run, layout: Layout, m: int) -> Floats:
     """All are linear in the parameters: those of one dense and of one expert parameter."""
     found = [
         (
@@ -307,7 +329,7 @@ def _per_parameter(run: Run, layout: Layout, m: int) -> list[list[float]]:
         )
         for dense, expert in UNITS
     ]
-    return np.array(found).T.tolist()
+    return np.array(found).T
 
 
 def _passes(
@@ -335,15 +357,6 @@ def _layer_passes(stepper: Stepper, cost: LayerCost) -> tuple[float, ...]:
         backward.compute_s + again.compute_s,
         *stepper.host_s(cost),
     )
-
-
-@lru_cache(maxsize=16)
-def _curves_of(network: Any) -> tuple[Floats, Floats]:
-    return curves(network)
-
-
-def _curves(run: Run) -> tuple[Floats, Floats]:
-    return _curves_of(run.network)
 
 
 def _stack(run: Run) -> Floats:

@@ -61,13 +61,16 @@ class LayerCost:
 
     def kept(self, policy: str) -> Kept:
         """A policy by its name; "optimal-n" is the n-th of the chosen ones, or the last."""
-        found = dict(self.policies)
-        if policy in found:
-            return found[policy]
+        if policy in self._named:
+            return self._named[policy]
         level = min(int(policy.removeprefix("optimal-")), len(self.optimal) - 1)
         return self.optimal[level]
 
-    @property
+    @cached_property
+    def _named(self) -> dict[str, Kept]:
+        return dict(self.policies)
+
+    @cached_property
     def optimal(self) -> tuple[Kept, ...]:
         """Per-operator choices, from keeping everything to keeping least."""
         return tuple(kept for name, kept in self.policies if name.startswith("optimal-"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from typing import TypeVar
 
@@ -31,9 +32,12 @@ class Run:
     share one, for equal names mean one and the same weight."""
 
 
+@lru_cache(maxsize=64)
 def block_runs(config: ModelConfig, sequence: int, *, whole: bool = True) -> tuple[Run, ...]:
     """The chain between embedding and head, with `whole` periods or block by block."""
-    kinds = [_kind(config, layer, sequence) for layer in range(config.layers)]
+    facts = [_facts(config, layer) for layer in range(config.layers)]
+    known = {its: _kind(config, sequence, *its) for its in dict.fromkeys(facts)}
+    kinds = [known[its] for its in facts]
     several = len(set(kinds)) > 1
     found = periods(kinds)
     if not whole and any(len(period) > 1 for period, _ in found):
@@ -66,10 +70,27 @@ def _single_runs(config: ModelConfig, kinds: Sequence[ModelConfig]) -> tuple[Run
     return tuple(replace(runs[kind], repeat=len(list(same))) for kind, same in groupby(kinds))
 
 
-def _kind(config: ModelConfig, layer: int, sequence: int) -> ModelConfig:
+def _facts(config: ModelConfig, layer: int) -> tuple[int, str, bool, bool, bool]:
+    """What tells a block from others: window, mixer, whether it is unrotated, dense, bare."""
+    return (
+        config.windows[layer] if config.windows else config.window,
+        config.mixers[layer] if config.mixers else config.mixer,
+        layer in config.unrotated,
+        layer in config.dense_layers,
+        config.bare_first and layer == 0,
+    )
+
+
+def _kind(
+    config: ModelConfig,
+    sequence: int,
+    window: int,
+    mixer: str,
+    unrotated: bool,
+    dense: bool,
+    bare: bool,
+) -> ModelConfig:
     """The configuration as if all blocks were like this one."""
-    window = config.windows[layer] if config.windows else config.window
-    mixer = config.mixers[layer] if config.mixers else config.mixer
     attends = "attention" in mixer
     reach = window if config.causal else window // 2 + 1
     kind = replace(
@@ -80,12 +101,12 @@ def _kind(config: ModelConfig, layer: int, sequence: int) -> ModelConfig:
         dense_ffn=0,
         mixer=mixer,
         mixers=(),
-        positions="none" if attends and layer in config.unrotated else config.positions,
+        positions="none" if attends and unrotated else config.positions,
         unrotated=(),
-        bare_first=config.bare_first and layer == 0,
+        bare_first=bare,
     )
     alone = config.one_branch and mixer != "none"
-    if layer not in config.dense_layers and not alone:
+    if not dense and not alone:
         return kind
     return replace(
         kind,
