@@ -160,7 +160,7 @@ def _parameters(cost: LayerCost) -> int:
 def fp8_bytes(run: Run, cost: LayerCost) -> float:
     """Of a layer's weights, copies in fp8 beside the 16-bit ones, where these are not divided."""
     held = run.precision == "fp8" and cost.is_block
-    return run.stack.fp8_copies * _parameters(cost) if held else 0.0
+    return run.stack.fp8_copies * _parameters(cost) if held else 0
 
 
 def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
