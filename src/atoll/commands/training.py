@@ -203,23 +203,30 @@ def plan(
 
 
 def _check_files(out: Path | None, trace: Path | None, target: str | None) -> None:
-    """Refuse, before any work, what could not be written in the end."""
-    from atoll.explore.files import check_folder
-    from atoll.export import check_target
-    from atoll.report.trace import check_trace_path
-
+    """Refuse, before any work, what could not be written in the end. The modules that write take
+    longer to import than a plan.
+    """
     if target is not None:
+        from atoll.export import check_target
+
         check_target(target)
     if out is not None:
+        from atoll.explore.files import check_folder
+
         check_folder(out)
-    check_trace_path(trace)
+    if trace is not None:
+        from atoll.report.trace import check_trace_path
+
+        check_trace_path(trace)
 
 
 def _write_files(result: Plan | Estimate, out: Path | None, trace: Path | None) -> None:
-    from atoll.report.plan_file import plan_record, write_plan
-    from atoll.report.trace import plan_trace, write_trace
-
     if out is not None:
+        from atoll.report.plan_file import write_plan
+
         write_plan(result, out)
     if trace is not None:
+        from atoll.report.plan_file import plan_record
+        from atoll.report.trace import plan_trace, write_trace
+
         write_trace(plan_trace(plan_record(result)), trace)
