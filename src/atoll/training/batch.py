@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
-from atoll.step.layout import Layout
+from atoll.step.layout import ZERO_STAGES, Layout
 from atoll.step.orders import LATE, SPLIT, arrivals, chunks_of
 from atoll.step.stages import stage_counts
 from atoll.training.layers import LayerCost
@@ -50,15 +51,34 @@ Structure = tuple[tuple[bool, int, bool], ...]
 """
 
 
+class Software(NamedTuple):
+    """Of the stack, what the kernels ask for."""
+
+    pipeline: float
+    gradient: float
+    gather: float
+    """Shares that may hide (`stack.Overlap`)."""
+    gather_efficiency: float
+    regathers: float
+    step_s: float
+    slack: float
+    late_gradients: float
+    gradient_bytes: float
+    sends_held: float
+    fragmentation: float
+    context_bytes: float
+
+
 class Tables(NamedTuple):
     """What the kernels read."""
 
     rows: Ints
-    """(layouts, 13): stages, microbatches, copies, ZeRO stage, 1 where weight passes are apart,
-    weight passes put off, and where the pipeline's stages, its bubble, its parameters, its
-    collectives (begin, end), its layers' passes and its losses stand."""
-    sends_s: Floats
-    """(layouts,): one activation to the next stage."""
+    """(layouts, 11): stages, microbatches, copies, ZeRO stage, 1 where weight passes run apart,
+    weight passes put off; rows of pipelines, divisions, groups, sides and losses."""
+    starts: Ints
+    """(pipelines,): their first stages."""
+    bubbles: Floats
+    """(pipelines, 2, 3): `bubble_terms`."""
     counts: Floats
     """(stages, kinds): how many layers of each kind a stage holds."""
     weighed: Floats
@@ -69,11 +89,13 @@ class Tables(NamedTuple):
     """(stages, 2): activations and gradients that arrive from other stages."""
     content: Ints
     """(stages,): which content it has."""
-    bubbles: Floats
-    """(pipelines, 2, 3): `bubble_terms`."""
     parameters: Floats
     """(divisions, 5, 2): per dense and per expert parameter, bytes of weights, gradients and
     optimizer, seconds of accumulation and of the update."""
+    spans: Ints
+    """(groups, 2): their collectives, from one to before the other."""
+    sends_s: Floats
+    """(groups,): one activation to the next stage."""
     collective: Floats
     """(collectives, 4): 1 where it gathers, bytes per dense and per expert parameter, fixed time.
     """
@@ -98,8 +120,7 @@ class Tables(NamedTuple):
     """(losses, contents)."""
     bounds: NDArray[np.bool_]
     """(choices,): those that are bounds."""
-    stack: Floats
-    """What the stack hides, adds and holds, in the order in which `batch_kernels` names it."""
+    stack: Software
 
 
 class Stages(NamedTuple):
@@ -155,99 +176,62 @@ def _tables(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -
     run = priced.run
     costs = priced.costs(_under(layouts[0], choices))
     structure = tuple((c.is_block, c.repeat, c.logits_bytes > 0) for c in costs)
-    boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
-    pipes = _Numbered()
-    contents = _Numbered()
-    divisions = _Numbered()
-    sides = _Numbered()
-    losses = _Numbered()
-    sends_s: dict[tuple[int, int], float] = {}
-    spans: list[tuple[int, int]] = []
-    collective: list[tuple[float, ...]] = []
-    slopes: list[tuple[float, ...]] = []
-    parameters: list[Floats] = []
-    stages: list[Stages] = []
-    held_by: list[Pipe] = []
-    starts: list[int] = [0]
-    content: list[Ints] = []
+    pipes, divisions, groups, sides, losses, contents = (_Numbered() for _ in range(6))
     rows = []
-    for layout in layouts:
-        m = layout.microbatches(run.global_batch)
-        order, pp = layout.schedule, layout.pp
-        shape = order, pp, layout.vpp, layout.blocks
-        at = pipes.of((shape, m), layout)
-        if at == len(stages):
-            stages.append(_stages(structure, *shape))
-            held_by.append(_pipe(structure, *shape, m))
-            starts.append(starts[-1] + pp)
-            ids = [contents.of((pp == 1, held), layout) for held in stages[-1].contents]
-            content.append(np.array(ids)[stages[-1].which])
-        division = divisions.of((layout.dp, layout.zero, layout.hsdp, layout.copies), layout)
-        if division == len(parameters):
-            parameters.append(_per_parameter(run, layout, m))
-            shared = Stepper(run, layout).shared()
-            known = [terms(run.network, one.kind, one.group, one.stride) for one in shared]
-            spans.append((len(collective), len(collective) + len(known)))
-            collective += [
-                (one.gathers, one.dense, one.expert, term.fixed_s)
-                for one, term in zip(shared, known, strict=True)
-            ]
-            slopes += [term.s_per_byte for term in known]
-        if (layout.dp, pp) not in sends_s:
-            sends_s[layout.dp, pp] = Stepper(run, layout).send_s(boundary)
-        side = sides.of(layout.experts_outside, layout)
-        loss = losses.of((order == "gpipe", m), layout)
+    for x in layouts:
+        m, copies = x.microbatches(run.global_batch), x.copies
         rows.append(
-            (pp, m, layout.copies, layout.zero, order in SPLIT, LATE.get(order, 0), starts[at], at,
-             division, *spans[division], side, loss)
-        )  # fmt: skip
-    levels = len(run.network.levels)
-    passes = [_passes(run, layout, costs, choices) for layout in sides.first]
-    held = [
-        [(costs[kind], n) for kind, n in enumerate(counts) if n] for _, counts in contents
+            (
+                x.pp,
+                m,
+                copies,
+                x.zero,
+                x.schedule in SPLIT,
+                LATE.get(x.schedule, 0),
+                pipes.of((x.schedule, x.pp, x.vpp, x.blocks, m), x),
+                divisions.of((x.dp, x.zero, x.hsdp, copies), x),
+                groups.of((x.dp, x.zero > 0, x.hsdp, copies), x),
+                sides.of(x.experts_outside, x),
+                losses.of((x.schedule == "gpipe", m), x),
+            )
+        )
+    stages = [_stages(structure, *shape) for *shape, _ in pipes]
+    held_by = [_pipe(structure, *key) for key in pipes]
+    content = [
+        np.array([contents.of((x.pp == 1, held), x) for held in of.contents])[of.which]
+        for of, x in zip(stages, pipes.first, strict=True)
     ]
+    held = [[(costs[kind], n) for kind, n in enumerate(of) if n] for _, of in contents]
     return Tables(
-        np.array(rows, dtype=np.int64),
-        np.array([sends_s[layout.dp, layout.pp] for layout in layouts]),
-        np.concatenate([x.counts for x in stages]),
-        np.concatenate([pipe.weighed for pipe in held_by]),
-        np.concatenate([pipe.peaks for pipe in held_by]),
-        np.concatenate([x.came for x in stages]),
-        np.concatenate(content),
-        np.array([pipe.bubble for pipe in held_by]),
-        np.array(parameters),
-        np.array(collective, dtype=np.float64).reshape(len(collective), 4),
-        np.array(slopes, dtype=np.float64).reshape(len(slopes), levels),
-        *_curves(run.network),
-        np.array(
-            [
-                (c.parameters, c.expert_parameters, c.waiting_bytes, fp8_bytes(run, c),
-                 c.weight.total_s)
-                for c in costs
-            ],
+        rows=np.array(rows, dtype=np.int64),
+        starts=np.cumsum([0, *(x.pp for x in pipes.first)])[:-1],
+        bubbles=np.array([pipe.bubble for pipe in held_by]),
+        counts=np.concatenate([of.counts for of in stages]),
+        weighed=np.concatenate([pipe.weighed for pipe in held_by]),
+        peaks=np.concatenate([pipe.peaks for pipe in held_by]),
+        came=np.concatenate([of.came for of in stages]),
+        content=np.concatenate(content),
+        parameters=np.array([_per_parameter(run, x) for x in divisions.first]),
+        **_collectives(run, costs, groups.first),
+        kinds=np.array([_kind(run, cost) for cost in costs], dtype=np.float64),
+        passes=np.array([_passes(run, x, costs, choices) for x in sides.first]),
+        kept=np.array([[kept_bytes(run, c, _as_held(x)) for x in choices] for c in costs]),
+        held=np.array(
+            [_held(priced, x, of) for x, of in zip(contents.first, held, strict=True)],
             dtype=np.float64,
         ),
-        np.array(passes),
-        np.array([[kept_bytes(run, c, _as_held(x)) for x in choices] for c in costs]),
-        np.array(
-            [
-                (priced.shared(layout, [cost for cost, _ in layers]),
-                 max((cost.boundary_bytes for cost, _ in layers if cost.is_block), default=0),
-                 *(buffers_bytes(run, layers, zero) for zero in range(4)))
-                for layout, layers in zip(contents.first, held, strict=True)
-            ],
-            dtype=np.float64,
+        transient=np.array(
+            [[transient_bytes(run, of, _as_timed(x)) for x in choices] for of in held]
         ),
-        np.array([[transient_bytes(run, x, _as_timed(c)) for c in choices] for x in held]),
-        np.array(
+        logits=np.array(
             [
-                [logits_bytes(run, x, layers, x.microbatches(run.global_batch)) for layers in held]
+                [logits_bytes(run, x, of, x.microbatches(run.global_batch)) for of in held]
                 for x in losses.first
             ]
         ),
-        np.array([choice == LEAST for choice in choices]),
-        _stack(run),
-    )  # fmt: skip
+        bounds=np.array([choice == LEAST for choice in choices]),
+        stack=_software(run),
+    )
 
 
 class _Numbered(dict[Any, int]):
@@ -319,8 +303,9 @@ def _filled(rows: Sequence[tuple[float, ...]], length: int) -> list[tuple[float,
     return [*rows, *[(0.0,) * len(rows[0])] * (length - len(rows))]
 
 
-def _per_parameter(run: Run, layout: Layout, m: int) -> Floats:
+def _per_parameter(run: Run, layout: Layout) -> Floats:
     """All are linear in the parameters: those of one dense and of one expert parameter."""
+    m = layout.microbatches(run.global_batch)
     found = [
         (
             *run.states.parts(dense + expert, layout.divided(dense, expert), layout.zero),
@@ -332,49 +317,85 @@ def _per_parameter(run: Run, layout: Layout, m: int) -> Floats:
     return np.array(found).T
 
 
+def _collectives(
+    run: Run, costs: Sequence[LayerCost], layouts: Sequence[Layout]
+) -> dict[str, NDArray[Any]]:
+    """What ranks that share parameters send, and one activation between stages."""
+    boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
+    steppers = [Stepper(run, layout) for layout in layouts]
+    shared = [stepper.shared() for stepper in steppers]
+    ends = np.cumsum([len(of) for of in shared])
+    listed = [*chain.from_iterable(shared)]
+    known = [terms(run.network, x.kind, x.group, x.stride) for x in listed]
+    found = [
+        (x.gathers, x.dense, x.expert, term.fixed_s) for x, term in zip(listed, known, strict=True)
+    ]
+    levels = len(run.network.levels)
+    sizes, shares = _curves(run.network)
+    return {
+        "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1),
+        "sends_s": np.array([stepper.send_s(boundary) for stepper in steppers]),
+        "collective": np.array(found, dtype=np.float64).reshape(-1, 4),
+        "s_per_byte": np.array([term.s_per_byte for term in known]).reshape(-1, levels),
+        "sizes": sizes,
+        "shares": shares,
+    }
+
+
+def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:
+    own = cost.parameters, cost.expert_parameters
+    return *own, cost.waiting_bytes, fp8_bytes(run, cost), cost.weight.total_s
+
+
+def _held(
+    priced: Priced, layout: Layout, layers: Sequence[tuple[LayerCost, int]]
+) -> tuple[float, ...]:
+    costs = [cost for cost, _ in layers]
+    return (
+        priced.shared(layout, costs),
+        max((cost.boundary_bytes for cost in costs if cost.is_block), default=0),
+        *(buffers_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
+    )
+
+
 def _passes(
     run: Run, layout: Layout, costs: Sequence[LayerCost], choices: Sequence[str]
 ) -> list[list[tuple[float, ...]]]:
     """By kind of layer and choice, apart from gathers of divided weights."""
-    steppers = [
-        Stepper(run, replace(layout, zero=0, hsdp=1, recompute=_as_timed(choice)))
-        for choice in choices
+    stepper = Stepper(run, replace(layout, zero=0, hsdp=1))
+    return [
+        [_layer_passes(stepper, cost, _as_timed(choice)) for choice in choices]
+        if cost.is_block
+        else [_layer_passes(stepper, cost, "none")] * len(choices)
+        for cost in costs
     ]
-    found = []
-    for cost in costs:
-        # Only blocks run anything again.
-        times = [_layer_passes(s, cost) for s in (steppers if cost.is_block else steppers[:1])]
-        found.append(times if cost.is_block else times * len(steppers))
-    return found
 
 
-def _layer_passes(stepper: Stepper, cost: LayerCost) -> tuple[float, ...]:
-    forward, backward, again = stepper.layer_passes(cost)
+def _layer_passes(stepper: Stepper, cost: LayerCost, choice: str) -> tuple[float, ...]:
+    forward, backward, again = stepper.layer_passes(cost, choice)
     return (
         forward.total_s,
         backward.total_s + again.total_s,
         forward.compute_s,
         backward.compute_s + again.compute_s,
-        *stepper.host_s(cost),
+        *stepper.host_s(cost, choice),
     )
 
 
-def _stack(run: Run) -> Floats:
+def _software(run: Run) -> Software:
     stack, overlap = run.stack, run.stack.overlap
-    return np.array(
-        [
-            overlap.pipeline,
-            overlap.gradient,
-            overlap.gather,
-            stack.gather_efficiency,
-            stack.regathers,
-            stack.step_s,
-            stack.slack,
-            stack.late_gradients,
-            run.states.gradient,
-            stack.sends_held,
-            stack.fragmentation,
-            stack.context_bytes,
-        ],
-        dtype=np.float64,
+    found = Software(
+        overlap.pipeline,
+        overlap.gradient,
+        overlap.gather,
+        stack.gather_efficiency,
+        stack.regathers,
+        stack.step_s,
+        stack.slack,
+        stack.late_gradients,
+        run.states.gradient,
+        stack.sends_held,
+        stack.fragmentation,
+        stack.context_bytes,
     )
+    return Software(*map(float, found))  # of one type, or kernels would be compiled anew

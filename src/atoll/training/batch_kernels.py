@@ -11,16 +11,20 @@ import numpy as np
 from atoll.fabric.nested_kernels import terms_s
 from atoll.jit import entry, kernel
 
+# Columns of `Tables.rows`.
+STAGES, MICROBATCHES, COPIES, ZERO, SPLIT, LATE, PIPE, DIVISION, GROUP, SIDE, LOSS = range(11)
+# Columns of what is known of every stage.
+FORWARD, BACKWARD, WEIGHT, DEVICE_F, DEVICE_B, FIXED, GRADIENTS, WAITING, SORTED = range(9)
+
 
 @entry
 def estimate_rows(t, time_s, needed, start, stop):
     """Seconds and bytes of rows `start` to `stop` under each choice."""
     most = 0
     for row in range(start, stop):
-        most = max(most, t.rows[row, 0])
-    kinds = t.kinds.shape[0]
+        most = max(most, t.rows[row, STAGES])
     stages = np.empty((most, 9))
-    wires = np.zeros((kinds, 2))
+    wires = np.zeros((t.kinds.shape[0], 2))
     for row in range(start, stop):
         beside_s, last_s, before_s = states_of(t, row, stages, wires)
         for choice in range(time_s.shape[1]):
@@ -30,24 +34,19 @@ def estimate_rows(t, time_s, needed, start, stop):
             needed[row, choice] = memory_of(t, row, choice, stages)
 
 
-# Columns of `stages`.
-FORWARD, BACKWARD, WEIGHT, DEVICE_F, DEVICE_B, FIXED, GRADIENTS, WAITING, SORTED = range(9)
-
-
 @kernel
 def states_of(t, row, stages, wires):
     """What no choice changes: accumulation and update of a step, and the gradients' collectives
     behind the last backward pass and behind each one before; states of every stage; gathers and
     scatters of every kind of layer.
     """
-    pp, m, copies, zero = t.rows[row, 0], t.rows[row, 1], t.rows[row, 2], t.rows[row, 3]
-    first, division = t.rows[row, 6], t.rows[row, 8]
-    begin, end = t.rows[row, 9], t.rows[row, 10]
-    efficiency, regathers, sends_held = t.stack[3], t.stack[4], t.stack[9]
-    per = t.parameters[division]
+    its = t.rows[row]
+    copies, zero, first = its[COPIES], its[ZERO], t.starts[its[PIPE]]
+    begin, end = t.spans[its[GROUP]]
+    per = t.parameters[its[DIVISION]]
     accumulate_s = update_s = last_s = before_s = 0.0
     known_dense = known_expert = -1.0
-    for i in range(pp):
+    for i in range(its[STAGES]):
         stage = first + i
         held = t.held[t.content[stage]]
         dense, expert, waiting, copied, weight_s = -held[0], 0.0, 0.0, 0.0, 0.0
@@ -63,7 +62,7 @@ def states_of(t, row, stages, wires):
         if zero < 3:
             fixed += copied
         if t.came[stage, 0] > 0.0:
-            fixed += sends_held * held[1]
+            fixed += t.stack.sends_held * held[1]
         stages[i, FIXED] = fixed
         stages[i, GRADIENTS] = per[1, 0] * dense + per[1, 1] * expert
         stages[i, WAITING] = waiting / copies
@@ -73,17 +72,18 @@ def states_of(t, row, stages, wires):
         if zero < 3 and (dense != known_dense or expert != known_expert):
             known_dense, known_expert = dense, expert
             gather_s, reduce_s = shared_s(t, begin, end, dense, expert)
-            each_s = reduce_s + regathers * gather_s if zero == 2 else 0.0
+            each_s = reduce_s + t.stack.regathers * gather_s if zero == 2 else 0.0
             longer = reduce_s + gather_s > last_s
             if longer or (reduce_s + gather_s == last_s and each_s > before_s):
                 last_s, before_s = reduce_s + gather_s, each_s
     for kind in range(t.kinds.shape[0]):
         if zero >= 3:
             gather_s, reduce_s = shared_s(t, begin, end, t.kinds[kind, 0], t.kinds[kind, 1])
-            wires[kind, 0], wires[kind, 1] = gather_s / efficiency, reduce_s / efficiency
+            wires[kind, 0] = gather_s / t.stack.gather_efficiency
+            wires[kind, 1] = reduce_s / t.stack.gather_efficiency
         else:
             wires[kind, 0], wires[kind, 1] = 0.0, 0.0
-    return m * accumulate_s + update_s, last_s, before_s
+    return its[MICROBATCHES] * accumulate_s + update_s, last_s, before_s
 
 
 @kernel
@@ -110,11 +110,12 @@ def exposed_s(wire_s, compute_s, share):
 @kernel
 def passes_of(t, row, choice, stages, wires):
     """All microbatches through all stages, and the slowest stage's backward pass."""
-    pp, copies, first, side = t.rows[row, 0], t.rows[row, 2], t.rows[row, 6], t.rows[row, 11]
-    shown, hidden_gather = 1.0 - t.stack[0], t.stack[2]
+    its = t.rows[row]
+    copies, first, side = its[COPIES], t.starts[its[PIPE]], its[SIDE]
+    shown_s, hidden_gather = (1.0 - t.stack.pipeline) * t.sends_s[its[GROUP]], t.stack.gather
     slowest_s = -1.0
     behind_s = 0.0
-    for i in range(pp):
+    for i in range(its[STAGES]):
         stage = first + i
         forward = backward = beside = waiting = 0.0
         for kind in range(t.kinds.shape[0]):
@@ -132,8 +133,8 @@ def passes_of(t, row, choice, stages, wires):
         if device + host > slowest_s:
             slowest_s = device + host
             behind_s = slowest_s - forward
-        forward += shown * t.came[stage, 0] * t.sends_s[row]
-        backward += shown * t.came[stage, 1] * t.sends_s[row] - stages[i, WEIGHT]
+        forward += shown_s * t.came[stage, 0]
+        backward += shown_s * t.came[stage, 1] - stages[i, WEIGHT]
         stages[i, DEVICE_F], stages[i, DEVICE_B] = forward, backward
         stages[i, FORWARD], stages[i, BACKWARD] = forward + host / 2, backward + host / 2
     if t.bounds[choice]:
@@ -156,7 +157,9 @@ def slowest_of(stages, pp):
 @kernel
 def all_passes_s(t, row, stages):
     """`bubbles.step_with_transfers_s`."""
-    pp, m, first = t.rows[row, 0], t.rows[row, 1], t.rows[row, 6]
+    its = t.rows[row]
+    pp, m = its[STAGES], its[MICROBATCHES]
+    first, wire_s = t.starts[its[PIPE]], t.sends_s[its[GROUP]]
     slowest, longest = slowest_of(stages, pp)
     if pp == 1:
         return m * longest
@@ -165,18 +168,18 @@ def all_passes_s(t, row, stages):
         if i != slowest:
             forward += stages[i, FORWARD]
             backward += stages[i, BACKWARD]
-            sent += (t.came[first + i, 0] + t.came[first + i, 1]) * t.sends_s[row]
+            sent += (t.came[first + i, 0] + t.came[first + i, 1]) * wire_s
     weight = mean_weight_s(t, row, stages, slowest)
     n = pp - 1
     idle_s = longest_way(t, row, forward / n, backward / n, weight)
-    return m * longest + idle_s + t.stack[0] * sent
+    return m * longest + idle_s + t.stack.pipeline * sent
 
 
 @kernel
 def longest_way(t, row, forward, backward, weight):
     """The bubble from the mean passes of all stages but the slowest."""
     found = 0.0
-    for way in t.bubbles[t.rows[row, 7]]:
+    for way in t.bubbles[t.rows[row, PIPE]]:
         found = max(found, way[0] * forward + way[1] * backward + way[2] * weight)
     return found
 
@@ -186,9 +189,9 @@ def mean_weight_s(t, row, stages, slowest):
     """Weight passes of the other stages, no longer than the slowest's where they run apart; where
     some cannot be put off, of the shortest.
     """
-    pp, m, split, late = t.rows[row, 0], t.rows[row, 1], t.rows[row, 4], t.rows[row, 5]
+    split, late = t.rows[row, SPLIT], t.rows[row, LATE]
     count = 0
-    for i in range(pp):
+    for i in range(t.rows[row, STAGES]):
         if i == slowest:
             continue
         weight = stages[i, WEIGHT]
@@ -201,7 +204,7 @@ def mean_weight_s(t, row, stages, slowest):
         stages[at, SORTED] = weight
         count += 1
     times = late if late else 1
-    left = min(times * count, m - 1) if late else count
+    left = min(times * count, t.rows[row, MICROBATCHES] - 1) if late else count
     of = max(1, left)
     total = 0.0
     for i in range(count):
@@ -216,7 +219,9 @@ def bound_s(t, row, stages):
     """No more than any choice takes whose layers take no less: the slowest stage's microbatches,
     and the bubble of the others without host time, whichever of them is the slowest.
     """
-    pp, m, first = t.rows[row, 0], t.rows[row, 1], t.rows[row, 6]
+    its = t.rows[row]
+    pp, m = its[STAGES], its[MICROBATCHES]
+    first, wire_s = t.starts[its[PIPE]], t.sends_s[its[GROUP]]
     _, longest = slowest_of(stages, pp)
     if pp == 1:
         return m * longest
@@ -225,7 +230,7 @@ def bound_s(t, row, stages):
         forward += stages[i, DEVICE_F]
         backward += stages[i, DEVICE_B]
         weight += stages[i, WEIGHT]
-        into_s = (t.came[first + i, 0] + t.came[first + i, 1]) * t.sends_s[row]
+        into_s = (t.came[first + i, 0] + t.came[first + i, 1]) * wire_s
         sent += into_s
         most = max(most, into_s)
     n = pp - 1
@@ -238,27 +243,27 @@ def bound_s(t, row, stages):
             (backward - stages[i, DEVICE_B]) / n,
             (weight - stages[i, WEIGHT]) / n,
         ))  # fmt: skip
-    return m * longest + least + t.stack[0] * (sent - most)
+    return m * longest + least + t.stack.pipeline * (sent - most)
 
 
 @kernel
 def step_of(t, row, choice, passes_s, behind_s, beside_s, last_s, before_s):
     """The whole step: what stages run, gradients that nothing hides, optimizer."""
-    m, hidden = t.rows[row, 1], t.stack[1]
+    hidden = t.stack.gradient
     if t.bounds[choice]:
         behind_s = np.inf
     gradient_s = last_s - hidden * min(last_s, behind_s)
-    gradient_s += (m - 1) * (before_s - hidden * min(before_s, behind_s))
-    return (passes_s + beside_s + gradient_s + t.stack[5]) * t.stack[6]
+    gradient_s += (t.rows[row, MICROBATCHES] - 1) * (before_s - hidden * min(before_s, behind_s))
+    return (passes_s + beside_s + gradient_s + t.stack.step_s) * t.stack.slack
 
 
 @kernel
 def memory_of(t, row, choice, stages):
     """Bytes that the fullest stage needs (`memory.stage_memory`)."""
-    pp, m, zero, first = t.rows[row, 0], t.rows[row, 1], t.rows[row, 3], t.rows[row, 6]
-    late_gradients, gradient_bytes = t.stack[7] > 0.0, t.stack[8]
+    its = t.rows[row]
+    first, late_gradients = t.starts[its[PIPE]], t.stack.late_gradients > 0.0 and its[ZERO] < 2
     most = 0.0
-    for i in range(pp):
+    for i in range(its[STAGES]):
         stage = first + i
         content = t.content[stage]
         kept = 0.0
@@ -267,13 +272,13 @@ def memory_of(t, row, choice, stages):
         activations = 0.0
         for peak in t.peaks[stage]:
             activations = max(activations, kept * peak[0] + stages[i, WAITING] * peak[1])
-        logits, transient = t.logits[t.rows[row, 12], content], t.transient[content, choice]
+        logits, transient = t.logits[its[LOSS], content], t.transient[content, choice]
         gradients = stages[i, GRADIENTS]
-        if late_gradients and zero < 2:
-            early = gradients if m > 1 else 0.0
-            summed = max(transient, 2 * gradient_bytes * t.held[content, 0])
+        if late_gradients:
+            early = gradients if its[MICROBATCHES] > 1 else 0.0
+            summed = max(transient, 2 * t.stack.gradient_bytes * t.held[content, 0])
             peak_bytes = max(early + activations + logits, gradients + summed)
         else:
             peak_bytes = gradients + activations + max(transient, logits)
         most = max(most, stages[i, FIXED] + peak_bytes)
-    return most * (1 + t.stack[10]) + t.stack[11]
+    return most * (1 + t.stack.fragmentation) + t.stack.context_bytes

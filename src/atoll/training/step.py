@@ -138,6 +138,7 @@ class Stepper:
         self.layout = layout
         self.microbatches = layout.microbatches(run.global_batch)
         self._passes: dict[int, tuple[Pass, Pass, Pass]] = {}
+        self._links: dict[tuple[TensorLink, ...], float] = {}
 
     def stage_time(self, chunks: Sequence[Share]) -> StageTime:
         """One microbatch through so many chunks; of all that a stage holds, the mean over the
@@ -151,24 +152,24 @@ class Stepper:
                 n = count / directions
                 known = self._passes.get(id(cost))
                 if known is None:
-                    known = self._passes[id(cost)] = self.layer_passes(cost)
+                    known = self.layer_passes(cost, self.layout.recompute)
+                    self._passes[id(cost)] = known
                 f, b, r = known
                 forward += f.times(n)
                 backward += b.times(n)
                 recompute += r.times(n)
                 weight_s += cost.weight.total_s * n
-                beside, waiting = self.host_s(cost)
+                beside, waiting = self.host_s(cost, self.layout.recompute)
                 beside_s += beside * n
                 waiting_s += waiting * n
         device_s = forward.total_s + backward.total_s + recompute.total_s
         host_s = max(0.0, beside_s - device_s) + waiting_s
         return StageTime(forward, backward, recompute, weight_s, host_s)
 
-    def layer_passes(self, cost: LayerCost) -> tuple[Pass, Pass, Pass]:
-        """Forward, backward and recomputation of one layer."""
-        run, layout = self.run, self.layout
-        overlap = run.stack.overlap
-        kept = cost.kept(layout.recompute if cost.is_block else "none")
+    def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
+        """Forward, backward and recomputation of one layer under a choice of the last."""
+        run, overlap = self.run, self.run.stack.overlap
+        kept = cost.kept(recompute if cost.is_block else "none")
         # All wait for the device with the busiest experts.
         waiting_s = (run.imbalance - 1) * cost.expert_forward_s
         forward_s = cost.forward.total_s + waiting_s
@@ -204,9 +205,13 @@ class Stepper:
             ),
         )
 
-    def _links_s(self, links: Sequence[TensorLink]) -> float:
-        network = self.run.network
-        return sum(collective_s(network, link.kind, link.bytes, link.group) for link in links)
+    def _links_s(self, links: tuple[TensorLink, ...]) -> float:
+        if links not in self._links:
+            network = self.run.network
+            self._links[links] = sum(
+                collective_s(network, link.kind, link.bytes, link.group) for link in links
+            )
+        return self._links[links]
 
     def _ring_s(self, cost: LayerCost, attention_s: float, tensors: int = 1) -> float:
         """What ring attention's sends add beyond the attention that they run beside: all turns but
@@ -242,12 +247,12 @@ class Stepper:
         hidden_s = self.run.stack.overlap.gather * wire_s
         return wire_s - min(hidden_s, compute_s)
 
-    def host_s(self, cost: LayerCost) -> tuple[float, float]:
+    def host_s(self, cost: LayerCost, recompute: str) -> tuple[float, float]:
         """Host time of a layer in a microbatch: what launches run beside, and what all wait for."""
         stack = self.run.stack
         if not stack.host_kernel_s:
             return 0.0, 0.0
-        kept = cost.kept(self.layout.recompute if cost.is_block else "none")
+        kept = cost.kept(recompute if cost.is_block else "none")
         launches = cost.forward.kernels + cost.backward.kernels + kept.again.kernels
         beside = stack.host_kernel_s * launches
         passes = 2
