@@ -10,6 +10,7 @@ small messages take the shorter of a ring's and a tree's number of steps.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -52,6 +53,7 @@ def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
     return Terms(fixed_s, tuple(slopes))
 
 
+@lru_cache(maxsize=64)
 def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Message sizes and the shares of bandwidth that they reach, a row a level; all rows of one
     length: a curve goes on as it ends.

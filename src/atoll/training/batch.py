@@ -44,8 +44,6 @@ FEW = 4096  # estimates that are done before other threads have begun
 SAME = 1e-12  # of a step: choices that differ by less take as long
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
 
-_curves = lru_cache(maxsize=16)(curves)
-
 Structure = tuple[tuple[bool, int, bool], ...]
 """Of every kind of layer: whether it is a block, how often it stands there, whether it has logits.
 """
@@ -331,7 +329,7 @@ def _collectives(
         (x.gathers, x.dense, x.expert, term.fixed_s) for x, term in zip(listed, known, strict=True)
     ]
     levels = len(run.network.levels)
-    sizes, shares = _curves(run.network)
+    sizes, shares = curves(run.network)
     return {
         "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1),
         "sends_s": np.array([stepper.send_s(boundary) for stepper in steppers]),
