@@ -26,6 +26,7 @@ from atoll.step.layout import Layout
 from atoll.training.batch import LEAST, batch_estimates
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import choices_of
+from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.training.space import Axes, block_of, variants
 from atoll.training.stack import STACKS
@@ -128,3 +129,24 @@ def test_threads_change_nothing() -> None:
     together = batch_estimates(Estimator(run), many, NAMED)
     set_threads(before)
     assert all((a == b).all() for a, b in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "devices"),
+    [
+        ("bert-large", "phaze-tpuv4", 8),  # a chip of the template, a loss of its own
+        ("deepseek-v3", "h200", 256),
+        ("t5-11b", "a100-80", 32),
+        ("gemma2-9b", "tpu-v5p", 16),
+    ],
+)
+def test_so_it_is_on_other_devices_and_with_other_layers(
+    model: str, device: str, devices: int
+) -> None:
+    run = make_run(model, device, devices, global_batch=4 * devices)
+    axes = replace(WIDE, tp=(1, 2), microbatch=(1,), cp=(1,))
+    drawn_layouts = drawn(run, axes, Random(3), blocks=2)
+    assert drawn_layouts
+    for layouts in drawn_layouts:
+        sample = Random(4).sample(range(len(layouts)), min(8, len(layouts)))
+        assert_equal(run, layouts, ("none", "full"), sample)

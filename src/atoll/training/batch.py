@@ -260,9 +260,7 @@ def _under(layout: Layout, choices: Sequence[str]) -> Layout:
 
 
 @lru_cache(maxsize=512)
-def _stages(
-    structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...]
-) -> Stages:
+def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...]) -> Stages:
     chunks = np.zeros((pp, chunks_of(order, vpp), len(structure)))
     pairs = tuple((is_block, repeat) for is_block, repeat, _ in structure)
     for stage, shares in enumerate(stage_counts(pairs, order, pp, vpp, given)):
