@@ -81,43 +81,21 @@ def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int
         weights = [min(w, slowest.weight_s) for w in weights]
     if order in LATE:  # the shortest are put off, where some cannot be
         weights = sorted(weights * LATE[order])[: microbatches - 1]
-    return float(
-        bubble(
-            order,
-            len(stages),
-            microbatches,
-            vpp,
-            forward_s=sum(s.forward_s for s in others) / n,
-            backward_s=sum(s.backward_s for s in others) / n,
-            weight_s=sum(weights) / max(1, len(weights)),
-        )
-    )
-
-
-def bubble(
-    order: str,
-    stages: int,
-    microbatches: int,
-    vpp: int,
-    *,
-    forward_s: N,
-    backward_s: N,
-    weight_s: N,
-) -> N:
-    """The formulas: of the stages but the slowest, the mean passes of one microbatch through all
-    chunks, as numbers or as arrays. Longer with longer forward and backward passes (of both alike),
-    shorter with longer weight passes.
-    """
-    found = forward_s * 0.0
-    for f, b, w in bubble_terms(order, stages, microbatches, vpp):
-        found = np.maximum(found, f * forward_s + b * backward_s + w * weight_s)
-    return found
+    forward_s = sum(s.forward_s for s in others) / n
+    backward_s = sum(s.backward_s for s in others) / n
+    weight_s = sum(weights) / max(1, len(weights))
+    ways = bubble_terms(order, n + 1, microbatches, vpp)
+    return max(0.0, *(f * forward_s + b * backward_s + w * weight_s for f, b, w in ways))
 
 
 def bubble_terms(
     order: str, stages: int, microbatches: int, vpp: int
 ) -> tuple[tuple[float, float, float], ...]:
-    """How often forward, backward and weight passes stand in the bubble; the longest counts."""
+    """The formulas: how often the mean forward, backward and weight pass of the stages but the
+    slowest stand in the bubble, those of one microbatch through all chunks; the longest way counts.
+    Longer with longer forward and backward passes (of both alike), shorter with longer weight
+    passes.
+    """
     p, m, n = stages, microbatches, stages - 1
     if order in LATE:
         return ((n, n, -min(m - 1, LATE[order] * n)),)

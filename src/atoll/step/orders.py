@@ -71,12 +71,6 @@ def arrivals(order: str, stages: int, chunks: int) -> tuple[tuple[float, float],
     return tuple((activations, gradients) for activations, gradients in found)
 
 
-def holds_both_ends(order: str, stages: int, stage: int) -> bool:
-    """Whether a stage holds the first and the last chunk of the model."""
-    ways = [route(order, stages, chunks_of(order), microbatch) for microbatch in range(2)]
-    return all(stage in {way[end][0] for way in ways} for end in (0, -1))
-
-
 def passes(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> list[Pass]:
     """The passes of a stage in the order in which it runs them."""
     if order == "zb-v":
