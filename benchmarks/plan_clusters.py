@@ -2,8 +2,9 @@
 
     python benchmarks/plan_clusters.py
 
-Prints the seconds of each plan, the layouts of its space and how many are estimated in a second, then
-plan and published layout under the same model. Fails if a plan is slower than what was published.
+Prints the seconds of each plan, the layouts of its space and how many are estimated in a second,
+then plan and published layout under the same model. Fails if a plan is slower than what was
+published.
 """
 
 from __future__ import annotations
