@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main
+from atoll.errors import AtollError
 from atoll.hardware.accelerator import accelerator_of
 from atoll.report.folder import open_folder
 from atoll.report.page import write_report
@@ -195,7 +196,23 @@ def test_damaged_files(tiny_run: Path, tmp_path: Path, command: Run) -> None:
     (tmp_path / "plan.json").write_text('{"kind": "plan", "format": 99}')
     assert_refused(command("report", str(tmp_path)), "another version")
     (tmp_path / "plan.json").write_text("[]")
+    assert_refused(command("report", str(tmp_path)), "expected a JSON object")
+    (tmp_path / "plan.json").write_text("{}")
     assert_refused(command("report", str(tmp_path)), "not a plan")
+
+
+def test_an_answer_that_was_changed_is_refused_and_our_own_errors_stay(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(tiny_run, folder)
+    monkeypatch.setattr("atoll.report.page.search_view", lambda source: source.content["none"])
+    with pytest.raises(KeyError):
+        write_report(folder)
+    result = folder / "result.json"
+    result.write_text(result.read_text().replace('"score": ', '"score": 1', 1))
+    with pytest.raises(AtollError, match="not as it was written: its checksum"):
+        write_report(folder)
 
 
 def test_output_that_cannot_be_written(
@@ -225,6 +242,7 @@ def test_a_job_whose_files_are_gone_still_shows_what_was_evaluated(
     content = json.loads((folder / "result.json").read_text())
     content["job"]["space"] = str(tmp_path / "gone.yaml")
     (folder / "result.json").write_text(json.dumps(content))
+    (folder / "SHA256SUMS").unlink()
     data = page_data(write_report(folder, tmp_path / "page.html"))
     space = data["space"]
     assert isinstance(space, dict) and "gone.yaml" in space["note"] and space["count"] > 0

@@ -15,7 +15,7 @@ from atoll.report import plan_file
 from atoll.serve.app import App, Response
 from atoll.serve.guard import Guard
 from atoll.serve.query import compile_all
-from atoll.serve.runs import SearchRun, left_out, open_runs
+from atoll.serve.runs import SearchRun, open_runs
 from atoll.serve.server import Explorer
 from atoll.store import DesignRow, RunReader, RunStore
 
@@ -100,11 +100,11 @@ def write_wafer(folder: Path) -> Path:
 
 
 def make_app(*folders: Path, guard: Guard | None = None) -> App:
-    runs = open_runs(folders)
+    runs, others = open_runs(folders)
     for run in runs.values():
         if isinstance(run, SearchRun):
             loaded(run)
-    return App(runs, guard or Guard("127.0.0.1", 8737), left_out(folders))
+    return App(runs, guard or Guard("127.0.0.1", 8737), others)
 
 
 def ask(app: App, target: str, method: str = "GET", **headers: str) -> Response:

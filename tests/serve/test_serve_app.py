@@ -211,10 +211,10 @@ def test_a_folder_of_runs_gives_all_of_them(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_designs(tmp_path / name, random_designs(3))
     (tmp_path / "else").mkdir()
-    assert list(open_runs([tmp_path])) == ["a", "b"]
-    assert list(open_runs([tmp_path / "a", tmp_path / "a"])) == ["a"]
+    assert list(open_runs([tmp_path])[0]) == ["a", "b"]
+    assert list(open_runs([tmp_path / "a", tmp_path / "a"])[0]) == ["a"]
     write_designs(tmp_path / "else" / "a", random_designs(3))
-    assert list(open_runs([tmp_path / "a", tmp_path / "else" / "a"])) == ["a", "a-2"]
+    assert list(open_runs([tmp_path / "a", tmp_path / "else" / "a"])[0]) == ["a", "a-2"]
 
 
 def test_a_wafer_among_the_runs_is_said_to_be_left_out(
@@ -242,6 +242,16 @@ def test_a_wafer_among_the_runs_is_said_to_be_left_out(
     assert stop.value.code == 0
     assert shown.err == f"atoll: {reason}\n"
     assert shown.out.startswith("http://127.0.0.1:")
+
+
+def test_one_broken_run_keeps_none_of_the_others(tmp_path: Path) -> None:
+    write_designs(tmp_path / "good", random_designs(3))
+    no_plan(tmp_path / "broken")
+    newer(tmp_path / "newer")
+    listed = ask_json(make_app(tmp_path), "/api/runs")
+    assert [run["id"] for run in listed["runs"]] == ["good"]
+    assert [other["id"] for other in listed["left_out"]] == ["broken", "newer"]
+    assert "device is missing" in listed["left_out"][0]["reason"]
 
 
 def newer(folder: Path) -> Path:

@@ -61,6 +61,28 @@ def test_what_was_put_is_there_after_a_reopening(tmp_path: Path) -> None:
     again.close("finished")
 
 
+def test_any_flipped_bit_of_a_finished_store_is_a_sentence_for_readers_and_for_the_search(
+    tmp_path: Path,
+) -> None:
+    store = open_store(tmp_path)
+    store.put_evaluation(evaluation(7), design(7, 1.0))
+    store.close("finished")
+    with RunReader(tmp_path) as reader:
+        assert reader.as_written
+    content = (tmp_path / FILE).read_bytes()
+    draw = random.Random(0)
+    for _ in range(40):
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (tmp_path / FILE).write_bytes(flipped)
+        with pytest.raises(AtollError):
+            RunReader(tmp_path)
+        with pytest.raises(AtollError):
+            open_store(tmp_path)
+    (tmp_path / FILE).write_bytes(content)
+    open_store(tmp_path).close("finished")
+
+
 def test_a_record_put_twice_counts_once(store: RunStore) -> None:
     for _ in range(2):
         store.put_evaluation(evaluation(1), design(1, 1.0))

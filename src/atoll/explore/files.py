@@ -7,7 +7,6 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from atoll.errors import AtollError
 from atoll.explore.result import SearchResult
@@ -44,24 +43,3 @@ def write_result(result: SearchResult, folder: Path) -> None:
         RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
     }
     write_folder(folder, contents)
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """The result in a folder."""
-    path = folder / RESULT
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise AtollError(
-            f"{folder}: no {RESULT} in it; give a folder that atoll search --out wrote."
-        ) from None
-    except json.JSONDecodeError as error:
-        raise AtollError(
-            f"{path}:{error.lineno}:{error.colno}: not valid JSON ({error.msg}); run the search "
-            "again."
-        ) from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror}).") from None
-    if not isinstance(content, dict) or "best" not in content or "certificate" not in content:
-        raise AtollError(f"{path}: not a result of atoll search: best or certificate is missing.")
-    return content

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.explore.files import RESULT, read_result
+from atoll.explore.files import RESULT
+from atoll.jsonfile import faults_of, read_object
 from atoll.report.plan_file import PLAN, read_plan
 from atoll.store import FILE, RunReader, RunStatus
 from atoll.units import counted
+from atoll.wholefile import as_written
 
 
 @dataclass(frozen=True)
@@ -24,38 +26,35 @@ class Source:
     """"search", "wafer", "plan" or "estimate"."""
     content: dict[str, Any]
     """Of result.json or plan.json."""
+    as_written: bool
+    """Whether it is known to be as we wrote it, so that what cannot be read is our fault."""
     status: RunStatus | None = None
     """Of the store beside it, where there is one."""
 
-    @contextmanager
-    def read_whole(self) -> Iterator[None]:
+    def read_whole(self) -> AbstractContextManager[None]:
         """Turn a field that is missing, or of another kind, into a sentence."""
-        try:
-            yield
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            name = PLAN if self.kind in ("plan", "estimate") else RESULT
-            raise AtollError(
-                f"{self.folder / name}: a field is missing or of another kind ({error}); it was "
-                "damaged or written by another version of atoll: run it again."
-            ) from error
+        name = PLAN if self.kind in ("plan", "estimate") else RESULT
+        return faults_of(self.folder / name, self.as_written)
 
 
 def open_folder(folder: Path) -> Source:
     """The answer in a folder that search, plan or estimate wrote."""
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
+    if not os.path.isdir(folder):  # noqa: PTH112  (no raise)
+        what = "is a file" if os.path.exists(folder) else "does not exist"  # noqa: PTH110
         raise AtollError(
             f"{folder}: {what}; give a folder that atoll search --out or atoll plan --out wrote."
         )
     if (folder / PLAN).exists():
         content = read_plan(folder / PLAN)
-        return Source(folder, content["kind"], content)
+        return Source(folder, content["kind"], content, as_written(folder / PLAN))
     status = _status(folder)
     if not (folder / RESULT).exists():
         raise AtollError(_no_result(folder, status))
-    content = read_result(folder)
+    genuine = as_written(folder / RESULT)
+    content = read_object(folder / RESULT)
     _check_result(folder / RESULT, content)
-    return Source(folder, "wafer" if "wafer" in content else "search", content, status)
+    kind = "wafer" if "wafer" in content else "search"
+    return Source(folder, kind, content, genuine, status)
 
 
 def _status(folder: Path) -> RunStatus | None:
@@ -85,12 +84,14 @@ def _no_result(folder: Path, status: RunStatus | None) -> str:
 
 def _check_result(path: Path, content: dict[str, Any]) -> None:
     """The fields that every view needs, before any of them is drawn."""
-    best = content["best"]
+    best = content.get("best")
     wanted = (
+        ("best", best is not None),
+        ("certificate", isinstance(content.get("certificate"), dict)),
         ("best.accelerator", isinstance(best, dict) and "accelerator" in best),
         ("best.models", isinstance(best, dict) and bool(best.get("models"))),
         ("score", "score" in content),
-        ("baselines", "baselines" in content),
+        ("baselines", isinstance(content.get("baselines"), dict)),
     )
     for name, present in wanted:
         if not present:

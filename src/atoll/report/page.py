@@ -26,11 +26,11 @@ SCRIPTS = (
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def make_view(source: Source) -> dict[str, Any]:
-    """The page's data."""
+def draw(source: Source) -> str:
+    """The page of an answer."""
     views = {"search": search_view, "wafer": wafer_view}
     with source.read_whole():
-        return views.get(source.kind, plan_view)(source)
+        return render(views.get(source.kind, plan_view)(source))
 
 
 def render(view: dict[str, Any]) -> str:
@@ -61,7 +61,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     source = open_folder(folder)
     path = folder / REPORT if out is None else out
     _check_target(path)
-    text = render(make_view(source))
+    text = draw(source)
     with whole_files(lambda why: f"out: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(text, encoding="utf-8")
     return path

@@ -12,6 +12,7 @@ from atoll.errors import AtollError
 from atoll.explore.files import check_folder
 from atoll.export import EXPORTERS, export_run
 from atoll.fabric.nested import collective_s
+from atoll.jsonfile import read_object
 from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
@@ -61,16 +62,8 @@ def write_plan(result: Plan | Estimate, folder: Path) -> Path:
 
 def read_plan(path: Path) -> dict[str, Any]:
     """The content of a plan.json; a sentence where it cannot be read."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise AtollError(
-            f"{path}:{error.lineno}:{error.colno}: not valid JSON ({error.msg}); run atoll plan "
-            "again."
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise AtollError(f"{path}: cannot be read ({error}).") from None
-    if not isinstance(content, dict) or content.get("kind") not in ("plan", "estimate"):
+    content = read_object(path)
+    if content.get("kind") not in ("plan", "estimate"):
         raise AtollError(f"{path}: not a plan of atoll: its kind is neither plan nor estimate.")
     if content.get("format") != FORMAT:
         raise AtollError(

@@ -136,6 +136,10 @@ class App:
             reasons = [other.reason for other in self.left_out if other.name == name]
             none = f"No run {name!r}; there are {', '.join(self.runs)}."
             raise RefusedError(404, next(iter(reasons), none))
+        with run.reading():
+            return self._answer(run, rest, query)
+
+    def _answer(self, run: Run, rest: list[str], query: Query) -> Response:
         if not rest:
             return _json(run.details())
         if rest[0] == "whatif" and len(rest) <= 2:
@@ -147,7 +151,7 @@ class App:
             return self._search[rest[0]](run, query)
         elif len(rest) == 2 and rest[0] == "design":
             return _json(_design(run, rest[1]))
-        raise RefusedError(404, f"Run {name} has no {'/'.join(rest)}.")
+        raise RefusedError(404, f"Run {run.name} has no {'/'.join(rest)}.")
 
 
 # --- Designs --------------------------------------------------------------------------------------

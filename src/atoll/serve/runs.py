@@ -7,13 +7,15 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.jsonfile import faults_of
 from atoll.report.plan_file import PLAN, read_plan
 from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
@@ -22,6 +24,7 @@ from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.step.certificate import stored_sentence
 from atoll.store import FILE, ProgressPoint, RunReader
+from atoll.wholefile import as_written
 
 WAFER = ("result.json", "mapping.json")
 """What a wafer search leaves in its folder."""
@@ -38,12 +41,15 @@ class SearchRun:
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         with RunReader(folder) as reader:
-            self.identity = reader.job()
-            self._status: dict[str, Any] = {}
-            self._told: dict[str, Any] = {}
-            self._progress: list[dict[str, Any]] = []
-            self._read_status(reader)
-        self.whatif = ChipWhatIf(self.identity)
+            self.as_written = reader.as_written
+            with self.reading():
+                self.identity = reader.job()
+                self._status: dict[str, Any] = {}
+                self._told: dict[str, Any] = {}
+                self._progress: list[dict[str, Any]] = []
+                self._read_status(reader)
+                self.whatif = ChipWhatIf(self.identity)
+                _ = [model["name"] for model in self.identity["models"]], self.identity["devices"]
         self.columns = Columns.empty()
         self.read = 0
         """Designs read so far of a picture that is not yet complete."""
@@ -53,6 +59,10 @@ class SearchRun:
         self._asleep = threading.Event()
         self.mask = lru_cache(maxsize=8)(mask_of)
         self.bars = lru_cache(maxsize=8)(histograms)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Around whatever reads what is on record: what is wrong with it becomes a sentence."""
+        return faults_of(self.folder / FILE, self.as_written)
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True).start()
@@ -67,8 +77,9 @@ class SearchRun:
                 best = reader.designs(limit=1)
                 design = reader.design(best[0]["chip"]) if best else None
             if design is not None:
-                self.whatif.options(design, 0)
-                self.whatif.estimate(design, 0, Change(link=0.5))
+                with self.reading():
+                    self.whatif.options(design, 0)
+                    self.whatif.estimate(design, 0, Change(link=0.5))
         except AtollError:
             return  # whoever asks for it is told
 
@@ -136,6 +147,10 @@ class SearchRun:
 
     def look(self, reader: RunReader) -> None:
         """Take in what is new."""
+        with self.reading():
+            self._look(reader)
+
+    def _look(self, reader: RunReader) -> None:
         version = reader.version()
         if version == self._seen and self._status["state"] != "running":
             return
@@ -189,13 +204,19 @@ class PlanRun:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
+        self.as_written = as_written(folder / PLAN)
         self.content = read_plan(folder / PLAN)
         needed = ("model", "device", "devices", "global_batch", "sequence", "layout", "step_time_s")
         missing = [name for name in needed if name not in self.content]
         if missing:
             raise AtollError(f"{folder / PLAN}: not a plan of atoll plan: {missing[0]} is missing.")
-        self.whatif = PlanWhatIf(self.content)
-        self.whatif.layouts()
+        with self.reading():
+            self.whatif = PlanWhatIf(self.content)
+            self.details()
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Around whatever reads the plan: what is wrong with it becomes a sentence."""
+        return faults_of(self.folder / PLAN, self.as_written)
 
     def start(self) -> None:
         """A plan does not change."""
@@ -226,70 +247,73 @@ class PlanRun:
 Run = SearchRun | PlanRun
 
 
-def open_runs(folders: Sequence[Path]) -> dict[str, Run]:
-    """The runs in these folders, or in the folders right inside them, by their names."""
-    found: list[Path] = []
-    for folder in folders:
-        if not folder.exists():
-            raise AtollError(f"{folder}: no such folder; give one that atoll search --out wrote.")
-        if not folder.is_dir():
-            raise AtollError(f"{folder}: is a file; give the folder of a run.")
-        inside = _inside(folder, _is_run)
-        if not inside:
-            wafers = _inside(folder, _is_wafer)
-            raise AtollError(
-                LeftOut(wafers[0]).reason
-                if wafers
-                else f"{folder}: neither {FILE} nor {PLAN} in it, nor in a folder inside it; give "
-                "a folder that atoll search --out or atoll plan --out wrote."
-            )
-        found.extend(inside)
-    runs: dict[str, Run] = {}
-    for folder in dict.fromkeys(path.resolve() for path in found):
-        name = _free_name(folder, runs)
-        kind = SearchRun if (folder / FILE).exists() else PlanRun
-        runs[name] = kind(name, folder)
-    return runs
-
-
 @dataclass(frozen=True)
 class LeftOut:
-    """A folder with an answer that is not shown here."""
+    """A folder with an answer that is not shown here, and why."""
 
     folder: Path
+    reason: str
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
 
-    @property
-    def reason(self) -> str:
-        return (
-            f"{self.folder} holds the answer of a wafer search, which the explorer does not show; "
-            f"`atoll report {self.folder}` draws it."
-        )
+
+def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
+    """The runs in these folders, or in the folders right inside them, by their names.
+
+    One that cannot be read is left out and keeps none of the others; without any run, the first
+    reason is raised.
+    """
+    runs: dict[str, Run] = {}
+    others: list[LeftOut] = []
+    found = (path.resolve() for folder in folders for path in _inside(folder))
+    for folder in dict.fromkeys(found):
+        if not _is_run(folder):
+            others.append(LeftOut(folder, _wafer_words(folder)))
+            continue
+        name = _free_name(folder, runs)
+        kind = SearchRun if (folder / FILE).exists() else PlanRun
+        try:
+            runs[name] = kind(name, folder)
+        except AtollError as error:
+            others.append(LeftOut(folder, str(error)))
+    if not runs:
+        raise AtollError(others[0].reason)
+    return runs, others
 
 
-def left_out(folders: Sequence[Path]) -> list[LeftOut]:
-    """The wafers in these folders, or in the folders right inside them."""
-    found = (wafer for folder in folders for wafer in _inside(folder, _is_wafer))
-    return [LeftOut(folder) for folder in dict.fromkeys(found)]
+def _wafer_words(folder: Path) -> str:
+    return (
+        f"{folder} holds the answer of a wafer search, which the explorer does not show; "
+        f"`atoll report {folder}` draws it."
+    )
 
 
-def _inside(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
-    """The folder itself, or those right inside it."""
+def _inside(folder: Path) -> list[Path]:
+    """The folder itself, or those right inside it that hold an answer."""
+    if not os.path.exists(folder):  # noqa: PTH110  (no raise)
+        raise AtollError(f"{folder}: no such folder; give one that atoll search --out wrote.")
+    if not folder.is_dir():
+        raise AtollError(f"{folder}: is a file; give the folder of a run.")
     try:
-        return [folder] if wanted(folder) else sorted(filter(wanted, folder.iterdir()))
+        inside = [folder] if _holds(folder) else sorted(filter(_holds, folder.iterdir()))
     except OSError as error:
         raise AtollError(f"{folder}: cannot be read ({error.strerror}).") from None
+    if not inside:
+        raise AtollError(
+            f"{folder}: neither {FILE} nor {PLAN} in it, nor in a folder inside it; give "
+            "a folder that atoll search --out or atoll plan --out wrote."
+        )
+    return inside
+
+
+def _holds(folder: Path) -> bool:
+    return _is_run(folder) or all(_is_file(folder / name) for name in WAFER)
 
 
 def _is_run(folder: Path) -> bool:
     return any(map(_is_file, (folder / FILE, folder / PLAN)))
-
-
-def _is_wafer(folder: Path) -> bool:
-    return not _is_run(folder) and all(_is_file(folder / name) for name in WAFER)
 
 
 def _is_file(path: Path) -> bool:

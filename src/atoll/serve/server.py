@@ -14,7 +14,7 @@ from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.serve.app import App
 from atoll.serve.guard import Guard, make_guard
-from atoll.serve.runs import SearchRun, left_out, open_runs
+from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737
 
@@ -85,8 +85,7 @@ class Explorer:
         token: str | None = None,
         allow_hosts: Sequence[str] = (),
     ) -> None:
-        self.runs = open_runs(folders)
-        self.left_out = left_out(folders)
+        self.runs, self.left_out = open_runs(folders)
         self._server = _bind(host, port)
         self.port = int(self._server.server_address[1])
         self.guard: Guard = make_guard(host, self.port, allow_hosts, token)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.jsonfile import parse_object
 from atoll.step.certificate import relative_gap
 from atoll.store.lock import holder_of
 from atoll.store.schema import (
@@ -29,9 +30,11 @@ from atoll.store.schema import (
     check_version,
     in_sentences,
 )
+from atoll.wholefile import as_written
 
 DESIGN_COLUMNS = ("chip", "design", *FIGURES, *PARAMETERS, *PLAN, "phase", "at")
 """What designs can be filtered and sorted by."""
+TEXTS = ("model", "phase", "plans", "value")
 NUMBERS = tuple(name for name in DESIGN_COLUMNS if name not in ("model", "phase"))
 
 Filters = Mapping[str, float | str | tuple[float | None, float | None]]
@@ -100,13 +103,19 @@ class RunReader:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.path = self.folder / FILE
-        if not self.path.exists():
+        if not os.path.exists(self.path):  # noqa: PTH110  (no raise)
             raise AtollError(
                 f"{self.folder}: no {FILE} in it; give a folder that atoll search --out wrote."
             )
         with in_sentences(self.path):
             self._connection = self._open()
             check_version(self._connection, self.path)
+        try:
+            self.as_written = as_written(self.path)
+            """Whether it is known to be as a search left it."""
+        except AtollError:
+            self._connection.close()
+            raise
         self._connection.row_factory = sqlite3.Row
 
     def _open(self) -> sqlite3.Connection:
@@ -135,8 +144,8 @@ class RunReader:
 
     def job(self) -> dict[str, Any]:
         """What the folder was searched for, as it was fingerprinted."""
-        value: dict[str, Any] = json.loads(self._one("SELECT value FROM meta WHERE key = 'job'")[0])
-        return value
+        found = self._one("SELECT value FROM meta WHERE key = 'job'")[0]
+        return parse_object(str(found), f"{self.path}: the job")
 
     def fingerprint(self) -> str:
         return str(self._one("SELECT value FROM meta WHERE key = 'fingerprint'")[0])
@@ -146,9 +155,8 @@ class RunReader:
         run = self._one("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
         last: dict[str, Any] = {"phase": "", "left": 0, "total": 0}
         last |= {"score": 0.0, "bound": 0.0, "seconds": 0.0}
-        last |= self._connection.execute(
-            f"SELECT {', '.join(last)} FROM progress ORDER BY rowid DESC LIMIT 1"
-        ).fetchone() or {}
+        newest = f"SELECT {', '.join(last)} FROM progress ORDER BY rowid DESC LIMIT 1"
+        last |= next(iter(self._all(newest)), {})
         state = str(run["status"])
         if state == "running" and holder_of(self.folder) is None:
             state = "killed"
@@ -165,27 +173,22 @@ class RunReader:
 
     def incumbents(self) -> list[Incumbent]:
         """The best designs over time, the first found first."""
-        rows = self._connection.execute(
-            "SELECT chip, score, bound, seconds FROM incumbents ORDER BY score"
-        )
-        return [Incumbent(**dict(row)) for row in rows]
+        rows = self._all("SELECT chip, score, bound, seconds FROM incumbents ORDER BY score")
+        return [Incumbent(**row) for row in rows]
 
     def progress(self) -> list[ProgressPoint]:
         """Score and bound over time."""
-        rows = self._connection.execute(
+        rows = self._all(
             "SELECT run, seconds, phase, left, total, evaluated, score, bound FROM progress "
             "ORDER BY rowid"
         )
-        return [ProgressPoint(**dict(row)) for row in rows]
+        return [ProgressPoint(**row) for row in rows]
 
     def result(self) -> dict[str, Any] | None:
         """The content of result.json of the latest run that reported one; None before."""
-        found: dict[str, Any] | None = self.note("result")
-        return found
-
-    def note(self, key: str) -> Any:
-        row = self._connection.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        for row in self._all("SELECT value FROM notes WHERE key = 'result'"):
+            return parse_object(str(row["value"]), f"{self.path}: the result")
+        return None
 
     # --- Designs --------------------------------------------------------------------------------
 
@@ -210,17 +213,19 @@ class RunReader:
         where, values = _where(filters)
         way = "DESC" if down else "ASC"
         tie = "area_mm2, chip" if sort == "score" else "chip"
-        chips = self._connection.execute(
+        chips = self._all(
             f"SELECT chip FROM {_source({**(filters or {}), sort: 0.0})}{where} "
             f"ORDER BY {sort} {way}, {tie} LIMIT ? OFFSET ?",
-            (*values, limit, offset),
-        )
-        return self._rows([chip for (chip,) in chips])
+            *values, limit, offset,
+        )  # fmt: skip
+        return self._rows([row["chip"] for row in chips])
 
     def design(self, chip: int) -> dict[str, Any] | None:
         """One design with the plans of all its models."""
-        row = self._connection.execute("SELECT * FROM designs WHERE chip = ?", (chip,)).fetchone()
-        return None if row is None else dict(row) | {"plans": json.loads(row["plans"])}
+        for row in self._all("SELECT * FROM designs WHERE chip = ?", chip):
+            plans = parse_object(f'{{"plans": {row["plans"]}}}', f"{self.path}: design {chip}")
+            return row | plans
+        return None
 
     def front(
         self, against: str = "area_mm2", filters: Filters | None = None
@@ -242,8 +247,8 @@ class RunReader:
         chosen: list[int] = []
         cost, score = float("inf"), float("inf")
         while True:
-            row = self._connection.execute(query, (*values, cost, score)).fetchone()
-            if row is None:
+            row = next(iter(self._all(query, *values, cost, score)), None)
+            if row is None or (row["score"], row[against]) == (score, cost):
                 break
             chosen.append(row["chip"])
             score, cost = row["score"], row[against]
@@ -252,25 +257,27 @@ class RunReader:
     def _rows(self, chips: list[int]) -> list[dict[str, Any]]:
         """The columns of these designs, in this order."""
         one = f"SELECT {', '.join(DESIGN_COLUMNS)} FROM designs WHERE chip = ?"
-        found = (self._connection.execute(one, (chip,)).fetchone() for chip in chips)
-        return [dict(row) for row in found if row is not None]
+        return [row for chip in chips for row in self._all(one, chip)]
 
     def bound_scores(self) -> dict[int, float]:
         """By chip: no plan of it scores higher, as far as its schedule bounds tell."""
-        rows = self._connection.execute("SELECT chip, min(score) FROM bounds GROUP BY chip")
-        return {int(chip): float(score) for chip, score in rows}
+        rows = self._all("SELECT chip, min(score) AS score FROM bounds GROUP BY chip")
+        return {row["chip"]: row["score"] for row in rows}
 
     def placed_bounds_s(self) -> Iterator[tuple[int, bytes]]:
         """(chip, little-endian doubles): after its placements, no plan of a variant is faster."""
-        yield from self._connection.execute("SELECT chip, lower_s FROM evaluations")
+        with in_sentences(self.path):
+            yield from self._connection.execute("SELECT chip, lower_s FROM evaluations")
 
     def batches(self, size: int = 50_000) -> Iterator[list[dict[str, Any]]]:
         """All designs, best first, in pieces."""
-        cursor = self._connection.execute(
-            f"SELECT {', '.join(DESIGN_COLUMNS)}, plans FROM designs ORDER BY score DESC, area_mm2"
-        )
-        while rows := cursor.fetchmany(size):
-            yield [dict(row) for row in rows]
+        with in_sentences(self.path):
+            cursor = self._connection.execute(
+                f"SELECT {', '.join(DESIGN_COLUMNS)}, plans FROM designs "
+                "ORDER BY score DESC, area_mm2"
+            )
+            while rows := cursor.fetchmany(size):
+                yield [self._checked(row) for row in rows]
 
     def version(self) -> int:
         """A number that is another one after every write by others, and cheap to ask for."""
@@ -288,6 +295,23 @@ class RunReader:
             cursor.row_factory = None
             while rows := cursor.fetchmany(size):
                 yield rows
+
+    def _all(self, query: str, *values: Any) -> list[dict[str, Any]]:
+        with in_sentences(self.path):
+            return [self._checked(row) for row in self._connection.execute(query, values)]
+
+    def _checked(self, row: sqlite3.Row) -> dict[str, Any]:
+        """SQLite lets any column hold anything: a number is one, and finite."""
+        found = dict(row)
+        for name, value in found.items():
+            right = value is None or isinstance(value, str if name in TEXTS else int | float)
+            endless = isinstance(value, float) and not math.isfinite(value) and name != "bound"
+            if not right or endless:
+                raise AtollError(
+                    f"{self.path}: damaged ({name} is {str(value)[:40]!r}); move it away to start "
+                    "afresh."
+                )
+        return found
 
     def _one(self, query: str, *values: Any) -> sqlite3.Row:
         with in_sentences(self.path):

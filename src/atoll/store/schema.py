@@ -93,13 +93,13 @@ def in_sentences(path: Path) -> Iterator[None]:
     """Turn what SQLite and the system complain about into one sentence."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise AtollError(f"{path}: {_reason(error, path)}") from None
     except OSError as error:
         raise AtollError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
-def _reason(error: sqlite3.DatabaseError, path: Path) -> str:
+def _reason(error: Exception, path: Path) -> str:
     text = str(error)
     if "full" in text:
         return (
@@ -113,7 +113,9 @@ def _reason(error: sqlite3.DatabaseError, path: Path) -> str:
         )
     if "readonly" in text or "unable to open" in text:
         return f"cannot be opened ({text}); check the folder's permissions, or give another one."
-    if "malformed" in text or "not a database" in text:
+    if isinstance(error, sqlite3.OperationalError) and "no such" in text:
+        text = f"another layout than this version's: {text}"
+    if any(word in text for word in ("malformed", "not a database", "decode", "another layout")):
         return (
             f"damaged ({text}); `sqlite3 {path.name} .recover` may still read it: move it away to "
             "start afresh."

@@ -14,7 +14,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from atoll.identity import code_words
 from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
 from atoll.store.lock import FolderLock
 from atoll.store.schema import FIGURES, FILE, PARAMETERS, PLAN, check_version, create, in_sentences
+from atoll.wholefile import as_written, record_sum, record_sums
 
 SYNC_S = 2.0
 """At most this much is lost when the power fails; nothing when a process dies."""
@@ -76,7 +77,9 @@ class RunStore:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
         try:
+            as_written(self.path)
             with in_sentences(self.path):
+                record_sums(folder, {FILE: None})  # from now on it changes
                 self._connection = self._open(job)
                 self._claim(job)
                 self.run = self._begin_run(executor, version)
@@ -272,6 +275,9 @@ class RunStore:
                 )
         finally:
             self._connection.close()
+            with suppress(OSError):
+                if not Path(f"{self.path}-wal").exists():  # a reader may keep the log in use
+                    record_sum(self.path)
             self._lock.release()
 
     def abandon(self, status: str = "failed") -> None:
