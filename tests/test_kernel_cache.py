@@ -6,6 +6,7 @@ import atexit
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,17 @@ def test_a_relative_cache_home_is_ignored_as_the_standard_says(
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
     monkeypatch.setenv("HOME", str(home.parent))
     assert chosen() == home.parent / ".cache" / "atoll" / NAME
+
+
+def test_kernels_that_nobody_used_for_a_month_are_removed(home: Path) -> None:
+    for name, age_s in (("old", 40 * 86400), ("recent", 86400)):
+        folder = home / "atoll" / f"kernels-{name}"
+        folder.mkdir(0o700, parents=True)
+        os.utime(folder, times=(0, time.time() - age_s))
+    kernel_cache.use_kernel_cache()
+    assert sorted(path.name for path in (home / "atoll").iterdir()) == sorted(
+        ["kernels-recent", NAME]
+    )
 
 
 def test_a_folder_that_the_user_chose_is_left_alone(

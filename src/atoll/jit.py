@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from numba import njit
@@ -72,19 +73,22 @@ def compilation() -> Iterator[Compilation]:
         yield listener
 
 
-_threads: int | None = None
+_threads: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
 def set_threads(count: int | None) -> int | None:
-    """Threads that kernels of this process may use (None: one for each core); the old number."""
-    global _threads
-    before, _threads = _threads, count
+    """Threads that kernels called from this thread may use (None: one a core); the old number.
+
+    Searches side by side in one process do not see each other's.
+    """
+    before = _threads.get()
+    _threads.set(count)
     return before
 
 
 def threads() -> int:
-    """Threads that kernels of this process use."""
-    return _threads or os.cpu_count() or 1
+    """Threads that kernels called from this thread use."""
+    return _threads.get() or os.cpu_count() or 1
 
 
 def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int = 8) -> None:

@@ -19,10 +19,12 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _PRIVATE = 0o700
+KEPT_S = 30 * 86400.0
 _fresh = False
 _started = False
 
@@ -53,6 +55,7 @@ def use_kernel_cache() -> None:
         _fresh = not os.path.lexists(folder)
         if _private_folder(folder):
             os.environ["NUMBA_CACHE_DIR"] = str(folder)
+            _prune(base, folder)
             return
     try:
         folder = Path(tempfile.mkdtemp(prefix="atoll-kernels-"))
@@ -146,6 +149,15 @@ def _out_of_reach(path: Path) -> bool:
         elif found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
             return False
     return True
+
+
+def _prune(base: Path, current: Path) -> None:
+    """Remove kernels of other sources that nobody has begun to use for a month."""
+    with suppress(OSError):
+        os.utime(current)
+        for folder in base.glob("kernels-*"):
+            if folder != current and time.time() - folder.lstat().st_mtime > KEPT_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -16,11 +16,22 @@ from atoll.errors import AtollError
 from atoll.executors import Call, Crew, Executor, InProcess, choose_executor
 from atoll.executors.growing import Growing
 from atoll.executors.processes import LocalProcesses, _pass_on
-from atoll.jit import threads
+from atoll.jit import set_threads, threads
 
 
 def scaled(context: int, value: int) -> int:
     return context * value
+
+
+def test_searches_side_by_side_have_threads_of_their_own() -> None:
+    before = set_threads(3)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(set_threads, 5).result() is None
+            assert other.submit(threads).result() == 5
+        assert threads() == 3
+    finally:
+        set_threads(before)
 
 
 def threads_here(context: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from atoll.wafer.job import WaferJob
 from atoll.workload import build_model, load_config, zoo_names
 from atoll.workload.layer import Layer
 
-from .wafer_cases import small_file
+from .wafer_cases import small_file, small_model
 
 REFUSED = {
     "deepseek-v2": "latent", "deepseek-v2-lite": "latent", "deepseek-v3": "latent",
@@ -110,3 +111,11 @@ def test_parallel_post_norm_double_and_shared_expert_blocks_are_mapped(tmp_path,
     assert 0 <= result.certificate.gap < 1
     for name, baseline in result.baselines.items():
         assert baseline is not None, name
+
+
+def test_an_edited_configuration_is_read_again(tmp_path):
+    path = tmp_path / "config.json"
+    for layers in (4, 12):
+        text = Path(small_model()).read_text()
+        path.write_text(text.replace('"num_hidden_layers": 4', f'"num_hidden_layers": {layers}'))
+        assert make_block(str(path), 1, 24).layers == layers

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.wafer.encoding.block_parts import Block, Chain, Edge, Pass, Product, Unit
@@ -255,9 +256,23 @@ def _prefixes(layer: Layer) -> list[str]:
     return [op.name.removesuffix("qkv") for op in layer.forward if op.name.endswith("qkv")]
 
 
-@lru_cache(maxsize=128)
 def make_block(model: str, microbatch: int, sequence: int | None = None) -> Block:
     """The block of a zoo model (or configuration file) at one microbatch."""
+    return _block(model, _age(model), microbatch, sequence)
+
+
+def _age(model: str) -> tuple[int, int] | None:
+    """Tells an edited configuration file from what was read of it before."""
+    try:
+        path = Path(model)
+        found = (path / "config.json" if path.is_dir() else path).stat()
+    except (OSError, ValueError):
+        return None  # of the zoo, which does not change
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=128)
+def _block(model: str, age: object, microbatch: int, sequence: int | None) -> Block:
     config = load_config(model)
     form = [
         words
