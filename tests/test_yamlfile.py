@@ -50,6 +50,11 @@ search:
 """
 
 
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
 def complaints(text: str) -> list[str]:
     with pytest.raises(AtollError) as error:
         parse_yaml(text, Job, "job.yaml")
@@ -131,7 +136,12 @@ def test_unknown_fields_are_found_inside_lists_and_mappings() -> None:
         ("---\na: 1\n---\nb: 1", "job.yaml:3:1: not valid YAML, expected a single document"),
         ("x: !!python/object/apply:os.getcwd []", "job.yaml:1:4: not valid YAML"),
         ("[" * 500, "job.yaml: the file is nested too deeply"),
-        ("a: &a [*a]", "required field is missing"),
+        ("a: &a [*a]", "job.yaml:1:4: holds itself"),
+        ("a: !!int abc", "job.yaml:1:4: not valid YAML, 'abc' is no int"),
+        (f"a: {'9' * 5000}", "is no int"),
+        (f"a: {'9' * 30}", "a whole number beyond 64 bits"),
+        (f"a: {'[' * 50}{']' * 50}", "52 values 51 levels deep"),
+        (BOMB, "490,329,064 values 10 levels deep, every alias written out"),
     ],
 )
 def test_files_that_are_not_what_they_should_be(text: str, complaint: str) -> None:

@@ -235,10 +235,11 @@ def validate(
     calibration did not see, and under `steps` our H200 training steps.
     """
     from atoll.calibrate import validate_operators
+    from atoll.csvfile import read_csv
     from atoll.training.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
     from atoll.training.validate import validate_runs, validate_steps
 
-    header = [] if data is None else _header(data)
+    header = [] if data is None else read_csv(data)[0]
     operators = data is None or ("kind" in header and "us" in header)
     if expect is not None and (operators or is_step_file(header)):
         raise AtollError(
@@ -255,19 +256,6 @@ def validate(
     if is_step_file(header):
         return validate_steps(data, gpu, out=out)
     return validate_runs(data, expect=expect, out=out)
-
-
-def _header(path: str | Path) -> list[str]:
-    """The column names of a CSV file."""
-    import csv
-
-    try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            return [name.strip() for name in next(csv.reader(file), [])]
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
 
 
 def estimate(

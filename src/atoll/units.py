@@ -98,6 +98,9 @@ FLOPS = Dimension(
 
 DIMENSIONS = (BYTES, BANDWIDTH, FREQUENCY, AREA, POWER, TIME, ENERGY, ENERGY_PER_BIT, FLOPS)
 
+LARGEST = 1e30
+"""Of any quantity in its base unit: products and ratios of a few of them stay finite."""
+
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
 
 
@@ -115,6 +118,8 @@ def parse_quantity(value: object, dimension: Dimension, default_unit: str | None
         if match is None:
             raise UnitError(expected)
         number, unit = match[1], match[2] or default_unit
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise UnitError(f"{expected}, which is beyond all that exists")
     else:
         number, unit = repr(float(value)), default_unit
     if not math.isfinite(float(number)):
@@ -126,7 +131,10 @@ def parse_quantity(value: object, dimension: Dimension, default_unit: str | None
     if unit not in dimension.units:
         raise UnitError(f"{expected}, {_about_unit(unit, dimension)}")
     # in decimal, so that "3.4 us" is the float 3.4e-6 and not its neighbour
-    return float(Decimal(number) * Decimal(repr(dimension.units[unit])))
+    found = float(Decimal(number) * Decimal(repr(dimension.units[unit])))
+    if found != 0 and not 1 / LARGEST <= found <= LARGEST:
+        raise UnitError(f"{expected}, which is beyond all that exists")
+    return found
 
 
 def parse_bytes(value: object) -> int:
@@ -135,7 +143,7 @@ def parse_bytes(value: object) -> int:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a huge number"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,7 +26,7 @@ from atoll.errors import AtollError
 class FileModel(BaseModel):
     """Base of the models that describe a file: unknown fields are refused, values are fixed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def quantity(dimension: units.Dimension, default_unit: str | None = None) -> BeforeValidator:
@@ -34,7 +34,12 @@ def quantity(dimension: units.Dimension, default_unit: str | None = None) -> Bef
     return BeforeValidator(lambda value: units.parse_quantity(value, dimension, default_unit))
 
 
-Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(gt=0)]
+MOST = 10**9
+"""Of anything that is counted: products of two counts stay exact in 64 bits."""
+MOST_BYTES = 2**60
+LARGEST_FACTOR = 1e9
+
+Bytes = Annotated[int, BeforeValidator(units.parse_bytes), Field(gt=0, le=MOST_BYTES)]
 Bandwidth = Annotated[float, quantity(units.BANDWIDTH), Field(gt=0)]
 Frequency = Annotated[float, quantity(units.FREQUENCY), Field(gt=0)]
 Area = Annotated[float, quantity(units.AREA)]
@@ -42,9 +47,18 @@ Power = Annotated[float, quantity(units.POWER)]
 Seconds = Annotated[float, quantity(units.TIME)]
 EnergyPerBit = Annotated[float, quantity(units.ENERGY_PER_BIT)]
 Flops = Annotated[float, quantity(units.FLOPS), Field(gt=0)]
-Count = Annotated[int, Field(strict=True, gt=0)]
+Count = Annotated[int, Field(strict=True, gt=0, le=MOST)]
+Factor = Annotated[float, Field(ge=0, le=LARGEST_FACTOR)]
+Share = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=1)]
 
 M = TypeVar("M", bound=BaseModel)
+
+MOST_CHARACTERS = 2**18
+"""Of a file that people write; PyYAML reads no more than that in some seconds."""
+MOST_VALUES = 50_000
+"""In a file, each counted as often as aliases repeat it."""
+DEEPEST = 40
+LARGEST_WHOLE = 2**63 - 1
 
 
 def load_yaml(path: str | Path, model: type[M]) -> M:
@@ -63,7 +77,8 @@ def load_yaml(path: str | Path, model: type[M]) -> M:
 def fields_of(path: str | Path) -> tuple[str, ...]:
     """The names at the top of a file, by which its kind is known; none where it cannot be read."""
     try:
-        root = _Loader(Path(path).read_text(encoding="utf-8")).get_single_node()
+        text = Path(path).read_text(encoding="utf-8")
+        root = _Loader(text).get_single_node() if len(text) <= MOST_CHARACTERS else None
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return ()
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
@@ -72,12 +87,15 @@ def fields_of(path: str | Path) -> tuple[str, ...]:
 
 def parse_yaml(text: str, model: type[M], where: str) -> M:
     """The same for text already in hand; `where` names it in the sentences."""
+    if len(text) > MOST_CHARACTERS:
+        raise AtollError(f"{where}: {len(text):,} characters, but at most {MOST_CHARACTERS:,}")
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
             raise AtollError(f"{where}: the file is empty, expected {_fields_wanted(model)}")
         _refuse_repeated_keys(root, where)
+        _refuse_too_much(root, where)
         data = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         position = _position(error.problem_mark or error.context_mark)
@@ -108,6 +126,38 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's reading of plain scalars."""
 
 
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value = _plain(yaml.SafeLoader.construct_yaml_int)(loader, node)
+    if abs(value) > LARGEST_WHOLE:
+        problem = "a whole number beyond 64 bits"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    return int(value)
+
+
+def _plain(construct: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """PyYAML's reading of a scalar, which with a tag (`!!int abc`) may be of any content."""
+
+    def checked(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        try:
+            return construct(loader, node)
+        except (ValueError, KeyError, IndexError):
+            shown = str(node.value)[:40]
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{shown!r} is no {kind}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+    return checked
+
+
+_CORE = ("null", "str", "seq", "map")
+_Loader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] in _CORE
+}
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+_Loader.add_constructor("tag:yaml.org,2002:float", _plain(yaml.SafeLoader.construct_yaml_float))
+_Loader.add_constructor("tag:yaml.org,2002:bool", _plain(yaml.SafeLoader.construct_yaml_bool))
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -271,6 +321,34 @@ def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
         fresh = [child for child in children if id(child) not in seen]
         seen.update(id(child) for child in fresh)
         pending.extend(fresh)
+
+
+def _refuse_too_much(root: yaml.Node, where: str) -> None:
+    """Aliases repeat what they stand for: 400 bytes can mean a billion values, or endless ones."""
+    measured: dict[int, tuple[int, int] | None] = {}
+
+    def measure(node: yaml.Node) -> tuple[int, int]:
+        """Values in it and levels of them, aliases written out."""
+        if isinstance(node, yaml.ScalarNode):
+            return 1, 0
+        known = measured.setdefault(id(node), None)
+        if known is None:
+            inside = node.value
+            if isinstance(node, yaml.MappingNode):
+                inside = [part for pair in node.value for part in pair]
+            if any(measured.get(id(part), ()) is None for part in inside):
+                raise AtollError(f"{where}{_position(node.start_mark)}: holds itself")
+            sizes = [measure(part) for part in inside]
+            known = 1 + sum(size for size, _ in sizes), 1 + max((d for _, d in sizes), default=0)
+            measured[id(node)] = known
+        return known
+
+    values, depth = measure(root)
+    if values > MOST_VALUES or depth > DEEPEST:
+        raise AtollError(
+            f"{where}: {values:,} values {depth} levels deep, every alias written out, but at most "
+            f"{MOST_VALUES:,} values and {DEEPEST} levels"
+        )
 
 
 def _yaml_problem(error: yaml.MarkedYAMLError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +23,8 @@ from atoll.wafer.encoding.mapping import (
     StageMapping,
     WaferMapping,
     from_dict,
-    from_json,
     problems,
+    read_mapping,
     validate,
 )
 from atoll.wafer.encoding.moves import count, mutate
@@ -69,7 +70,7 @@ def random_mapping(seed: int, width: int = 2, height: int = 2, stages: int = 2) 
 @given(seed=st.integers(0, 10_000), shape=st.sampled_from(SHAPES))
 def test_json_brings_back_the_same_mapping(seed, shape):
     mapping = random_mapping(seed, *shape)
-    assert from_json(mapping.to_json()) == mapping
+    assert from_dict(json.loads(mapping.to_json())) == mapping
     assert problems(mapping, shape[1], 2 * shape[0]) == []
 
 
@@ -172,11 +173,12 @@ def test_a_dead_die_must_not_be_used():
     assert any("dead" in text for text in problems(random_mapping(0), 2, 4, [(1, 1)]))
 
 
-def test_broken_json_is_one_sentence():
-    with pytest.raises(AtollError, match="not valid JSON"):
-        from_json("{")
-    with pytest.raises(AtollError, match="missing"):
-        from_json("{}")
+def test_a_broken_file_is_one_sentence(tmp_path):
+    file = tmp_path / "mapping.json"
+    for content, words in (("{", "not valid JSON"), ("{}", "missing"), ('{"batch": "x"}', "batch")):
+        file.write_text(content)
+        with pytest.raises(AtollError, match=words):
+            read_mapping(file)
 
 
 def held(code: str, roles: dict[str, int], digits, die: tuple[int, int], size: int) -> set:

@@ -14,7 +14,7 @@ from atoll.report.plan_file import FORMAT
 from atoll.wafer.answer.explain import explain
 from atoll.wafer.answer.why import explain_wafer_result
 from atoll.wafer.api import search_wafer, write_wafer_result
-from atoll.wafer.encoding.mapping import from_json
+from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.job import WaferJob
 from atoll.wafer.run import make_search, run_wafer_search
 from atoll.wafer.search import WaferSearch
@@ -130,6 +130,6 @@ def test_mapping_files_from_before_the_schedule_gene_run_1f1b():
     found = WaferSearch(small_wafer(2, 4), small_model(), 16, 24, None, (1,),
                         accept=lambda c: c.stages == 4).run().best  # fmt: skip
     data = json.loads(found.mapping.to_json())
-    assert from_json(json.dumps(data)) == found.mapping
+    assert from_dict(data) == found.mapping
     del data["schedule"]
-    assert from_json(json.dumps(data)).schedule == "1f1b"
+    assert from_dict(data).schedule == "1f1b"

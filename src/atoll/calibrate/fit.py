@@ -113,6 +113,7 @@ def calibrate(
         "device": device.name,
         "rows": len(rows),
         "fitted": sum(seen),
+        "skipped": [f"line {row.line}: {row.trouble}" for row in rows if row.trouble],
         "kept": list(kept),
         "parameters": parameters(fit),
         "held_out": validate_operators(csv, fitted, held_out=True, salt=salt),

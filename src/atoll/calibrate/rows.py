@@ -7,9 +7,7 @@ hk, s, d, causal for attention; m (rows), n (columns), v (vocabulary) for stream
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from atoll.cost.gpu_vector import LEAST_BYTES
+from atoll.csvfile import Line, read_csv
 from atoll.errors import AtollError
-from atoll.yamlfile import suggestion
+from atoll.yamlfile import MOST, suggestion
 
 SIZES = ("m", "n", "k", "batch", "b", "h", "hk", "s", "d", "causal", "v")
 COLUMNS = ("kind", "us", "graphed", *SIZES)
@@ -40,6 +39,8 @@ class OperatorRow:
     measured_s: float
     graphed: bool
     sizes: tuple[tuple[str, float], ...]
+    trouble: str = ""
+    """Why it could not be read, where it could not."""
 
     def size(self, name: str) -> float:
         return dict(self.sizes)[name]
@@ -55,49 +56,47 @@ class OperatorRow:
 
 
 def read_operators(path: str | Path | Traversable) -> tuple[OperatorRow, ...]:
-    """The file's rows; a malformed line is refused with its number."""
-    source = Path(path) if isinstance(path, str) else path
-    try:
-        lines = list(csv.reader(source.read_text(encoding="utf-8").splitlines()))
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
-    if not lines:
+    """The file's rows; one that cannot be read keeps the reason, and is left out of everything."""
+    header, lines = read_csv(path)
+    if not header:
         raise AtollError(f"{path}: the file is empty, expected the columns {', '.join(COLUMNS)}")
-    header = [name.strip() for name in lines[0]]
     for name in ("kind", "us"):
         if name not in header:
             raise AtollError(f"{path}:1: column {name!r} is missing{suggestion(name, header)}")
     for name in header:
         if name not in COLUMNS:
             raise AtollError(f"{path}:1: unknown column {name!r}{suggestion(name, COLUMNS)}")
-    rows = [
-        _row(cells, header, f"{path}:{number}", number)
-        for number, cells in enumerate(lines[1:], start=2)
-        if any(cell.strip() for cell in cells)
-    ]
-    if not rows:
+    if not lines:
         raise AtollError(f"{path}: the file has no rows, only a header")
-    return tuple(rows)
+    rows = tuple(map(_row, lines))
+    if all(row.trouble for row in rows):
+        raise AtollError(f"{path}:{rows[0].line}: {rows[0].trouble}")
+    return rows
 
 
-def _row(cells: Sequence[str], header: Sequence[str], where: str, line: int) -> OperatorRow:
-    if len(cells) != len(header):
-        raise AtollError(f"{where}: expected {len(header)} cells, got {len(cells)}")
-    given = {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+def _row(line: Line) -> OperatorRow:
+    try:
+        return _read(line)
+    except ValueError as error:
+        return OperatorRow(line.number, line.cells.get("kind", ""), 1.0, True, (), str(error))
+
+
+def _read(line: Line) -> OperatorRow:
+    given = line.cells
+    if line.trouble:
+        raise ValueError(line.trouble)
     kind = given["kind"]
     if not kind:
-        raise AtollError(f"{where}: kind: expected an operator such as gemm, got nothing")
+        raise ValueError("kind: expected an operator such as gemm, got nothing")
     graphed = given.get("graphed") or "1"
     if graphed not in ("0", "1"):
-        raise AtollError(f"{where}: graphed: expected 0 or 1, got {graphed!r}")
-    microseconds = _number(given, "us", where)
-    sizes = {name: _number(given, name, where) for name in SIZES if given.get(name)}
+        raise ValueError(f"graphed: expected 0 or 1, got {graphed!r}")
+    microseconds = _number(given, "us")
+    sizes = {name: _number(given, name) for name in SIZES if given.get(name)}
     for name in needed_sizes(kind):
         if name not in sizes:
-            raise AtollError(f"{where}: {name}: a {kind} needs it, got nothing")
-    return OperatorRow(line, kind, microseconds * 1e-6, graphed == "1", tuple(sizes.items()))
+            raise ValueError(f"{name}: a {kind} needs it, got nothing")
+    return OperatorRow(line.number, kind, microseconds * 1e-6, graphed == "1", tuple(sizes.items()))
 
 
 def needed_sizes(kind: str) -> tuple[str, ...]:
@@ -108,16 +107,18 @@ def needed_sizes(kind: str) -> tuple[str, ...]:
     return ("m",) if kind in VECTORS else ()
 
 
-def _number(given: Mapping[str, str], name: str, where: str) -> float:
+def _number(given: Mapping[str, str], name: str) -> float:
+    text = given[name]
     try:
-        value = float(given[name])
+        value = float(text)
     except ValueError:
-        raise AtollError(f"{where}: {name}: expected a number, got {given[name]!r}") from None
+        raise ValueError(f"{name}: expected a number, got {text[:40]!r}") from None
     if name == "causal":
         if value not in (0.0, 1.0):
-            raise AtollError(f"{where}: causal: expected 0 or 1, got {given[name]!r}")
-    elif not (math.isfinite(value) and value > 0):
-        raise AtollError(f"{where}: {name}: expected a positive number, got {given[name]!r}")
+            raise ValueError(f"causal: expected 0 or 1, got {text[:40]!r}")
+    elif not 1 / MOST <= value <= MOST:
+        words = "a positive number" if not value > 0 else f"a number from 1e-9 to {MOST}"
+        raise ValueError(f"{name}: expected {words}, got {text[:40]!r}")
     return value
 
 
@@ -129,6 +130,8 @@ def fitted_rows(rows: Sequence[OperatorRow], salt: str = "") -> tuple[bool, ...]
     """
     by_kind: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for index, row in enumerate(rows):
+        if row.trouble:
+            continue
         digest = hashlib.sha256(f"{salt}{row.key}".encode()).hexdigest()
         by_kind[row.kind].append((digest, index))
     chosen = {

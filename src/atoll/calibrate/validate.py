@@ -72,6 +72,8 @@ def _kernel_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
 
 
 def skip_reason(gpu: Gpu, row: OperatorRow) -> str | None:
+    if row.trouble:
+        return f"line {row.line}: {row.trouble}"
     if row.kind not in KINDS:
         return f"kind {row.kind!r} is not modelled{suggestion(row.kind, KINDS)}"
     if row.kind == "gemm_fp8" and gpu.fp8_flops is None:
@@ -96,7 +98,7 @@ def validate_operators(
     rows = read_operators(data)
     if held_out:
         seen = fitted_rows(rows, salt)
-        rows = tuple(row for row, fitted in zip(rows, seen, strict=True) if not fitted)
+        rows = tuple(row for row, fit in zip(rows, seen, strict=True) if not (fit or row.trouble))
     reasons = [skip_reason(device, row) for row in rows]
     known = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
     measured_s = np.array([row.measured_s for row in known])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -237,5 +238,6 @@ def load_job(path: str | Path) -> Job:
 def _beside(job: Path, name: str) -> str:
     """A file next to the job file if there is one of that name; otherwise the name itself."""
     candidate = job.parent / name
-    return str(candidate) if candidate.exists() and not Path(name).exists() else name
+    beside, here = os.path.exists(candidate), os.path.exists(name)  # noqa: PTH110  (no raise)
+    return str(candidate) if beside and not here else name
 

@@ -18,6 +18,7 @@ from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
 from atoll.units import parse_bytes
 from atoll.yamlfile import (
+    LARGEST_FACTOR,
     Area,
     Bandwidth,
     Bytes,
@@ -26,13 +27,15 @@ from atoll.yamlfile import (
     Frequency,
     Power,
     Seconds,
+    Share,
     load_yaml,
     parse_yaml,
     suggestion,
 )
 
-Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-BytesPerClock = Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)]
+BytesPerClock = Annotated[
+    float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)
+]
 
 
 class GlbBandwidthFile(FileModel):

@@ -15,17 +15,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from atoll.errors import AtollError
-from atoll.hardware.catalog import Share, entry_names, is_file, read_entry, unknown_entry
+from atoll.hardware.catalog import entry_names, is_file, read_entry, unknown_entry
 from atoll.hardware.device_names import catalogue_name, same_device
 from atoll.yamlfile import (
+    LARGEST_FACTOR,
     Bandwidth,
     Bytes,
     Count,
+    Factor,
     FileModel,
     Flops,
     Frequency,
     Power,
     Seconds,
+    Share,
     load_yaml,
     suggestion,
 )
@@ -154,8 +157,7 @@ class Gpu:
         return ratio / self.calibration.matmul_ratio
 
 
-Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Slowdown = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Slowdown = Annotated[float, Field(ge=1, le=LARGEST_FACTOR)]
 
 
 class AttentionFile(FileModel):
@@ -226,7 +228,7 @@ class GpuFile(FileModel):
     l2: Bytes
     launch: Seconds = 5e-6
     measured_matmul: Flops | None = None
-    tensor_per_exp: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    tensor_per_exp: Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)] = 1.0
     power: Power | None = None
     throttle: Factor | None = None  # instead of the calibration's, where the device's is known
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on

@@ -15,6 +15,8 @@ from atoll.hardware.catalog import GlbBandwidthFile, entry_names, load_entry
 from atoll.hardware.space import GLB_BPC_PER_MIB
 from atoll.hardware.wafer import Stack, Wafer
 from atoll.yamlfile import (
+    LARGEST_FACTOR,
+    MOST,
     Area,
     Bandwidth,
     Bytes,
@@ -24,10 +26,11 @@ from atoll.yamlfile import (
     Frequency,
     Power,
     Seconds,
+    Share,
 )
 
-Positive = Annotated[float, Field(gt=0, strict=True)]
-Stacks = Annotated[int, Field(ge=0, strict=True)]
+Positive = Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
+Stacks = Annotated[int, Field(ge=0, le=MOST, strict=True)]
 Grid = Annotated[tuple[Count, Count], Field(description="rows, columns")]
 
 
@@ -86,7 +89,7 @@ class WaferFile(FileModel):
     link: LinkFile
     io_bandwidth: Bandwidth
     process: str = "7nm"
-    bond_yield: float = 0.99
+    bond_yield: Share = 0.99
     max_power: Power | None = None
     space: SpaceFile | None = None
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.errors import AtollError
-from atoll.training.run_table import MOST_LAYERS, RunRow
+from atoll.training.run_table import RunRow
 from atoll.workload.config import load_config
+from atoll.workload.config_fields import MOST_LAYERS
 from atoll.workload.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, with_kinds
 from atoll.workload.model_config import ModelConfig, StateSpace
 

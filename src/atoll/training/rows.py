@@ -16,9 +16,10 @@ from atoll.step.states import STATES
 from atoll.training.memory import Memory
 from atoll.training.row_model import model_of
 from atoll.training.run import Run
-from atoll.training.run_table import MOST_LAYERS, RunRow
+from atoll.training.run_table import RunRow
 from atoll.training.sources import SourceFile, facts_of
 from atoll.training.stack import Stack, fused_loss, load_stack
+from atoll.workload.config_fields import MOST_LAYERS
 
 USUAL_GB = 80
 """Of a device that comes with several sizes, where a table does not say."""

@@ -5,17 +5,16 @@ The schema is that of `published_runs.csv`; columns that a file has not are take
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.csvfile import read_csv
 from atoll.errors import AtollError
+from atoll.workload.config_fields import MOST
 
 REQUIRED = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch", "tp", "pp")
-MOST = 10**9  # of anything that is counted
-MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -86,26 +85,19 @@ class RunRow:
 
 def read_runs(path: str | Path) -> tuple[RunRow, ...]:
     """The file's rows; a file without the schema's columns is refused."""
-    try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            header = reader.fieldnames or []
-            missing = [name for name in REQUIRED if name not in header]
-            if missing:
-                raise AtollError(f"{path}: the columns {', '.join(missing)} are missing")
-            rows = list(reader)
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
+    header, lines = read_csv(path)
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        raise AtollError(f"{path}: the columns {', '.join(missing)} are missing")
     return tuple(
         RunRow(
-            line=number,
-            id=(row.get("id") or "").strip(),
-            source=(row.get("source") or "").strip(),
-            device=(row.get("device") or "").strip(),
-            quality=(row.get("quality") or "").strip(),
-            values={k: v or "" for k, v in row.items() if k is not None},
+            line=line.number,
+            id=line.cells.get("id", ""),
+            source=line.cells.get("source", ""),
+            device=line.cells.get("device", ""),
+            quality=line.cells.get("quality", ""),
+            values=line.cells,
+            trouble=f"line {line.number}: {line.trouble}" if line.trouble else "",
         )
-        for number, row in enumerate(rows, start=2)
+        for line in lines
     )

@@ -7,22 +7,21 @@ gradients and moments are 16-bit; `benchmarks/measure_steps.py` writes such file
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from io import StringIO
 from pathlib import Path
 
+from atoll.csvfile import Line, read_csv
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
 from atoll.training.run import Run
-from atoll.training.run_table import MOST_LAYERS, RunRow
+from atoll.training.run_table import RunRow
 from atoll.training.stack import load_stack
+from atoll.workload.config_fields import MOST_LAYERS
 from atoll.workload.model_config import ModelConfig
 
 REQUIRED = ("family", "layers", "hidden", "heads", "ffn", "vocab", "mbs", "seq", "step_ms")
@@ -37,27 +36,22 @@ def is_step_file(header: list[str]) -> bool:
 
 def read_steps(path: str | Path | Traversable, device: str) -> tuple[RunRow, ...]:
     """The file's rows, as runs of one device."""
-    source = Path(path) if isinstance(path, str) else path
-    try:
-        reader = csv.DictReader(StringIO(source.read_text(encoding="utf-8"), newline=""))
-        missing = [name for name in REQUIRED if name not in (reader.fieldnames or [])]
-        rows = list(reader)
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
+    header, lines = read_csv(path)
+    missing = [name for name in REQUIRED if name not in header]
     if missing:
         raise AtollError(f"{path}: the columns {', '.join(missing)} are missing")
-    return tuple(
-        _run_row(number, {k: v or "" for k, v in row.items() if k is not None}, str(path), device)
-        for number, row in enumerate(rows, start=2)
-    )
+    return tuple(_run_row(line, str(path), device) for line in lines)
 
 
-def _run_row(line: int, values: Mapping[str, str], path: str, device: str) -> RunRow:
+def _run_row(line: Line, path: str, device: str) -> RunRow:
     """A step in the terms of a run's table, its own columns kept beside them."""
-    name = "-".join((values.get("model") or values["family"], values["mbs"], values["seq"]))
-    own = RunRow(line, name, path, device, "A", {**values, "device": device, "devices": "1"})
+    cells = line.cells
+    name = cells.get("model") or cells.get("family", "")
+    name = "-".join((name, cells.get("mbs", ""), cells.get("seq", "")))
+    values = {**cells, "device": device, "devices": "1"}
+    own = RunRow(line.number, name, path, device, "A", values)
+    if line.trouble:
+        return replace(own, trouble=f"line {line.number}: {line.trouble}")
     try:
         return replace(own, values={**own.values, **_as_run(own)})
     except AtollError as error:
@@ -100,6 +94,8 @@ def model_of(row: RunRow) -> ModelConfig:
     """The Hugging Face model of a row's family and sizes."""
     family = row.text("family")
     hidden, heads, sequence = row.count("hidden"), row.count("heads"), row.count("seq")
+    if hidden % heads:
+        raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
     dropout = row.number("dropout", 0.0)
     base = ModelConfig(
         name=row.text("model", family),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.jsonfile import parse_object, read_object
 from atoll.workload.config_fields import Fields
 from atoll.workload.families import REFUSED, families
 from atoll.workload.hub import cached_config, cached_models, is_model_id
@@ -32,7 +32,7 @@ def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
     return replace(
         config,
         default_sequence=atoll.size("sequence", 0),
-        published_parameters=atoll.size("parameters", 0),
+        published_parameters=atoll.size("parameters", 0, most=10**15),
         approximate=atoll.flag("approximate", False),
         source=atoll.text("source", ""),
     )
@@ -91,7 +91,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")
     if text in zoo_names():
         entry = _zoo() / f"{text}.json"
-        given = _parse(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
+        given = parse_object(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
         config = config_from_hf(given, f"{text} (zoo)")
         return replace(config, name=text)
     path = Path(name_or_path)
@@ -116,7 +116,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         return _named(config_from_hf(given, str(path)), stem)
     cached = cached_config(text)
     if cached is not None:
-        config = config_from_hf(_parse(_read(cached), text), text)
+        config = config_from_hf(read_object(cached), text)
         return _named(config, text.rpartition("/")[2])
     if path.suffix == ".json" or len(path.parts) > 1:
         cachable = is_model_id(text) and path.suffix != ".json"
@@ -140,28 +140,4 @@ def _zoo() -> Traversable:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, or in the config.json of a folder."""
-    file = path / "config.json" if path.is_dir() else path
-    return _parse(_read(file), str(file))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise AtollError(f"{path}: not a UTF-8 text file (byte {error.start})") from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _parse(text: str, where: str) -> dict[str, Any]:
-    try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise AtollError(
-            f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deep nesting
-        raise AtollError(f"{where}: not usable JSON ({error})") from None
-    if not isinstance(given, dict):
-        raise AtollError(f"{where}: expected a JSON object, found a {type(given).__name__}")
-    return given
+    return read_object(path / "config.json" if path.is_dir() else path)

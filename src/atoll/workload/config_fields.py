@@ -32,6 +32,10 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+MOST = 10**9
+"""Of anything that is counted."""
+MOST_LAYERS = 10_000
+
 _REQUIRED = object()
 _TYPING_ERROR = 0.93  # of all letters, those that agree
 # Fields of other meanings with names so close.
@@ -119,12 +123,15 @@ class Fields:
             raise self._wrong(name, allowed)
         return value
 
-    def size(self, name: str, default: int | None = None) -> int:
+    def size(self, name: str, default: int | None = None, most: int = MOST) -> int:
         """A positive integer."""
         otherwise = _REQUIRED if default is None else default
         found: int = self._checked(
             name, otherwise, lambda v: _whole(v) and v >= 1, "a positive integer"
         )
+        limit = MOST_LAYERS if "layers" in name else most
+        if found > limit:
+            raise self._wrong(name, f"at most {limit}")
         return found
 
     def probability(self, name: str, default: float) -> float:

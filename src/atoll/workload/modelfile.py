@@ -10,16 +10,22 @@ these fall away.
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from atoll.workload.config_fields import MOST, MOST_LAYERS
 from atoll.yamlfile import FileModel
 
 FORMAT = "atoll-model"
 VERSION = 1
 
-_SIZE = re.compile(r"(?:(?:([1-9][0-9]*)\*)?microbatch|([1-9][0-9]*))(?:/([1-9][0-9]*))?")
+_NUMBER = "([1-9][0-9]{0,14})"
+_SIZE = re.compile(rf"(?:(?:{_NUMBER}\*)?microbatch|{_NUMBER})(?:/{_NUMBER})?")
+LARGEST_SIZE = 10**15 - 1
+MOST_ELEMENTS = 2**60
+"""Of one tensor, at one sample."""
 
 
 def _size(value: object) -> object:
@@ -28,11 +34,14 @@ def _size(value: object) -> object:
     if isinstance(value, int):
         if value < 1:
             raise ValueError(f"expected at least 1, got {value}")
+        if value > LARGEST_SIZE:
+            raise ValueError(f"expected at most {LARGEST_SIZE}, got {value}")
     elif not _SIZE.fullmatch(value):
         raise ValueError(f"expected a whole number or 'K*microbatch', got {value!r}")
     return value
 
 
+Number = Annotated[int, Field(ge=1, le=MOST)]
 Size = Annotated[int | str, BeforeValidator(_size)]
 
 
@@ -69,6 +78,8 @@ class TensorEntry(FileModel):
 
     @model_validator(mode="after")
     def _dimension_exists(self) -> TensorEntry:
+        if prod(size_of(size, 1) for size in self.shape) > MOST_ELEMENTS:
+            raise ValueError(f"more than {MOST_ELEMENTS:,} elements")
         if self.split is not None and self.split.dim >= len(self.shape):
             raise ValueError(
                 f"split.dim is {self.split.dim}, but the shape has {len(self.shape)} dimensions"
@@ -101,7 +112,7 @@ class StepsEntry(FileModel):
     """Kernels of one vector function where every step of an operator runs alone, and the bytes
     that they move: a sum of sizes, of which `divided` ones are shared by the tensor group."""
 
-    kernels: Annotated[int, Field(ge=1)]
+    kernels: Number
     bytes: tuple[Size, ...] = ()
     divided: tuple[Size, ...] = ()
 
@@ -123,7 +134,7 @@ class OperatorEntry(FileModel):
 
 class LayerEntry(FileModel):
     name: str
-    repeat: Annotated[int, Field(ge=1)] = 1
+    repeat: Annotated[int, Field(ge=1, le=MOST_LAYERS)] = 1
     inputs: Annotated[tuple[str, ...], Field(min_length=1)]
     outputs: Annotated[tuple[str, ...], Field(min_length=1)]
     tensors: dict[str, TensorEntry]
@@ -165,12 +176,12 @@ class ModelFile(FileModel):
     format: Literal["atoll-model"]
     version: Literal[1]
     name: str
-    sequence: Annotated[int, Field(ge=1)]
+    sequence: Number
     """Tokens of one sample (1 where a sample is one thing): what throughput is counted in."""
-    microbatch: Annotated[int, Field(ge=1)] | None = None
+    microbatch: Number | None = None
     """Set where the sizes hold for this number of samples only."""
     layers: Annotated[tuple[LayerEntry, ...], Field(min_length=1)]
-    shared: dict[str, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)
+    shared: dict[str, Annotated[int, Field(ge=2, le=MOST_LAYERS)]] = Field(default_factory=dict)
     """Weights that several layers (or repeats) hold in common, and how many hold them."""
     tensor_parallel: bool = False
     """Whether the splits are filled in; without, only width 1 is possible."""

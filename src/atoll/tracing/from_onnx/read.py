@@ -52,10 +52,13 @@ def read_graph(path: str | Path) -> Graph:
         raise AtollError(f"{path}: not an ONNX file") from None
     if not model.graph.node:
         raise AtollError(f"{path}: not an ONNX file, or one without any node")
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
     opsets = {entry.domain: entry.version for entry in model.opset_import}
-    graph = _graph(onnx, model.graph, opsets.get("", 1), Path(path).parent)
+    try:
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        graph = _graph(onnx, model.graph, opsets.get("", 1), Path(path).parent)
+    except (TypeError, ValueError, LookupError, RuntimeError) as error:  # of the onnx package
+        raise AtollError(f"{path}: a damaged ONNX file ({error})") from None
     return fold(without_dead_nodes(without_aliases(graph)))
 
 

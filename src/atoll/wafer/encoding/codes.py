@@ -30,6 +30,8 @@ def parts_of(code: str, digits: Digits) -> Parts:
 
 def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
     """No dimension is cut in more pieces than it has; samples are never cut unevenly."""
+    if len(code) != digits.count:
+        return False
     parts = parts_of(code, digits)
     if any(tag not in sizes for tag in parts):
         return False

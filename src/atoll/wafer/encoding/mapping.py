@@ -16,11 +16,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from atoll.errors import AtollError
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS, Die, Rectangle
+from atoll.jsonfile import read_object
 from atoll.step.states import load_states
 from atoll.wafer.costs.tables import HOMES, OPTIMIZER
 from atoll.wafer.encoding.block import make_block
@@ -35,6 +38,7 @@ from atoll.wafer.encoding.genes import (
     SCHEDULES,
     BlockMapping,
 )
+from atoll.yamlfile import Count, FileModel, validate_dict
 
 
 @dataclass(frozen=True)
@@ -122,87 +126,92 @@ def _operator_dict(genes: BlockMapping, index: int) -> dict[str, Any]:
     return found
 
 
-def _fate(value: Any) -> int:
-    """Older files say true or false."""
-    if isinstance(value, bool):
-        return KEEP if value else AGAIN
-    if value not in FATES:
-        raise ValueError(f"keep: {value!r} (true, false or offload)")
-    return FATES.index(value)
+Place = Annotated[int, Field(ge=0, le=10_000)]
+"""A place or a length on the grid."""
+Code = Annotated[str, Field(max_length=100)]
 
 
-def _block_genes(entry: Mapping[str, Any], data: Mapping[str, Any]) -> BlockMapping:
-    operators = list(entry["operators"].values())
-    own = any("data" in op or "weight" in op for op in operators)
-    ways = any("streaming" in op or "algorithm" in op for op in operators)
-    return BlockMapping(
-        entry["stream"],
-        tuple(op["code"] for op in operators),
-        tuple(op["home"] for op in operators),
-        tuple(_fate(v) for v in entry["keep"].values()),
-        tuple(
-            (op.get("data", op["code"]), op.get("weight", op.get("data", op["code"])))
-            for op in operators
-            if own
-        ),
-        tuple(
-            (bool(op.get("streaming", data["streaming"])), op.get("algorithm", data["algorithm"]))
-            for op in operators
-            if ways
-        ),
+class DigitsFile(FileModel):
+    x: tuple[Annotated[int, Field(ge=1, le=10_000)], ...]
+    y: tuple[Annotated[int, Field(ge=1, le=10_000)], ...]
+
+
+class OperatorFile(FileModel):
+    code: Code
+    home: str
+    data: Code | None = None
+    weight: Code | None = None
+    streaming: bool | None = None
+    algorithm: str | None = None
+
+
+class StageFile(FileModel):
+    rectangle: tuple[Place, Place, Place, Place]
+    digits: DigitsFile
+    layers: Count
+    stream: Code
+    operators: dict[str, OperatorFile]
+    keep: dict[str, bool | Literal["offload"]]
+    head: Code
+    helper: Annotated[int, Field(ge=0)] | None = None
+
+    def stage(self, streaming: bool, algorithm: str) -> StageMapping:
+        operators = list(self.operators.values())
+        own = any(op.data is not None or op.weight is not None for op in operators)
+        ways = any(op.streaming is not None or op.algorithm is not None for op in operators)
+        genes = BlockMapping(
+            self.stream,
+            tuple(op.code for op in operators),
+            tuple(op.home for op in operators),
+            tuple(
+                OFFLOAD if fate == "offload" else KEEP if fate else AGAIN
+                for fate in self.keep.values()
+            ),
+            tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if own),
+            tuple(
+                (streaming if op.streaming is None else op.streaming, op.algorithm or algorithm)
+                for op in operators
+                if ways
+            ),
+        )
+        digits = Digits(self.digits.x, self.digits.y)
+        return StageMapping(
+            Rectangle(*self.rectangle), digits, self.layers, genes, self.head, self.helper
+        )
+
+
+class MappingFile(FileModel):
+    model: str
+    batch: Count
+    microbatch: Count
+    sequence: Count
+    streaming: bool
+    algorithm: str
+    schedule: str = ONE_F_ONE_B
+    """Files from before the gene ran 1F1B."""
+    optimizer: str = OPTIMIZER
+    stages: Annotated[tuple[StageFile, ...], Field(min_length=1)]
+
+
+def from_dict(data: Mapping[str, Any], where: str = "mapping") -> WaferMapping:
+    """The mapping in a dictionary; a sentence about everything that is wrong."""
+    file = validate_dict(data, MappingFile, where)
+    return WaferMapping(
+        model=file.model,
+        batch=file.batch,
+        microbatch=file.microbatch,
+        sequence=file.sequence,
+        stages=tuple(stage.stage(file.streaming, file.algorithm) for stage in file.stages),
+        streaming=file.streaming,
+        algorithm=file.algorithm,
+        schedule=file.schedule,
+        optimizer=load_states(file.optimizer).name,
     )
 
 
-def from_dict(data: Mapping[str, Any]) -> WaferMapping:
-    """The mapping in a dictionary; one sentence about the first thing that is wrong."""
-    try:
-        stages = tuple(
-            StageMapping(
-                Rectangle(*(int(v) for v in entry["rectangle"])),
-                Digits(tuple(entry["digits"]["x"]), tuple(entry["digits"]["y"])),
-                int(entry["layers"]),
-                _block_genes(entry, data),
-                entry["head"],
-                None if entry.get("helper") is None else int(entry["helper"]),
-            )
-            for entry in data["stages"]
-        )
-        return WaferMapping(
-            model=data["model"],
-            batch=int(data["batch"]),
-            microbatch=int(data["microbatch"]),
-            sequence=int(data["sequence"]),
-            stages=stages,
-            streaming=bool(data["streaming"]),
-            algorithm=data["algorithm"],
-            # Files from before the gene ran 1F1B.
-            schedule=data.get("schedule", ONE_F_ONE_B),
-            optimizer=load_states(data.get("optimizer", OPTIMIZER)).name,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise AtollError(f"mapping: field {error} is missing or of the wrong kind.") from None
-
-
-def from_json(text: str) -> WaferMapping:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise AtollError(f"mapping: not valid JSON ({error.msg}, line {error.lineno}).") from None
-    return from_dict(data)
-
-
 def read_mapping(path: str | Path) -> WaferMapping:
-    """The mapping in a file; one sentence about what is wrong with it."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise AtollError(f"{path}: the file is not UTF-8 text.") from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror}).") from None
-    try:
-        return from_json(text)
-    except AtollError as error:
-        raise AtollError(f"{path}: {error}") from None
+    """The mapping in a file."""
+    return from_dict(read_object(Path(path)), str(path))
 
 
 def problems(
@@ -223,6 +232,7 @@ def problems(
         r, where = stage.rectangle, f"stage {number}"
         if r.x < 0 or r.y < 0 or r.x + r.width > columns or r.y + r.height > rows:
             found.append(f"{where}: its rectangle leaves the grid of {rows} x {columns}")
+            continue
         if seen & set(r.dies()):
             found.append(f"{where}: shares dies with an earlier stage")
         if set(dead) & set(r.dies()):
@@ -252,13 +262,15 @@ def _block_problems(stage: StageMapping, block: Block) -> list[str]:
     genes = stage.block
     if not legal(genes.stream, block.stream_sizes, stage.digits):
         found.append(f"stream layout {genes.stream!r} is not legal")
+    if len(genes.codes) != len(block.units):
+        return [*found, f"operators has {len(genes.codes)} entries, expected {len(block.units)}"]
     for name in ("gradients", "collectives"):
         given = len(getattr(genes, name))
         if given not in (0, len(genes.codes)):
             return [*found, f"{name} has {given} entries, expected {len(genes.codes)} or none"]
     for unit, codes in zip(block.units, genes.passes, strict=True):
         for code in dict.fromkeys(codes):
-            if len(code) != stage.digits.count or not legal(code, unit.sizes, stage.digits):
+            if not legal(code, unit.sizes, stage.digits):
                 found.append(f"operator {unit.name}: code {code!r} is not legal")
         if not unit.parameters and codes[1] != codes[2]:
             found.append(f"operator {unit.name}: has no weight, but a code {codes[2]!r} for it")
