@@ -1,0 +1,119 @@
+"""Files for `fuzz_readers.py` that are not among the examples."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+SAMPLES = "128*microbatch"
+
+COMMANDS = [
+    "\n".join(words.split()).encode()
+    for words in (
+        "estimate --model gpt2-xl --device h100 --devices 16 --global-batch 64 --tp 2 --pp 2 "
+        "--microbatch 1 --seq 1024",
+        "plan --model gpt2-xl --device h100 --devices 16 --global-batch 64 --tp 1 --pp 2 "
+        "--microbatch 1 --zero 1",
+        "search --model gpt2-xl --devices 1 --batch 4 --microbatch 1 --tensor 1 "
+        "--space missing.yaml --max-area 1",
+        "models gpt2-xl --microbatch 1 --sequence 128 --tensor 1",
+        "designs missing --limit 1 --offset 0 --where width=1",
+    )
+]
+
+
+def measured_runs() -> bytes:
+    """A table of training runs: dense, gated, with experts, with Mamba blocks."""
+    usual = {"source": "a", "precision": "bf16", "recompute": "none", "global_batch": 256}
+    gated = {"mlp_gated": 1, "device": "H100", "hidden": 4096, "heads": 32, "kv_heads": 8}
+    rows: list[dict[str, Any]] = [
+        {"id": "a-1", "model": "gpt", "layers": 24, "hidden": 2048, "heads": 16, "ffn": 8192,
+         "vocab": 51200, "seq": 2048, "device": "A100-80GB", "devices": 64, "tp": 2, "pp": 2,
+         "dp": 16, "micro_batch": 4, "recompute": "full", "measured_iter_time_s": 3.1,
+         "measured_peak_mem_GB": 40, "decoder_first_pp_layers": "", "pp_layout_expanded": ""},
+        {"id": "a-2", "model": "llama", "layers": 32, "ffn": 14336, "vocab": 128256, "seq": 8192,
+         "devices": 32, "tp": 2, "pp": 1, "dp": 16, "micro_batch": 1, "recompute": "selective",
+         "precision": "fp8", "measured_iter_time_s": 4.0, "cp": 1, "vpp": 1, **gated},
+        {"id": "a-3", "model": "moe", "layers": 32, "ffn": 14336, "vocab": 32000, "seq": 4096,
+         "devices": 64, "tp": 2, "pp": 2, "dp": 16, "micro_batch": 1, "ep": 8, "n_experts": 8,
+         "top_k": 2, "measured_iter_time_s": 5.5, "kv_lora_rank": "", "arch": "gpt", **gated},
+        {"id": "a-4", "model": "hybrid", "layers": 12, "hidden": 2048, "heads": 16, "ffn": 8192,
+         "seq": 4096, "device": "H100", "devices": 8, "tp": 1, "pp": 1, "dp": 8, "micro_batch": 1,
+         "hybrid_pattern": "M-M*M-M-M*M-", "mamba": "mamba-head-dim=64"},
+    ]  # fmt: skip
+    columns = list(dict.fromkeys(name for row in rows for name in usual | row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(usual | row for row in rows)
+    return text.getvalue().encode()
+
+
+def stored_model() -> bytes:
+    """Two layers, products, a norm, a reduction over the tensor group."""
+    sizes: dict[str, Any] = {
+        "x": {"shape": [SAMPLES, 256]},
+        "w": {"shape": [256, 512], "role": "weight", "split": {"dim": 1, "units": 512}},
+        "h": {"shape": [SAMPLES, 512], "split": {"dim": 1, "units": 512}},
+        "v": {"shape": [512, 256], "role": "weight", "split": {"dim": 0, "units": 512}},
+        "p": {"shape": [SAMPLES, 256]},
+        "y": {"shape": [SAMPLES, 256]},
+        "dy": {"shape": [SAMPLES, 256], "role": "activation_gradient"},
+        "dx": {"shape": [SAMPLES, 256], "role": "activation_gradient"},
+        "dw": {"shape": [256, 512], "role": "weight_gradient", "split": {"dim": 1, "units": 512}},
+    }
+    up = {"m": SAMPLES, "n": 512, "k": 256, "split": "n"}
+    down = {"m": SAMPLES, "n": 256, "k": 512, "split": "k"}
+    layer = {
+        "name": "block",
+        "repeat": 4,
+        "inputs": ["x"],
+        "outputs": ["y"],
+        "tensors": sizes,
+        "forward": [
+            {
+                "name": "up",
+                "kind": "linear",
+                "reads": ["x", "w"],
+                "writes": ["h"],
+                "matmuls": [up],
+                "vectors": [{"function": "gelu", "rows": SAMPLES, "cols": 512, "split": "cols"}],
+            },
+            {
+                "name": "down",
+                "kind": "linear",
+                "reads": ["h", "v"],
+                "writes": ["p"],
+                "matmuls": [down],
+                "steps": {"copy": {"kernels": 2, "bytes": ["64*microbatch"], "divided": [512]}},
+            },
+            {"name": "sum", "reads": ["p"], "writes": ["y"], "collective": "all_reduce"},
+        ],
+        "backward": [
+            {
+                "name": "up.dw",
+                "kind": "linear_wgrad",
+                "reads": ["x", "dy"],
+                "writes": ["dw"],
+                "matmuls": [up],
+            },
+            {
+                "name": "up.dx",
+                "kind": "linear_dgrad",
+                "reads": ["dy", "w"],
+                "writes": ["dx"],
+                "matmuls": [down],
+            },
+        ],
+    }
+    file = {
+        "format": "atoll-model",
+        "version": 1,
+        "name": "mine",
+        "sequence": 128,
+        "tensor_parallel": True,
+        "layers": [layer],
+    }
+    return json.dumps(file).encode()
