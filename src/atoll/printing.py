@@ -104,10 +104,8 @@ def print_result(result: SearchResult) -> None:
         for note in result.scope.notes:
             console.print(f"Note         {note}", markup=False)
     counts = result.certificate
-    if result.stopped:
-        console.print(f"Stopped      {result.stopped}: the best design so far")
-    elif result.front_stopped:
-        console.print(f"Stopped      {result.front_stopped}: the fronts are not complete")
+    for words in result.ending_lines():
+        console.print(f"Stopped      {words}")
     console.print(f"Certificate  {counts.sentence()}")
     pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.ruled_out.items())
     console.print(

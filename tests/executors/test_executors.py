@@ -54,6 +54,10 @@ def always_dies(context: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def sleeps(context: int, seconds: float) -> None:
+    time.sleep(seconds)
+
+
 def slow(context: int, value: int) -> int:
     time.sleep(0.01)
     return value
@@ -165,6 +169,14 @@ def test_the_tasks_of_a_dead_process_run_again(tmp_path: Path) -> None:
     assert found == [(i, 10 * i) for i in range(30)]
     assert crew.retried > 0
     pool.close()
+
+
+def test_closing_does_not_wait_for_tasks_that_nobody_wants() -> None:
+    pool = LocalProcesses(2)
+    pool.start(0)
+    calls = [Crew(pool).send(Call(sleeps, (3600.0,))) for _ in range(5)]
+    pool.close()
+    assert all(call.future is not None and call.future.done() for call in calls)
 
 
 def test_a_task_that_kills_every_worker_is_given_up_with_a_sentence() -> None:

@@ -29,7 +29,9 @@ def search(
     weight = np.zeros(problem.operators)
     if weighted:
         subset_bound(p, ordered, start, option, cut, 100_000, weight)
-    lower, found, _ = branch(p, weight, cut, width, start, option)
+    lower, found, _ = branch(
+        p, weight, cut, width, start, option, np.zeros(1, np.bool_)
+    )
     return Schedule(tuple(start.tolist()), tuple(option.tolist()), min(upper, found), lower, "", "")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.executors.base import Executor, LostWorkerError, Task
 from atoll.executors.growing import Growing
+from atoll.stopping import StoppedError
 
 ATTEMPTS = 5
 AHEAD = 2
@@ -75,6 +76,8 @@ class Crew:
                     continue
             try:
                 return call.future.result()
+            except StoppedError:
+                return None
             except (LostWorkerError, CancelledError):
                 self.retried += 1
                 self.send(call)

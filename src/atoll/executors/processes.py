@@ -21,8 +21,11 @@ from typing import Any
 from atoll.executors.base import LostWorkerError, Task
 from atoll.jit import set_threads
 
-_POLL_S = 0.5
+_POLL_S = 0.1
 _context: Any = None
+_working = False
+"""Whether this process is a worker with a task under way."""
+_changing = threading.Lock()
 
 
 class LocalProcesses:
@@ -34,6 +37,7 @@ class LocalProcesses:
         self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
         self._context: Any = None
+        self._closing: Any = None
 
     def start(self, context: Any) -> None:
         self._context = context
@@ -53,6 +57,7 @@ class LocalProcesses:
 
     def close(self) -> None:
         if self._pool is not None:
+            self._closing.value = 1
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
@@ -71,11 +76,14 @@ class LocalProcesses:
         global _context
         forks = sys.platform == "linux"
         _context = self._context if forks else None
+        method = multiprocessing.get_context("fork" if forks else "spawn")
+        # Plain shared memory: a lock might be held by a worker that died.
+        self._closing = multiprocessing.RawValue("b", 0)
         return ProcessPoolExecutor(
             self.workers,
-            mp_context=multiprocessing.get_context("fork" if forks else "spawn"),
+            mp_context=method,
             initializer=_begin_worker,
-            initargs=(os.getpid(), None if forks else self._context),
+            initargs=(os.getpid(), self._closing, None if forks else self._context),
         )
 
 
@@ -94,22 +102,37 @@ def _pass_on(done: Future[Any], outer: Future[Any]) -> None:
         outer.set_result(done.result())
 
 
-def _begin_worker(driver: int, context: Any) -> None:
+def _begin_worker(driver: int, closing: Any, context: Any) -> None:
     global _context
     if context is not None:
         _context = context
     set_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which stops us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_leave_with, args=(driver,), daemon=True).start()
+    threading.Thread(target=_leave_with, args=(driver, closing), daemon=True).start()
 
 
-def _leave_with(driver: int) -> None:
-    """A driver that was killed cannot stop its workers: they watch it."""
+def _leave_with(driver: int, closing: Any) -> None:
+    """A driver that was killed cannot stop its workers: they watch it.
+
+    Nor does one that closes wait for tasks whose results nobody wants. A worker that is sending a
+    result must not leave: the driver would wait for the rest of it.
+    """
     while os.getppid() == driver:
+        if closing.value:
+            with _changing:
+                if _working:
+                    os._exit(1)
         time.sleep(_POLL_S)
     os._exit(1)
 
 
 def _run(task: Task, args: tuple[Any, ...]) -> Any:
-    return task(_context, *args)
+    global _working
+    with _changing:
+        _working = True
+    try:
+        return task(_context, *args)
+    finally:
+        with _changing:
+            _working = False

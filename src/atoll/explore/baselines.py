@@ -22,6 +22,7 @@ from atoll.explore.journal import Found
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
+from atoll.explore.stop import Stop
 from atoll.explore.workloads import Variants
 from atoll.hardware import (
     Accelerator,
@@ -33,7 +34,9 @@ from atoll.hardware import (
     peak_power_W,
 )
 from atoll.hardware.space import PARAMETERS
+from atoll.stopping import StoppedError, go_on
 
+NAMES = ("tpuv4-expert", "tpuv4-placed", "spotlight", "random")
 RANDOM_CHIPS = 64
 REFERENCE = "phaze-tpuv4"
 
@@ -91,13 +94,19 @@ def run_baselines(
     setting: Setting,
     objective: Objective,
     seed: int,
+    stop: Stop,
 ) -> Mapping[str, Baseline]:
-    """By name; chips of the space itself are drawn from the part of it in memory."""
+    """By name; chips of the space itself are drawn from the part of it in memory.
+
+    Those that `stop` leaves no time to finish are left out.
+    """
     reference = reference_space(space)
 
     def best_of(candidates: Space) -> Baseline:
-        search = Search(candidates, variants, setting, objective, tolerance=1e-3)
+        search = Search(candidates, variants, setting, objective, tolerance=1e-3, stop=stop)
         outcome = exact_search(search)
+        if outcome.stopped:
+            raise StoppedError
         if outcome.best is None:
             return _alone(candidates, 0, candidates.hbm_options)
         chips = outcome.frontier.chips
@@ -120,16 +129,18 @@ def run_baselines(
     drawn = np.random.default_rng(seed).choice(
         len(drawn_from), size=min(RANDOM_CHIPS, len(drawn_from)), replace=False
     )
-    spotlight = spotlight_chip(drawn_from, variants, setting, seed)
-    placed = best_of(reference)
-    return {
-        "tpuv4-expert": replace(
-            placed, score=_expert(reference, variants, setting, objective), found={}
-        ),
-        "tpuv4-placed": placed,
-        "spotlight": best_of(drawn_from.subset([spotlight])),
-        "random": best_of(drawn_from.subset(np.sort(drawn))),
-    }
+    found: dict[str, Baseline] = {}
+    try:
+        placed = best_of(reference)
+        expert = _expert(reference, variants, setting, objective, stop)
+        found["tpuv4-expert"] = replace(placed, score=expert, found={})
+        found["tpuv4-placed"] = placed
+        spotlight = spotlight_chip(drawn_from, variants, setting, seed, stop)
+        found["spotlight"] = best_of(drawn_from.subset([spotlight]))
+        found["random"] = best_of(drawn_from.subset(np.sort(drawn)))
+    except StoppedError:
+        pass  # what is there stands
+    return found
 
 
 def _alone(candidates: Space, design: int, options: Sequence[Hbm]) -> Baseline:
@@ -162,13 +173,14 @@ def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
 
 
 def _expert(
-    reference: Space, variants: Variants, setting: Setting, objective: Objective
+    reference: Space, variants: Variants, setting: Setting, objective: Objective, stop: Stop
 ) -> float | None:
     """The expert's layout of every model on the reference chip."""
     chips = chips_of_space(reference, setting.profile)
     priced = Priced.of(chips, variants, setting)
     times = []
     for index, workload in enumerate(variants.workloads):
+        go_on(stop)
         step = _expert_step(priced, variants.of(index), EXPERT.get(workload.name))
         if step is None:
             return None

@@ -37,6 +37,7 @@ from atoll.explore.tasks import (
     ChipNodes,
     ChipTask,
     Context,
+    Schedules,
     bound_chips,
     place_node,
 )
@@ -121,10 +122,10 @@ class Search:
         self.rule = Rule.of(variants, objective, tolerance)
         self.by_model = self.rule.by_model
         self.frontier, self.reserve, layouts, self.work = open_frontier(
-            space, variants, setting, self.rule
+            space, variants, setting, self.rule, self.stop
         )
         self.context = Context(
-            variants, setting, self.rule, self.work, layouts, operator_repeats(variants)
+            variants, setting, self.rule, self.work, layouts, operator_repeats(variants), self.stop
         )
         self.crew = crew or Crew(InProcess())
         self.crew.stop = self.stop
@@ -138,6 +139,8 @@ class Search:
         self.batches = 0
         self.solved: set[Key] = set()
         """Nodes whose schedules were solved, with their effort."""
+        self.schedules: dict[Key, Schedules] = {}
+        """Of the nodes solved here whose plans were the best of their chips."""
 
     def outcome(self) -> Outcome:
         """What is known now."""

@@ -24,6 +24,7 @@ from atoll.placement.placer import Times
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve
+from atoll.stopping import Asked, never
 from atoll.workload.layer import predecessors
 
 FloatArray = NDArray[np.float64]
@@ -136,7 +137,13 @@ class Priced:
         )
 
     def schedules(
-        self, chip: int, variant: Variant, effort: Effort, tolerance: float, time_limit_s: float
+        self,
+        chip: int,
+        variant: Variant,
+        effort: Effort,
+        tolerance: float,
+        time_limit_s: float,
+        stop: Asked = never,
     ) -> list[tuple[Schedule, Schedule]]:
         """Forward and backward schedules of every layer of a variant."""
         result = []
@@ -147,6 +154,7 @@ class Priced:
                     effort=effort,
                     tolerance=tolerance,
                     time_limit_s=time_limit_s,
+                    stop=stop,
                 )
                 for direction in range(2)
             ]

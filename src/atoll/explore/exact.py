@@ -84,6 +84,7 @@ def _after(search: Search, chip: int, model: int, key: Key, solved: Solved) -> E
             found[model] = search.plan_found(
                 chip, key.variant, division, solved.pass_s, traffic, effort
             )
+            search.schedules[key] = solved.schedules
     return Evaluation(row, found)
 
 

@@ -12,11 +12,13 @@ from atoll.explore.branch_and_bound import Search
 from atoll.explore.energy import energy_per_token_J, step_energy
 from atoll.explore.evaluate import Priced
 from atoll.explore.explain import layer_report
-from atoll.explore.journal import Found
+from atoll.explore.journal import Found, Key
 from atoll.explore.result import Design, ModelPlan
+from atoll.explore.tasks import SCHEDULE_LIMIT_S
 from atoll.hardware import Space, peak_power_W
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.space import PARAMETERS
+from atoll.stopping import StoppedError
 from atoll.workload.flops import model_flops
 
 FloatArray = NDArray[np.float64]
@@ -47,9 +49,7 @@ class Finder:
             )
             assert plan is not None
             if with_layers:
-                variant, tolerance = priced[model].variants.variants[0], self.search.tolerance
-                solved = priced[model].schedules(0, variant, own.effort, tolerance / 4.0, 10.0)
-                plan = replace(plan, layers=layer_report(priced[model], 0, variant, solved))
+                plan = replace(plan, layers=self._layers(priced[model], chip, own))
             plans.append(plan)
         return Design(
             accelerator=accelerator,
@@ -57,6 +57,22 @@ class Finder:
             peak_power_W=peak_power_W(accelerator),
             plans=tuple(plans),
         )
+
+    def _layers(self, priced: Priced, chip: int, plan: Found) -> list[dict[str, Any]]:
+        """The schedules behind a plan, solved again where they are not at hand; nothing where the
+        search has to end before they are.
+        """
+        search, variant = self.search, priced.variants.variants[0]
+        key = Key("tighten", int(search.frontier.ids[chip]), plan.variant, plan.effort)
+        solved = search.schedules.get(key)
+        if solved is None:
+            try:
+                solved = priced.schedules(
+                    0, variant, plan.effort, search.tolerance / 4.0, SCHEDULE_LIMIT_S, search.stop
+                )
+            except StoppedError:
+                return []
+        return layer_report(priced, 0, variant, solved)
 
     def peak_power_W(self, chip: int) -> float:
         """Peak power of a chip with the smallest HBM of its bandwidth."""

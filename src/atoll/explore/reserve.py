@@ -24,6 +24,7 @@ from atoll.explore.workloads import Variants
 from atoll.hardware.area import area_mm2
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
+from atoll.stopping import go_on
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -34,13 +35,14 @@ PIECE_POINTS = 1 << 17
 
 
 def open_frontier(
-    space: Space | ProductSpace, variants: Variants, setting: Setting, rule: Rule
+    space: Space | ProductSpace, variants: Variants, setting: Setting, rule: Rule, stop: Stop
 ) -> tuple[Frontier, Reserve | None, LayoutBounds, OperatorWork]:
     """Rooflines of every chip of a space; or of the groups of a large one."""
+    go_on(stop)
     work = operator_work(variants.passes.keys, setting.network, setting.profile.name)
     if isinstance(space, ProductSpace):
         reserve = Reserve(space, variants, setting, rule, work)
-        return reserve.first_frontier(), reserve, reserve.layouts, work
+        return reserve.first_frontier(stop), reserve, reserve.layouts, work
     chips = chips_of_space(space, setting.profile)
     memory_bytes = float(chips.hbm_capacity_bytes.max())
     layouts, lower_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
@@ -106,9 +108,10 @@ class Reserve:
             raise self._empty()
         return kept, rates[kept]
 
-    def first_frontier(self) -> Frontier:
+    def first_frontier(self, stop: Stop) -> Frontier:
         """The best group that has a design at all."""
         while self._next < len(self._group):
+            go_on(stop)
             frontier = self._built(1, threshold=-1.0)
             if frontier is not None:
                 return frontier

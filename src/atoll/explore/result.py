@@ -107,6 +107,8 @@ class SearchResult:
     """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
     front_stopped: str = ""
     """Why the fronts that were asked for are not complete, in the same words."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What is missing beside the proof, in whole or in part, and why, in the same words."""
     baseline_remarks: Mapping[str, str] = field(default_factory=dict)
     """What keeps a baseline from being the answer, where it is not its score."""
     plateau: tuple[Near, ...] = ()
@@ -117,6 +119,10 @@ class SearchResult:
     """What was searched."""
     beside: tuple[Beside, ...] = ()
     """Devices that exist, planned for the same job."""
+
+    @property
+    def ended_early(self) -> bool:
+        return bool(self.stopped or self.front_stopped or self.left_out)
 
     @property
     def network(self) -> str:
@@ -132,6 +138,7 @@ class SearchResult:
         return {
             "best": self.best.to_dict(),
             **{name: getattr(self, name) for name in plain},
+            "left_out": dict(self.left_out),
             "certificate": self.certificate.to_dict(),
             "space": None if self.scope is None else self.scope.to_dict(),
             "notes": [] if self.scope is None else list(self.scope.notes),
@@ -165,6 +172,14 @@ class SearchResult:
                 lines.append(near.power_words(own_W))
         return lines
 
+    def ending_lines(self) -> list[str]:
+        """That the search ended early, and what it left out."""
+        lines = [f"{self.stopped}: the best design so far"] if self.stopped else []
+        if self.left_out:
+            whys = " and ".join(dict.fromkeys(self.left_out.values()))
+            lines.append(f"{whys}: left out or not complete: {', '.join(self.left_out)}")
+        return lines
+
     def __str__(self) -> str:
         lines = [f"{self.best.accelerator.describe()}, {self.best.area_mm2:.1f} mm2"]
         for plan in self.best.plans:
@@ -173,6 +188,7 @@ class SearchResult:
         lines += self.plateau_lines()
         lines += [f"  {name}: {words}" for name, words in self._beside()]
         lines += [f"warning: {words}" for words in self.warnings]
+        lines += self.ending_lines()
         lines.append(self.certificate.sentence())
         if self.scope is not None:
             lines += [self.scope.sentence(), *self.scope.notes]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor, choose_executor
-from atoll.explore.baselines import Baseline, reference_space, run_baselines
+from atoll.explore.baselines import NAMES, Baseline, reference_space, run_baselines
 from atoll.explore.branch_and_bound import Outcome, Progress, Search
 from atoll.explore.evolve import evolve_search
 from atoll.explore.exact import exact_search
@@ -39,7 +40,8 @@ from atoll.profile import Profile
 from atoll.profiles import get_profile
 from atoll.step.certificate import Certificate
 from atoll.step.states import load_states
-from atoll.training.beside import plan_beside
+from atoll.stopping import Asked, StoppedError, go_on, never
+from atoll.training.beside import Beside, plan_beside
 from atoll.units import format_bytes
 from atoll.workload.stored import warnings_of
 
@@ -66,23 +68,24 @@ def run_search(
     named in `beside` are planned for the same (first) model, batch and number of devices.
     """
     began = time.monotonic()
+    stop = stop or Stop()
+    stop.limit(job.time_limit_s)
     if out is not None:
         check_folder(out)
     compile_in_background()
     space, scope = job.open_space()
-    setting, variants = prepare_search(job)
-    scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
-    check_memory(job, scope, setting, variants)
+    with _nothing_yet(stop):
+        setting, variants = prepare_search(job, stop=stop)
+        scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
+        check_memory(job, scope, setting, variants, stop)
     executor = choose_executor(workers, cluster)
     before = set_threads(workers or threads())
-    stop = stop or Stop()
-    stop.limit(job.time_limit_s)
     road = _Road(job, space, scope, setting, variants, executor, stop, began)
     try:
         if out is None:
-            return _planned_beside(road.result(progress, Journal()), beside)
+            return _planned_beside(road.result(progress, Journal()), beside, stop)
         with open_run(out, job, space, variants, setting.profile, executor.describe()) as journal:
-            result = _planned_beside(road.result(progress, journal), beside)
+            result = _planned_beside(road.result(progress, journal), beside, stop)
             journal.keep(result)
             write_result(result, out)
             return result
@@ -91,20 +94,38 @@ def run_search(
         set_threads(before)
 
 
-def _planned_beside(result: SearchResult, devices: Sequence[str]) -> SearchResult:
-    if not devices:
-        return result
+def _planned_beside(result: SearchResult, devices: Sequence[str], stop: Stop) -> SearchResult:
     job = result.job
     model = job.models[0]
-    found = plan_beside(
-        devices,
-        model.name,
-        job.devices,
-        global_batch=model.global_batch or job.global_batch,
-        sequence=model.sequence,
-        states=job.optimizer or get_profile(job.profile).optimizer,
-    )
-    return replace(result, beside=found)
+    found: list[Beside] = []
+    left_out = dict(result.left_out)
+    for name in devices:
+        if stop():
+            left_out[f"device {name}"] = stop.reason
+            continue
+        found += plan_beside(
+            [name],
+            model.name,
+            job.devices,
+            global_batch=model.global_batch or job.global_batch,
+            sequence=model.sequence,
+            states=job.optimizer or get_profile(job.profile).optimizer,
+        )
+    return replace(result, beside=tuple(found), left_out=left_out)
+
+
+@contextmanager
+def _nothing_yet(stop: Stop) -> Iterator[None]:
+    """Where the search has to end in here there is no design to show."""
+    try:
+        yield
+    except StoppedError:
+        if stop.interrupted:
+            raise KeyboardInterrupt from None
+        raise AtollError(
+            f"job: the search ended ({stop.reason}) before the first design was evaluated; give it "
+            "more time."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -133,33 +154,43 @@ class _Road:
         job, space, variants, setting = self.job, self.space, self.variants, self.setting
         phases: dict[str, float] = {}
         mark = _timed(phases, "preparation", self.began)
-        objective = make_objective(job, space, setting, variants)
         exact = job.strategy == "exact"
-        # Half of the tolerance is for the proof, half for the choice among designs as good.
-        search = Search(
-            space, variants, setting, objective, job.tolerance / 2.0 if exact else job.tolerance,
-            progress=progress, stop=self.stop, crew=Crew(self.executor), journal=journal,
-        )  # fmt: skip
-        outcome = self._search(search)
+        with _nothing_yet(self.stop):
+            objective = make_objective(job, space, setting, variants, self.stop)
+            # Half of the tolerance is for the proof, half for the choice among designs as good.
+            search = Search(
+                space, variants, setting, objective,
+                job.tolerance / 2.0 if exact else job.tolerance,
+                progress=progress, stop=self.stop, crew=Crew(self.executor), journal=journal,
+            )  # fmt: skip
+            outcome = self._search(search)
+            if outcome.best is None:
+                if outcome.stopped:
+                    raise StoppedError
+                raise _nothing_fits(job, self.scope, variants)
         mark = _timed(phases, "search", mark)
-        if outcome.best is None:
-            if self.stop.interrupted:
-                raise KeyboardInterrupt
-            raise _nothing_found(job, self.scope, variants, outcome)
+        left_out: dict[str, str] = {}
         complete_above = np.inf
         if exact and not outcome.stopped:
             complete_above = evaluate_plateau(search, job.tolerance)
             mark = _timed(phases, "plateau", mark)
+        if exact and self.stop() and not np.isfinite(complete_above):
+            left_out["plateau"] = self.stop.reason
         finder = Finder(search)
         pareto: dict[str, Any] = {}
         front_stopped = outcome.stopped if job.pareto else ""
         if job.pareto and not outcome.stopped:
             pareto, front_stopped = self._fronts(search, finder)
             mark = _timed(phases, "pareto", mark)
+        if front_stopped:
+            left_out["fronts"] = front_stopped
+        self.executor.close()  # the rest is done here: tasks that were dropped would only disturb
         baselines: dict[str, Baseline] = {}
-        if job.baselines and not self.stop.interrupted:
+        if job.baselines:
             baselines = self._baselines(search, objective)
             mark = _timed(phases, "baselines", mark)
+            missing = [f"baseline {name}" for name in NAMES if name not in baselines]
+            left_out |= dict.fromkeys(missing if baselines else ["baselines"], self.stop.reason)
         outcome = replace(search.outcome(), stopped=outcome.stopped)
         assert outcome.best is not None
         power_W = cache(finder.peak_power_W)
@@ -168,6 +199,8 @@ class _Road:
             chosen = choose(search, outcome.bound, job.tolerance, power_W)
         ranked = _ranked(outcome, objective, chosen)
         best = finder.design(chosen, with_layers=True)
+        if not all(plan.layers for plan in best.plans):
+            left_out["layer schedules"] = self.stop.reason
         runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
         near = plateau(search, chosen, complete_above, power_W, finder.design)
         score = search.found_score(chosen)
@@ -188,6 +221,7 @@ class _Road:
             wall_time_s=time.monotonic() - self.began,
             stopped="" if certificate.status == "optimal" else outcome.stopped,
             front_stopped=front_stopped,
+            left_out=left_out,
             warnings=tuple(w for own in variants.workloads for w in warnings_of(own.config)),
             scope=self.scope,
         )
@@ -215,12 +249,17 @@ class _Road:
         known = search.journal.note(name)
         if known is not None:
             found = {key: Baseline(**value) for key, value in known.items()}
+        elif self.stop():
+            return {}
         else:
             drawn = space if isinstance(space, Space) else space.sample(SAMPLE, job.seed)
             found = dict(
-                run_baselines(space, drawn, self.variants, self.setting, objective, job.seed)
+                run_baselines(
+                    space, drawn, self.variants, self.setting, objective, job.seed, self.stop
+                )
             )
-            search.journal.put_note(name, {key: b.to_note() for key, b in found.items()})
+            if len(found) == len(NAMES):  # else the next run makes them all
+                search.journal.put_note(name, {key: b.to_note() for key, b in found.items()})
         if job.strategy == "exact":
             for baseline in found.values():
                 if baseline.chip is not None:
@@ -235,7 +274,9 @@ def _timed(phases: dict[str, float], name: str, since: float) -> float:
     return now
 
 
-def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, Variants]:
+def prepare_search(
+    job: Job, profile: Profile | None = None, stop: Asked = never
+) -> tuple[Setting, Variants]:
     """The network, optimizer and profile; and the models at every microbatch and width."""
     profile = profile or get_profile(job.profile)
     setting = Setting(
@@ -251,7 +292,7 @@ def prepare_search(job: Job, profile: Profile | None = None) -> tuple[Setting, V
         for model in job.models
     ]
     variants = make_variants(
-        workloads, job.microbatches, job.tensor_widths, job.devices, job.recompute, profile
+        workloads, job.microbatches, job.tensor_widths, job.devices, job.recompute, profile, stop
     )
     return setting, variants
 
@@ -271,7 +312,11 @@ def left_out_notes(job: Job, variants: Variants) -> list[str]:
 
 
 def make_objective(
-    job: Job, space: Space | ProductSpace, setting: Setting, variants: Variants
+    job: Job,
+    space: Space | ProductSpace,
+    setting: Setting,
+    variants: Variants,
+    stop: Stop | None = None,
 ) -> Objective:
     """One model: its samples per second. Several: as the job says, against the reference chip."""
     batches = tuple(workload.global_batch for workload in variants.workloads)
@@ -280,19 +325,23 @@ def make_objective(
     references: tuple[float, ...] = (1.0,) * len(batches)
     if job.objective != "mean":
         references = tuple(
-            _reference_samples(job, space, setting, index) for index in range(len(batches))
+            _reference_samples(job, space, setting, index, stop or Stop())
+            for index in range(len(batches))
         )
     weights = tuple(model.weight for model in job.models)
     return Objective(job.objective, batches, weights, references)
 
 
 def _reference_samples(
-    job: Job, space: Space | ProductSpace, setting: Setting, index: int
+    job: Job, space: Space | ProductSpace, setting: Setting, index: int, stop: Stop
 ) -> float:
     alone = replace(job, models=(job.models[index],))
-    _, variants = prepare_search(alone)
+    _, variants = prepare_search(alone, stop=stop)
     objective = Objective.single(variants.workloads[0].global_batch)
-    outcome = exact_search(Search(reference_space(space), variants, setting, objective, 1e-3))
+    chip = reference_space(space)
+    outcome = exact_search(Search(chip, variants, setting, objective, 1e-3, stop=stop))
+    if outcome.stopped:
+        raise StoppedError
     if outcome.best is None:
         raise InfeasibleError(
             f"model {job.models[index].name} does not fit the reference chip on {job.devices} "
@@ -386,7 +435,9 @@ def _certificate(
     )
 
 
-def check_memory(job: Job, scope: Scope, setting: Setting, variants: Variants) -> None:
+def check_memory(
+    job: Job, scope: Scope, setting: Setting, variants: Variants, stop: Asked
+) -> None:
     """Refuse a model that fits no chip's memory, before anything is priced.
 
     Whether a placement fits does not depend on times: any will do.
@@ -397,6 +448,7 @@ def check_memory(job: Job, scope: Scope, setting: Setting, variants: Variants) -
         # Narrow shares first: they are the most likely to fit.
         own.sort(key=lambda variant: (-variant.tensor, variant.microbatch))
         for variant in own:
+            go_on(stop)
             times = Times(np.ones((variant.layers, 2)), np.ones(variant.facts.rerun.shape[1]))
             if setting.place(setting.problem(variant, memory_bytes, 1.0), times) is not None:
                 break
@@ -418,12 +470,7 @@ def _no_room(job: Job, scope: Scope, model: str, own: Sequence[Variant]) -> Infe
     )
 
 
-def _nothing_found(job: Job, scope: Scope, variants: Variants, outcome: Outcome) -> AtollError:
-    if outcome.stopped:
-        return AtollError(
-            f"job: the search ended ({outcome.stopped}) before the first design was evaluated; "
-            "give it more time."
-        )
+def _nothing_fits(job: Job, scope: Scope, variants: Variants) -> AtollError:
     # Every model fits the largest memory of the space, but no chip has it for all of them.
     names = ", ".join(workload.name for workload in variants.workloads)
     return _no_room(job, scope, names, variants.variants)

@@ -21,6 +21,7 @@ from atoll.explore.layouts import Setting
 from atoll.explore.workloads import Variants, make_variants
 from atoll.hardware import Space
 from atoll.hardware.space import PARAMETERS
+from atoll.stopping import Asked, go_on, never
 
 FloatArray = NDArray[np.float64]
 
@@ -29,7 +30,9 @@ ROUNDS = 48
 _NOISE = 1e-4  # of the standardised objective: log times repeat exactly, the kernel does not
 
 
-def spotlight_chip(space: Space, variants: Variants, setting: Setting, seed: int) -> int:
+def spotlight_chip(
+    space: Space, variants: Variants, setting: Setting, seed: int, stop: Asked = never
+) -> int:
     """Index of the design with the fastest single device found."""
     microbatch = min(variant.microbatch for variant in variants.variants)
     # One microbatch is the whole batch here: it need not divide every model's own.
@@ -40,6 +43,7 @@ def spotlight_chip(space: Space, variants: Variants, setting: Setting, seed: int
         devices=1,
         recompute="none",
         profile=setting.profile,
+        stop=stop,
     )
     rng = np.random.default_rng(seed)
     features = _features(space)
@@ -47,6 +51,7 @@ def spotlight_chip(space: Space, variants: Variants, setting: Setting, seed: int
     seen = [int(i) for i in first]
     values = list(_device_log_s(space, np.array(seen), single, setting))
     for _ in range(min(ROUNDS, len(space) - len(seen))):
+        go_on(stop)
         gain = expected_improvement(features[seen], np.array(values), features)
         gain[seen] = -1.0
         chosen = int(np.argmax(gain))

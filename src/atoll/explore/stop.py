@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,10 @@ class Stop:
     @property
     def interrupted(self) -> bool:
         return self.signal != 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process, whose clock may be another one, it never asks: the driver does."""
+        return Stop, ()
 
     def limit(self, time_limit_s: float) -> None:
         """End this long from now at the latest."""

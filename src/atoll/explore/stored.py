@@ -117,7 +117,7 @@ class StoredJournal(Journal):
     def keep(self, result: SearchResult) -> None:
         """Keep the answer, and how the search ended."""
         self.store.put_note("result", result.to_dict())
-        self.ending = "stopped" if result.stopped or result.front_stopped else "finished"
+        self.ending = "stopped" if result.ended_early else "finished"
         self.store.put_progress(
             self.ending,
             0,

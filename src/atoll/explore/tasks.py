@@ -19,11 +19,13 @@ from atoll.explore.energy import operator_repeats, variant_traffic
 from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
 from atoll.explore.order import check_layers
+from atoll.explore.stop import Stop
 from atoll.explore.trial import Answers, Rule, Trial, try_chip
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variants
 from atoll.placement.chain import Division
 from atoll.placement.placer import Times
+from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
 
 FloatArray = NDArray[np.float64]
@@ -44,6 +46,7 @@ class Context:
     layouts: LayoutBounds
     repeats: FloatArray
     """(variants, operators): how often a microbatch runs each distinct operator."""
+    stop: Stop
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +154,10 @@ def place_node(
     return context.setting.place(problem, times, limit)
 
 
+Schedules = list[tuple[Schedule, Schedule]]
+"""Forward and backward, of every layer."""
+
+
 @dataclass(frozen=True, eq=False)
 class Solved:
     """One node whose schedules were solved with more effort."""
@@ -158,6 +165,7 @@ class Solved:
     least_s: float
     """No plan of the node is faster; infinite where nothing fits."""
     division: Division | None
+    schedules: Schedules
     pass_s: FloatArray
     hbm_bytes: float
     glb_bytes: float
@@ -168,7 +176,9 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
     alone = _only(context.variants, variant)
     priced = Priced.of(chip, alone, context.setting)
     own = alone.variants[0]
-    solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, SCHEDULE_LIMIT_S)
+    solved = priced.schedules(
+        0, own, effort, context.rule.tolerance / 4.0, SCHEDULE_LIMIT_S, context.stop
+    )
     lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
     upper = np.array([[s.makespan_s for s in pair] for pair in solved])
     least, most = priced.place(0, own, lower), priced.place(0, own, upper)
@@ -176,6 +186,7 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
     return Solved(
         least_s=np.inf if least is None else least.step_time_s,
         division=most,
+        schedules=solved,
         pass_s=upper,
         hbm_bytes=float(hbm[0, 0]),
         glb_bytes=float(glb[0, 0]),

@@ -17,6 +17,7 @@ from atoll.cost.table import PassSet, flatten
 from atoll.errors import AtollError
 from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.profile import Profile
+from atoll.stopping import Asked, go_on, never
 from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
 from atoll.workload.layer import Layer, Model
 
@@ -85,6 +86,7 @@ def make_variants(
     devices: int,
     recompute: str,
     profile: Profile,
+    stop: Asked = never,
 ) -> Variants:
     """Build every model at every microbatch and every tensor width that it allows."""
     variants: list[Variant] = []
@@ -102,6 +104,7 @@ def make_variants(
             raise AtollError(_no_microbatch(workload, microbatches))
         for microbatch in sizes:
             for tensor in allowed:
+                go_on(stop)
                 model = prepare(
                     workload.config,
                     microbatch,

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, compress, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,13 +70,17 @@ class _Subsets:
     bytes: NDArray[np.int64]
 
     def choices(self, rows: Sequence[int]) -> tuple[KeepChoice, ...]:
+        # Thousands in the blocks of experts: as lists at once, not number by number.
+        held = [self.kept[name][rows].tolist() for name in self.kept]
+        kept = zip(*held, strict=True) if held else repeat((), len(rows))
+        operators = range(self.rerun.shape[1])
         return tuple(
             KeepChoice(
-                keep=(*self.fixed, *(name for name, held in self.kept.items() if held[i])),
-                rerun=tuple(int(j) for j in np.flatnonzero(self.rerun[i])),
-                kept_bytes=int(self.bytes[i]),
+                (*self.fixed, *compress(self.kept, own)), tuple(compress(operators, again)), size
             )
-            for i in rows
+            for own, again, size in zip(
+                kept, self.rerun[rows].tolist(), self.bytes[rows].tolist(), strict=True
+            )
         )
 
 
@@ -166,22 +171,32 @@ def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[in
     """Rows for which no other has as few bytes and reruns no other operators; bytes ascending."""
     # Among equal bytes fewer operators first, so that what comes later never beats what is taken.
     order = np.lexsort((rerun.sum(axis=1), bytes_))
-    masks = _masks(rerun)
+    taken = _first_of_each(np.ascontiguousarray(_masks(rerun)[order]).tobytes(), len(order))
+    return order[taken].tolist()
+
+
+@lru_cache(maxsize=64)
+def _first_of_each(masks: bytes, rows: int) -> list[int]:
+    """Rows whose operators contain those of no row that was taken before; other microbatches of a
+    layer, whose tensors are as many times as large, ask the same again.
+    """
+    sets = np.frombuffer(masks, np.uint64).reshape(rows, -1)
     taken: list[int] = []
-    known = np.zeros(masks.shape, np.uint64)
-    for row in order:
+    known = np.zeros(sets.shape, np.uint64)
+    for row, own in enumerate(sets):
         # A taken set of operators within this one's beats it: no bit of it lies outside.
-        if not ((known[: len(taken)] & ~masks[row]) == 0).all(axis=1).any():
-            known[len(taken)] = masks[row]
-            taken.append(int(row))
+        if not ((known[: len(taken)] & ~own) == 0).all(axis=1).any():
+            known[len(taken)] = own
+            taken.append(row)
     return taken
 
 
 def rerun_table(choices: Sequence[KeepChoice], operators: int) -> FloatArray:
     """1 where a choice (row) runs an operator (column) again, and 0 elsewhere."""
     table = np.zeros((len(choices), operators))
-    for row, choice in zip(table, choices, strict=True):
-        row[list(choice.rerun)] = 1.0
+    again = [choice.rerun for choice in choices]
+    rows = np.repeat(np.arange(len(choices)), [len(own) for own in again])
+    table[rows, np.array(list(chain.from_iterable(again)), np.int64)] = 1.0
     return table
 
 

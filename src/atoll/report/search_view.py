@@ -37,8 +37,9 @@ def search_view(source: Source) -> dict[str, Any]:
     notes = [f"Warning: {words}." for words in content.get("warnings", ())]
     if content.get("stopped"):
         notes.append(f"The search was stopped ({content['stopped']}): this is its best so far.")
-    elif content.get("front_stopped"):
-        notes.append(f"The fronts are not complete ({content['front_stopped']}).")
+    if content.get("left_out"):
+        named = (f"{name} ({why})" for name, why in content["left_out"].items())
+        notes.append(f"Left out or not complete: {', '.join(named)}.")
     if source.status is not None and source.status.state == "running":
         notes.append("Partial: a search is running in this folder; this is its last report.")
     view: dict[str, Any] = {

@@ -231,13 +231,13 @@ def dominated(m: int, other: int, level: Level) -> bool:
 
 @entry
 def branch(
-    p: Instance, weight: Floats, cut: float, width: int, start: Floats, option: Ints
+    p: Instance, weight: Floats, cut: float, width: int, start: Floats, option: Ints, halt: Bools
 ) -> tuple[float, float, int]:
     """Search for the shortest schedule below `cut`.
 
     `weight` are valid weights of operators for such schedules (`subset_kernels`). Fills start and
     option if it finds one. Returns (bound on the makespan of every schedule, makespan found or
-    infinity, nodes kept).
+    infinity, nodes kept). Another thread may set `halt[0]`: it returns soon, and proves nothing.
     """
     n = p.duration.shape[0]
     most = min(n, MOST_RUNNING)
@@ -272,6 +272,8 @@ def branch(
     for depth in range(n):
         number = zero
         for v in range(kept):
+            if halt[0]:
+                return 0.0, np.inf, nodes
             number, missed = expand(v, p, weight, tail, cut, level, children, number, busy, tried,
                                     free)  # fmt: skip
             lost = min(lost, missed)
@@ -286,6 +288,8 @@ def branch(
             bins[b] = c
         kept = zero
         for b in range(BINS):
+            if halt[0]:
+                return 0.0, np.inf, nodes
             c = bins[b]
             while c >= 0:
                 if kept >= width:

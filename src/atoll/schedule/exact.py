@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.schedule.bound_kernels import EPSILON, Bools, Floats, Instance, prepare
 from atoll.schedule.problem import Schedule, ScheduleProblem
+from atoll.stopping import Asked, never, watched
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntVar, LinearExpr
@@ -31,6 +32,7 @@ def solve_exact(
     weight_s: Floats,
     tolerance: float,
     time_limit_s: float,
+    stop: Asked = never,
 ) -> Schedule:
     """Improve a schedule and its bound until the tolerance or the limit is met.
 
@@ -64,7 +66,8 @@ def solve_exact(
     solver.parameters.interleave_search = True  # the whole portfolio, still deterministic
     solver.parameters.max_deterministic_time = time_limit_s
     solver.parameters.relative_gap_limit = 0.5 * tolerance
-    status = solver.solve(model)
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C is for whoever is asked
+    status = watched(lambda: solver.solve(model), solver.stop_search, stop)
     bound = solver.best_objective_bound * unit_s
     if bound > known.lower_bound_s:
         known = replace(known, lower_bound_s=min(bound, known.makespan_s), bound="cp-sat")

@@ -6,7 +6,8 @@ bounded  + wider branch and bound;
 exact    + a wider branch and bound, and CP-SAT where that leaves a gap.
 
 The graph is cut where everything earlier precedes everything later, since makespans add up there;
-each part stops as soon as its gap is within the tolerance. All levels are deterministic.
+each part stops as soon as its gap is within the tolerance. All levels are deterministic: who is
+asked to stop before the end gives no answer at all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from atoll.schedule.branch_kernels import branch
 from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.problem import RESOURCES, Schedule, ScheduleProblem
 from atoll.schedule.subset_kernels import subset_bound
+from atoll.stopping import Asked, go_on, never, watched
 
 Effort = Literal["quick", "linear", "bounded", "exact"]
 
@@ -35,6 +37,9 @@ WIDTHS: dict[Effort, tuple[tuple[int, float], ...]] = {
 }
 """Nodes per level of the successive branch and bound searches, and the gap that calls for each."""
 
+LONG_WIDTH = 10_000
+"""From this width on a search takes seconds, and is watched."""
+
 SUBSET_NODES = 200_000
 """Effort on the feasible-subset bound; graphs with few operators at once take little of it."""
 
@@ -45,11 +50,12 @@ def solve(
     effort: Effort = "bounded",
     tolerance: float = 1e-3,
     time_limit_s: float = 10.0,
+    stop: Asked = never,
 ) -> Schedule:
     """A schedule of `problem` whose gap is at most `tolerance` where the effort allows it.
 
     `time_limit_s` concerns CP-SAT only, and is in its deterministic seconds: the same problem
-    always gets the same schedule.
+    always gets the same schedule. Raises `StoppedError` once `stop` says so.
     """
     _validate(problem)
     if problem.operators == 0:
@@ -59,13 +65,13 @@ def solve(
         return first
     _, _, cuts = prepare(*problem.arrays())
     if cuts.size == 2:
-        return _solve_part(problem, first, effort, tolerance, time_limit_s)
+        return _solve_part(problem, first, effort, tolerance, time_limit_s, stop)
     parts = []
     for lo, hi in pairwise(cuts.tolist()):
         part = _part(problem, lo, hi)
         begun = quick(part)
         if begun.gap > tolerance:
-            begun = _solve_part(part, begun, effort, tolerance, time_limit_s)
+            begun = _solve_part(part, begun, effort, tolerance, time_limit_s, stop)
         parts.append(begun)
     return _in_series(parts)
 
@@ -101,6 +107,7 @@ def _solve_part(
     effort: Effort,
     tolerance: float,
     time_limit_s: float,
+    stop: Asked,
 ) -> Schedule:
     """Close the gap of a part that is not in series."""
     mirror = _reversed(problem)
@@ -111,21 +118,22 @@ def _solve_part(
     for width, worth in WIDTHS[effort]:
         if known.gap <= max(tolerance, worth):
             break
+        go_on(stop)
         if known.makespan_s < weighted_for:
             # A shorter schedule rules more options out, which may make the weights stronger.
             weighted_for = known.makespan_s
             known, weight = _weigh(problem, forward, ordered, known, tolerance)
         # Neither direction of time is better on all graphs, and each profits from the other.
         if known.gap > tolerance:
-            known = _branch(forward, known, weight, tolerance, width)
+            known = _branch(forward, known, weight, tolerance, width, stop)
         if known.gap > tolerance:
             seen = _mirrored(known, problem)
-            seen = _branch(backward, seen, weight[::-1].copy(), tolerance, width)
+            seen = _branch(backward, seen, weight[::-1].copy(), tolerance, width, stop)
             known = _mirrored(seen, mirror)
     if effort == "exact" and known.gap > tolerance:
         from atoll.schedule.exact import solve_exact
 
-        known = solve_exact(problem, known, weight, tolerance, time_limit_s)
+        known = solve_exact(problem, known, weight, tolerance, time_limit_s, stop)
     return known
 
 
@@ -177,10 +185,17 @@ def _mirrored(schedule: Schedule, problem: ScheduleProblem) -> Schedule:
     )
 
 
-def _branch(p: Instance, known: Schedule, weight: Floats, tolerance: float, width: int) -> Schedule:
+def _branch(
+    p: Instance, known: Schedule, weight: Floats, tolerance: float, width: int, stop: Asked
+) -> Schedule:
     """One branch and bound search of the given width for something better than known."""
     start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
-    lower, upper, _ = branch(p, weight, _goal(known, tolerance), width, start, option)
+    halt = np.zeros(1, np.bool_)
+    lower, upper, _ = watched(
+        lambda: branch(p, weight, _goal(known, tolerance), width, start, option, halt),
+        lambda: halt.fill(True),
+        stop if width >= LONG_WIDTH else never,
+    )
     if upper < known.makespan_s:
         known = replace(
             known,

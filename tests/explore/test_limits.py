@@ -1,0 +1,87 @@
+"""A search that has to end ends: with the best so far and what was left out, or with a sentence."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from some_job import answer, some_job
+
+from atoll.errors import AtollError
+from atoll.explore.baselines import NAMES
+from atoll.explore.run import run_search
+from atoll.explore.stop import Stop
+from atoll.printing import print_result
+from atoll.schedule.solve import solve
+from atoll.schedule.synthetic import backward_pass
+from atoll.stopping import StoppedError, watched
+
+
+class Counting(Stop):
+    """Its time is up after so many questions."""
+
+    def __init__(self, most: float = np.inf) -> None:
+        super().__init__()
+        self.asked, self._most = 0, most
+
+    def __call__(self) -> bool:
+        self.asked += 1
+        return self.asked > self._most or super().__call__()
+
+
+def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence(tmp_path: Path) -> None:
+    """At its first question, in preparation, search, plateau, fronts and each baseline."""
+    job = some_job(tmp_path, baselines=True, pareto=True)
+    counted = Counting()
+    whole = run_search(job, stop=counted)
+    assert not whole.ended_early and set(whole.baselines) == set(NAMES)
+    seen = set()
+    for share in (0.0, 0.002, 0.1, 0.3, 0.6, 0.9, 0.99):
+        try:
+            part = run_search(job, stop=Counting(int(share * counted.asked)))
+        except AtollError as error:
+            assert "time limit" in str(error) and "before the first design" in str(error)
+            seen.add("sentence")
+            continue
+        assert part.score <= whole.certificate.bound * (1 + 1e-12)
+        assert whole.score <= part.certificate.bound * (1 + 1e-12)
+        assert part.left_out, "the last baseline was not finished"
+        assert set(part.left_out.values()) == {"time limit"}
+        missing = [name for name in NAMES if name not in part.baselines]
+        told = ["baselines"] if len(missing) == len(NAMES) else [f"baseline {n}" for n in missing]
+        assert [name for name in part.left_out if name.startswith("baseline")] == told
+        assert part.best.plans[0].layers, "its schedules were at hand"
+        seen.update(part.left_out)
+    assert {"sentence", "plateau", "fronts", "baselines"} <= seen
+
+
+def test_what_was_left_out_comes_with_the_next_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = some_job(tmp_path, baselines=True)
+    counted = Counting()
+    whole = run_search(job, stop=counted)
+    part = run_search(job, out=tmp_path / "run", stop=Counting(counted.asked - 20))
+    assert "random" not in part.baselines and part.certificate.status == "optimal"
+    print_result(part)
+    assert "time limit: left out or not complete: " in capsys.readouterr().out
+    assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)
+
+
+def test_a_schedule_that_is_stopped_gives_no_answer_and_else_the_same() -> None:
+    problem = backward_pass(np.random.default_rng(0), 12, 6)
+    counted = Counting()
+    whole = solve(problem, effort="bounded", tolerance=0.0)
+    assert solve(problem, effort="bounded", tolerance=0.0, stop=counted) == whole
+    assert counted.asked > 0
+    with pytest.raises(StoppedError):
+        solve(problem, effort="bounded", tolerance=0.0, stop=Counting(0))
+
+
+def test_compiled_work_is_halted_when_its_time_is_up() -> None:
+    halted = threading.Event()
+    with pytest.raises(StoppedError):
+        watched(halted.wait, halted.set, Counting(2))
+    assert watched(lambda: 1, halted.set, Counting(0)) == 1, "it was done before the question"
