@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from some_job import answer, some_job
 
 from atoll.errors import AtollError
-from atoll.explore.baselines import NAMES
+from atoll.explore.baselines import NAMES, Baseline, run_baselines
 from atoll.explore.run import run_search
 from atoll.explore.stop import Stop
 from atoll.printing import print_result
@@ -68,6 +71,21 @@ def test_what_was_left_out_comes_with_the_next_run(
     print_result(part)
     assert "time limit: left out or not complete: " in capsys.readouterr().out
     assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)
+
+
+def test_ctrl_c_after_the_proof_says_that_the_baselines_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Stop()
+
+    def begun(*arguments: Any) -> Mapping[str, Baseline]:
+        stop.signal = signal.SIGINT
+        return run_baselines(*arguments)
+
+    monkeypatch.setattr("atoll.explore.run.run_baselines", begun)
+    part = run_search(some_job(tmp_path, baselines=True), stop=stop)
+    assert part.certificate.status == "optimal" and part.stopped == ""
+    assert part.left_out == {"baselines": "interrupted"} and part.baselines == {}
 
 
 def test_a_schedule_that_is_stopped_gives_no_answer_and_else_the_same() -> None:

@@ -101,8 +101,10 @@ def search(
     the best design so far with its proven gap (exit code 130).
     """
     given = dict(locals())
-    from atoll.api import search as run
     from atoll.explore.stop import Stop
+
+    stop = Stop()  # before the other imports, which take seconds on a busy machine
+    from atoll.api import search as run
     from atoll.report.trace import check_trace_path, search_trace, write_trace
     from atoll.wafer.job import is_wafer_job
 
@@ -112,7 +114,6 @@ def search(
 
         search_wafer(context, given)
         return
-    stop = Stop()
     with stop.on_interrupt(), printing.progress(quiet=as_json) as show:
         options = taken_by(
             run, given, model="models", batch="global_batch", microbatch="microbatches",

@@ -6,17 +6,17 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from types import FrameType
 from typing import Any
-
-import numpy as np
 
 
 class Stop:
     """Asked between pieces of work: `stop()` is true once the search has to end."""
 
-    def __init__(self, time_limit_s: float = np.inf) -> None:
-        self._deadline = time.monotonic() + time_limit_s
+    def __init__(self, time_limit_s: float = inf) -> None:
+        self._began = time.monotonic()
+        self._deadline = self._began + time_limit_s
         self.signal = 0
         """The signal that asked, if one did."""
 
@@ -29,8 +29,8 @@ class Stop:
         return Stop, ()
 
     def limit(self, time_limit_s: float) -> None:
-        """End this long from now at the latest."""
-        self._deadline = min(self._deadline, time.monotonic() + time_limit_s)
+        """End at the latest so long after this was made: for a command, after it began."""
+        self._deadline = min(self._deadline, self._began + time_limit_s)
 
     def __call__(self) -> bool:
         return self.interrupted or time.monotonic() > self._deadline

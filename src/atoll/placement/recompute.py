@@ -172,7 +172,7 @@ def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[in
     # Among equal bytes fewer operators first, so that what comes later never beats what is taken.
     order = np.lexsort((rerun.sum(axis=1), bytes_))
     taken = _first_of_each(np.ascontiguousarray(_masks(rerun)[order]).tobytes(), len(order))
-    return order[taken].tolist()
+    return [int(row) for row in order[taken]]
 
 
 @lru_cache(maxsize=64)
