@@ -15,17 +15,18 @@ MOST_DIGITS = 40
 """Of a whole number: whatever is computed with it stays a finite float."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file."""
+def read_object(path: Path, where: str = "") -> dict[str, Any]:
+    """The JSON object in a file, which sentences call `where` (its path)."""
+    where = where or str(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
+        raise AtollError(f"{where}: no such file") from None
     except UnicodeDecodeError as error:
-        raise AtollError(f"{path}: not a UTF-8 text file (byte {error.start})") from None
+        raise AtollError(f"{where}: not a UTF-8 text file (byte {error.start})") from None
     except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-    return parse_object(text, str(path))
+        raise AtollError(f"{where}: cannot be read ({error.strerror})") from None
+    return parse_object(text, where)
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:

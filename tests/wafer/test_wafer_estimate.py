@@ -78,7 +78,7 @@ def test_a_mapping_that_does_not_fit_is_priced_and_said_so(job, tmp_path):
         ("layout: { rectangle: [3, 2], stages: 2 }", "do not fit a wafer of 4 x 2"),
         ("layout: { rectangle: [2, 2], stages: 2, microbatch: 9 }", "larger than the batch"),
         ("layout: { rectangle: [0, 2], stages: 2 }", "layout.rectangle"),
-        ("mapping: nowhere.json", "cannot be read"),
+        ("mapping: nowhere.json", "no such file"),
     ],
 )
 def test_a_job_that_cannot_be_priced_is_one_sentence(job, line, words):

@@ -116,7 +116,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         return _named(config_from_hf(given, str(path)), stem)
     cached = cached_config(text)
     if cached is not None:
-        config = config_from_hf(read_object(cached), text)
+        config = config_from_hf(read_object(cached, text), text)
         return _named(config, text.rpartition("/")[2])
     if path.suffix == ".json" or len(path.parts) > 1:
         cachable = is_model_id(text) and path.suffix != ".json"
