@@ -69,10 +69,17 @@ class Timeline:
         return [sum(s.duration_s for s in row if s.kind == IDLE) for row in self.stages]
 
 
+MOST_PASSES = 500_000
+
+
 def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
-    """The step of a search's placement; None where a stage's forward time is not on record."""
+    """The step of a search's placement; None where a stage's forward time is not on record, or
+    where its passes are too many to draw.
+    """
     stages = placement["stages"]
     if any(stage.get("forward_s") is None for stage in stages):
+        return None
+    if placement["microbatches"] * len(stages) > MOST_PASSES:
         return None
     times = []
     for stage in stages:
@@ -94,6 +101,8 @@ def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
 def plan_timeline(pipeline: Mapping[str, Any]) -> Timeline:
     """The step of a planned layout, from the record that `plan_file` keeps of it."""
     step = read_passes(pipeline)
+    if step.replayed * len(step.passes) > MOST_PASSES:
+        raise ValueError(f"{step.replayed} microbatches are replayed")
     found = replay_step(step).pipeline
     after = list(step.after)
     if step.microbatches > step.replayed:
