@@ -51,7 +51,7 @@ def side_by_side(models: tuple[str, ...]) -> None:
     print("|---|---|---|---|---|---|---|")
     for name in models:
         for profile in ("phaze", "default"):
-            result = atoll.search(model=name, profile=profile)
+            result = atoll.search(model=name, profile=profile, zero=(0,))
             plan = result.best.plans[0]
             placed = result.baselines["tpuv4-placed"]
             gain = "does not fit" if placed is None else f"{plan.samples_per_s / placed:.2f}x"
@@ -66,7 +66,7 @@ def side_by_side(models: tuple[str, ...]) -> None:
 
 def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tuple[int, float]:
     """The best design of PHAZE's space (or of a part of it) and its samples per second."""
-    job = Job(models=(ModelJob(name),))
+    job = Job(models=(ModelJob(name),), zero=(0,))
     setting, variants = prepare_search(job, profile)
     space = phaze_space()
     chosen = np.arange(len(space)) if designs is None else np.array(designs)

@@ -222,7 +222,7 @@ class Estimator(Priced):
             [one_way_s] * layout.pp,
             1.0 - overlap.pipeline,
         )
-        send_total_s = passes_s - m * slowest.total_s - idle_s
+        send_total_s = max(0.0, passes_s - m * slowest.total_s - idle_s)
         last_s, before_s = max(stepper.gradient_s(dense, expert) for dense, expert in parameters)
         # A backward pass, stretched where the host's launches set the pace.
         behind_s = slowest.total_s - slowest.forward.total_s
