@@ -14,6 +14,7 @@ import pytest
 
 import atoll
 from atoll.cost.chips import chips_of_accelerator
+from atoll.errors import AtollError
 from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
 from atoll.explore.workloads import make_variants, make_workload
@@ -133,9 +134,15 @@ def test_devices_beside_a_searched_chip_are_planned_for_its_job() -> None:
     assert h100["throughput_samples_per_s"] == pytest.approx(BATCH / planned)
 
 
+def test_a_device_that_nobody_knows_ends_a_search_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("atoll.explore.run.prepare_search", lambda *_, **__: pytest.fail("began"))
+    with pytest.raises(AtollError, match="h1000"):
+        atoll.search(model=SMALL, devices=4, beside=("h100", "h1000"))
+
+
 def test_a_device_that_holds_no_layout_stands_beside_with_the_reason() -> None:
-    (none,) = plan_beside(
-        ["v100-16"], "llama3-405b", 1, global_batch=1, sequence=8192, states="mixed"
-    )
+    none = plan_beside("v100-16", make_run("llama3-405b", "v100-16", 1, global_batch=1))
     assert not none.fits and none.step_time_s is None
     assert "does not fit" in none.reason

@@ -29,8 +29,8 @@ Network = Annotated[
 Stack = Annotated[
     str | None,
     typer.Option(
-        help="Software: megatron, nemo, fsdp, modular, compiled, eager, xla... Default: megatron, "
-        "and for a chip of the template chip."
+        help="Software: megatron, nemo, fsdp, modular, compiled, eager, xla... Default: the "
+        "device's (megatron; TPUs: xla; chips of the template: chip)."
     ),
 ]
 States = Annotated[

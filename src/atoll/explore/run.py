@@ -42,6 +42,8 @@ from atoll.step.certificate import Certificate
 from atoll.step.states import load_states
 from atoll.stopping import Asked, StoppedError, go_on, never
 from atoll.training.beside import Beside, plan_beside
+from atoll.training.request import make_run
+from atoll.training.run import Run
 from atoll.units import format_bytes
 from atoll.workload.stored import warnings_of
 
@@ -72,6 +74,7 @@ def run_search(
     stop.limit(job.time_limit_s)
     if out is not None:
         check_folder(out)
+    runs = _runs_beside(job, beside)  # a name that is not known ends it here, not after the search
     compile_in_background()
     space, scope = job.open_space()
     with _nothing_yet(stop):
@@ -83,9 +86,9 @@ def run_search(
     road = _Road(job, space, scope, setting, variants, executor, stop, began)
     try:
         if out is None:
-            return _planned_beside(road.result(progress, Journal()), beside, stop)
+            return _planned_beside(road.result(progress, Journal()), runs, stop)
         with open_run(out, job, space, variants, setting.profile, executor.describe()) as journal:
-            result = _planned_beside(road.result(progress, journal), beside, stop)
+            result = _planned_beside(road.result(progress, journal), runs, stop)
             journal.keep(result)
             write_result(result, out)
             return result
@@ -94,23 +97,30 @@ def run_search(
         set_threads(before)
 
 
-def _planned_beside(result: SearchResult, devices: Sequence[str], stop: Stop) -> SearchResult:
-    job = result.job
+def _runs_beside(job: Job, devices: Sequence[str]) -> dict[str, Run]:
+    """The job's (first) model on other devices, each with its own network and software."""
     model = job.models[0]
-    found: list[Beside] = []
-    left_out = dict(result.left_out)
-    for name in devices:
-        if stop():
-            left_out[f"device {name}"] = stop.reason
-            continue
-        found += plan_beside(
-            [name],
+    return {
+        name: make_run(
             model.name,
+            name,
             job.devices,
             global_batch=model.global_batch or job.global_batch,
             sequence=model.sequence,
             states=job.optimizer or get_profile(job.profile).optimizer,
         )
+        for name in devices
+    }
+
+
+def _planned_beside(result: SearchResult, runs: Mapping[str, Run], stop: Stop) -> SearchResult:
+    found: list[Beside] = []
+    left_out = dict(result.left_out)
+    for name, run in runs.items():
+        if stop():
+            left_out[f"device {name}"] = stop.reason
+        else:
+            found.append(plan_beside(name, run))
     return replace(result, beside=tuple(found), left_out=left_out)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
 
 import yaml
 
@@ -17,48 +16,16 @@ from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.yamlfile import fields_of
 
 
-class Device(Protocol):
-    """Peaks, memory, and how fast plain streams of bytes run."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def network(self) -> str:
-        """The network of the catalogue that such devices usually sit on."""
-
-    @property
-    def hbm_bytes(self) -> int: ...
-
-    @property
-    def hbm_Bps(self) -> float: ...
-
-    @property
-    def stream_Bps(self) -> float:
-        """HBM bandwidth that streaming operators reach."""
-
-    @property
-    def optimizer_traffic(self) -> float:
-        """Bytes that an fp32 optimizer's step moves over those that it must."""
-
-    @property
-    def half_dtype(self) -> str:
-        """The 16-bit format that training uses here."""
-
-    def peak_flops(self, dtype: str) -> float: ...
-
-    def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Self:
-        """The same device with another memory."""
-
-
 @dataclass(frozen=True, slots=True)
 class Chip:
     """A chip of the template. It computes in 16 bit; its scheduler streams at HBM's full rate."""
 
     accelerator: Accelerator
     network: str = "dgx-a100"
+    stack: str = "chip"
     half_dtype: str = "bf16"
     optimizer_traffic: float = 1.0
+    half_optimizer_traffic: float = 1.0
 
     @property
     def name(self) -> str:
@@ -91,7 +58,12 @@ class Chip:
         return replace(self, accelerator=replace(self.accelerator, hbm=memory))
 
 
-def load_device(name_or_path: str | Path) -> Gpu | Chip:
+Device = Gpu | Chip
+"""Both say the same of themselves: peaks, memory, the network and the software that such devices
+usually have, how fast streams of bytes run, and what an optimizer's step moves of them."""
+
+
+def load_device(name_or_path: str | Path) -> Device:
     """A device of the catalogue, or of a YAML file of either form: a chip of the template has
     tensor cores.
     """

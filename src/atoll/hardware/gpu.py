@@ -105,6 +105,11 @@ class Gpu:
     power_W: float | None = None
     network: str = "dgx-h100"
     """The network of the catalogue that such devices usually sit on."""
+    stack: str = "megatron"
+    """The software that such devices usually have (`training.stack`)."""
+    half_optimizer_traffic: float = 1.8
+    """Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32: fitted
+    on the optimizer times of h200_steps.csv."""
 
     def peak_flops(self, dtype: str = "bf16") -> float:
         """Dense matrix FLOP/s of a number format, a multiply-add counted as two."""
@@ -232,6 +237,7 @@ class GpuFile(FileModel):
     power: Power | None = None
     throttle: Factor | None = None  # instead of the calibration's, where the device's is known
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
+    stack: str = "megatron"  # what usually runs on them
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
 
     @model_validator(mode="after")
@@ -259,6 +265,7 @@ class GpuFile(FileModel):
             tensor_per_exp=self.tensor_per_exp,
             power_W=self.power,
             network=self.network,
+            stack=self.stack,
         )
 
 

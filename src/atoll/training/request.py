@@ -6,7 +6,7 @@ from math import inf
 
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
-from atoll.hardware.device import Chip, load_device
+from atoll.hardware.device import load_device
 from atoll.step.layout import Layout, check_positive
 from atoll.step.states import load_states
 from atoll.training.layers import block_names, experts_of
@@ -64,7 +64,7 @@ def make_run(
         devices=devices,
         sequence=length,
         global_batch=global_batch,
-        stack=load_stack(stack or ("chip" if isinstance(gpu, Chip) else "megatron")),
+        stack=load_stack(stack or gpu.stack),
         states=load_states(states),
         precision=chosen,
         attention=attention,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.fabric.network import Network
-from atoll.hardware.device import Chip
-from atoll.hardware.gpu import Gpu
+from atoll.hardware.device import Device
 from atoll.step.states import States
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.workload.model_config import ModelConfig
@@ -19,7 +18,7 @@ class Run:
 
     model: ModelConfig
     """The model's shape; of a captured one, a stand-in with what layouts ask for."""
-    gpu: Gpu | Chip
+    gpu: Device
     network: Network
     devices: int
     sequence: int

@@ -18,10 +18,6 @@ from atoll.training.layers import HALF, LayerCost, Share
 from atoll.training.policies import TensorLink
 from atoll.training.run import Run
 
-# Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32: fitted on
-# the optimizer times of h200_steps.csv.
-HALF_OPTIMIZER_EXCESS = 1.8
-
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -364,7 +360,6 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     Linear in the parameters.
     """
     own = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
-    excess = run.gpu.optimizer_traffic
-    if run.states.name == "bf16" and excess > 1.0:
-        excess = HALF_OPTIMIZER_EXCESS
+    half = run.states.name == "bf16"
+    excess = run.gpu.half_optimizer_traffic if half else run.gpu.optimizer_traffic
     return own * run.states.update * excess / run.gpu.stream_Bps
