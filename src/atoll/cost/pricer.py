@@ -52,10 +52,13 @@ class LayerTimes:
     operators: Mapping[str, Cost]
     """Each operator alone, by name."""
     forward: Cost
+    backward: Cost
+    """The whole backward pass at once."""
     data: Cost
-    """The backward pass without weight gradients."""
+    """The backward pass without weight gradients, for orders that put these off."""
     weight: Cost
-    """Weight gradients, which a pipeline order may put off."""
+    """Weight gradients by themselves. Run apart the two take as long as together, or longer where
+    they would have shared a device's cores."""
 
 
 class Pricer(Protocol):

@@ -51,10 +51,12 @@ class ChipPricer:
         turned = _in_turns(layer, ring)
         passes = flatten([turned])
         costs = build_costs(passes.keys, self.chips, self.network, self.profile)
-        late = [i for i, op in enumerate(turned.backward) if op.weighs]
+        both: tuple[list[int], list[int]] = [], []
+        for i, op in enumerate(turned.backward):
+            both[op.weighs].append(i)
         forward_s = _makespan_s(costs, passes, 0, range(len(turned.forward)))
         backward_s = _makespan_s(costs, passes, 1, range(len(turned.backward)))
-        weight_s = min(backward_s, _makespan_s(costs, passes, 1, late))
+        data_s, weight_s = (_makespan_s(costs, passes, 1, rows) for rows in both)
         alone: dict[str, Cost] = {}
         for number, operators in enumerate((turned.forward, turned.backward)):
             for op, seconds in zip(operators, _alone_s(costs, passes, number), strict=True):
@@ -63,9 +65,8 @@ class ChipPricer:
         return LayerTimes(
             operators=alone,
             forward=_scaled([alone[op.name] for op in layer.forward], forward_s),
-            data=_scaled(
-                [alone[op.name] for op in layer.backward if not op.weighs], backward_s - weight_s
-            ),
+            backward=_scaled([alone[op.name] for op in layer.backward], backward_s),
+            data=_scaled([alone[op.name] for op in layer.backward if not op.weighs], data_s),
             weight=_scaled([alone[op.name] for op in layer.backward if op.weighs], weight_s),
         )
 

@@ -106,7 +106,8 @@ class Tables(NamedTuple):
     """(kinds, 5): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
     copies, seconds of weight gradients."""
     passes: Floats
-    """(sides, kinds, choices, 6): forward and backward (recomputation with it), the compute of
+    """(sides, kinds, choices, 6), a side for where experts lie and whether weight gradients run
+    apart: forward and backward (recomputation with it), the compute of
     both, host time beside the device and host time that all wait for."""
     kept: Floats
     """(kinds, choices): bytes of one microbatch."""
@@ -189,7 +190,7 @@ def _tables(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -
                 pipes.of((x.schedule, x.pp, x.vpp, x.blocks, m), x),
                 divisions.of((x.dp, x.zero, x.hsdp, copies), x),
                 groups.of((x.dp, x.zero > 0, x.hsdp, copies), x),
-                sides.of(x.experts_outside, x),
+                sides.of((x.experts_outside, x.schedule in SPLIT), x),
                 losses.of((x.schedule == "gpipe", m), x),
             )
         )

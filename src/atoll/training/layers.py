@@ -13,6 +13,7 @@ from functools import cached_property
 
 from atoll.cost.pricer import Cost, Pricer
 from atoll.step.layout import Layout
+from atoll.step.orders import SPLIT
 from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies
 from atoll.workload.layer import Layer, Model
 from atoll.workload.operator import Operator, Role, Tensor
@@ -29,6 +30,7 @@ class LayerCost:
     repeat: int
     is_block: bool
     forward: Cost
+    backward: Cost
     data: Cost
     weight: Cost
     forward_links: tuple[TensorLink, ...]
@@ -75,8 +77,12 @@ class LayerCost:
         """Per-operator choices, from keeping everything to keeping least."""
         return tuple(kept for name, kept in self.policies if name.startswith("optimal-"))
 
+    def backwards(self, order: str) -> Cost:
+        """The backward pass as a pipeline order runs it: at once, or weight gradients apart."""
+        return self._apart if order in SPLIT else self.backward
+
     @cached_property
-    def backward(self) -> Cost:
+    def _apart(self) -> Cost:
         return self.data + self.weight
 
 
@@ -168,6 +174,7 @@ def _layer_cost(
         repeat=1,
         is_block=is_block,
         forward=times.forward,
+        backward=times.backward,
         data=times.data,
         weight=times.weight,
         forward_links=() if inside else links(layer.forward),

@@ -93,6 +93,7 @@ class GpuPricer:
         return LayerTimes(
             costs,
             total(costs[op.name] for op in layer.forward),
+            total(costs[op.name] for op in layer.backward),
             total(costs[op.name] for op in layer.backward if not op.weighs),
             total(costs[op.name] for op in layer.backward if op.weighs),
         )

@@ -165,11 +165,12 @@ class Stepper:
     def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer under a choice of the last."""
         run, overlap = self.run, self.run.stack.overlap
+        own = cost.backwards(self.layout.schedule)
         kept = cost.kept(recompute if cost.is_block else "none")
         # All wait for the device with the busiest experts.
         waiting_s = (run.imbalance - 1) * cost.expert_forward_s
         forward_s = cost.forward.total_s + waiting_s
-        backward_s = cost.backward.total_s + (run.imbalance - 1) * cost.expert_backward_s
+        backward_s = own.total_s + (run.imbalance - 1) * cost.expert_backward_s
         again_s = kept.again.total_s + (waiting_s if kept.exchange else 0.0)
 
         forward_link_s = self._links_s(cost.forward_links)
@@ -178,11 +179,11 @@ class Stepper:
         visible = 1 - overlap.tensor_products
         forward_link_s *= visible
         backward_link_s *= visible
-        backward_link_s -= visible * min(overlap.tensor * hidden_s, cost.backward.matrix_s)
+        backward_link_s -= visible * min(overlap.tensor * hidden_s, own.matrix_s)
 
         ring_s = self._ring_s(cost, cost.forward.attention_s)
         # Backwards, the gradients of keys and values go round with them.
-        ring_back_s = self._ring_s(cost, cost.backward.attention_s, tensors=2)
+        ring_back_s = self._ring_s(cost, own.attention_s, tensors=2)
         exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
         gather_s, scatter_s = self.sharded_s(cost)
         visible_f = self.exposed_s(gather_s, forward_s)
