@@ -50,7 +50,7 @@ def one(name: str, sequence: int, search: bool) -> dict[str, object]:
     import transformers
 
     import atoll
-    from atoll.tracing.huggingface import module_from_config
+    from atoll.tracing.record.huggingface import module_from_config
     from atoll.workload import config_from_hf, prepare, widths
 
     transformers.logging.set_verbosity_error()

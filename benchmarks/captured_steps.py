@@ -200,7 +200,7 @@ def captured_file(name: str, seq: int, keep: str, folder: Path) -> Path:
     import torch
 
     import atoll
-    from atoll.tracing.huggingface import module_from_config
+    from atoll.tracing.record.huggingface import module_from_config
 
     config = MODULES[name][0]
     if config is None:

@@ -94,7 +94,7 @@ def captured(name: str, given: dict[str, Any], length: int, path: Path) -> Path:
     """The captured module as a file, made if it is not there."""
     if not path.exists():
         import atoll
-        from atoll.tracing.huggingface import module_from_config
+        from atoll.tracing.record.huggingface import module_from_config
 
         logging.getLogger("transformers").setLevel(logging.ERROR)
         module, inputs = module_from_config(given, sequence=length)

@@ -27,7 +27,7 @@ from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.space import GLB_BPC_PER_MIB, phaze_space
 from atoll.profiles import PROFILES
 from atoll.workload import load_config, prepare
-from atoll.workload.operator import Matmul
+from atoll.workload.graph.operator import Matmul
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 SUNSTONE = Path(__file__).parents[1] / "tests" / "data" / "sunstone_gemm.csv"

@@ -39,7 +39,7 @@ from atoll.wafer.job import WaferJob
 from atoll.wafer.stages import Planner
 from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
-from atoll.workload.operator import Collective, CollectiveKind, Operator
+from atoll.workload.graph.operator import Collective, CollectiveKind, Operator
 
 from .questions import SMALL, SPACE, WAFER
 

@@ -22,7 +22,7 @@ from atoll.hardware.space import Space, phaze_space
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE, PROFILES
 from atoll.workload import load_config, prepare
-from atoll.workload.operator import Core
+from atoll.workload.graph.operator import Core
 from designs import position_of
 
 REFERENCE = load_accelerator("phaze-tpuv4")

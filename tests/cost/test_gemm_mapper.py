@@ -21,7 +21,7 @@ from atoll.cost.gemm import Mapping, core_counts, map_matmul
 from atoll.errors import AtollError
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator
-from atoll.workload.operator import Matmul
+from atoll.workload.graph.operator import Matmul
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 SUNSTONE = Path(__file__).parents[1] / "data" / "sunstone_gemm.csv"

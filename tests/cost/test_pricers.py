@@ -14,7 +14,7 @@ from atoll.schedule.chip import ChipPricer
 from atoll.training.pricing import GpuPricer
 from atoll.training.stack import STACKS
 from atoll.workload import load_model, prepare
-from atoll.workload.layer import Layer
+from atoll.workload.graph.layer import Layer
 
 NETWORK = load_network("dgx-a100")
 

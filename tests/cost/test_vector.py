@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from atoll.cost.vector import OPERATIONS, ROW_FUNCTIONS, operations_per_element, vector_cycles
 from atoll.errors import AtollError
 from atoll.workload import load_config, prepare, zoo_names
-from atoll.workload.operator import VectorWork
+from atoll.workload.graph.operator import VectorWork
 
 works = st.builds(
     VectorWork,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from atoll.export import Export, export, write_export
 from atoll.step.layout import Layout
-from atoll.workload.config import load_config
+from atoll.workload.load import load_config
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from atoll.errors import AtollError
 from atoll.export import EXPORTERS, export, write_export
 from atoll.export.plan import even_stages
 from atoll.step.layout import Layout
-from atoll.workload.config import load_config
+from atoll.workload.load import load_config
 
 
 @given(layers=st.integers(1, 200), chunks=st.integers(1, 64))

@@ -12,7 +12,7 @@ from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case, arguments_
 from atoll.errors import AtollError
 from atoll.export import export
 from atoll.step.layout import Layout
-from atoll.workload.config import load_config, zoo_names
+from atoll.workload.load import load_config, zoo_names
 
 DOCUMENTED = Path(__file__).parents[1] / "data" / "export" / "megatron_arguments.csv"
 

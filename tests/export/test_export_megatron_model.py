@@ -13,9 +13,9 @@ from megatron_machine import parsed
 from atoll.errors import AtollError
 from atoll.export import export, write_export
 from atoll.step.layout import Layout
-from atoll.workload.build import build_model
-from atoll.workload.config import load_config, zoo_names
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.builders.model import build_model
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.load import load_config, zoo_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 SEQUENCE = 512

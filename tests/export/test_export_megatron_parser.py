@@ -16,7 +16,7 @@ from megatron_machine import parsed
 from atoll.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.step.orders import groups
-from atoll.workload.config import load_config
+from atoll.workload.load import load_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 DOCUMENTED = Path(__file__).parents[1] / "data" / "export" / "megatron_arguments.csv"

@@ -156,7 +156,7 @@ def test_megatron_core_takes_the_model_values(case: Case) -> None:
     module = pytest.importorskip("megatron.core.transformer.transformer_config")
     known = set(module.TransformerConfig.__dataclass_fields__)
     given = {k: v for k, v in values(case)["model"].items() if k in known}
-    from atoll.workload.config import load_config
+    from atoll.workload.load import load_config
 
     model = load_config(case.model)
     shape = {

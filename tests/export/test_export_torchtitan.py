@@ -18,8 +18,8 @@ from atoll.export import write_export
 from atoll.export.torchtitan_models import FLAVORS, Flavor, model_arguments
 from atoll.step.layout import Layout
 from atoll.step.orders import passes
-from atoll.workload.build import build_model
-from atoll.workload.config import load_config
+from atoll.workload.builders.model import build_model
+from atoll.workload.load import load_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 FULL = replace(UNEVEN, layout=replace(UNEVEN.layout, recompute="full"))

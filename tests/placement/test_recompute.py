@@ -20,8 +20,8 @@ from atoll.placement.recompute import (
     rerun_table,
 )
 from atoll.workload import load_config, prepare
-from atoll.workload.layer import Layer
-from atoll.workload.operator import Operator, Role, Tensor
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role, Tensor
 
 # --- Oracle: run the chosen operators in order and see what is there ------------------------------
 

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import atoll  # noqa: E402
-from atoll.tracing.huggingface import module_from_config  # noqa: E402
+from atoll.tracing.record.huggingface import module_from_config  # noqa: E402
 from atoll.training.estimate import Estimate, estimate  # noqa: E402
 from atoll.training.request import make_layout, make_run  # noqa: E402
 from atoll.workload import (  # noqa: E402
@@ -30,8 +30,8 @@ from atoll.workload import (  # noqa: E402
     prepare,
     widths,
 )
+from atoll.workload.graph.operator import Role  # noqa: E402
 from atoll.workload.joint import joined  # noqa: E402
-from atoll.workload.operator import Role  # noqa: E402
 
 FOLDER = Path(__file__).parents[1] / "workload" / "configs"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.json"))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner  # noqa: E402
 import atoll  # noqa: E402
 from atoll.cli import app  # noqa: E402
 from atoll.workload import StoredModel, config_from_hf, prepare  # noqa: E402
-from atoll.workload.operator import Matmul  # noqa: E402
+from atoll.workload.graph.operator import Matmul  # noqa: E402
 
 from .modules import Experts  # noqa: E402
 
@@ -50,7 +50,7 @@ WINDOWED = {
 
 def from_config(given: dict[str, Any], tokens: int = TOKENS) -> StoredModel:
     pytest.importorskip("transformers")
-    from atoll.tracing.huggingface import module_from_config
+    from atoll.tracing.record.huggingface import module_from_config
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     module, inputs = module_from_config(dict(given), sequence=tokens)
@@ -81,7 +81,7 @@ def test_llama_4_runs_each_expert_on_its_share_of_the_tokens() -> None:
 
 
 def _llama4_module() -> nn.Module:
-    from atoll.tracing.huggingface import module_from_config
+    from atoll.tracing.record.huggingface import module_from_config
 
     with torch.device("meta"):
         built: nn.Module = module_from_config(dict(LLAMA4), sequence=8)[0]()

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import atoll  # noqa: E402
-from atoll.tracing.labels import ConflictError, Label, placed, seen  # noqa: E402
-from atoll.tracing.trace import View  # noqa: E402
+from atoll.tracing.record.trace import View  # noqa: E402
+from atoll.tracing.split.labels import ConflictError, Label, placed, seen  # noqa: E402
 from atoll.workload import prepare  # noqa: E402
 
 from . import modules as m  # noqa: E402

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import atoll
-from atoll.tracing.huggingface import module_from_config
+from atoll.tracing.record.huggingface import module_from_config
 from atoll.workload import Layer, Model, Operator, Role, StoredModel, prepare
 from atoll.workload.flops import model_flops
 from workload.small_families import SMALL, given, small

@@ -14,8 +14,8 @@ from atoll.training.memory import WORKSPACE_BYTES
 from atoll.training.rows import peak_of, run_of
 from atoll.training.run_table import RunRow
 from atoll.training.stack import STACKS
-from atoll.workload.build import build_model
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.builders.model import build_model
+from atoll.workload.families.model_config import ModelConfig
 
 SMALL = {
     "layers": "12", "hidden": "512", "heads": "8", "ffn": "2048", "vocab": "50304", "seq": "1024",

@@ -31,7 +31,7 @@ from atoll.training.layers import HALF
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import Run
 from atoll.training.stack import STACKS
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 
 CLOSE = 1e-9
 

@@ -10,7 +10,7 @@ from training_cases import dense, grouped, mixture, small_run
 from atoll.errors import AtollError
 from atoll.step.layout import Layout, check_layout
 from atoll.training.request import make_layout, make_run
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 
 LAYOUT = Layout(dp=8)
 

@@ -17,7 +17,7 @@ from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
 from atoll.training.space import Axes, block_of, variants
 from atoll.training.stack import STACKS
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 
 GB = 1e9
 GIB = 1 << 30

@@ -12,7 +12,7 @@ from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.job import WaferJob
 from atoll.workload import build_model, load_config, zoo_names
-from atoll.workload.layer import Layer
+from atoll.workload.graph.layer import Layer
 
 from .wafer_cases import small_file, small_model
 

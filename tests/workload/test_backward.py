@@ -14,7 +14,7 @@ from atoll.workload import (
     shard,
     zoo_names,
 )
-from atoll.workload.products import data_gradient, weight_gradient
+from atoll.workload.graph.products import data_gradient, weight_gradient
 
 from .strategies import layer_of
 

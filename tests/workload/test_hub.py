@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.workload import load_config
-from atoll.workload.hub import cache_folder, cached_config, is_model_id
+from atoll.workload.families.hub import cache_folder, cached_config, is_model_id
 
 from .published import FOLDER
 

@@ -10,9 +10,9 @@ import pytest
 from atoll.errors import AtollError
 from atoll.placement.recompute import keep_choices
 from atoll.workload import Layer, Model, Operator, build_model, config_from_hf, prepare, shard
-from atoll.workload.config_fields import Fields
-from atoll.workload.family import Family, families, register
-from atoll.workload.products import attention_fraction
+from atoll.workload.families import Family, families, register
+from atoll.workload.families.config_fields import Fields
+from atoll.workload.graph.products import attention_fraction
 
 from .small_families import SMALL, given, small
 from .strategies import layer_of
@@ -230,7 +230,7 @@ def test_another_package_may_add_a_family() -> None:
         with pytest.raises(AtollError, match="'llama' belongs to a family already"):
             register(Family(types=("llama",), about=""))
     finally:
-        from atoll.workload import family
+        from atoll.workload.families import family
 
         del family._FAMILIES["ours"]
     assert "ours" not in families()

@@ -17,8 +17,8 @@ from atoll.workload import (
     widths,
     zoo_names,
 )
-from atoll.workload.blocks import block_runs
-from atoll.workload.families import BASES
+from atoll.workload.builders.blocks import block_runs
+from atoll.workload.families.known import BASES
 
 from .published import FOLDER, PARAMETERS, published
 

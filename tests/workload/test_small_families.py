@@ -13,10 +13,10 @@ from atoll.hardware.gpu import load_gpu
 from atoll.training.pricing import GpuPricer
 from atoll.training.stack import STACKS
 from atoll.workload import Layer, Model, Role, build_model, config_from_hf, fuse, shard, widths
-from atoll.workload.families_dense import DENSE
-from atoll.workload.families_experts import EXPERTS
-from atoll.workload.families_hybrid import HYBRID
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.dense import DENSE
+from atoll.workload.families.experts import EXPERTS
+from atoll.workload.families.hybrid import HYBRID
+from atoll.workload.families.model_config import ModelConfig
 
 from .small_families import PARAMETERS, SMALL, given, small
 

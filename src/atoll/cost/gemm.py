@@ -38,7 +38,7 @@ import numpy as np
 from atoll.cost import gemm_kernels as kernels
 from atoll.errors import AtollError
 from atoll.hardware.accelerator import KIB, Accelerator
-from atoll.workload.operator import Matmul
+from atoll.workload.graph.operator import Matmul
 
 ORDERS = ("A panel", "B panel", "C tile")
 

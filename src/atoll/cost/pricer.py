@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.workload.layer import Layer
+from atoll.workload.graph.layer import Layer
 
 
 @dataclass(frozen=True, slots=True)

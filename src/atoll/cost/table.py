@@ -20,8 +20,8 @@ from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
 from atoll.jit import over_ranges
 from atoll.profile import Profile
-from atoll.workload.layer import Layer, predecessors
-from atoll.workload.operator import Core, Operator
+from atoll.workload.graph.layer import Layer, predecessors
+from atoll.workload.graph.operator import Core, Operator
 
 FloatArray = NDArray[np.float64]
 

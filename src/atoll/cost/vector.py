@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.workload.operator import VectorWork
+from atoll.workload.graph.operator import VectorWork
 
 ROW_FUNCTIONS = frozenset(
     {

@@ -25,7 +25,7 @@ from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve
 from atoll.stopping import Asked, never
-from atoll.workload.layer import predecessors
+from atoll.workload.graph.layer import predecessors
 
 FloatArray = NDArray[np.float64]
 

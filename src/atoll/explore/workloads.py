@@ -19,7 +19,7 @@ from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.profile import Profile
 from atoll.stopping import Asked, go_on, never
 from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
-from atoll.workload.layer import Layer, Model
+from atoll.workload.graph.layer import Layer, Model
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.training.run import Run
 from atoll.wholefile import whole_files
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 from atoll.yamlfile import suggestion
 
 EXPORTERS: dict[str, Callable[[Plan], Export]] = {

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from atoll.errors import AtollError
 from atoll.export.plan import Plan, refuse
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "megatron"
 Arguments = list[tuple[str, ...]]

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.step.layout import Layout, check_layout
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 
 Values = dict[str, tuple[Any, ...]]
 

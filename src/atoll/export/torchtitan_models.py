@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from atoll.export.plan import refuse
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "torchtitan"
 

@@ -24,7 +24,7 @@ from atoll.placement.plan import Placement, Stage
 from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
 from atoll.step.stages import even_sizes
 from atoll.step.states import States
-from atoll.workload.layer import Model
+from atoll.workload.graph.layer import Model
 
 FloatArray = NDArray[np.float64]
 

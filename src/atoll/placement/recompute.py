@@ -18,7 +18,7 @@ from itertools import chain, compress, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.workload.layer import Layer
+from atoll.workload.graph.layer import Layer
 
 FloatArray = NDArray[np.float64]
 

@@ -16,8 +16,8 @@ from atoll.hardware.accelerator import Accelerator
 from atoll.profile import Profile
 from atoll.schedule.problem import ScheduleProblem
 from atoll.schedule.solve import Effort, solve
-from atoll.workload.layer import Layer, predecessors
-from atoll.workload.operator import Operator
+from atoll.workload.graph.layer import Layer, predecessors
+from atoll.workload.graph.operator import Operator
 
 EFFORT: Effort = "bounded"
 _ATTENTION = ("attention", "attention_bwd")

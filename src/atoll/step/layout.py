@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from atoll.errors import AtollError
 from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, chunks_of, copies_of
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 
 Recompute = Literal["none", "selective", "alternate", "full", "optimal"]
 RECOMPUTE: tuple[str, ...] = get_args(Recompute)

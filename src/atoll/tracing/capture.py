@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.tracing.aten import node_of
-from atoll.tracing.causal import causal_softmaxes
 from atoll.tracing.caveats import caveats
-from atoll.tracing.emit import Emission
-from atoll.tracing.lift import without_layout_copies
-from atoll.tracing.pair import NotProportionalError, paired, summed_steps
-from atoll.tracing.remat import rematerialise
-from atoll.tracing.segment import Chain, cut
-from atoll.tracing.splits import find_splits
-from atoll.tracing.trace import Source, Trace
+from atoll.tracing.emit.layer import Emission
+from atoll.tracing.emit.lift import without_layout_copies
+from atoll.tracing.emit.pair import NotProportionalError, paired, summed_steps
+from atoll.tracing.emit.remat import rematerialise
+from atoll.tracing.record.aten import node_of
+from atoll.tracing.record.causal import causal_softmaxes
+from atoll.tracing.record.segment import Chain, cut
+from atoll.tracing.record.trace import Source, Trace
+from atoll.tracing.split.find import find_splits
 from atoll.workload.modelfile import LayerEntry, ModelFile
 from atoll.workload.stored import StoredModel
 
@@ -51,7 +47,7 @@ def capture(
     compiler would have it, "eager" one kernel an operator and all that autograd keeps.
     """
     run_module = torch_module()
-    _check(keep, sequence)
+    check_request(keep, sequence)
     if not callable(module):
         raise AtollError(
             f"expected a torch.nn.Module or a function that returns one, got a "
@@ -73,7 +69,7 @@ def capture(
     return StoredModel(file.name, file)
 
 
-def _check(keep: str, sequence: int | None) -> None:
+def check_request(keep: str, sequence: int | None) -> None:
     if keep not in KEEP:
         raise AtollError(f"keep: allowed are {', '.join(KEEP)}; got {keep!r}")
     if sequence is not None and sequence < 1:
@@ -87,7 +83,7 @@ def torch_module() -> Any:
     except ImportError:
         raise AtollError(INSTALL) from None
     try:
-        from atoll.tracing import run_module
+        from atoll.tracing.record import run_module
     except ImportError as error:
         raise AtollError(f"this version of PyTorch does not fit ({error}); {INSTALL}") from None
     return run_module
@@ -184,7 +180,7 @@ def capture_graph(
 ) -> StoredModel:
     """As `capture`, for a module that was made of a file; `samples` counts where the batch is
     fixed, `notes` come before the capture's own."""
-    _check(keep, sequence)
+    check_request(keep, sequence)
     file = _capture_file(
         run_module, module, args, {}, name=name, sequence=sequence, batch_dim=batch_dim,
         kind=kind, loss=None, keep=keep, samples=samples,
@@ -243,103 +239,3 @@ def _notes(trace: Trace) -> list[str]:
     if frozen:
         notes.append(f"parameters that are not trained: {few(frozen)}")
     return notes
-
-
-# --- the command line's way in --------------------------------------------------------------------
-
-_INPUT = re.compile(r"(?:([^=\[]+)=)?(\w+)\[([0-9, ]*)\]")
-
-
-def capture_target(
-    target: str,
-    inputs: Sequence[str],
-    *,
-    name: str | None = None,
-    sequence: int | None = None,
-    batch_dim: int | None = 0,
-    dtype: str | None = "bfloat16",
-    keep: str = "fused",
-) -> StoredModel:
-    """As `capture`, for a "package.module:builder", a config.json or an ONNX file, and inputs in
-    words."""
-    if target.endswith(".onnx"):
-        from atoll.tracing.from_onnx import capture_onnx
-
-        return capture_onnx(
-            target, name=name, inputs=inputs, sequence=sequence, batch_dim=batch_dim,
-            dtype=dtype, keep=keep,
-        )  # fmt: skip
-    run_module = torch_module()
-    _check(keep, sequence)
-    given: Any = _inputs(inputs, run_module)
-    if target.endswith(".json") or Path(target).is_dir():
-        from atoll.tracing.huggingface import module_from_config
-
-        module, examples = module_from_config(target, sequence=sequence or 512)
-        default = (
-            Path(target).stem if Path(target).name != "config.json" else Path(target).parent.name
-        )
-        tokens = sequence if "input_ids" in examples else None
-        return capture(
-            module, given or examples, name=name or default, sequence=tokens,
-            batch_dim=batch_dim, dtype=dtype, keep=keep,
-        )  # fmt: skip
-    if not given:
-        raise AtollError(
-            'inputs: at least one is needed, such as --inputs "int64[1,4096]" or '
-            '--inputs "input_ids=int64[1,4096]"'
-        )
-    return capture(
-        _builder(target), given, name=name or target.rpartition(":")[2], sequence=sequence,
-        batch_dim=batch_dim, dtype=dtype, keep=keep,
-    )  # fmt: skip
-
-
-def _builder(target: str) -> Any:
-    module_name, colon, attribute = target.partition(":")
-    if not colon or not module_name or not attribute:
-        raise AtollError(
-            f"{target}: expected package.module:builder (a function that returns the module, the "
-            "module's class, or the module itself) or a config.json"
-        )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # whatever the user's file raises
-        first = (str(error) or "no message").strip().splitlines()[0]
-        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-        raise AtollError(f"{target}: cannot import {module_name} ({kind}{first})") from None
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise AtollError(f"{target}: {module_name} has no {attribute!r}")
-        found = getattr(found, part)
-    return found
-
-
-def _inputs(texts: Sequence[str], run_module: Any) -> tuple[Any, ...] | dict[str, Any]:
-    """Example inputs from "int64[1,4096]" (in order) or "labels=int64[1,4096]" (by name)."""
-    example = "int64[1,4096] or labels=int64[1,4096]"
-    found = parse_inputs(texts, example)
-    for text, (_, _, shape) in zip(texts, found, strict=True):
-        if 0 in shape:
-            raise AtollError(f"inputs: every size must be at least 1, got {text!r}")
-    tensors = [(name, run_module.make_tensor(shape, dtype)) for name, dtype, shape in found]
-    named = {name: tensor for name, tensor in tensors if name}
-    return named or tuple(tensor for _, tensor in tensors)
-
-
-def parse_inputs(texts: Sequence[str], example: str) -> list[tuple[str, str, tuple[int, ...]]]:
-    """(name or "", type, shape) of inputs in words; all of them have a name, or none."""
-    found = []
-    for text in texts:
-        match = _INPUT.fullmatch(text.strip())
-        if match is None:
-            raise AtollError(
-                f"inputs: expected a type and a shape such as {example}, got {text!r}"
-            )
-        shape = tuple(int(n) for n in match[3].split(",") if n.strip())
-        found.append((match[1] or "", match[2], shape))
-    if len({bool(name) for name, _, _ in found}) > 1:
-        raise AtollError("inputs: either all by name or none, not both")
-    return found

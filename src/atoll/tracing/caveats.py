@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from math import prod
 
-from atoll.tracing.causal import SOFTMAXES, comparisons, makers_of
-from atoll.tracing.trace import Call, Source, Trace, View
+from atoll.tracing.record.causal import SOFTMAXES, comparisons, makers_of
+from atoll.tracing.record.trace import Call, Source, Trace, View
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear"))
 

@@ -15,8 +15,8 @@ from atoll.cost.pricer import Cost, Pricer
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT
 from atoll.training.policies import Kept, TensorLink, links, optimal_policies, policies
-from atoll.workload.layer import Layer, Model
-from atoll.workload.operator import Operator, Role, Tensor
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Operator, Role, Tensor
 
 HALF = 2  # bytes
 ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks

@@ -15,8 +15,8 @@ import numpy as np
 
 from atoll.cost.pricer import Cost, Pricer, total
 from atoll.placement.recompute import hull_choices
-from atoll.workload.layer import Layer
-from atoll.workload.operator import Operator, Role
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role
 
 CORE_ATTENTION = frozenset({"attention", "attention_scores", "softmax", "attention_values"})
 

@@ -10,9 +10,9 @@ from atoll.step.layout import Layout
 from atoll.training.layers import LayerCost, layer_costs
 from atoll.training.pricing import GpuPricer
 from atoll.training.run import Run
-from atoll.workload.build import shared_parameters
+from atoll.workload.builders.model import shared_parameters
+from atoll.workload.graph.layer import Model
 from atoll.workload.joint import joined
-from atoll.workload.layer import Model
 from atoll.workload.prepare import prepare
 
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank

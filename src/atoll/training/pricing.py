@@ -18,8 +18,8 @@ from atoll.cost.gpu_vector import (
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import Gpu
 from atoll.training.stack import Passes, Stack
-from atoll.workload.layer import Layer
-from atoll.workload.operator import Matmul, Operator, Role, VectorWork
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Matmul, Operator, Role, VectorWork
 
 # FlashAttention-2 is about twice as fast as the first version (arXiv:2307.08691, abstract).
 FIRST_FLASH = 2.0

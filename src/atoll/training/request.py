@@ -12,8 +12,8 @@ from atoll.step.states import load_states
 from atoll.training.layers import block_names, experts_of
 from atoll.training.run import Run
 from atoll.training.stack import load_stack
-from atoll.workload.config import load_model
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.load import load_model
 from atoll.workload.prepare import prepare
 from atoll.workload.shard import widths
 from atoll.workload.stored import StoredModel

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from atoll.errors import AtollError
 from atoll.training.run_table import RunRow
-from atoll.workload.config import load_config
-from atoll.workload.config_fields import MOST_LAYERS
-from atoll.workload.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, with_kinds
-from atoll.workload.model_config import ModelConfig, StateSpace
+from atoll.workload.families.config_fields import MOST_LAYERS
+from atoll.workload.families.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, with_kinds
+from atoll.workload.families.model_config import ModelConfig, StateSpace
+from atoll.workload.load import load_config
 
 POSITIONS = {"learned_absolute": "learned", "learned": "learned", "rope": "rotary", "none": "none"}
 ACTIVATIONS = {"gelu": "gelu", "swiglu": "silu", "silu": "silu", "squared_relu": "relu2"}

@@ -19,7 +19,7 @@ from atoll.training.run import Run
 from atoll.training.run_table import RunRow
 from atoll.training.sources import SourceFile, facts_of
 from atoll.training.stack import Stack, fused_loss, load_stack
-from atoll.workload.config_fields import MOST_LAYERS
+from atoll.workload.families.config_fields import MOST_LAYERS
 
 USUAL_GB = 80
 """Of a device that comes with several sizes, where a table does not say."""

@@ -8,7 +8,7 @@ from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.step.states import States
 from atoll.training.stack import COMPOSED_GELU, Stack
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, warnings_of
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from atoll.csvfile import read_csv
 from atoll.errors import AtollError
-from atoll.workload.config_fields import MOST
+from atoll.workload.families.config_fields import MOST
 
 REQUIRED = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch", "tp", "pp")
 

@@ -21,8 +21,8 @@ from atoll.step.states import STATES
 from atoll.training.run import Run
 from atoll.training.run_table import RunRow
 from atoll.training.stack import load_stack
-from atoll.workload.config_fields import MOST_LAYERS
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.families.config_fields import MOST_LAYERS
+from atoll.workload.families.model_config import ModelConfig
 
 REQUIRED = ("family", "layers", "hidden", "heads", "ffn", "vocab", "mbs", "seq", "step_ms")
 H200_STEPS = files("atoll") / "data" / "h200_steps.csv"

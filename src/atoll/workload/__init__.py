@@ -1,11 +1,12 @@
 """Models as operator graphs: built, differentiated, sharded and fused, free of any hardware."""
 
-from atoll.workload.backward import differentiate
-from atoll.workload.build import build_model
-from atoll.workload.config import ModelConfig, config_from_hf, load_config, load_model, zoo_names
+from atoll.workload.builders.model import build_model
+from atoll.workload.families.config import config_from_hf
+from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.fuse import fuse
-from atoll.workload.layer import Layer, Model, predecessors
-from atoll.workload.operator import (
+from atoll.workload.graph.backward import differentiate
+from atoll.workload.graph.layer import Layer, Model, predecessors
+from atoll.workload.graph.operator import (
     Collective,
     CollectiveKind,
     Core,
@@ -17,6 +18,7 @@ from atoll.workload.operator import (
     Uneven,
     VectorWork,
 )
+from atoll.workload.load import load_config, load_model, zoo_names
 from atoll.workload.prepare import layer_table, prepare
 from atoll.workload.shard import shard, widths
 from atoll.workload.stored import StoredModel

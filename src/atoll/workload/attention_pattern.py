@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from atoll.workload.graph.operator import once
+from atoll.workload.graph.products import attention_fraction
 from atoll.workload.modelfile import (
     LayerEntry,
     MatmulEntry,
@@ -19,8 +21,6 @@ from atoll.workload.modelfile import (
     VectorEntry,
     size_of,
 )
-from atoll.workload.operator import once
-from atoll.workload.products import attention_fraction
 
 _HALF = 2
 _PROBE = 3  # any number of samples: sizes are compared at it

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from atoll.workload.build import build_model
-from atoll.workload.layer import Model
-from atoll.workload.model_config import ModelConfig
+from atoll.workload.builders.model import build_model
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.graph.layer import Model
 from atoll.workload.prepare import prepare
 from atoll.workload.stored import StoredModel
 

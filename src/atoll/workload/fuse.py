@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import overload
 
 from atoll.errors import AtollError
-from atoll.workload.layer import Layer, Model
-from atoll.workload.operator import Operator, Role, once
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Operator, Role, once
 
 LEVELS = ("default", "phaze", "none")
 

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from atoll.workload.layer import Layer
-from atoll.workload.operator import Operator, Role, once
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role, once
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from atoll.workload.config_fields import MOST, MOST_LAYERS
+from atoll.workload.families.config_fields import MOST, MOST_LAYERS
 from atoll.yamlfile import FileModel
 
 FORMAT = "atoll-model"

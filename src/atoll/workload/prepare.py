@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.workload.build import build_model
+from atoll.workload.builders.model import build_model
+from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.fuse import fuse
-from atoll.workload.layer import Layer, Model
-from atoll.workload.model_config import ModelConfig
-from atoll.workload.operator import Operator
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Operator
 from atoll.workload.shard import shard
 from atoll.workload.stored import StoredModel, check_size, instantiate
 

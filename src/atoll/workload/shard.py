@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import overload
 
 from atoll.errors import AtollError
-from atoll.workload.backward import differentiate
-from atoll.workload.build import shared_parameters
-from atoll.workload.layer import Layer, Model
-from atoll.workload.model_config import ModelConfig
-from atoll.workload.operator import (
+from atoll.workload.builders.model import shared_parameters
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.graph.backward import differentiate
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import (
     Collective,
     CollectiveKind,
     Matmul,
@@ -29,7 +29,7 @@ from atoll.workload.operator import (
     Uneven,
     VectorWork,
 )
-from atoll.workload.products import linear_product, local_attention, scan_products
+from atoll.workload.graph.products import linear_product, local_attention, scan_products
 from atoll.workload.stored import StoredModel, stored_widths
 
 LINEAR = ("linear", "data_linear")

@@ -14,18 +14,8 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.wholefile import whole_files
 from atoll.workload.attention_pattern import with_fused_attention
-from atoll.workload.layer import Layer, Model
-from atoll.workload.modelfile import (
-    FORMAT,
-    VERSION,
-    LayerEntry,
-    ModelFile,
-    OperatorEntry,
-    StepsEntry,
-    TensorEntry,
-    size_of,
-)
-from atoll.workload.operator import (
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import (
     Collective,
     CollectiveKind,
     Matmul,
@@ -37,6 +27,16 @@ from atoll.workload.operator import (
     Uneven,
     VectorWork,
     once,
+)
+from atoll.workload.modelfile import (
+    FORMAT,
+    VERSION,
+    LayerEntry,
+    ModelFile,
+    OperatorEntry,
+    StepsEntry,
+    TensorEntry,
+    size_of,
 )
 from atoll.yamlfile import validate_dict
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.tracing.capture import capture_graph, few, parse_inputs, torch_module
+from atoll.tracing.capture import capture_graph, few, torch_module
 from atoll.tracing.from_onnx.graph import Graph, Input, trained
 from atoll.tracing.from_onnx.paths import with_paths
 from atoll.tracing.from_onnx.patterns import mask_names, with_patterns
 from atoll.tracing.from_onnx.read import fold, package, read_graph, tie
+from atoll.tracing.inputs import parse_inputs
 from atoll.workload.stored import StoredModel
 
 _CACHES = re.compile(r"(present|past_key|past\.|cache)")

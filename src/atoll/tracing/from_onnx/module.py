@@ -16,7 +16,7 @@ from atoll.tracing.from_onnx.graph import Graph, Input, Node
 from atoll.tracing.from_onnx.patterns import OWN
 from atoll.tracing.from_onnx.read import can_evaluate, constant, evaluate, fold
 from atoll.tracing.from_onnx.values import Context, UnsupportedError, Value
-from atoll.tracing.torch_api import ValueAskedFor, held
+from atoll.tracing.record.torch_api import ValueAskedFor, held
 
 _DATA_SIZED = ("NonZero", "Compress", "Unique", "NonMaxSuppression")
 _STANDARD = {**ops_math.OPERATORS, **ops_shape.OPERATORS, **ops_nn.OPERATORS}

@@ -11,7 +11,7 @@ import torch
 
 from atoll.errors import AtollError
 from atoll.tracing.from_onnx.graph import Array, Node
-from atoll.tracing.torch_api import held
+from atoll.tracing.record.torch_api import held
 
 Value = Any
 """A torch.Tensor, a numpy array where it is known, or None for an input that is left out."""

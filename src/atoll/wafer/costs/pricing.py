@@ -13,7 +13,7 @@ from atoll.hardware.accelerator import Accelerator
 from atoll.jit import over_ranges
 from atoll.profiles import DEFAULT
 from atoll.wafer.encoding.block_parts import Pass, Product, Unit
-from atoll.workload.operator import VectorWork
+from atoll.workload.graph.operator import VectorWork
 
 Shape = tuple[int, int, int, int, float, bool]
 Parts = dict[str, int]

@@ -18,9 +18,9 @@ from pathlib import Path
 from atoll.errors import AtollError
 from atoll.wafer.encoding.block_parts import Block, Chain, Edge, Pass, Product, Unit
 from atoll.workload import build_model, load_config
-from atoll.workload.layer import Layer, Model
-from atoll.workload.model_config import ModelConfig
-from atoll.workload.operator import Matmul, Operator, Role
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Matmul, Operator, Role
 
 _WITH_QKV = ("rotary", "q_norm", "k_norm")
 _UNITS = ("qkv", "attention", "proj", "fc1", "act", "fc2", "shared1", "shared_act", "shared2")

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.wafer.costs.block_kernels import BATCH, COLUMNS, EXPERTS, PARTIAL, SEQUENCE, WHOLE
-from atoll.workload.operator import Matmul, VectorWork
+from atoll.workload.graph.operator import Matmul, VectorWork
 
 Roles = dict[str, int]
 

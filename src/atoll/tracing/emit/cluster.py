@@ -1,0 +1,130 @@
+"""Which vector operators run as one kernel: neighbours of one module call, and copies anywhere.
+
+Two rules. An operator joins the kernel that makes one of its operands; operators that read the
+same tensor side by side join as well. Both only within one module call (or one inside the other,
+for purely element-wise ones), and never where a third operator would have to run in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from atoll.tracing.record.node import Kind, Node
+
+_INDEXED = (Kind.GATHER, Kind.SCATTER)
+_FUSIBLE = (Kind.ELEMENTWISE, Kind.ROWS, *_INDEXED)
+
+
+class _Clusters:
+    """A partition of the nodes of one pass whose quotient graph has no cycle."""
+
+    def __init__(self, nodes: Sequence[Node], barriers: Collection[int]) -> None:
+        self.nodes = nodes
+        self.barriers = barriers
+        self.of = list(range(len(nodes)))
+        self.members = {i: [i] for i in range(len(nodes))}
+        makers = {view.value: i for i, node in enumerate(nodes) for view in node.outs}
+        self.makers = makers
+        self.before: list[set[int]] = []
+        for i, node in enumerate(nodes):
+            self.before.append({makers[v.value] for v in node.ins if makers.get(v.value, i) != i})
+
+    def parents(self, cluster: int) -> set[int]:
+        return {
+            self.of[p] for m in self.members[cluster] for p in self.before[m]
+        } - {cluster}  # fmt: skip
+
+    def reaches(self, start: int, goal: int) -> bool:
+        """Whether a path leads from start to goal through some third cluster."""
+        pending = [p for p in self.parents(goal) if p != start]
+        seen = set(pending)
+        while pending:
+            cluster = pending.pop()
+            if cluster == start:
+                return True
+            for parent in self.parents(cluster) - seen:
+                seen.add(parent)
+                pending.append(parent)
+        return False
+
+    def pure(self, cluster: int) -> bool:
+        kinds = (Kind.ELEMENTWISE, *_INDEXED)
+        return all(self.nodes[m].kind in kinds for m in self.members[cluster])
+
+    def related(self, a: int, b: int, nested: bool) -> bool:
+        left, right = (self.nodes[self.members[c][0]].call.scope for c in (a, b))
+        if left == right:
+            return True
+        if not nested:
+            return False
+        short, long = sorted((_path(left), _path(right)), key=len)
+        inside = not short or long.startswith(f"{short}.")
+        return inside and self.pure(a) and self.pure(b)
+
+    def barred(self, a: int, b: int) -> bool:
+        """Whether what one of them makes must leave the chip before the other reads it."""
+        if not self.barriers:
+            return False
+        members = [self.nodes[m] for c in (a, b) for m in self.members[c]]
+        made = {view.value for node in members for view in node.outs} & set(self.barriers)
+        return any(view.value in made for node in members for view in node.ins)
+
+    def merge(self, a: int, b: int, nested: bool) -> None:
+        if (
+            a == b
+            or self.barred(a, b)
+            or not self.related(a, b, nested)
+            or self.reaches(a, b)
+            or self.reaches(b, a)
+        ):
+            return
+        keep, drop = sorted((a, b))
+        for member in self.members.pop(drop):
+            self.of[member] = keep
+            self.members[keep].append(member)
+
+
+def _path(scope: str) -> str:
+    return scope.partition("#")[0]
+
+
+def cluster(nodes: Sequence[Node], barriers: Collection[int] = ()) -> list[list[Node]]:
+    """The nodes of one pass as kernels, in an order in which they can run.
+
+    Values in `barriers` are never passed on inside a kernel (partial sums: a reduction follows);
+    nor is what is read or written by index, which may lie anywhere.
+    """
+    anywhere = {node.ins[0].value for node in nodes if node.kind in _INDEXED}
+    anywhere |= {v.value for node in nodes if node.kind is Kind.SCATTER for v in node.outs}
+    state = _Clusters(nodes, {*barriers, *anywhere})
+    fusible = [node.kind in _FUSIBLE for node in nodes]
+    readers: dict[int, list[int]] = {}
+    for i, node in enumerate(nodes):
+        if fusible[i]:
+            for view in node.ins:
+                readers.setdefault(view.value, []).append(i)
+    for nested in (False, True):
+        for i in range(len(nodes)):
+            if fusible[i]:
+                for parent in sorted(state.before[i]):
+                    if fusible[parent]:
+                        state.merge(state.of[parent], state.of[i], nested)
+        for value, group in readers.items():
+            if value in state.makers:
+                for other in group[1:]:
+                    state.merge(state.of[group[0]], state.of[other], nested)
+    return _ordered(state)
+
+
+def _ordered(state: _Clusters) -> list[list[Node]]:
+    """Topological, and otherwise as the operators ran."""
+    parents = {c: state.parents(c) for c in state.members}
+    done: set[int] = set()
+    result = []
+    waiting = sorted(state.members)
+    while waiting:
+        ready = next(c for c in waiting if parents[c] <= done)
+        waiting.remove(ready)
+        done.add(ready)
+        result.append([state.nodes[m] for m in sorted(state.members[ready])])
+    return result

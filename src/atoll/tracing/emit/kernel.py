@@ -1,0 +1,105 @@
+"""Several operators as one kernel: what it is called, and which passes are left in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from atoll.tracing.record.node import Kind, Node, Pass
+from atoll.workload.modelfile import StepsEntry
+
+# A product's epilogue works on its own tile: it cannot join or pad what lies in others.
+_SHUFFLES = frozenset(("cat", "stack", "slice_backward", "select_backward", "roll", "flip"))
+
+
+def kind_of(
+    group: Sequence[Node], backward: bool, weights: Collection[int], gradients: Collection[int]
+) -> str:
+    """Names that `fuse` knows: what may ride along with a product, and what closes a chain.
+
+    `weights` and `gradients` are the values that are weights, and their gradients.
+    """
+    first = group[0]
+    if first.kind is Kind.PRODUCT:
+        return _product_kind(first, backward, weights, gradients)
+    if first.kind is Kind.ATTENTION:
+        return "attention_bwd" if backward else "attention"
+    if first.kind is Kind.MOVE:
+        return "move"
+    if any(node.kind in (Kind.GATHER, Kind.SCATTER) for node in group):
+        return "move" if len(group) == 1 else "shuffle"
+    if any(node.op in _SHUFFLES and node.outs[0].elements > 1 for node in group):
+        return "shuffle"
+    rows = any(node.kind is Kind.ROWS for node in group)
+    return ("norm" if rows else "activation") + ("_bwd" if backward else "")
+
+
+def _product_kind(
+    node: Node, backward: bool, weights: Collection[int], gradients: Collection[int]
+) -> str:
+    if backward and any(view.value in gradients for view in node.outs):
+        # A convolution's backward operator makes both gradients at once.
+        return "linear_wgrad" if len(node.matmuls) == 1 else "linear_grad"
+    if any(view.value in weights and len(view.shape) > 1 for view in node.ins):
+        return "linear_dgrad" if backward else "linear"
+    return "product"  # of two activations
+
+
+def passes_of(group: Sequence[Node]) -> list[Pass]:
+    """The passes of all nodes, less what comes free.
+
+    An addition behind a product of the same kernel is one multiply-add; an activation that runs
+    again beside its derivative is computed by that anyway.
+    """
+    makers = {view.value: node for node in group for view in node.outs}
+    derived = {
+        (work.function.removesuffix("_bwd"), work.over.elements)
+        for node in group
+        for work in node.passes
+        if work.function in ("silu_bwd", "gelu_bwd")
+    }
+    used: set[int] = set()
+    result = []
+    for node in group:
+        for work in node.passes:
+            if (work.function, work.over.elements) in derived:
+                continue
+            if work.function == "add":
+                factor = _factor(node, work, makers, used)
+                if factor is not None:
+                    used.add(id(factor))
+                    continue
+            result.append(work)
+    return result
+
+
+def steps_of(group: Sequence[Node], divided: Collection[int]) -> dict[str, StepsEntry]:
+    """What the group is in an eager framework: one kernel for each node, by vector function."""
+    kernels: Counter[str] = Counter()
+    sizes: dict[tuple[str, bool], list[int]] = {}
+    for node in group:
+        if node.again or "empty" in node.op or not node.outs:
+            continue
+        function = node.passes[0].function if node.passes else "copy"
+        kernels[function] += 1
+        for view in (*node.ins, *node.outs):
+            sizes.setdefault((function, view.value in divided), []).append(view.bytes)
+    return {
+        function: StepsEntry(
+            kernels=n,
+            bytes=tuple(sizes.get((function, False), ())),
+            divided=tuple(sizes.get((function, True), ())),
+        )
+        for function, n in kernels.items()
+    }
+
+
+def _factor(node: Node, work: Pass, makers: dict[int, Node], used: set[int]) -> Node | None:
+    """A product of the same kernel that this addition follows."""
+    for view in node.ins:
+        maker = makers.get(view.value)
+        if maker is None or id(maker) in used or [p.function for p in maker.passes] != ["mul"]:
+            continue
+        if maker.passes[0].over.elements == work.over.elements:
+            return maker
+    return None

@@ -1,0 +1,363 @@
+"""From the nodes of one captured layer to the operators and tensors of an `atoll-model` file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from atoll.tracing.emit.cluster import cluster
+from atoll.tracing.emit.kernel import kind_of, passes_of, steps_of
+from atoll.tracing.emit.parts import Parts
+from atoll.tracing.record.node import Kind, Node
+from atoll.tracing.record.segment import Segment
+from atoll.tracing.record.trace import Source, Trace, Value, View
+from atoll.tracing.split.division import Splits
+from atoll.workload.graph.operator import Matmul, once
+from atoll.workload.modelfile import (
+    LayerEntry,
+    MatmulEntry,
+    OperatorEntry,
+    Role,
+    TensorEntry,
+    VectorEntry,
+)
+
+
+@dataclass
+class Emission:
+    """One layer while it is written."""
+
+    segment: Segment
+    trace: Trace
+    values: list[Value]
+    forward: Sequence[Node]
+    backward: Sequence[Node]
+    outside: set[int]
+    """Values that other layers read, or that the step ends with."""
+    splits: Splits
+    fused: bool = True
+    """Vector operators of a module call run as one kernel; else each is its own, as in eager."""
+    causal: frozenset[int] = frozenset()
+    """Results of softmaxes that see only what lies before."""
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    taken: Counter[str] = field(default_factory=Counter)
+    names: dict[int, str] = field(default_factory=dict)
+
+    def layer(self, repeat: int) -> LayerEntry:
+        nodes = [*self.forward, *self.backward]
+        whole = {*self.segment.entering, *self.segment.leaving, *self.splits.reduced}
+        self.parts = Parts(nodes, self.values, whole)
+        self.weights = {v.number for v in self.values if v.source is Source.WEIGHT}
+        self._name_crossing()
+        forward_groups, backward_groups = (
+            cluster(nodes, self.splits.reduced) if self.fused else [[node] for node in nodes]
+            for nodes in (self.forward, self.backward)
+        )
+        kept = {view.value for group in backward_groups for node in group for view in node.ins}
+        forward = self._pass(forward_groups, kept, False)
+        backward = _reductions_first(self._pass(backward_groups, set(), True))
+        inputs = [self.tensor(self._whole_view(v))[0] for v in self.segment.entering]
+        outputs = [self.tensor(self._whole_view(v))[0] for v in self.segment.leaving]
+        self._weights()
+        return LayerEntry(
+            name=self.segment.name,
+            repeat=repeat,
+            inputs=tuple(inputs) or (self._first_input(),),
+            outputs=tuple(outputs) or (self._last_output(),),
+            tensors=self.tensors,
+            forward=tuple(forward),
+            backward=tuple(backward),
+        )
+
+    # --- names -----------------------------------------------------------------------------------
+
+    def _unique(self, name: str) -> str:
+        self.taken[name] += 1
+        return name if self.taken[name] == 1 else f"{name}.{self.taken[name]}"
+
+    def _name_crossing(self) -> None:
+        """The gradient of x is called "d" + x, also where it comes from or goes to a neighbour."""
+        for index, value in enumerate(self.segment.entering):
+            self.names[value] = self._unique("x" if not index else f"x{index}")
+        for index, value in enumerate(self.segment.leaving):
+            if value not in self.names:
+                self.names[value] = self._unique("y" if not index else f"y{index}")
+        made = {v.value for node in self.backward for v in node.outs}
+        weights = set(self.trace.gradient_of)
+        given = [v for n in self.backward for v in n.outs if v.value in self.outside - weights]
+        wanted = [v for n in self.backward for v in n.ins if v.value not in made]
+        forward = {v.value for n in self.forward for v in n.outs}
+        foreign = [
+            v
+            for v in wanted
+            if v.value not in forward
+            and v.value not in self.segment.entering
+            and self.values[v.value].source is Source.MADE
+            and v.value in self._backward_values()
+        ]
+        self._match(self.segment.entering, given)
+        self._match(self.segment.leaving, foreign)
+        for gradient, weight in self.trace.gradient_of.items():
+            if gradient in made:
+                name = self._unique(f"gradient {weight}").replace(f"gradient {weight}", "")
+                self.names[gradient] = f"d{self.values[weight].name}{name}"
+
+    def _match(self, crossing: Sequence[int], gradients: Sequence[View]) -> None:
+        """Pair values with their gradients: those of the same shape, then of the same size."""
+        shapes = {v.value: v.shape for call in self.trace.calls for v in call.outs}
+        left = {v.value: v.shape for v in gradients}
+        open_ = list(crossing)
+        for exact in (True, False):
+            for value in list(open_):
+                size = self.values[value].elements
+                same = [
+                    number
+                    for number, shape in left.items()
+                    if (shape == shapes.get(value) if exact else self._size(number) == size)
+                ]
+                if same:
+                    left.pop(same[-1])
+                    open_.remove(value)
+                    self.names[same[-1]] = self._unique(f"d{self.names[value]}")
+
+    def _size(self, value: int) -> int:
+        return self.values[value].elements
+
+    def _backward_values(self) -> set[int]:
+        return {v.value for call in self.trace.calls if call.backward for v in call.outs}
+
+    def tensor(self, view: View) -> list[str]:
+        """The names of the tensors that a view covers, declared on first use."""
+        value = self.values[view.value]
+        if value.source is Source.WEIGHT:
+            return [self._declare(value.name, value, None)]
+        if value.number not in self.names:
+            default = value.name or ("context" if value.source is Source.MADE else "buffer")
+            self.names[value.number] = self._unique(default)
+        name = self.names[value.number]
+        if not self.parts.pieces(value.number):
+            return [self._declare(name, value, None)]
+        covered = self.parts.covered(view)
+        return [self._declare(f"{name}.part{i}", value, i) for i in covered]
+
+    def _declare(self, name: str, value: Value, part: int | None) -> str:
+        if name not in self.tensors:
+            shape, strides = self.parts.shape(value.number, part)
+            split = self.splits.of_value(value.number, shape, strides)
+            self.tensors[name] = TensorEntry(
+                shape=shape, element_bytes=value.element_bytes, role=self._role(value), split=split
+            )
+        return name
+
+    def _role(self, value: Value) -> Role:
+        if value.source is Source.WEIGHT:
+            return "weight"
+        if value.number in self.trace.gradient_of:
+            return "weight_gradient"
+        if value.source is not Source.MADE:
+            return "activation"
+        made_backward = {v.value for n in self.backward for v in n.outs}
+        late = value.number in made_backward or value.number in self._backward_values()
+        return "activation_gradient" if late else "activation"
+
+    def _whole_view(self, value: int) -> View:
+        size = self.values[value]
+        return View(value, (size.elements,), (1,), 0, size.element_bytes, True)
+
+    # --- operators -------------------------------------------------------------------------------
+
+    def _pass(
+        self, groups: list[list[Node]], rest: set[int], backward: bool
+    ) -> list[OperatorEntry]:
+        readers: dict[int, set[int]] = {}
+        for index, group in enumerate(groups):
+            for node in group:
+                for view in node.ins:
+                    readers.setdefault(view.value, set()).add(index)
+        final = set(self.trace.gradient_of)
+        operators = []
+        for index, group in enumerate(groups):
+            made = {v.value: v for node in group for v in node.outs}
+            reads = [v for node in group for v in node.ins if v.value not in made]
+            writes = [
+                view
+                for value, view in made.items()
+                if readers.get(value, set()) - {index}
+                or value in rest | self.outside | final
+                or value in self.segment.leaving
+            ]
+            if writes:
+                operators += self._operator(group, reads, writes, backward)
+        return operators
+
+    def _operator(
+        self, group: list[Node], reads: list[View], writes: list[View], backward: bool
+    ) -> list[OperatorEntry]:
+        name = self._operator_name(group, backward)
+        if group[0].rows_of is not None:
+            return self._lookup(group[0], name, backward)
+        for view in writes:
+            self.names.setdefault(view.value, self._unique(name))
+        read = once(n for view in reads for n in self.tensor(view))
+        written = once(n for view in writes for n in self._all_parts(view))
+        matmuls = [self._matmul(node, i, m) for node in group for i, m in enumerate(node.matmuls)]
+        label = f"{name}.bwd" if backward and not group[0].matmuls else name
+        behind = [op for v in writes for op in self._reduction(v)]
+        behind += self._row_sums(group, label)
+        partial = {op.writes[0]: op.reads[0] for op in behind}
+        extra = tuple(op.reads[0] for op in behind if op.writes[0] not in written)
+        operator = OperatorEntry(
+            name=label,
+            kind=kind_of(group, backward, self.weights, self.trace.gradient_of),
+            reads=read,
+            writes=(*(partial.get(n, n) for n in written), *extra),
+            matmuls=tuple(matmuls),
+            vectors=tuple(self._vectors(group)),
+            on_chip=group[0].kind is Kind.ATTENTION,
+            causal=any(v.value in self.causal for node in group for v in node.outs),
+            steps={} if group[0].matmuls else steps_of(group, self.splits.labels),
+        )
+        return [operator, *behind]
+
+    def _matmul(self, node: Node, index: int, product: Matmul) -> MatmulEntry:
+        sizes: dict[str, int | str] = {
+            name: getattr(product, name) for name in ("batch", "m", "n", "k")
+        }
+        if node.dealt_out is not None:
+            name, rows = node.dealt_out
+            sizes[name] = f"{rows}/{product.batch}"
+        split = self.splits.of_product(node, index)
+        return MatmulEntry(**sizes, fraction=product.fraction, split=split)
+
+    def _row_sums(self, group: list[Node], label: str) -> list[OperatorEntry]:
+        """A softmax over columns that are cut sums two numbers a row over the group."""
+        found = [node for node in group if id(node) in self.splits.rows_summed]
+        if not found or found[0].call.backward:
+            return []
+        total = self._unique(f"{label}.rows")
+        self.tensors[total] = TensorEntry(shape=(found[0].passes[0].rows, 2), element_bytes=4)
+        return [self._all_reduce(total)]
+
+    def _reduction(self, view: View) -> list[OperatorEntry]:
+        """The reduction behind the operator that writes a partial sum, if there is one."""
+        reduced = view.value in self.splits.reduced
+        return [self._all_reduce(self.names[view.value])] if reduced else []
+
+    def _all_reduce(self, total: str) -> OperatorEntry:
+        partial = f"{total}.partial"
+        self.tensors[partial] = self.tensors[total]
+        return OperatorEntry(
+            name=f"{total}.reduce",
+            kind="all_reduce",
+            reads=(partial,),
+            writes=(total,),
+            collective="all_reduce",
+        )
+
+    def _all_parts(self, view: View) -> list[str]:
+        return self.tensor(self._whole_view(view.value))
+
+    def _operator_name(self, group: list[Node], backward: bool) -> str:
+        call = group[-1].call
+        path = call.path.removeprefix(self.segment.prefix)
+        if f"{call.path}." == self.segment.prefix or not path:
+            path = ""
+        else:
+            path = path.removeprefix(f"{self.segment.name}.")
+        if group[0].kind is Kind.PRODUCT:
+            label = path or "product"
+            if backward:
+                gradient = any(v.value in self.trace.gradient_of for v in group[0].outs)
+                label += ".wgrad" if gradient else ".dgrad"
+            return self._fresh(label)
+        word = "attention" if group[0].kind is Kind.ATTENTION else call.op.strip("_")
+        label = f"{path}.{word}" if path else word
+        return self._fresh(label + (".grad" if backward else ""))
+
+    def _fresh(self, label: str) -> str:
+        used = self.taken[f"operator {label}"]
+        self.taken[f"operator {label}"] += 1
+        return label if not used else f"{label}{used + 1}"
+
+    def _lookup(self, node: Node, name: str, backward: bool) -> list[OperatorEntry]:
+        """A look-up moves the rows that are asked for, not the table."""
+        table = node.rows_of
+        assert table is not None
+        ids = node.ins[1]
+        width = table.shape[-1]
+        split = self.splits.of_rows(table)
+        rows = TensorEntry(
+            shape=(ids.elements, width),
+            element_bytes=table.element_bytes,
+            role="activation_gradient" if backward else "activation",
+            split=split,
+        )
+        label = self._unique(f"{name}.rows")
+        self.tensors[label] = rows
+        if backward:
+            reads = once(n for v in node.ins for n in self.tensor(v))
+            return [OperatorEntry(name=name, kind="scatter_add", reads=reads, writes=(label,))]
+        self.names.setdefault(node.outs[0].value, self._unique(name))
+        reads = once((*self.tensor(ids), label))
+        writes = once(self._all_parts(node.outs[0]))
+        behind = self._reduction(node.outs[0])
+        for op in behind:
+            writes = op.reads
+        return [OperatorEntry(name=name, kind="lookup", reads=reads, writes=writes), *behind]
+
+    def _vectors(self, group: list[Node]) -> list[VectorEntry]:
+        return [
+            VectorEntry(
+                function=work.function,
+                rows=work.rows,
+                cols=work.cols,
+                split=self.splits.of_pass(work),
+            )
+            for work in passes_of(group)
+        ]
+
+    # --- the ends --------------------------------------------------------------------------------
+
+    def _weights(self) -> None:
+        """Every weight that a look-up alone reads, and a gradient for every weight."""
+        for node in (*self.forward, *self.backward):
+            for view in node.ins:
+                if self.values[view.value].source is Source.WEIGHT:
+                    self.tensor(view)
+        for weight in dict.fromkeys(self.trace.gradient_of.values()):
+            entry = self.tensors.get(self.values[weight].name)
+            name = f"d{self.values[weight].name}"
+            if entry is not None and name not in self.tensors:
+                self.tensors[name] = entry.model_copy(update={"role": "weight_gradient"})
+
+    def _first_input(self) -> str:
+        for node in self.forward:
+            for view in node.ins:
+                if self.values[view.value].source is Source.INPUT:
+                    return self.tensor(view)[0]
+        return self.tensor(self.forward[0].outs[0])[0]
+
+    def _last_output(self) -> str:
+        for node in reversed(self.forward):
+            for view in node.outs:
+                if view.value in self.trace.targets:
+                    return self._all_parts(view)[0]
+        return self._all_parts(self.forward[-1].outs[0])[0]
+
+
+def _reductions_first(operators: list[OperatorEntry]) -> list[OperatorEntry]:
+    """Weight gradients, which nothing in the pass waits for, run behind the next reduction: it
+    travels while they are computed (Megatron-LM does so).
+    """
+    result: list[OperatorEntry] = []
+    waiting: list[OperatorEntry] = []
+    for op in operators:
+        if op.kind == "linear_wgrad":
+            waiting.append(op)
+            continue
+        result.append(op)
+        if op.collective is not None:
+            result += waiting
+            waiting = []
+    return result + waiting

@@ -1,0 +1,73 @@
+"""Copies that only suit this machine's kernels: fused attention writes any layout it is asked for.
+
+On the CPU torch's fused attention writes its output as (batch, heads, sequence, width) when its
+inputs lie so; the copy to (batch, sequence, heads, width) that follows is the kernel's own choice
+of layout elsewhere, and is left out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from atoll.tracing.record.node import Kind, Node
+from atoll.tracing.record.trace import View
+
+
+def without_layout_copies(
+    forward: Sequence[Node], backward: Sequence[Node]
+) -> tuple[list[Node], list[Node]]:
+    """Both passes with attention writing straight to where its output was copied."""
+    made = {
+        node.outs[0].value: node for node in forward if node.kind is Kind.ATTENTION and node.outs
+    }
+    moved: dict[int, View] = {}
+    dropped: set[int] = set()
+    for node in forward:
+        source = made.get(node.ins[0].value) if node.op == "clone" and node.ins else None
+        if source is None or source.outs[0].value in moved:
+            continue
+        strides = _permuted(source.outs[0], node.ins[0], node.outs[0])
+        if strides is not None:
+            target = node.outs[0]
+            moved[source.outs[0].value] = replace(
+                source.outs[0], value=target.value, strides=strides, offset=target.offset
+            )
+            dropped.add(id(node))
+    if not moved:
+        return list(forward), list(backward)
+
+    def redirect(node: Node) -> Node:
+        def view(old: View) -> View:
+            new = moved.get(old.value)
+            return new if new is not None and new.shape == old.shape else old
+
+        return replace(node, ins=[view(v) for v in node.ins], outs=[view(v) for v in node.outs])
+
+    kept = [node for node in forward if id(node) not in dropped]
+    others = {v.value for n in (*kept, *backward) for v in n.ins if v.value in moved}
+    whole = {
+        value
+        for value in others
+        if any(v.value == value and v.shape != moved[value].shape
+               for n in (*kept, *backward) for v in n.ins)
+    }  # fmt: skip
+    if whole:  # read in some other way as well: the copy is real
+        return list(forward), list(backward)
+    return [redirect(n) for n in kept], [redirect(n) for n in backward]
+
+
+def _permuted(out: View, read: View, copy: View) -> tuple[int, ...] | None:
+    """Strides of the attention output (in its own order of dimensions) inside the copy."""
+    if sorted(read.shape) != sorted(out.shape) or read.shape != copy.shape:
+        return None
+    result = []
+    for size, stride in zip(out.shape, out.strides, strict=True):
+        matches = [
+            i for i, (n, s) in enumerate(zip(read.shape, read.strides, strict=True))
+            if (n, s) == (size, stride)
+        ]  # fmt: skip
+        if not matches:
+            return None
+        result.append(copy.strides[matches[0]])
+    return tuple(result)

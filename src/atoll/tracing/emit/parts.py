@@ -1,0 +1,153 @@
+"""Values that are read in pieces: one tensor for each piece, so that bytes are counted right.
+
+The output of a joint projection is read as queries, keys and values; a rotation reads the two
+halves of each head. A value that is not read by columns stays one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.tracing.record.node import Node
+from atoll.tracing.record.trace import Source, Value, View
+
+Region = tuple[int, tuple[tuple[int, int], ...]]
+"""Offset, and (stride, size) of each dimension, the widest stride first."""
+
+
+def region_of(view: View) -> Region:
+    dims = [(s, n) for n, s in zip(view.shape, view.strides, strict=True) if n > 1 and s]
+    dims.sort(reverse=True)
+    merged: list[tuple[int, int]] = []
+    for stride, size in dims:
+        if merged and merged[-1][0] == stride * size:
+            merged[-1] = (stride, merged[-1][1] * size)
+        else:
+            merged.append((stride, size))
+    return view.offset, tuple(merged)
+
+
+def _elements(region: Region) -> int:
+    size = 1
+    for _, n in region[1]:
+        size *= n
+    return size
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Columns of a value that are always read together."""
+
+    elements: int
+    regions: frozenset[Region]
+    """The regions that contain it."""
+    view: View | None
+    """A view of exactly this piece, where there is one."""
+
+
+class Parts:
+    """The pieces of every value of a layer."""
+
+    def __init__(self, nodes: Sequence[Node], values: Sequence[Value], whole: set[int]) -> None:
+        self._values = values
+        found: dict[int, dict[Region, View]] = {}
+        self._shapes: dict[int, View] = {}
+        for node in nodes:
+            for view in (*node.outs, *node.ins):
+                self._shapes.setdefault(view.value, view)
+                value = values[view.value]
+                if value.source is Source.MADE and view.value not in whole:
+                    region = region_of(view)
+                    if _elements(region) < value.elements:
+                        found.setdefault(view.value, {}).setdefault(region, view)
+        self._pieces: dict[int, list[Piece]] = {}
+        for number, regions in found.items():
+            pieces = _pieces(values[number].elements, self._shapes[number], regions)
+            if len(pieces) > 1:
+                self._pieces[number] = pieces
+
+    def pieces(self, value: int) -> list[Piece]:
+        """None where the value is one tensor."""
+        return self._pieces.get(value, [])
+
+    def covered(self, view: View) -> list[int]:
+        """Indices of the pieces that a view reads: those in its region, or all of them."""
+        pieces = self._pieces[view.value]
+        own = region_of(view)
+        return [i for i, piece in enumerate(pieces) if own in piece.regions] or list(
+            range(len(pieces))
+        )
+
+    def shape(self, value: int, part: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of a piece, or of a whole value."""
+        size = self._values[value].elements
+        if part is not None:
+            piece = self._pieces[value][part]
+            return ((piece.elements,), (1,)) if piece.view is None else _drop_expanded(piece.view)
+        view = self._shapes.get(value)
+        if view is None or view.distinct != size:
+            return (size,), (1,)
+        return _drop_expanded(view)
+
+
+def _pieces(size: int, shape: View, regions: dict[Region, View]) -> list[Piece]:
+    """Columns that the same regions contain, if every region takes all rows of some columns."""
+    row = shape.shape[-1] if shape.shape and shape.strides[-1] == 1 else 0
+    if not row or size % row:
+        return []
+    masks = np.zeros(row, np.int64)
+    if len(regions) > 62:
+        return []
+    order = list(regions)
+    columns_of = []
+    for bit, region in enumerate(order):
+        columns = _columns(region, row, size // row)
+        if columns is None:
+            return []
+        columns_of.append(columns)
+        masks[columns] |= 1 << bit
+    result = []
+    for mask in dict.fromkeys(masks.tolist()):
+        columns = np.flatnonzero(masks == mask)
+        inside = [i for i in range(len(order)) if mask >> i & 1]
+        exact = [regions[order[i]] for i in inside if len(columns_of[i]) == len(columns)]
+        result.append(
+            Piece(
+                len(columns) * (size // row),
+                frozenset(order[i] for i in inside),
+                exact[0] if exact else None,
+            )
+        )
+    return result
+
+
+def _columns(region: Region, row: int, rows: int) -> NDArray[np.int64] | None:
+    """The columns of a region that takes all rows of the value; None for any other region."""
+    offset, dims = region
+    inner: list[tuple[int, int]] = []
+    outer = 1
+    for stride, size in dims:
+        if stride % row == 0:
+            outer *= size
+        elif stride < row and stride * size > row and row % stride == 0:
+            steps = row // stride  # the rest of this dimension runs over rows
+            inner.append((stride, steps))
+            outer *= size // steps
+        else:
+            inner.append((stride, size))
+    if outer != rows or offset >= row:
+        return None
+    columns = np.array([offset], np.int64)
+    for stride, size in inner:
+        columns = (columns[:, None] + stride * np.arange(size)).ravel()
+    return columns if columns.max() < row else None
+
+
+def _drop_expanded(view: View) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    kept = [(n, s) for n, s in zip(view.shape, view.strides, strict=True) if s or n == 1]
+    kept = kept or [(1, 1)]
+    return tuple(n for n, _ in kept), tuple(s for _, s in kept)

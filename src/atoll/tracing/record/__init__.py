@@ -1,0 +1,1 @@
+"""A module run on fake tensors, written down as plain data: calls, work, segments."""

@@ -1,0 +1,272 @@
+"""What each operator of torch (its ATen library) does: products, passes of vector functions, bytes.
+
+An operator that is not in these tables counts as one operation for each element that it reads or
+writes, and is named in the capture's notes: nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from atoll.tracing.record.aten_names import (
+    ADDING_SCATTERS,
+    COPIES,
+    ELEMENTWISE,
+    FILLS,
+    GATHERS,
+    MOVES,
+    SCATTERS,
+    SUMS,
+)
+from atoll.tracing.record.node import Kind, Node, Pass
+from atoll.tracing.record.trace import Call, View
+from atoll.workload.graph.operator import Matmul
+from atoll.workload.graph.products import (
+    attention_fraction,
+    data_gradient,
+    keys_gradient,
+    scores_product,
+    values_product,
+    weight_gradient,
+)
+
+
+def node_of(call: Call) -> Node:
+    """The call with its work."""
+    name = call.op.rstrip("_") if call.op.rstrip("_") in ELEMENTWISE else call.op
+    if name in _SPECIAL:
+        return _SPECIAL[name](call)
+    out = call.outs[0]
+    if name in ELEMENTWISE:
+        over = max((*call.outs, *call.ins), key=lambda view: view.elements)
+        work = (Pass(ELEMENTWISE[name], over),) if over.floating or out.floating else ()
+        return _node(call, Kind.ELEMENTWISE, passes=work)
+    if name in COPIES:
+        return _node(call, Kind.ELEMENTWISE)
+    if name in FILLS:
+        node = _node(call, Kind.ELEMENTWISE)
+        node.ins = []
+        return node
+    if name in GATHERS:
+        return _node(call, Kind.GATHER)
+    if name in SUMS:
+        return _node(call, Kind.ROWS, passes=(Pass("add", call.ins[0]),))
+    if name in MOVES:
+        return _node(call, Kind.MOVE)
+    if name in SCATTERS:
+        return _node(call, Kind.SCATTER)
+    if name in ADDING_SCATTERS:
+        return _node(call, Kind.SCATTER, passes=(Pass("add", call.ins[-1]),))
+    over = max((*call.outs, *call.ins), key=lambda view: view.elements)
+    node = _node(call, Kind.ROWS, passes=(Pass("add", over),))
+    node.known = False
+    return node
+
+
+def _node(
+    call: Call, kind: Kind, *, matmuls: tuple[Matmul, ...] = (), passes: tuple[Pass, ...] = ()
+) -> Node:
+    ins = [view for view in call.ins if view.elements]
+    return Node(call, kind, ins, [v for v in call.outs if v.elements], matmuls, passes)
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def _mm(call: Call) -> Node:
+    a, b = call.ins[-2:]
+    (m, k), n = a.shape, b.shape[1]
+    bias = (Pass("bias", call.outs[0]),) if len(call.ins) == 3 else ()
+    return _node(call, Kind.PRODUCT, matmuls=(Matmul(1, m, n, k),), passes=bias)
+
+
+def _bmm(call: Call) -> Node:
+    a, b = call.ins[-2:]
+    batch, m, k = a.shape
+    plus = (Pass("add", call.outs[0]),) if len(call.ins) == 3 else ()
+    return _node(call, Kind.PRODUCT, matmuls=(Matmul(batch, m, b.shape[2], k),), passes=plus)
+
+
+def _mv(call: Call) -> Node:
+    a, b = call.ins[-2:]
+    m, k = (1, a.shape[0]) if len(a.shape) == 1 else a.shape
+    n = b.shape[1] if len(b.shape) == 2 else 1
+    return _node(call, Kind.PRODUCT, matmuls=(Matmul(1, m, n, k),))
+
+
+def _grouped(call: Call) -> Node:
+    """Experts: rows of the left operand are dealt out to the groups, evenly for the estimate.
+
+    (rows, k) by (groups, k, n); and its weight gradient, (m, rows) by (rows, n).
+    """
+    a, b = call.ins[:2]
+    dealt: tuple[str, int] | None = None
+    if len(a.shape) == 2 and len(b.shape) == 3:
+        groups, k, n = b.shape
+        product, dealt = Matmul(groups, -(-a.shape[0] // groups), n, k), ("m", a.shape[0])
+    elif len(a.shape) == 2 and len(b.shape) == 2:
+        groups = call.outs[0].shape[0]
+        rows = a.shape[1]
+        product, dealt = Matmul(groups, a.shape[0], b.shape[1], -(-rows // groups)), ("k", rows)
+    elif len(a.shape) == 3 and len(b.shape) == 3:
+        product = Matmul(a.shape[0], a.shape[1], b.shape[2], a.shape[2])
+    else:
+        groups, m, k = a.shape
+        product, dealt = Matmul(groups, m, -(-b.shape[1] // groups), k), ("n", b.shape[1])
+    node = _node(call, Kind.PRODUCT, matmuls=(product,))
+    node.dealt_out = dealt
+    return node
+
+
+def _convolution(call: Call) -> Node:
+    """As a product over unfolded patches; depth-wise ones run on the vector cores."""
+    x, weight = call.ins[:2]
+    transposed, groups = bool(call.args[6]), int(str(call.args[8]))
+    return _conv_node(call, x, weight, call.outs[0], transposed, groups, (True,), False)
+
+
+def _convolution_backward(call: Call) -> Node:
+    grad, x, weight = call.ins[:3]
+    transposed, groups = bool(call.args[7]), int(str(call.args[9]))
+    mask = call.args[10]
+    wanted = tuple(bool(w) for w in mask) if isinstance(mask, tuple) else (True, True, True)
+    return _conv_node(call, x, weight, grad, transposed, groups, wanted, True)
+
+
+def _conv_node(
+    call: Call,
+    x: View,
+    weight: View,
+    y: View,
+    transposed: bool,
+    groups: int,
+    wanted: tuple[bool, ...],
+    backward: bool,
+) -> Node:
+    source, target = (y, x) if transposed else (x, y)
+    kernel = prod(weight.shape[2:])
+    rows = target.shape[0] * prod(target.shape[2:])
+    inner, outer = source.shape[1] // groups, target.shape[1] // groups
+    product = Matmul(groups, rows, outer, inner * kernel)
+    if transposed:
+        product = Matmul(groups, rows, inner * kernel, outer)
+    bias = len(call.ins) > 2 and not backward
+    if inner == 1 and outer == 1:
+        times = kernel * (sum(wanted[:2]) if backward else 1)
+        work = [Pass("mul", target, times=times)]
+        if bias:
+            work.append(Pass("bias", y))
+        if backward and wanted[2:3] == (True,):
+            work.append(Pass("bias_grad", y))
+        return _node(call, Kind.ROWS, passes=tuple(work))
+    if not backward:
+        passes = (Pass("bias", y),) if bias else ()
+        return _node(call, Kind.PRODUCT, matmuls=(product,), passes=passes)
+    matmuls = [data_gradient(product)] if wanted[0] else []
+    matmuls += [weight_gradient(product)] if wanted[1] else []
+    passes = (Pass("bias_grad", y),) if wanted[2:3] == (True,) else ()
+    return _node(call, Kind.PRODUCT, matmuls=tuple(matmuls), passes=passes)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def _attention(call: Call) -> Node:
+    q, k, v = call.ins[:3]
+    causal = any(a is True for a in call.args[3:6])
+    scores, passes = _scores(q, k, causal, call)
+    products = (scores, values_product(scores, v.shape[-1]))
+    node = _node(call, Kind.ATTENTION, matmuls=products, passes=passes)
+    node.outs = [o for o in node.outs if o.elements > 1]
+    return node
+
+
+def _attention_backward(call: Call) -> Node:
+    """Five products: the scores once more, then dV, dP, dQ and dK (arXiv:2307.08691)."""
+    _, q, k, v = call.ins[:4]
+    causal = any(a is True for a in call.args[5:])
+    scores, passes = _scores(q, k, causal, call)
+    values = values_product(scores, v.shape[-1])
+    products = (scores, weight_gradient(values), data_gradient(values), data_gradient(scores),
+                keys_gradient(scores))  # fmt: skip
+    again = tuple(Pass(f"{p.function}_bwd", p.over, p.inner) for p in passes)
+    return _node(call, Kind.ATTENTION, matmuls=products, passes=again)
+
+
+def _scores(q: View, k: View, causal: bool, call: Call) -> tuple[Matmul, tuple[Pass, ...]]:
+    batch, heads, queries, width = q.shape
+    kv_heads, keys = k.shape[1:3]
+    if queries == keys:
+        fraction = attention_fraction(queries, causal, 0) if call.seen is None else call.seen
+        product = scores_product(batch, queries, heads, kv_heads, width, fraction)
+    else:
+        fraction = 1.0
+        product = Matmul(batch * kv_heads, queries * (heads // kv_heads), keys, width, 1.0, "batch")
+    columns = max(1, round(fraction * keys))
+    over = View(q.value, (batch, heads, queries, columns), (0, 0, 0, 0), 0, 2, True)
+    return product, (Pass("softmax", over),)
+
+
+# --- norms, softmax, loss, look-ups ---------------------------------------------------------------
+
+
+def _row(function: str, which: int = 0) -> Callable[[Call], Node]:
+    def make(call: Call) -> Node:
+        return _node(call, Kind.ROWS, passes=(Pass(function, call.ins[which]),))
+
+    return make
+
+
+def _layer_norm(call: Call) -> Node:
+    x = call.ins[0]
+    shape = call.args[1]
+    inner = len(shape) if isinstance(shape, tuple) else 1
+    function = "rmsnorm" if "rms" in call.op else "layernorm"
+    return _node(call, Kind.ROWS, passes=(Pass(function, x, inner),))
+
+
+def _layer_norm_backward(call: Call) -> Node:
+    shape = call.args[2]
+    inner = len(shape) if isinstance(shape, tuple) else 1
+    function = "rmsnorm_bwd" if "rms" in call.op else "layernorm_bwd"
+    return _node(call, Kind.ROWS, passes=(Pass(function, call.ins[1], inner),))
+
+
+def _nothing(call: Call) -> Node:
+    """Parts of the loss whose work stands in its softmax."""
+    return _node(call, Kind.ROWS)
+
+
+def _embedding(call: Call) -> Node:
+    node = _node(call, Kind.MOVE)
+    node.rows_of = call.ins[0]
+    return node
+
+
+def _embedding_backward(call: Call) -> Node:
+    node = _node(call, Kind.MOVE)
+    node.rows_of = call.outs[0]
+    return node
+
+
+_SPECIAL: dict[str, Callable[[Call], Node]] = {
+    "mm": _mm, "addmm": _mm, "bmm": _bmm, "baddbmm": _bmm, "mv": _mv, "addmv": _mv, "dot": _mv,
+    "_grouped_mm": _grouped,
+    "convolution": _convolution, "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward,
+    "_fused_rms_norm": _layer_norm, "_fused_rms_norm_backward": _layer_norm_backward,
+    "native_group_norm": _row("layernorm"), "native_group_norm_backward": _row("layernorm_bwd"),
+    "native_batch_norm": _row("layernorm"), "native_batch_norm_backward": _row("layernorm_bwd"),
+    "_native_batch_norm_legit": _row("layernorm"),
+    "_softmax": _row("softmax"), "_softmax_backward_data": _row("softmax_bwd"),
+    "_safe_softmax": _row("softmax"),
+    "_log_softmax": _row("cross_entropy"),
+    "_log_softmax_backward_data": _row("cross_entropy_bwd"),
+    "nll_loss_forward": _nothing, "nll_loss_backward": _nothing,
+    "nll_loss2d_forward": _nothing, "nll_loss2d_backward": _nothing,
+    "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
+    "topk": _row("topk"), "sort": _row("topk"), "argsort": _row("topk"),
+}  # fmt: skip

@@ -1,0 +1,250 @@
+"""From one trace to a chain of layers: where to cut, and which layers are the same.
+
+Cuts lie where one item of a list of modules (torch.nn.ModuleList, Sequential, ModuleDict) hands
+over to the next. Layers are the same when their operators, shapes and connections are, forward and
+backward; their names play no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from atoll.tracing.record.trace import Argument, Call, Source, Trace, View
+from atoll.workload.builders.blocks import periods
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the forward pass with its backward pass."""
+
+    name: str
+    prefix: str
+    """Path of the module that it is, with a dot; "" where it is none."""
+    forward: tuple[Call, ...]
+    backward: tuple[Call, ...]
+    entering: tuple[int, ...]
+    """Values with a gradient that come from earlier segments, the main one first."""
+    leaving: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Distinct segments in order, each with its repeats; `copies` of each weight in all."""
+
+    segments: tuple[tuple[Segment, int], ...]
+    copies: dict[int, int]
+
+
+def cut(trace: Trace) -> Chain:
+    bounds, names = _bounds(trace)
+    with_gradient = _with_gradient(trace)
+    segments = _segments(trace, bounds, names, with_gradient)
+    keys = [_signature(segment, trace) for segment in segments]
+    merged: list[tuple[Segment, int]] = []
+    at = 0
+    for period, repeat in periods(keys):
+        parts = segments[at : at + len(period)]
+        merged.append((_joined(parts), repeat))
+        at += len(period) * repeat
+    copies: dict[int, int] = {}
+    for segment in segments:
+        for value in {v.value for c in (*segment.forward, *segment.backward) for v in c.ins}:
+            if trace.values[value].source is Source.WEIGHT:
+                copies[value] = copies.get(value, 0) + 1
+    return Chain(tuple(merged), copies)
+
+
+# --- where to cut ---------------------------------------------------------------------------------
+
+
+def _bounds(trace: Trace) -> tuple[list[int], list[str]]:
+    """First tick and module path of every segment."""
+    containers = _containers(trace)
+    items = [_item(path, containers) for path in trace.ticks]
+    bounds, names = [0], [""]
+    current = ""
+    for tick, item in enumerate(items):
+        if item and item != current:
+            if tick:
+                bounds.append(tick)
+                names.append(item)
+            else:
+                names[0] = item
+            current = item
+    _cut_tail(trace, items, bounds, names)
+    return bounds, names
+
+
+def _containers(trace: Trace) -> list[str]:
+    """The outermost lists that repeat a class; else the outermost lists; else the module."""
+
+    def repeats(path: str) -> bool:
+        classes = [
+            name
+            for child, name in trace.classes.items()
+            if child.rpartition(".")[0] == path and child != path
+        ]
+        return len(set(classes)) < len(classes)
+
+    def outermost(paths: Sequence[str]) -> list[str]:
+        chosen: list[str] = []
+        for path in paths:
+            if not any(path.startswith(f"{other}.") or other == "" for other in chosen):
+                chosen.append(path)
+        return chosen
+
+    return outermost([p for p in trace.containers if repeats(p)]) or outermost(
+        trace.containers or ("",)
+    )
+
+
+def _item(path: str, containers: Sequence[str]) -> str:
+    """The item of a list inside which a module lies; "" for none."""
+    for container in containers:
+        start = f"{container}." if container else ""
+        if path.startswith(start) and path != container:
+            return start + path[len(start) :].partition(".")[0]
+    return ""
+
+
+def _cut_tail(trace: Trace, items: Sequence[str], bounds: list[int], names: list[str]) -> None:
+    """What runs between two items belongs to the first of them. Behind the last item of a list, as
+    much belongs to it as behind the one before it; the rest is a segment of its own.
+    """
+    for index in reversed(range(len(bounds))):
+        name = names[index]
+        if not name:
+            continue
+        container = name.rpartition(".")[0]
+        followed = index + 1 < len(bounds) and names[index + 1].rpartition(".")[0] == container
+        if followed:
+            continue
+        end = bounds[index + 1] if index + 1 < len(bounds) else len(items)
+        last = max(t for t in range(bounds[index], end) if items[t] == name)
+        suffix = 0
+        if index and names[index - 1].rpartition(".")[0] == container:
+            before = range(bounds[index - 1], bounds[index])
+            last_before = max(t for t in before if items[t] == names[index - 1])
+            suffix = bounds[index] - 1 - last_before
+            ours = trace.ticks[last + 1 : last + 1 + suffix]
+            if ours != trace.ticks[last_before + 1 : bounds[index]]:
+                suffix = 0
+        start = last + 1 + suffix
+        if start < end:
+            bounds.insert(index + 1, start)
+            names.insert(index + 1, "")
+
+
+# --- what is in a segment -------------------------------------------------------------------------
+
+
+def _with_gradient(trace: Trace) -> set[int]:
+    """Forward values of the model's stream: floating ones that depend on a weight."""
+    found = {v.number for v in trace.values if v.source is Source.WEIGHT}
+    for call in trace.calls:
+        if not call.backward and any(view.value in found for view in call.ins):
+            found.update(view.value for view in call.outs if view.floating)
+    return found - {v.number for v in trace.values if v.source is Source.WEIGHT}
+
+
+def _segments(
+    trace: Trace, bounds: Sequence[int], names: Sequence[str], with_gradient: set[int]
+) -> list[Segment]:
+    ends = [*bounds[1:], len(trace.ticks)]
+    owner = [
+        index for index, (a, b) in enumerate(zip(bounds, ends, strict=True)) for _ in range(a, b)
+    ]
+    forward: list[list[Call]] = [[] for _ in bounds]
+    backward: list[list[Call]] = [[] for _ in bounds]
+    last_reader: dict[int, int] = {}
+    maker: dict[int, int] = {}
+    for call in trace.calls:
+        where = owner[call.tick]
+        if call.backward:
+            backward[where].append(call)
+            continue
+        forward[where].append(call)
+        for view in call.ins:
+            last_reader[view.value] = max(where, last_reader.get(view.value, 0))
+        for view in call.outs:
+            maker.setdefault(view.value, where)
+    crossing: list[tuple[int, ...]] = []
+    for index in range(len(bounds) + 1):
+        found = [
+            value
+            for value, made in maker.items()
+            if value in with_gradient and made < index <= last_reader.get(value, -1)
+        ]
+        crossing.append(tuple(sorted(found, reverse=True)))
+    result = []
+    for index, name in enumerate(names):
+        if not forward[index] and not backward[index]:
+            continue
+        result.append(
+            Segment(
+                name or _name(forward[index], trace, index == 0),
+                f"{name}." if name else "",
+                tuple(forward[index]),
+                tuple(backward[index]),
+                crossing[index],
+                crossing[index + 1],
+            )
+        )
+    return result
+
+
+def _name(calls: Sequence[Call], trace: Trace, first: bool) -> str:
+    """A segment that is no module is called after its first (or last) module with a weight."""
+    paths = [
+        call.path
+        for call in calls
+        if call.path and any(trace.values[v.value].source is Source.WEIGHT for v in call.ins)
+    ] or [call.path for call in calls if call.path]
+    if not paths:
+        return "inputs" if first else "outputs"
+    return paths[0] if first else paths[-1]
+
+
+def _joined(parts: Sequence[Segment]) -> Segment:
+    """Several segments as one: a period of blocks that alternate."""
+    if len(parts) == 1:
+        return parts[0]
+    return Segment(
+        name=f"{parts[0].name}-{parts[-1].name.rpartition('.')[2]}",
+        prefix=parts[0].name.rpartition(".")[0] + ".",
+        forward=tuple(call for part in parts for call in part.forward),
+        backward=tuple(call for part in reversed(parts) for call in part.backward),
+        entering=parts[0].entering,
+        leaving=parts[-1].leaving,
+    )
+
+
+# --- which are the same ---------------------------------------------------------------------------
+
+
+def _signature(segment: Segment, trace: Trace) -> tuple[object, ...]:
+    """Equal for two segments that do the same: operators, shapes, connections."""
+    numbers: dict[int, int] = {}
+    crossing = {value: f"in{i}" for i, value in enumerate(segment.entering)}
+    made = {v.value for call in (*segment.forward, *segment.backward) for v in call.outs}
+
+    def plain(argument: Argument) -> object:
+        if isinstance(argument, View):
+            value = trace.values[argument.value]
+            number = numbers.setdefault(argument.value, len(numbers))
+            kind = crossing.get(argument.value) or (
+                "own" if argument.value in made else str(value.source)
+            )
+            return (number, kind, argument.shape, argument.strides, argument.offset,
+                    argument.element_bytes)  # fmt: skip
+        if isinstance(argument, tuple):
+            return tuple(plain(item) for item in argument)
+        return argument
+
+    def row(call: Call) -> object:
+        return (call.op, plain(call.args), plain(call.outs), call.seen)
+
+    rows = [row(call) for call in (*segment.forward, *segment.backward)]
+    leaving = tuple(numbers.get(value, -1) for value in segment.leaving)
+    return (tuple(rows), leaving)

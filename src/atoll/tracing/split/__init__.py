@@ -1,0 +1,1 @@
+"""Tensor parallelism for a captured layer: cuts that follow the data."""

@@ -1,0 +1,138 @@
+"""The division of one captured layer while it is found, as the rules and the emission see it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from atoll.tracing.record.node import Node, Pass
+from atoll.tracing.record.trace import Source, Value, View
+from atoll.tracing.split.labels import ConflictError, Cut, Label, placed, seen
+from atoll.workload.modelfile import PassSplit, ProductSplit, SplitEntry, Uneven
+
+
+class Splits:
+    """The division of one layer: labels of values, partial sums, divided products."""
+
+    def __init__(self, values: Sequence[Value], banned: frozenset[int] = frozenset()) -> None:
+        self.values = values
+        self.banned = banned
+        self.labels: dict[int, Label] = {}
+        self.partial: dict[int, frozenset[int]] = {}
+        self.reduced: set[int] = set()
+        self.sums: dict[int, tuple[int, ...]] = {}
+        """Of a partial sum, the partial sums that it was made of."""
+        self.units: dict[int, int] = {}
+        self.products: dict[int, list[ProductSplit]] = {}
+        self.rows_summed: set[int] = set()
+        """Nodes that sum a few numbers a row over the group (a softmax over cut columns)."""
+        self.padded: set[int] = set()
+        self.scarce: set[int] = set()
+        self.constant: set[int] = set()
+        self.zeros: set[int] = set()
+        self.readers: Counter[int] = Counter()
+        """How many operators of its own pass read a value."""
+        self.tables: frozenset[int] = frozenset()
+        """Look-up tables that may be cut: the largest one of the layer."""
+        self.backward = False
+
+    # --- for the rules ---------------------------------------------------------------------------
+
+    def is_weight(self, view: View) -> bool:
+        return self.values[view.value].source is Source.WEIGHT
+
+    def may_cut(self, view: View) -> bool:
+        free = view.value not in self.banned and view.value not in self.labels
+        return self.is_weight(view) and free and not self.backward
+
+    def cut(self, view: View) -> Cut | None:
+        label = self.labels.get(view.value)
+        if label is None:
+            return None
+        found = seen(label, view)
+        known = self.units.get(view.value, found.units)
+        self.units[view.value] = min(known, found.units)
+        return found
+
+    def put(self, view: View, dim: int, cut: Cut) -> None:
+        self.labels[view.value] = placed(cut, view, dim)
+
+    def cut_weight(self, view: View, dim: int, origins: frozenset[int]) -> Cut:
+        """Divide a weight along a dimension of the view through which it is read."""
+        return self.cut_bias(view, dim, origins | {view.value})
+
+    def cut_bias(self, view: View, dim: int, origins: frozenset[int]) -> Cut:
+        """The same for a weight that only follows others (a bias)."""
+        cut = Cut(dim, view.shape[dim], True, origins)
+        self.put(view, dim, cut)
+        return cut
+
+    def put_partial(self, view: View, made_of: Sequence[View]) -> None:
+        """A partial sum because its operands are."""
+        self.partial[view.value] = frozenset().union(*(self.partial[v.value] for v in made_of))
+        self.sums[view.value] = tuple(v.value for v in made_of)
+
+    def whole(self, view: View) -> None:
+        """The operator needs all of the tensor: a partial sum is reduced before, itself or the
+        one that it was made of that has the fewest bytes.
+        """
+        if not self.is_partial(view):
+            return
+        chain = [view.value]
+        while len(self.sums.get(chain[-1], ())) == 1 and chain[-1] not in self.reduced:
+            chain.append(self.sums[chain[-1]][0])
+        self.reduced.add(min(chain, key=lambda value: self.values[value].bytes))
+        for value in sorted(self.sums):  # what was made of whole tensors only is whole
+            if not any(self._open(part) for part in self.sums[value]):
+                self.partial.pop(value, None)
+                self.reduced.discard(value)
+
+    def _open(self, value: int) -> bool:
+        return value in self.partial and value not in self.reduced
+
+    def is_partial(self, view: View) -> bool:
+        return self._open(view.value)
+
+    # --- for the emission ------------------------------------------------------------------------
+
+    def of_value(
+        self, value: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> SplitEntry | None:
+        label = self.labels.get(value)
+        if label is None:
+            return None
+        view = View(value, shape, strides, 0, self.values[value].element_bytes, True)
+        try:
+            found = seen(label, view)
+        except ConflictError:  # the rest of a value of which only pieces are read
+            return None
+        units = min(found.units, self.units.get(value, found.units))
+        units = units if shape[found.dim] % units == 0 else found.units
+        return SplitEntry(dim=found.dim, units=units, uneven=self._uneven(label.origins))
+
+    def _uneven(self, origins: frozenset[int]) -> Uneven:
+        if origins and origins <= self.padded:
+            return "pad"
+        return "replicate" if origins and origins <= self.scarce else "refuse"
+
+    def of_rows(self, table: View) -> SplitEntry | None:
+        if table.value not in self.labels:
+            return None
+        return SplitEntry(dim=0, units=1, uneven="pad")
+
+    def of_product(self, node: Node, index: int) -> ProductSplit:
+        splits = self.products.get(id(node), [])
+        return splits[index] if index < len(splits) else ""
+
+    def of_pass(self, work: Pass) -> PassSplit:
+        view = work.over
+        label = self.labels.get(view.value)
+        if label is None:
+            return ""
+        if not any(view.strides):  # the scores of fused attention: heads are rows
+            return "rows"
+        try:
+            dim = seen(label, view).dim
+        except ConflictError:
+            return ""
+        return "rows" if dim < len(view.shape) - work.inner else "cols"

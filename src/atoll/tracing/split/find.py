@@ -1,0 +1,92 @@
+"""Tensor parallelism for a captured layer: which weights to cut, and what follows from it.
+
+Every product with a weight is cut by columns first (Megatron-LM, arXiv:1909.08053). The cut then
+follows the data through both passes: through heads, element-wise operators and attention, to a
+second product, whose weight it cuts by rows and whose output is a partial sum, reduced where it is
+first needed whole. Where an operator needs whole what is cut (a norm over the cut columns, a
+residual addition), the weights that led there stay whole and the walk begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.tracing.record.node import Node
+from atoll.tracing.record.segment import Segment
+from atoll.tracing.record.trace import Source, Trace
+from atoll.tracing.split.division import Splits
+from atoll.tracing.split.labels import ConflictError
+from atoll.tracing.split.products import unknown
+from atoll.tracing.split.rules import RULES, elementwise
+
+
+def find_splits(
+    forward: Sequence[Node], backward: Sequence[Node], trace: Trace, segment: Segment,
+    outside: set[int],
+) -> Splits:  # fmt: skip
+    """The division of one layer that keeps the most weights cut."""
+    banned: frozenset[int] = frozenset()
+    while True:
+        splits = Splits(trace.values, banned)
+        own = {v.value for node in (*forward, *backward) for v in node.outs}
+        read = {v.value for node in (*forward, *backward) for v in node.ins}
+        splits.constant = {
+            v for v in read if v not in own and v not in segment.entering and not _weight(trace, v)
+        } | _without_gradient(forward, trace, segment)
+        for nodes in (forward, backward):
+            made = {v.value for node in nodes for v in node.outs}
+            splits.readers.update(
+                value for n in nodes for value in {v.value for v in n.ins} if value in made
+            )
+        tables = [n.rows_of.value for n in forward if n.rows_of is not None]
+        splits.tables = frozenset(sorted(tables, key=lambda v: trace.values[v].elements)[-1:])
+        try:
+            _walk(splits, forward, backward, segment, outside, trace)
+        except ConflictError as conflict:
+            new = conflict.origins - banned
+            if not new:  # nothing left to blame: everything stays whole
+                return Splits(trace.values)
+            banned |= new
+            continue
+        return splits
+
+
+def _weight(trace: Trace, value: int) -> bool:
+    return trace.values[value].source is Source.WEIGHT
+
+
+def _without_gradient(forward: Sequence[Node], trace: Trace, segment: Segment) -> set[int]:
+    """Values made here of constants alone (masks, rotations)."""
+    live = set(segment.entering) | {v.number for v in trace.values if v.source is Source.WEIGHT}
+    constant: set[int] = set()
+    for node in forward:
+        if any(view.value in live for view in node.ins):
+            live.update(view.value for view in node.outs)
+        else:
+            constant.update(view.value for view in node.outs)
+    return constant
+
+
+def _walk(
+    splits: Splits,
+    forward: Sequence[Node],
+    backward: Sequence[Node],
+    segment: Segment,
+    outside: set[int],
+    trace: Trace,
+) -> None:
+    final = set(trace.gradient_of)
+    for nodes, splits.backward in ((forward, False), (backward, True)):
+        for node in nodes:
+            rule = RULES.get(node.op.rstrip("_"), RULES.get(node.op))
+            if rule is None:
+                rule = elementwise if node.kind == "elementwise" else unknown
+            rule(splits, node)
+            for view in node.outs:
+                if view.value in final:
+                    continue
+                if view.value in outside or view.value in segment.leaving:
+                    label = splits.labels.get(view.value)
+                    if label is not None:
+                        raise ConflictError(label.origins)
+                    splits.whole(view)

@@ -1,0 +1,92 @@
+"""What the command line captures: a builder, a config.json or an ONNX file, by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.tracing.capture import capture, check_request, torch_module
+from atoll.tracing.from_onnx.capture import capture_onnx
+from atoll.tracing.inputs import parse_inputs
+from atoll.workload.stored import StoredModel
+
+
+def capture_target(
+    target: str,
+    inputs: Sequence[str],
+    *,
+    name: str | None = None,
+    sequence: int | None = None,
+    batch_dim: int | None = 0,
+    dtype: str | None = "bfloat16",
+    keep: str = "fused",
+) -> StoredModel:
+    """As `capture`, for a "package.module:builder", a config.json or an ONNX file, and inputs in
+    words."""
+    if target.endswith(".onnx"):
+        return capture_onnx(
+            target, name=name, inputs=inputs, sequence=sequence, batch_dim=batch_dim,
+            dtype=dtype, keep=keep,
+        )  # fmt: skip
+    run_module = torch_module()
+    check_request(keep, sequence)
+    given: Any = _inputs(inputs, run_module)
+    if target.endswith(".json") or Path(target).is_dir():
+        from atoll.tracing.record.huggingface import module_from_config
+
+        module, examples = module_from_config(target, sequence=sequence or 512)
+        default = (
+            Path(target).stem if Path(target).name != "config.json" else Path(target).parent.name
+        )
+        tokens = sequence if "input_ids" in examples else None
+        return capture(
+            module, given or examples, name=name or default, sequence=tokens,
+            batch_dim=batch_dim, dtype=dtype, keep=keep,
+        )  # fmt: skip
+    if not given:
+        raise AtollError(
+            'inputs: at least one is needed, such as --inputs "int64[1,4096]" or '
+            '--inputs "input_ids=int64[1,4096]"'
+        )
+    return capture(
+        _builder(target), given, name=name or target.rpartition(":")[2], sequence=sequence,
+        batch_dim=batch_dim, dtype=dtype, keep=keep,
+    )  # fmt: skip
+
+
+def _builder(target: str) -> Any:
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        raise AtollError(
+            f"{target}: expected package.module:builder (a function that returns the module, the "
+            "module's class, or the module itself) or a config.json"
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        first = (str(error) or "no message").strip().splitlines()[0]
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        raise AtollError(f"{target}: cannot import {module_name} ({kind}{first})") from None
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise AtollError(f"{target}: {module_name} has no {attribute!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _inputs(texts: Sequence[str], run_module: Any) -> tuple[Any, ...] | dict[str, Any]:
+    """Example inputs from "int64[1,4096]" (in order) or "labels=int64[1,4096]" (by name)."""
+    example = "int64[1,4096] or labels=int64[1,4096]"
+    found = parse_inputs(texts, example)
+    for text, (_, _, shape) in zip(texts, found, strict=True):
+        if 0 in shape:
+            raise AtollError(f"inputs: every size must be at least 1, got {text!r}")
+    tensors = [(name, run_module.make_tensor(shape, dtype)) for name, dtype, shape in found]
+    named = {name: tensor for name, tensor in tensors if name}
+    return named or tuple(tensor for _, tensor in tensors)

@@ -1,0 +1,1 @@
+"""From a configuration to the operators of every layer, forward and backward."""

@@ -1,0 +1,187 @@
+"""The attention half of a block: projections, rotary positions, attention, output projection."""
+
+from __future__ import annotations
+
+from atoll.workload.builders.graph import FLOAT, HALF, MASK, Graph
+from atoll.workload.builders.latent import latent_projections
+from atoll.workload.graph.operator import Region, Role, Tensor, Uneven, VectorWork
+from atoll.workload.graph.products import attention_fraction, scores_product, values_product
+
+
+def attention(
+    graph: Graph,
+    x: str,
+    kind: str,
+    *,
+    open_end: bool = False,
+    positions: str = "",
+    source: str = "",
+) -> str:
+    """From the (normed) block input to the output projection, which with an `open_end` is left
+    without its reduction and its bias. `positions` are added to the scores; keys and values come
+    from another `source` than the queries in cross-attention.
+    """
+    config = graph.config
+    gate = ""
+    if source:
+        q, k, v = _cross_projections(graph, x, source)
+    elif config.latent_kv:
+        q, k, v = latent_projections(graph, x)
+    else:
+        q, k, v, *gates = _projections(graph, x)
+        gate = "".join(gates)
+    if config.qk_norm:
+        q, k = _query_norm(graph, q), _query_norm(graph, k)
+    if config.positions == "rotary" and not config.latent_kv:
+        q, k = _rotary(graph, q, k)
+    sinks = (graph.weight("sinks", (config.heads,), 0, config.heads),) if config.sinks else ()
+    core = _flash if kind == "flash" else _unfused
+    context = core(graph, q, k, v, (*filter(None, (positions,)), *sinks))
+    if gate:  # tanh stands for the sigmoid
+        context = graph.gate("context.gated", context, gate, "tanh")
+    if open_end:
+        out = graph.partial("proj", config.hidden)
+        return graph.linear("proj", context, out, bias=False, split="k", inside=True)
+    out = graph.stream("proj", config.hidden)
+    return graph.linear("proj", context, out, bias=config.output_bias, split="k")
+
+
+def _projections(graph: Graph, x: str) -> list[str]:
+    """Queries, keys and values, and the output's gate if there is one, in one product."""
+    config = graph.config
+    widths = [("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)]
+    if config.gated_attention:
+        widths.append(("q.gate", config.heads))
+    return _joint(graph, "qkv", x, tuple(widths))
+
+
+def _cross_projections(graph: Graph, x: str, source: str) -> tuple[str, str, str]:
+    """Queries of one sequence, keys and values of another."""
+    config = graph.config
+    (q,) = _joint(graph, "q", x, (("q", config.heads),))
+    k, v = _joint(graph, "kv", source, (("k", config.kv_heads), ("v", config.kv_heads)))
+    return q, k, v
+
+
+def _joint(graph: Graph, product: str, x: str, widths: tuple[tuple[str, int], ...]) -> list[str]:
+    """Projections of one tensor in one product."""
+    config = graph.config
+    weights: list[str] = []
+    biases: list[str] = []
+    outs: list[str] = []
+    for name, heads in widths:
+        uneven = Uneven.REPLICATE if name in ("k", "v") else Uneven.REFUSE
+        width = heads * config.head_dim
+        weights.append(graph.weight(f"{name}.weight", (config.hidden, width), 1, heads, uneven))
+        outs.append(graph.columns(name, width, heads, uneven))
+        if config.attention_bias:
+            biases += graph.bias(name, outs[-1], "n")
+    graph.product(product, x, tuple(weights), tuple(biases), tuple(outs), "n")
+    return outs
+
+
+def _query_norm(graph: Graph, x: str) -> str:
+    config = graph.config
+    if config.qk_norm_form == "wide":
+        return graph.norm(f"{x}_norm", x)
+    scaled = config.qk_norm_form == "head"
+    return graph.head_norm(f"{x}_norm", x, config.head_dim, scaled=scaled)
+
+
+def _rotary(graph: Graph, q: str, k: str) -> tuple[str, str]:
+    """Only the rotated columns of each head are work."""
+    config = graph.config
+    outs = graph.like(f"{q}.rotated", q), graph.like(f"{k}.rotated", k)
+    vectors = tuple(
+        VectorWork("rotary", graph.tokens, heads * config.rotated, Region.TENSOR)
+        for heads in (config.heads, config.kv_heads)
+    )
+    graph.run("rotary", "rotary", (q, k), outs, vectors=vectors)
+    return outs
+
+
+def _context(graph: Graph) -> str:
+    config = graph.config
+    return graph.columns("context", config.heads * config.value_width, config.heads)
+
+
+def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
+    """Attention that keeps its scores on chip and masked tiles out (Dao, arXiv:2307.08691)."""
+    config, b, s = graph.config, graph.microbatch, graph.sequence
+    keys = graph.tensors[k].shape[1]
+    fraction = attention_fraction(s, config.causal, config.window, chunked=config.chunked)
+    positions = [name for name in more if graph.tensors[name].role is Role.ACTIVATION]
+    scores = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, fraction, keys)
+    out = _context(graph)
+    # One fp32 log-sum-exp a row: all that the backward pass needs to make the scores again.
+    statistics = graph.add(
+        Tensor(
+            "context.lse",
+            (b, config.heads, s),
+            FLOAT,
+            Role.ACTIVATION,
+            Region.TENSOR,
+            1,
+            config.heads,
+        )
+    )
+    rows, columns = b * config.heads * s, max(1, round(fraction * keys))
+    # The cap's first scaling is the scores' own; scale and mask cost nothing in a product's end.
+    functions = ["tanh", "mul"] if config.score_cap else []
+    functions += ["add"] if config.positions == "alibi" or positions else []
+    functions += ["softmax"]
+    functions += ["dropout"] if config.attention_dropout else []
+    vectors = tuple(VectorWork(name, rows, columns, Region.TENSOR) for name in functions)
+    graph.run(
+        "attention",
+        "attention",
+        (q, k, v, *more),
+        (out, statistics),
+        matmuls=(scores, values_product(scores, config.value_width)),
+        vectors=vectors,
+        on_chip=True,
+    )
+    return out
+
+
+def _unfused(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
+    """Attention operator by operator, with its s x s tensors in memory."""
+    config, b, s = graph.config, graph.microbatch, graph.sequence
+    keys = graph.tensors[k].shape[1]
+    product = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, 1.0, keys)
+
+    def square(name: str, element_bytes: int = HALF) -> str:
+        shape = (b, config.heads, s, keys)
+        return graph.add(
+            Tensor(name, shape, element_bytes, Role.ACTIVATION, Region.TENSOR, 1, config.heads)
+        )
+
+    scores = square("scores")
+    graph.run("scores", "attention_scores", (q, k), (scores,), matmuls=(product,))
+    probabilities = square("probabilities")
+    functions = ["mul", "add", "softmax"]  # scale, mask, softmax
+    if config.score_cap:
+        capped = square("scores.capped")
+        cap = tuple(graph.vector(function, scores) for function in ("mul", "tanh", "mul"))
+        graph.run("score_cap", "activation", (scores,), (capped,), vectors=cap)
+        scores, functions = capped, functions[1:]
+    if config.positions == "alibi":
+        functions.insert(0, "add")
+    if config.positions == "relative":  # not scaled; positions and mask are one addend
+        functions.remove("mul")
+    vectors = tuple(graph.vector(function, scores) for function in functions)
+    graph.run("softmax", "softmax", (scores, *more), (probabilities,), vectors=vectors)
+    if config.attention_dropout:
+        kept, mask = square("probabilities.kept"), square("probabilities.mask", MASK)
+        graph.run(
+            "probabilities.dropout",
+            "dropout",
+            (probabilities,),
+            (kept, mask),
+            vectors=(graph.vector("dropout", probabilities),),
+        )
+        probabilities = kept
+    out = _context(graph)
+    values = values_product(product, config.value_width)
+    graph.run("values", "attention_values", (probabilities, v), (out,), matmuls=(values,))
+    return out

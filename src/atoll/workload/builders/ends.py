@@ -1,0 +1,145 @@
+"""The two ends of the chain: embedding, output head and loss."""
+
+from __future__ import annotations
+
+from atoll.workload.builders.graph import FLOAT, HALF, TOKEN, Graph
+from atoll.workload.graph.operator import Region, Role, Tensor, Uneven
+
+
+def embedding(graph: Graph) -> tuple[str, str]:
+    """Token ids to the residual stream: look-up, positions, token types, norm, dropout."""
+    config, b, s = graph.config, graph.microbatch, graph.sequence
+    tokens = graph.add(Tensor("tokens", (b, s), TOKEN, Role.ACTIVATION))
+    graph.weight("word.weight", (config.vocab, config.word_width), 0, uneven=Uneven.PAD)
+    # The table is a parameter, but only the rows of this microbatch's tokens are read: on each
+    # device those that fall into its part of the vocabulary.
+    rows = graph.add(
+        Tensor(
+            "word.rows",
+            (graph.tokens, config.word_width),
+            HALF,
+            Role.ACTIVATION,
+            Region.TENSOR,
+            0,
+            uneven=Uneven.PAD,
+        )
+    )
+    x = graph.stream("word", config.word_width)
+    graph.run("word", "lookup", (tokens, rows), (x,), exits=True)
+    if config.embedding_width:
+        wide = graph.stream("project_in", config.hidden)
+        x = graph.linear("project_in", x, wide, bias=False, split="m")
+    if config.embedding_scale:
+        x = graph.scale("scale", x)
+    x = add_positions(graph, x)
+    if config.embedding_norm:
+        x = graph.norm("embedding_norm", x)
+    return tokens, graph.dropout("embedding_dropout", x, config.embedding_dropout)
+
+
+def add_positions(graph: Graph, x: str) -> str:
+    """Learned positions and token types: small tables, added row by row."""
+    config = graph.config
+    rows = []
+    if config.positions == "learned":
+        graph.weight("positions.weight", (config.position_rows, config.hidden))
+        shape = (graph.sequence, config.hidden)
+        rows.append(
+            graph.add(
+                Tensor(
+                    "positions.rows",
+                    shape,
+                    HALF,
+                    Role.ACTIVATION,
+                    Region.SEQUENCE,
+                    uneven=graph.uneven,
+                )
+            )
+        )
+    if config.token_types:
+        rows.append(graph.weight("types.weight", (config.token_types, config.hidden)))
+    if not rows:
+        return x
+    out = graph.like("embedded", x)
+    adds = tuple(graph.vector("add", x) for _ in rows)
+    graph.run("positions", "table_add", (x, *rows), (out,), vectors=adds)
+    return out
+
+
+def head(graph: Graph) -> tuple[str, str]:
+    """The residual stream to logits."""
+    source = graph.stream("x", graph.config.hidden)
+    return source, logits_of(graph, source)
+
+
+def logits_of(graph: Graph, x: str) -> str:
+    """Last norm, the family's own transform, vocabulary."""
+    config = graph.config
+    if config.final_norm:
+        x = graph.norm("final_norm", x)
+    x = graph.dropout("final_dropout", x, config.inner_dropout)
+    if config.mlm_head:
+        x = graph.linear(
+            "transform",
+            x,
+            graph.stream("transform", config.hidden),
+            bias=config.mlm_bias,
+            split="m",
+        )
+        x = graph.activation("transform_act", x, graph.stream("transform_act", config.hidden))
+        x = graph.norm("transform_norm", x)
+    if config.embedding_width:
+        narrow = graph.stream("project_out", config.word_width)
+        x = graph.linear("project_out", x, narrow, bias=False, split="m")
+    if config.head_scale:
+        x = graph.scale("head_scale", x)
+    logits = graph.columns("logits", config.vocab, uneven=Uneven.PAD)
+    # A weight of the same name in two layers is one weight: that is how tying is written.
+    table = "word" if config.tied_embeddings else "decoder"
+    weight = graph.weight(
+        f"{table}.weight", (config.word_width, config.vocab), 1, uneven=Uneven.PAD
+    )
+    biased = config.mlm_head or config.head_bias
+    biases = graph.bias("decoder", logits, "n") if biased else ()
+    graph.product("logits", x, (weight,), biases, (logits,), "n")
+    if config.logit_scale:
+        logits = graph.scale("logits.scale", logits)
+    if not config.logit_cap:
+        return logits
+    capped = graph.like("logits.capped", logits)
+    cap = tuple(graph.vector(function, logits) for function in ("mul", "tanh", "mul"))
+    graph.run("logit_cap", "activation", (logits,), (capped,), vectors=cap)
+    return capped
+
+
+def loss(graph: Graph, fused: bool) -> tuple[str, str]:
+    """Softmax cross entropy. Its output is two fp32 numbers a token: the log-sum-exp and the
+    target's logit, whose difference is that token's loss.
+
+    Unless `fused`, the softmax is kept in fp32 for the backward pass, as Megatron-LM and PyTorch
+    do: 4 s b v bytes (Korthikanti et al., arXiv:2205.05198, section 4.3).
+    """
+    b, s = graph.microbatch, graph.sequence
+    vision = bool(graph.config.patch_inputs)
+    if vision:  # one label an image, on every device
+        s, logits = 1, class_logits(graph)
+    else:
+        logits = graph.columns("logits", graph.config.vocab, uneven=Uneven.PAD)
+    labels = graph.add(Tensor("labels", (b, s), TOKEN, Role.ACTIVATION))
+    out = graph.add(Tensor("loss", (b, s, 2), FLOAT, Role.ACTIVATION))
+    kept = () if fused else (graph.like("softmax", logits, FLOAT),)
+    graph.run(
+        "loss",
+        "cross_entropy",
+        (logits, labels),
+        (out, *kept),
+        vectors=(graph.vector("cross_entropy", logits),),
+        exits=not vision,
+    )
+    return logits, out
+
+
+def class_logits(graph: Graph) -> str:
+    """What an image classifier says of each image."""
+    shape = (graph.microbatch, 1, graph.config.vocab)
+    return graph.add(Tensor("logits", shape, HALF, Role.ACTIVATION))

@@ -1,0 +1,151 @@
+"""From a configuration to a chain of layers: unsharded, unfused, with its backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from atoll.errors import AtollError
+from atoll.workload.builders.block import block
+from atoll.workload.builders.blocks import Run, block_runs
+from atoll.workload.builders.encoder_decoder import stack_part, stack_parts
+from atoll.workload.builders.ends import embedding, head, logits_of, loss
+from atoll.workload.builders.graph import Graph
+from atoll.workload.builders.vision import classifier, patch_embedding
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.graph.backward import differentiate
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Role
+
+ATTENTION = ("flash", "unfused")
+
+
+def build_model(
+    config: ModelConfig,
+    microbatch: int,
+    sequence: int | None = None,
+    *,
+    attention: str = "flash",
+    fused_loss: bool = False,
+    whole_periods: bool = True,
+) -> Model:
+    """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device.
+
+    Blocks that alternate are layers of a whole period each, or stand alone: then the chain has the
+    same layer in several places.
+    """
+    length = config.sequence if sequence is None else sequence
+    last = config.decoder_sequence or length
+    _check(config, microbatch, length, attention)
+
+    def layer(name: str, write: Callable[[Graph], tuple[str, str]]) -> Layer:
+        graph = Graph(config, microbatch, last if name in ("head", "loss") else length)
+        source, target = write(graph)
+        return differentiate(
+            Layer(
+                name=name,
+                tensors=graph.tensors,
+                forward=tuple(graph.operators),
+                backward=(),
+                input=source,
+                output=target,
+                more_inputs=graph.more_inputs,
+                more_outputs=graph.more_outputs,
+            )
+        )
+
+    vision = bool(config.patch_inputs)
+    blocks: list[tuple[str, Callable[[Graph], tuple[str, str]], int]]
+    if config.encoder_layers:
+        blocks = [
+            (part.name, partial(stack_part, part=part, attention=attention), part.repeat)
+            for part in stack_parts(config)
+        ]
+    else:
+        blocks = [
+            (run.name, partial(_blocks, run=run, attention=attention), run.repeat)
+            for run in block_runs(config, length, whole=whole_periods)
+        ]
+    distinct = {name: layer(name, write) for name, write, _ in reversed(blocks)}
+    chain = (
+        (layer("embedding", patch_embedding if vision else embedding), 1),
+        *((distinct[name], repeat) for name, _, repeat in blocks),
+        *((layer(f"mtp{i or ''}", partial(_further, attention=attention)), 1)
+          for i in range(config.mtp_layers)),
+        (layer("head", classifier if vision else head), 1),
+        (layer("loss", partial(loss, fused=fused_loss)), 1),
+    )
+    return Model(
+        name=config.name,
+        layers=chain,
+        microbatch=microbatch,
+        sequence=length,
+        shared_parameters=shared_parameters(chain),
+    )
+
+
+def shared_parameters(layers: tuple[tuple[Layer, int], ...]) -> int:
+    """Elements of weights that two layers of the chain both hold (same name, same weight)."""
+    seen: set[str] = set()
+    shared = 0
+    for layer in {id(layer): layer for layer, _ in layers}.values():
+        for tensor in layer.tensors.values():
+            if tensor.role is Role.WEIGHT:
+                shared += tensor.elements if tensor.name in seen else 0
+                seen.add(tensor.name)
+    return shared
+
+
+def _blocks(graph: Graph, run: Run, attention: str) -> tuple[str, str]:
+    """The blocks of one layer of the chain, usually a single one."""
+    graph.prefix = run.blocks[0][0]
+    source = x = graph.stream("x", graph.config.hidden)
+    for prefix, config in run.blocks:
+        graph.prefix, graph.config = prefix, config
+        x = block(graph, x, attention)
+    return source, x
+
+
+def _further(graph: Graph, attention: str) -> tuple[str, str]:
+    """A block that predicts the token after the next, with its loss; the stream goes on as it came.
+    The projection of both its inputs side by side is written as the sum of two.
+    """
+    config = graph.config
+    source = graph.stream("x", config.hidden)
+    _, word = embedding(graph)
+    graph.prefix = "mtp."
+    graph.config = replace(
+        config, mixer="attention", mixers=(), windows=(), dense_layers=(), one_branch=False
+    )
+    following, before = (
+        graph.linear(
+            f"{name}_proj", graph.norm(f"{name}_norm", x), graph.stream(name, config.hidden),
+            bias=False, split="m",
+        )
+        for name, x in (("next", word), ("hidden", source))
+    )  # fmt: skip
+    y = block(graph, graph.residual("joined", following, before, "joined"), attention)
+    graph.prefix, graph.config = "", config
+    logits_of(graph, y)
+    loss(graph, fused=False)
+    return source, source
+
+
+def _check(config: ModelConfig, microbatch: int, sequence: int, attention: str) -> None:
+    for field, value in (("microbatch", microbatch), ("sequence", sequence)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AtollError(f"{config.name}: {field} is {value!r}, but must be a positive integer")
+    if config.positions == "learned" and sequence > config.max_sequence:
+        raise AtollError(
+            f"{config.name}: sequence is {sequence}, but its position table ends at "
+            f"{config.max_sequence}"
+        )
+    if config.patch_inputs and sequence < 2:
+        raise AtollError(
+            f"{config.name}: sequence is {sequence}, but must hold the class token and a patch"
+        )
+    if attention not in ATTENTION:
+        raise AtollError(
+            f"{config.name}: attention is {attention!r}, but must be one of {', '.join(ATTENTION)}"
+        )

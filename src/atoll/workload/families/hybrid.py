@@ -1,0 +1,306 @@
+"""Families with state spaces, gated delta nets, linear attention or short convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from atoll.errors import AtollError
+from atoll.workload.families.config_fields import Fields
+from atoll.workload.families.dense import CONSTANTS, TIED
+from atoll.workload.families.family import Family, Step, partial_rotary
+from atoll.workload.families.layer_kinds import (
+    BOTH,
+    CONV,
+    DENSE,
+    EXPERTS,
+    FULL,
+    LINEAR,
+    every,
+    kinds,
+    listed,
+    with_kinds,
+)
+from atoll.workload.families.llama import experts, qwen_experts, with_experts
+from atoll.workload.families.model_config import ModelConfig, StateSpace
+
+_DELTA_CHUNK = 64  # tokens, in every public implementation
+_MAMBA = {  # names of Mamba-2's sizes in hybrids, and the values that are usual
+    "heads": ("mamba_n_heads", 128),
+    "head_dim": ("mamba_d_head", 0),
+    "state": ("mamba_d_state", 256),
+    "groups": ("mamba_n_groups", 1),
+    "kernel": ("mamba_d_conv", 4),
+    "chunk": ("mamba_chunk_size", 256),
+    "expand": ("mamba_expand", 2),
+    "conv_bias": ("mamba_conv_bias", True),
+    "bias": ("mamba_proj_bias", False),
+    "norm": ("mamba_rms_norm", True),
+}
+_PLAIN_NAMES = {
+    "heads": ("num_heads", 128),
+    "head_dim": ("head_dim", 64),
+    "state": ("state_size", 128),
+    "groups": ("n_groups", 8),
+    "kernel": ("conv_kernel", 4),
+    "chunk": ("chunk_size", 256),
+    "expand": ("expand", 2),
+    "conv_bias": ("use_conv_bias", True),
+    "bias": ("use_bias", False),
+    "norm": ("", True),
+}
+_NEMOTRON_NAMES = _PLAIN_NAMES | {
+    "heads": ("mamba_num_heads", 128),
+    "head_dim": ("mamba_head_dim", 64),
+    "state": ("ssm_state_size", 128),
+    "chunk": ("chunk_size", 128),
+    "bias": ("mamba_proj_bias", False),
+    "expand": ("", 0),  # the values' columns are what the heads make
+}
+
+
+def mamba2(names: Mapping[str, tuple[str, int]], inner: str = "") -> Step:
+    """The sizes of Mamba-2; `inner` names the columns of its values where they are free."""
+
+    def step(fields: Fields, config: ModelConfig) -> ModelConfig:
+        def size(part: str) -> int:
+            name, usual = names[part]
+            return fields.size(name, usual or None)
+
+        def on(part: str) -> bool:
+            name, usual = names[part]
+            return fields.flag(name, bool(usual))
+
+        heads = size("heads")
+        width = fields.size(inner, 0) if inner else 0
+        if not width and names["expand"][0]:
+            width = size("expand") * config.hidden
+        name, usual = names["head_dim"]
+        auto = not usual and fields.get(name) in (None, "auto")
+        columns = width // heads if auto else fields.size(name, usual or None)
+        if width and heads * columns != width:
+            raise AtollError(
+                f"{fields.where}: {names['heads'][0]} is {heads} and {name} {columns}, but "
+                f"together they must be the {width} columns of the state space"
+            )
+        scan = StateSpace(
+            heads=heads,
+            head_dim=columns,
+            state=size("state"),
+            groups=size("groups"),
+            kernel=size("kernel"),
+            chunk=size("chunk"),
+            conv_bias=on("conv_bias"),
+            bias=on("bias"),
+            norm=on("norm"),
+        )
+        fields.divides(names["groups"][0], scan.groups, names["heads"][0], heads)
+        return replace(config, scan=scan)
+
+    return step
+
+
+def _mamba1(fields: Fields, config: ModelConfig) -> ModelConfig:
+    inner = fields.size("mamba_expand", 2) * config.hidden
+    name = "mamba_dt_rank"
+    auto = fields.get(name) in (None, "auto")
+    scan = StateSpace(
+        heads=inner,
+        head_dim=1,
+        state=fields.size("mamba_d_state", 16),
+        groups=1,
+        kernel=fields.size("mamba_d_conv", 4),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        bias=fields.flag("mamba_proj_bias", False),
+        rank=-(-config.hidden // 16) if auto else fields.size(name),
+    )
+    return replace(config, scan=scan)
+
+
+def _delta(fields: Fields, config: ModelConfig) -> ModelConfig:
+    scan = StateSpace(
+        heads=fields.size("linear_num_value_heads", 32),
+        head_dim=fields.size("linear_value_head_dim", 128),
+        state=fields.size("linear_key_head_dim", 128),
+        groups=fields.size("linear_num_key_heads", 16),
+        kernel=fields.size("linear_conv_kernel_dim", 4),
+        chunk=_DELTA_CHUNK,
+    )
+    key_heads = "linear_num_key_heads"
+    fields.divides(key_heads, scan.groups, "linear_num_value_heads", scan.heads)
+    return replace(config, scan=scan)
+
+
+def _lightning(fields: Fields, config: ModelConfig) -> ModelConfig:
+    scan = StateSpace(
+        heads=config.heads,
+        head_dim=config.head_dim,
+        state=config.head_dim,
+        groups=config.heads,
+        chunk=fields.size("block_size", 256),
+    )
+    return replace(config, scan=scan, rotary_dim=fields.size("rotary_dim", 0))
+
+
+def _short_conv(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """LFM2 takes two thirds of the given feed-forward width, times a factor, rounded up."""
+    bias = fields.flag("conv_bias", False)
+    scan = StateSpace(
+        heads=config.hidden,
+        head_dim=1,
+        state=1,
+        groups=config.hidden,
+        kernel=fields.size("conv_L_cache", 3),
+        conv_bias=bias,
+        bias=bias,
+    )
+    width = config.ffn
+    if fields.flag("block_auto_adjust_ff_dim", True):
+        unit, factor = fields.size("block_multiple_of", 256), fields.get("block_ffn_dim_multiplier")
+        width = int(2 * width / 3)
+        if not isinstance(factor, int | float):
+            factor = 1.0
+        width = -(-int(factor * width) // unit) * unit
+    return replace(config, scan=scan, ffn=width)
+
+
+def _jamba(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Attention, and experts, in every n-th block from an offset on."""
+    layers = range(config.layers)
+
+    def chosen(kind: str, period: int, offset: int) -> set[int]:
+        n = fields.size(f"{kind}_layer_period", period)
+        return {i for i in layers if i % n == fields.count(f"{kind}_layer_offset", offset)}
+
+    attends, sparse = chosen("attn", 8, 4), chosen("expert", 2, 1)
+    config = with_kinds(config, tuple(FULL if i in attends else LINEAR for i in layers), "mamba1")
+    if fields.size("num_experts", 16) == 1:
+        return config
+    dense = tuple(i for i in layers if i not in sparse)
+    return with_experts(fields, config, "num_experts", dense, "intermediate_size")
+
+
+def _granite_experts(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Without routed experts the shared one is the feed-forward layer."""
+    shared = fields.size("shared_intermediate_size", 1024)
+    rotary = fields.get("position_embedding_type") == "rope"
+    config = replace(config, positions="rotary" if rotary else "none")
+    if not fields.count("num_local_experts", 8):
+        return replace(config, ffn=shared)
+    return experts(shared="shared_intermediate_size")(fields, config)
+
+
+_LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": EXPERTS}
+
+
+def _nemotron_h(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """A letter or a word for every block, each a mixer or a feed-forward layer."""
+    pattern = fields.get("hybrid_override_pattern")
+    words = tuple(_LETTERS.get(c, "") for c in pattern) if isinstance(pattern, str) else ()
+    given = fields.get("layers_block_type")
+    if not words and isinstance(given, list):
+        legacy = {"mamba": LINEAR, "attention": FULL}
+        words = tuple(legacy.get(str(w), str(w)) for w in given)
+    if not words or set(words) - set(_LETTERS.values()):
+        raise AtollError(
+            f"{fields.where}: hybrid_override_pattern is {pattern!r}, but must say M, *, - or E "
+            "for each block"
+        )
+    config = with_kinds(replace(config, layers=len(words)), words, "mamba2")
+    if EXPERTS not in words:
+        return config
+    dense = tuple(i for i, word in enumerate(words) if word == DENSE)
+    config = with_experts(fields, config, "n_routed_experts", dense, "moe_intermediate_size")
+    shared = "moe_shared_expert_intermediate_size"
+    return replace(config, router="sigmoid", shared_ffn=fields.count(shared, 0))
+
+
+HYBRID = (
+    Family(
+        types=("mamba2",),
+        about="Mamba-2: scans over chunks instead of attention, no feed-forward layer",
+        spelling={"num_attention_heads": ("num_heads",)},
+        # It has no longest sequence; the published models were trained on 2,048 tokens.
+        silent={"intermediate_size": 1, "max_position_embeddings": 2048},
+        fixed={"ffn": 0, "one_branch": True, "mixer": "mamba2", "positions": "none"},
+        steps=(mamba2(_PLAIN_NAMES),),
+    ),
+    Family(
+        types=("bamba",),
+        about="Mamba-2 in most blocks, attention in those that `attn_layer_indices` lists",
+        steps=(
+            kinds(listed("attn_layer_indices", FULL, LINEAR), "mamba2"),
+            mamba2(_MAMBA),
+            partial_rotary(0.5),
+        ),
+    ),
+    Family(
+        types=("falcon_h1",),
+        about="attention and Mamba-2 side by side in every block",
+        silent={"mamba_rms_norm": False},
+        fixed={**CONSTANTS},
+        steps=(kinds(lambda _, n: (BOTH,) * n, "mamba2"), mamba2(_MAMBA, "mamba_d_ssm")),
+    ),
+    Family(
+        types=("granitemoehybrid",),
+        about="Granite with Mamba-2 in most blocks, experts and a shared one",
+        fixed=CONSTANTS,
+        steps=(
+            _granite_experts,
+            kinds(lambda _, n: (LINEAR,) * n, "mamba2"),
+            mamba2(_MAMBA),
+        ),
+    ),
+    Family(
+        types=("nemotron_h",),
+        about="every block is Mamba-2, attention, a squared-ReLU layer or experts "
+        "(`hybrid_override_pattern`)",
+        spelling={
+            "hidden_act": ("mlp_hidden_act",),
+            "head_dim": ("head_dim", "attention_head_dim"),
+        },
+        silent={"hidden_act": "relu2", "head_dim": 128, "num_hidden_layers": 1},
+        fixed={"gated": False, "one_branch": True, "positions": "none"},
+        steps=(_nemotron_h, mamba2(_NEMOTRON_NAMES)),
+    ),
+    Family(
+        types=("jamba",),
+        about="Mamba-1 in seven of eight blocks, experts in every second one, no positions",
+        fixed={"positions": "none"},
+        steps=(_mamba1, _jamba),
+    ),
+    Family(
+        types=("qwen3_next",),
+        about="gated delta nets in three of four blocks, gated attention in the others; experts "
+        "and a gated shared one",
+        silent={"head_dim": 256},
+        fixed={"qk_norm": True, "gated_attention": True},
+        steps=(
+            qwen_experts,
+            kinds(every("full_attention_interval", 4, rest=LINEAR), "delta"),
+            _delta,
+            partial_rotary(0.25),
+        ),
+    ),
+    Family(
+        types=("minimax",),
+        about="lightning attention in seven of eight blocks; residuals that start at their norm",
+        fixed={"norm_residual": True, "branch_scale": True},
+        steps=(
+            experts(),
+            kinds(every("", 2, rest=FULL, last=LINEAR), "lightning"),
+            _lightning,
+        ),
+    ),
+    Family(
+        types=("lfm2",),
+        about="short convolutions between gates in most blocks, attention in the others",
+        spelling={
+            "intermediate_size": ("block_ff_dim", "intermediate_size"),
+            "tie_word_embeddings": ("tie_embedding", "tie_word_embeddings"),
+        },
+        silent=TIED,
+        fixed={"qk_norm": True},
+        steps=(_short_conv, kinds(listed("full_attn_idxs", FULL, CONV), "conv")),
+    ),
+)

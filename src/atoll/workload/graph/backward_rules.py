@@ -1,0 +1,311 @@
+"""For each kind of forward operator, the operators of its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from atoll.workload.graph.operator import (
+    Collective,
+    CollectiveKind,
+    Matmul,
+    Operator,
+    Role,
+    VectorWork,
+)
+from atoll.workload.graph.products import data_gradient, keys_gradient, weight_gradient
+from atoll.workload.graph.tape import Tape
+
+Rule = Callable[[Tape, Operator], None]
+Names = Sequence[str]
+
+
+def backward_vectors(op: Operator) -> tuple[VectorWork, ...]:
+    """The derivatives' passes, last one first; an addition hands its gradient on unchanged."""
+    return tuple(
+        replace(v, function=f"{v.function}_bwd")
+        for v in reversed(op.vectors)
+        if v.function != "add"
+    )
+
+
+def _sums(op: Operator) -> tuple[VectorWork, ...]:
+    """Sums over the tokens, or over the batch: the gradient of what every sample shares."""
+    return tuple(replace(v, function="bias_grad") for v in op.vectors)
+
+
+def _back(
+    tape: Tape,
+    op: Operator,
+    kind: str,
+    *,
+    of: Names | None = None,
+    keep: Names = (),
+    to: Names | None = None,
+    label: str = "bwd",
+    matmuls: tuple[Matmul, ...] = (),
+    vectors: tuple[VectorWork, ...] | None = None,
+    on_chip: bool = False,
+) -> None:
+    """One operator for the gradient of another: it reads the gradients `of` what that wrote
+    (default: all) and what is kept of the forward pass, and writes the gradients that go `to` what
+    that read (default: all). Those that leave a tensor-parallel region are summed behind it.
+    """
+    grads = tuple(tape.gradient(name) for name in (op.writes if of is None else of))
+    kept = tuple(tape.saved(name) for name in keep)
+    given = [_given(tape, op, name) for name in (op.reads if to is None else to)]
+    tape.run(
+        f"{op.name}.{label}",
+        kind,
+        (*grads, *kept),
+        tuple(name for name, _ in given),
+        matmuls=matmuls,
+        vectors=backward_vectors(op) if vectors is None else vectors,
+        on_chip=on_chip,
+    )
+    for _, after in given:
+        tape.operators.extend(after)
+
+
+def _given(tape: Tape, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
+    if tape.tensors[name].role is Role.WEIGHT:
+        return tape.weight_gradient(name), ()
+    return tape.give_entering(op, name)
+
+
+def _parameters(tape: Tape, op: Operator) -> list[str]:
+    return [name for name in op.reads[1:] if tape.tensors[name].role is Role.WEIGHT]
+
+
+def linear(tape: Tape, op: Operator) -> None:
+    """Data gradient and weight gradient apart: schedules may delay the second (zero bubble)."""
+    x = op.reads[0]
+    weights = [name for name in _parameters(tape, op) if len(tape.tensors[name].shape) > 1]
+    products = (data_gradient(op.matmuls[0]),)
+    kept = tape.saved(x)
+    _back(tape, op, "linear_dgrad", keep=weights, to=(x,), label="dgrad", matmuls=products,
+          vectors=())  # fmt: skip
+    _linear_weights(tape, op, kept)
+
+
+def data_linear(tape: Tape, op: Operator) -> None:
+    """A linear over the model's data, whose gradient no one asks for."""
+    _linear_weights(tape, op, op.reads[0])
+
+
+def _linear_weights(tape: Tape, op: Operator, kept: str) -> None:
+    grads = tuple(tape.gradient(name) for name in op.writes)
+    tape.run(
+        f"{op.name}.wgrad",
+        "linear_wgrad",
+        (kept, *grads),
+        tuple(tape.weight_gradient(name) for name in _parameters(tape, op)),
+        matmuls=(weight_gradient(op.matmuls[0]),),
+        vectors=_sums(op),
+    )
+
+
+def added(tape: Tape, op: Operator) -> None:
+    """A bias apart from its product, or rows of small tables added to every sample: the gradient
+    passes, and is summed for them.
+    """
+    x, *tables = op.reads
+    tape.pass_on(x, tape.gradient(op.writes[0]))
+    kind = "bias_grad" if op.kind == "bias" else "table_grad"
+    _back(tape, op, kind, to=tables, label="grad", vectors=_sums(op))
+
+
+def activation(tape: Tape, op: Operator) -> None:
+    """Reads its input again; ReLU its output, which what follows keeps anyway."""
+    (x, *slopes), (y,) = op.reads, op.writes
+    functions = [v.function for v in op.vectors]
+    kept = y if functions == ["relu"] else x
+    vectors = backward_vectors(op)
+    if functions == ["mul", "tanh", "mul"]:  # a cap scales by constants: so does its derivative
+        vectors = tuple(v if v.function == "mul" else b
+                        for v, b in zip(reversed(op.vectors), vectors, strict=True))  # fmt: skip
+    _back(tape, op, "activation_bwd", keep=(kept, *slopes), vectors=vectors)
+
+
+def conv(tape: Tape, op: Operator) -> None:
+    """A convolution back over the gradient, one with the input for its taps, and the activation's
+    derivative, for which the forward one runs again.
+    """
+    taps, acted = op.vectors[: len(op.writes)], op.vectors[len(op.writes) :]
+    again = tuple(replace(v, function=f"{v.function}_bwd") for v in acted)
+    vectors = (*(taps if again else ()), *again, *taps, *taps)
+    _back(tape, op, "conv_bwd", keep=op.reads, vectors=vectors)
+
+
+def scan(tape: Tape, op: Operator) -> None:
+    """Two products for each of the forward's, whose scores and states are made again, as fused
+    kernels do: only what the scan read is kept.
+    """
+    gradients = (f(p) for p in op.matmuls for f in (data_gradient, weight_gradient))
+    again = op.matmuls[:-2]  # all but those that make the output
+    vectors = op.vectors * 3  # once more, and once for each side of every product
+    _back(tape, op, "scan_bwd", keep=op.reads, matmuls=(*again, *gradients), vectors=vectors)
+
+
+def scale(tape: Tape, op: Operator) -> None:
+    """A product with a constant: the gradient is multiplied by it as well."""
+    _back(tape, op, "scale", vectors=op.vectors)
+
+
+def add(tape: Tape, op: Operator) -> None:
+    dy = tape.gradient(op.writes[0])
+    for name in op.reads:
+        tape.pass_on(name, dy)
+
+
+def lookup(tape: Tape, op: Operator) -> None:
+    """The gradient of each token is added to its row of the table."""
+    tokens, rows = op.reads
+    _back(tape, op, "scatter_add", keep=(tokens,), to=(rows,), label="scatter", vectors=())
+
+
+def flash_attention(tape: Tape, op: Operator) -> None:
+    """Five products: the scores once more, then dV, dP, dQ and dK (arXiv:2307.08691)."""
+    scores, values = op.matmuls
+    matmuls = (
+        scores,
+        weight_gradient(values),
+        data_gradient(values),
+        data_gradient(scores),
+        keys_gradient(scores),
+    )
+    vectors = (*backward_vectors(op), *_position_sums(tape, op, op.reads[3:]))
+    _back(tape, op, "attention_bwd", of=op.writes[:1], keep=(*op.reads, *op.writes),
+          matmuls=matmuls, vectors=vectors, on_chip=True)  # fmt: skip
+
+
+def attention_product(tape: Tape, op: Operator) -> None:
+    """Scores or values of unfused attention: a product of two activations has two gradients."""
+    left, right = op.reads
+    dy = tape.gradient(op.writes[0])
+    (product,) = op.matmuls
+    second = keys_gradient if op.kind == "attention_scores" else weight_gradient
+    for name, reads, gradient in (
+        (left, (dy, right), data_gradient(product)),
+        (right, (left, dy), second(product)),
+    ):
+        writes = (tape.give(name),)
+        tape.run(f"{op.name}.d{name}", "attention_dgrad", reads, writes, matmuls=(gradient,))
+
+
+def softmax(tape: Tape, op: Operator) -> None:
+    """Needs its output, not its input."""
+    vectors = (*backward_vectors(op), *_position_sums(tape, op, op.reads[1:]))
+    _back(tape, op, "softmax_bwd", keep=op.writes, vectors=vectors)
+
+
+def _position_sums(tape: Tape, op: Operator, more: Names) -> tuple[VectorWork, ...]:
+    """The gradient of what is added to every sample's scores: their gradients' sum."""
+    if all(tape.tensors[name].role is Role.WEIGHT for name in more):
+        return ()
+    return tuple(replace(v, function="bias_grad") for v in op.vectors if v.function == "softmax")
+
+
+def relative(tape: Tape, op: Operator) -> None:
+    """Every pair of positions adds its gradient to the row of its distance."""
+    vectors = (tape.vector("bias_grad", op.writes[0]),)
+    _back(tape, op, "table_grad", label="grad", vectors=vectors)
+
+
+def dispatch(tape: Tape, op: Operator) -> None:
+    """Each token sums the gradients that its experts send back."""
+    x, choices = op.reads
+    vectors = (tape.vector("add", op.writes[0]),)
+    _back(tape, op, "dispatch_bwd", keep=(choices,), to=(x,), vectors=vectors)
+
+
+def join_keys(tape: Tape, op: Operator) -> None:
+    """Of the keys' gradient each head keeps its own part; the common part sums over the heads."""
+    joined = tape.tensors[op.writes[0]]
+    columns = joined.shape[-1] - tape.tensors[op.reads[0]].shape[-1]
+    vectors = (VectorWork("add", joined.rows, columns, joined.split),)
+    _back(tape, op, "split_keys", vectors=vectors)
+
+
+def prepend(tape: Tape, op: Operator) -> None:
+    """A token put before every sequence: its gradient is a sum over the batch."""
+    batch, _, width = tape.tensors[op.reads[0]].shape
+    _back(tape, op, "prepend_bwd", vectors=(VectorWork("bias_grad", batch, width),))
+
+
+def cross_entropy(tape: Tape, op: Operator) -> None:
+    """Starts the backward pass: softmax minus one at the target."""
+    logits, labels = op.reads
+    loss, *softmax = op.writes
+    keep = (*(softmax or (logits,)), loss, labels)
+    _back(tape, op, "cross_entropy_bwd", of=(), keep=keep, to=(logits,))
+
+
+def all_reduce(tape: Tape, op: Operator) -> None:
+    """Every device holds the gradient of the sum already: nothing to do (Megatron's g)."""
+    if tape.has_gradient(op.writes[0]):
+        tape.pass_on(op.reads[0], tape.gradient(op.writes[0]))
+
+
+_CONJUGATES = {
+    CollectiveKind.ALL_GATHER: CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.REDUCE_SCATTER: CollectiveKind.ALL_GATHER,
+}
+
+
+def conjugate(tape: Tape, op: Operator) -> None:
+    """An all-gather turns into a reduce-scatter, and the other way round."""
+    if op.collective is None or not tape.has_gradient(op.writes[0]):
+        return  # gathered integers have no gradient
+    (x,), (y,) = op.reads, op.writes
+    dy = tape.gradient(y)
+    kind = _CONJUGATES[op.collective.kind]
+    collective = Collective(kind, op.collective.bytes, op.collective.group)
+    back = Operator(f"{op.name}.bwd", str(kind), (dy,), (tape.give(x),), collective=collective)
+    tape.insert_early(back)
+
+
+RULES: dict[str, Rule] = {
+    "linear": linear,
+    "data_linear": data_linear,
+    "bias": added,
+    "table_add": added,
+    # Reads the input and the scale again; the shift of a layer norm is not needed.
+    "norm": lambda tape, op: _back(tape, op, "norm_bwd", keep=op.reads[:2]),
+    # Columns of one tensor as several, each normed: their gradients lie side by side again.
+    "split_norm": lambda tape, op: _back(tape, op, "norm_bwd", keep=op.reads),
+    "activation": activation,
+    # A product of two tensors, one of them activated: each needs the other.
+    "glu": lambda tape, op: _back(tape, op, "glu_bwd", keep=op.reads),
+    # One gate a token: its gradient is an inner product with what it lets through.
+    "gate": lambda tape, op: _back(tape, op, "gate_bwd", keep=op.reads),
+    "conv": conv,
+    "scan": scan,
+    "scale": scale,
+    "dropout": lambda tape, op: _back(
+        tape, op, "dropout_bwd", of=op.writes[:1], keep=op.writes[1:]
+    ),
+    "add": add,
+    "lookup": lookup,
+    # The inverse rotation: nothing to keep.
+    "rotary": lambda tape, op: _back(tape, op, "rotary_bwd"),
+    "attention": flash_attention,
+    "attention_scores": attention_product,
+    "attention_values": attention_product,
+    "softmax": softmax,
+    "relative": relative,
+    "router": lambda tape, op: _back(
+        tape, op, "router_bwd", of=op.writes[:1], keep=(op.reads[0], op.writes[1])
+    ),
+    "dispatch": dispatch,
+    # Gradients of the experts' outputs and, by an inner product with these, of the gates.
+    "combine": lambda tape, op: _back(tape, op, "combine_bwd", keep=op.reads, to=op.reads[:2]),
+    "join_keys": join_keys,
+    "prepend": prepend,
+    # One token of each sequence: the others' gradients are zero.
+    "select": lambda tape, op: _back(tape, op, "select_bwd"),
+    "cross_entropy": cross_entropy,
+    "all_reduce": all_reduce,
+    "all_gather": conjugate,
+    "reduce_scatter": conjugate,
+}

@@ -1,0 +1,154 @@
+"""Layers and models: operator graphs, and the chain that they form.
+
+Everything that can be derived is derived: edges from who writes what, saved tensors from what the
+backward pass reads of the forward pass, parameters from the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from atoll.workload.graph.operator import Operator, Role, Tensor
+
+EXPERT_WEIGHTS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+"""A mixture of experts' own, each with a first dimension that counts them."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer on one device: its tensors, its forward and its backward operators.
+
+    `input` and `output` name the activations that cross to the neighbouring layers (the gradient
+    of a tensor x is named "d" + x). Operators are listed in a topological order.
+    """
+
+    name: str
+    tensors: Mapping[str, Tensor]
+    forward: tuple[Operator, ...]
+    backward: tuple[Operator, ...]
+    input: str
+    output: str
+    more_inputs: tuple[str, ...] = ()
+    """Further activations that enter from the layer before (a skip connection, an encoder's
+    output on its way through the decoder)."""
+    more_outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of all weights on this device."""
+        return sum(t.elements for t in self.tensors.values() if t.role is Role.WEIGHT)
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """Elements of the weights that one token meets: of the experts, those of its choice."""
+        idle = 0
+        for op in self.forward:
+            if op.kind == "dispatch":
+                experts = self.tensors[op.writes[0]].shape[0]
+                chosen = self.tensors[op.reads[1]].shape[-1]
+                own = op.name.removesuffix("dispatch")
+                names = (f"{own}{part}" for part in EXPERT_WEIGHTS)
+                held = sum(self.tensors[n].elements for n in names if n in self.tensors)
+                idle += held // experts * (experts - chosen)
+        return self.parameters - idle
+
+    @property
+    def entering(self) -> tuple[str, ...]:
+        """The activations that enter and that this layer holds: one that passes through is held
+        where it was made and where it ends, and not once more in every layer between."""
+        ending = (name for name in self.more_inputs if name not in self.more_outputs)
+        return (self.input, *ending)
+
+    @cached_property
+    def saved(self) -> tuple[str, ...]:
+        """Forward tensors (what enters included) that the backward pass reads."""
+        made = {name for op in self.forward for name in op.writes}
+        made |= set(self.entering)
+        wanted = {name for op in self.backward for name in op.reads}
+        return tuple(name for name in self.tensors if name in made and name in wanted)
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """Bytes kept from the forward to the backward pass of one microbatch."""
+        return sum(self.tensors[name].bytes for name in self.saved)
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Bytes of the activations that cross to the next layer, on this device."""
+        return sum(self.tensors[name].bytes for name in (self.output, *self.more_outputs))
+
+    def traffic_bytes(self, op: Operator) -> int:
+        """HBM bytes of one operator: every tensor that it reads or writes, once."""
+        return sum(self.tensors[name].bytes for name in (*op.reads, *op.writes))
+
+    @cached_property
+    def flops_forward(self) -> int:
+        return sum(op.flops for op in self.forward)
+
+    @cached_property
+    def flops_backward(self) -> int:
+        return sum(op.flops for op in self.backward)
+
+
+def predecessors(operators: tuple[Operator, ...]) -> tuple[tuple[int, ...], ...]:
+    """For each operator, the indices of those whose output it reads."""
+    writer: dict[str, int] = {}
+    result: list[tuple[int, ...]] = []
+    for index, op in enumerate(operators):
+        result.append(tuple(sorted({writer[name] for name in op.reads if name in writer})))
+        for name in op.writes:
+            writer[name] = index
+    return tuple(result)
+
+
+def _distinct(layers: tuple[tuple[Layer, int], ...]) -> Iterable[tuple[Layer, int]]:
+    return {id(layer): (layer, repeat) for layer, repeat in layers}.values()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A chain of layers with repeats: embedding, n x block, head.
+
+    `shared_parameters` are those that two layers hold in common (an output head tied to the input
+    embedding): each layer lists them, the model counts them once.
+    """
+
+    name: str
+    layers: tuple[tuple[Layer, int], ...]
+    microbatch: int
+    sequence: int
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    shared_parameters: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """Distinct parameters on one tensor-parallel rank (tied weights counted once)."""
+        total = sum(layer.parameters * repeat for layer, repeat in self.layers)
+        return total - self.shared_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Of these, what one token meets (embeddings and head included)."""
+        total = sum(layer.active_parameters * repeat for layer, repeat in self.layers)
+        return total - self.shared_parameters
+
+    def map(self, change: Callable[[Layer], Layer]) -> Model:
+        """The same chain with every layer changed, one that occurs several times once."""
+        changed = {id(layer): change(layer) for layer, _ in _distinct(self.layers)}
+        return replace(self, layers=tuple((changed[id(layer)], n) for layer, n in self.layers))
+
+    @property
+    def depth(self) -> int:
+        return sum(repeat for _, repeat in self.layers)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in one microbatch."""
+        return self.microbatch * self.sequence

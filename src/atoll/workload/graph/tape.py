@@ -1,0 +1,152 @@
+"""The backward pass while it is written: gradients received so far, and who still owes one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from atoll.workload.graph.operator import (
+    Collective,
+    CollectiveKind,
+    Matmul,
+    Operator,
+    Role,
+    Tensor,
+    VectorWork,
+)
+
+
+class Tape:
+    """Collects backward operators and gradient tensors.
+
+    The gradient of x is named "d" + x. Where several operators read x, each writes a share, and
+    an explicit addition sums them. Gradients that are equal (through an addition, a bias, an
+    all-reduce) are not copied: they share one tensor.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        readers: Mapping[str, int],
+        entering: Mapping[str, int],
+        collectives: Iterable[Operator],
+        group: int,
+    ) -> None:
+        self.tensors = dict(tensors)
+        self.operators: list[Operator] = []
+        self.group = group
+        self._readers = readers
+        self._entering = entering
+        self._partials: dict[str, list[str]] = {}
+        self._gathered: dict[str, Operator] = {}
+        self._reduced: dict[str, str] = {}
+        for op in collectives:
+            if op.kind == CollectiveKind.ALL_GATHER:
+                self._gathered[op.writes[0]] = op
+            elif op.kind == CollectiveKind.ALL_REDUCE:
+                self._reduced[op.reads[0]] = op.writes[0]
+        self._shares: dict[str, list[str]] = {}
+        self._gathered_again: set[str] = set()
+
+    def has_gradient(self, name: str) -> bool:
+        return name in self._shares
+
+    def gradient(self, name: str) -> str:
+        """The whole gradient of a forward tensor, its shares summed."""
+        shares = self._shares[name]
+        if len(shares) == 1:
+            return shares[0]
+        total = self._declare(f"d{name}", name, Role.ACTIVATION_GRADIENT)
+        add = self.vector("add", name)
+        self.run(f"d{name}", "add", tuple(shares), (total,), vectors=(add,) * (len(shares) - 1))
+        self._shares[name] = [total]
+        return total
+
+    def give(self, name: str) -> str:
+        """A new tensor for a gradient of `name` (its share, if it has several readers)."""
+        shares = self._shares.setdefault(name, [])
+        label = f"d{name}" if self._readers[name] <= 1 else f"d{name}.{len(shares)}"
+        shares.append(self._declare(label, name, Role.ACTIVATION_GRADIENT))
+        return label
+
+    def pass_on(self, name: str, gradient: str) -> None:
+        """The gradient of `name` is (a share of it) an existing tensor."""
+        self._shares.setdefault(name, []).append(gradient)
+
+    def give_entering(self, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
+        """As `give`, for a read that enters a tensor-parallel region: the tensor to write, and the
+        all-reduce (to be run after) that completes it, where there is a group to sum over. Of
+        several such reads of one tensor the last brings the sum and the one all-reduce of all.
+        """
+        if self.group == 1 or name not in op.enters:
+            return self.give(name), ()
+        if self._entering[name] == 1:
+            total = self.give(name)
+            partial = self._declare(f"{total}.partial", name, Role.ACTIVATION_GRADIENT)
+            return partial, (self._all_reduce(partial, total),)
+        partials = self._partials.setdefault(name, [])
+        label = f"d{name}.partial.{len(partials)}"
+        partials.append(self._declare(label, name, Role.ACTIVATION_GRADIENT))
+        if len(partials) < self._entering[name]:
+            return label, ()
+        total = self.give(name)
+        summed = self._declare(f"{total}.partial", name, Role.ACTIVATION_GRADIENT)
+        adds = (self.vector("add", name),) * (len(partials) - 1)
+        add = Operator(summed, "add", tuple(partials), (summed,), vectors=adds)
+        return label, (add, self._all_reduce(summed, total))
+
+    def _all_reduce(self, partial: str, total: str) -> Operator:
+        collective = Collective(CollectiveKind.ALL_REDUCE, self.tensors[partial].bytes, self.group)
+        return Operator(
+            f"{total}.reduce", "all_reduce", (partial,), (total,), collective=collective
+        )
+
+    def weight_gradient(self, name: str) -> str:
+        return self._declare(f"d{name}", name, Role.WEIGHT_GRADIENT)
+
+    def saved(self, name: str) -> str:
+        """A forward tensor for use in the backward pass. One that was gathered over the sequence
+        is not kept but gathered again (Korthikanti et al., arXiv:2205.05198, section 4.2.2), and
+        of a partial sum its total is meant.
+        """
+        name = self._reduced.get(name, name)
+        gather = self._gathered.get(name)
+        if gather is None:
+            return name
+        again = f"{name}.again"
+        if name not in self._gathered_again:
+            self._gathered_again.add(name)
+            self.tensors[again] = replace(self.tensors[name], name=again)
+            self.operators.append(replace(gather, name=f"{gather.name}.again", writes=(again,)))
+        return again
+
+    def run(
+        self,
+        name: str,
+        kind: str,
+        reads: tuple[str, ...],
+        writes: tuple[str, ...],
+        *,
+        matmuls: tuple[Matmul, ...] = (),
+        vectors: tuple[VectorWork, ...] = (),
+        collective: Collective | None = None,
+        on_chip: bool = False,
+    ) -> None:
+        self.operators.append(
+            Operator(name, kind, reads, writes, matmuls, vectors, collective, on_chip)
+        )
+
+    def insert_early(self, op: Operator) -> None:
+        """Put an operator right behind the one that it waits for: a collective started there runs
+        while the weight gradient is computed.
+        """
+        ready = [i for i, o in enumerate(self.operators) if set(o.writes) & set(op.reads)]
+        self.operators.insert(ready[-1] + 1 if ready else len(self.operators), op)
+
+    def vector(self, function: str, over: str) -> VectorWork:
+        tensor = self.tensors[over]
+        return VectorWork(function, tensor.rows, tensor.shape[-1], tensor.split)
+
+    def _declare(self, label: str, like: str, role: Role) -> str:
+        self.tensors[label] = replace(self.tensors[like], name=label, role=role)
+        return label

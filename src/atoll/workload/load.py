@@ -1,0 +1,94 @@
+"""Reading a model: a zoo entry, a config.json, one in the local cache, an atoll-model file."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.jsonfile import parse_object, read_object
+from atoll.workload.families.config import config_from_hf
+from atoll.workload.families.hub import cached_config, cached_models, is_model_id
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.stored import StoredModel, is_stored, read_stored
+
+
+def zoo_names() -> tuple[str, ...]:
+    """Names of the models that come with Atoll."""
+    return tuple(
+        sorted(entry.name[:-5] for entry in _zoo().iterdir() if entry.name.endswith(".json"))
+    )
+
+
+def load_config(name_or_path: str | Path) -> ModelConfig:
+    """As `load_model`, for those that a builder builds."""
+    model = load_model(name_or_path)
+    if isinstance(model, StoredModel):
+        raise AtollError(f"{name_or_path}: an atoll-model file, but a configuration is needed")
+    return model
+
+
+def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
+    """Whatever `--model` takes: a zoo name, the path of a config.json or of an atoll-model file, a
+    folder that holds a config.json, or the id of a model whose config.json lies in the local
+    Hugging Face cache.
+    """
+    text = str(name_or_path)
+    if not text:
+        raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")
+    if text in zoo_names():
+        entry = _zoo() / f"{text}.json"
+        given = parse_object(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
+        config = config_from_hf(given, f"{text} (zoo)")
+        return replace(config, name=text)
+    path = Path(name_or_path)
+    try:
+        folder = path.is_dir()
+    except OSError as error:  # such as a name longer than the file system allows
+        raise AtollError(f"{text[:80]}: cannot be read ({error.strerror})") from None
+    if folder:
+        path = path / "config.json"
+        if not path.is_file():
+            raise AtollError(f"{text} is a folder without a config.json in it")
+    if path.suffix == ".onnx":
+        raise AtollError(
+            f"{text}: an ONNX file is captured first: atoll capture {text} --out model.json"
+        )
+    if path.is_file():
+        given = read_json(path)
+        # A folder is the better name for a file that everyone calls config.json.
+        stem = path.resolve().parent.name if path.name == "config.json" else path.stem
+        if is_stored(given):
+            return read_stored(given, str(path))
+        return _named(config_from_hf(given, str(path)), stem)
+    cached = cached_config(text)
+    if cached is not None:
+        config = config_from_hf(read_object(cached, text), text)
+        return _named(config, text.rpartition("/")[2])
+    if path.suffix == ".json" or len(path.parts) > 1:
+        cachable = is_model_id(text) and path.suffix != ".json"
+        nor = ", nor is it in the local Hugging Face cache" if cachable else ""
+        close = difflib.get_close_matches(text, cached_models(), n=3) if cachable else []
+        nor += f"; did you mean {' or '.join(close)}" if close else ""
+        raise AtollError(f"{text}: no such file or folder{nor}")
+    close = difflib.get_close_matches(text.lower(), zoo_names(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(zoo_names())}"
+    raise AtollError(f"no model is called {text!r} in the zoo, nor is there such a file; {hint}")
+
+
+def _named(config: ModelConfig, name: str) -> ModelConfig:
+    """A part of a larger model says so wherever its name is shown."""
+    return replace(config, name=f"{name} ({config.part})" if config.part else name)
+
+
+def _zoo() -> Traversable:
+    return resources.files("atoll.workload") / "zoo"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or in the config.json of a folder."""
+    return read_object(path / "config.json" if path.is_dir() else path)
