@@ -114,7 +114,7 @@ def _estimate(file: Path, plain: Path, length: int, width: int) -> tuple[float, 
     samples = max(1, 4096 // length)
     found = []
     for model in (file, plain):
-        run = make_run(str(model), "h100", width, global_batch=samples, sequence=length)
+        run = make_run(str(model), "h100", width, batch=samples, sequence=length)
         layout = make_layout(run, tp=width, microbatch=samples, sp=False)
         found.append(estimate(run, layout))
     mine, built = found
@@ -128,8 +128,8 @@ def _step(atoll: object, model: str, space: str, length: int) -> float:
     """Step time on the fixed chip; 0 where no layout fits."""
     try:
         result = atoll.search(  # type: ignore[attr-defined]
-            model=model, space=space, devices=64, global_batch=256, sequence=length,
-            microbatches=[1], tensor_widths=[1], baselines=False,
+            model=model, space=space, devices=64, batch=256, sequence=length,
+            microbatch=[1], tp=[1], baselines=False,
         )  # fmt: skip
     except atoll.InfeasibleError:  # type: ignore[attr-defined]
         return 0.0

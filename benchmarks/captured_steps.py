@@ -235,8 +235,8 @@ def compare(path: Path) -> None:
             if key not in files:
                 files[key] = captured_file(*key, Path(folder))
             found = atoll.estimate(
-                str(files[key]), "h200", 1, global_batch=mbs, microbatch=mbs, zero=0,
-                stack=stack, states="bf16",
+                str(files[key]), "h200", 1, batch=mbs, microbatch=mbs, zero=0,
+                stack=stack, optimizer="bf16",
             )  # fmt: skip
             step_ms = found.step.time_s * 1e3
             error = step_ms / float(row["step_ms"]) - 1

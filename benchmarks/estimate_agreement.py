@@ -104,7 +104,7 @@ def captured(name: str, given: dict[str, Any], length: int, path: Path) -> Path:
 
 def run_of(case: Case, model: Path, length: int, batch: int, attention: str) -> Run:
     return make_run(
-        str(model), case.device, case.devices, global_batch=batch * case.devices,
+        str(model), case.device, case.devices, batch=batch * case.devices,
         sequence=length, stack=case.stack, attention=attention,
     )  # fmt: skip
 

@@ -88,7 +88,7 @@ def made_answers() -> Iterator[Path]:
         folder = Path(name)
         atoll.search(ROOT / "examples" / "jobs" / "tiny.yaml", pareto=True, out=folder / "search")
         few = [1, 2]
-        plan = atoll.plan("gpt2-xl", "h100", 16, global_batch=64, tp=few, pp=few, microbatch=few)
+        plan = atoll.plan("gpt2-xl", "h100", 16, batch=64, tp=few, pp=few, microbatch=few)
         write_plan(plan, folder / "plan")
         yield folder
 
@@ -98,14 +98,13 @@ def readers(made: Path) -> list[Reader]:
     from atoll.calibrate import calibrate
     from atoll.hardware.wafer_files import load_wafer
     from atoll.wafer.encoding.mapping import problems, read_mapping
-    from atoll.wafer.job import load_wafer_job
 
     def estimated(**given: Any) -> Any:
         usual = {
             "model": "bert-large",
             "device": "h100",
             "devices": 16,
-            "global_batch": 64,
+            "batch": 64,
             "tp": 2,
         }
         return atoll.estimate(**{**usual, **given}).to_dict()  # type: ignore[arg-type]
@@ -117,7 +116,7 @@ def readers(made: Path) -> list[Reader]:
         return atoll.describe_hardware(str(path)), estimated(device=str(path))
 
     def config(path: Path) -> Any:
-        return atoll.describe_model(str(path)), atoll.describe_model(str(path), tensor=2)
+        return atoll.describe_model(str(path)), atoll.describe_model(str(path), tp=2)
 
     def mapping(path: Path) -> Any:
         wafer = load_wafer("default")
@@ -137,9 +136,7 @@ def readers(made: Path) -> list[Reader]:
     ]
     return [
         Reader("job", "yaml", "job.yaml", _files("examples/jobs/*.yaml"), _job),
-        Reader(
-            "wafer job", "yaml", "job.yaml", _files("examples/wafer-jobs/*.yaml"), load_wafer_job
-        ),
+        Reader("wafer job", "yaml", "job.yaml", _files("examples/wafer-jobs/*.yaml"), _job),
         Reader("space", "yaml", "a.yaml", _files("examples/spaces/*.yaml"), _hardware),
         Reader(
             "wafer",
@@ -212,10 +209,12 @@ def readers(made: Path) -> list[Reader]:
 
 
 def _job(path: Path) -> Any:
-    from atoll.explore.job import load_job
+    from atoll.explore.scope import open_space
+    from atoll.questions import JOBS, SearchQuestion
+    from atoll.questions.ask import load_job
 
-    job = load_job(path)
-    return job.to_dict(), len(job.load_space())
+    job = load_job(path, JOBS)
+    return job.to_dict(), len(open_space(job)[0]) if isinstance(job, SearchQuestion) else 0
 
 
 def _hardware(path: Path) -> Any:

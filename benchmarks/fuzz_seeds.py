@@ -12,13 +12,13 @@ SAMPLES = "128*microbatch"
 COMMANDS = [
     "\n".join(words.split()).encode()
     for words in (
-        "estimate --model gpt2-xl --device h100 --devices 16 --global-batch 64 --tp 2 --pp 2 "
-        "--microbatch 1 --seq 1024",
-        "plan --model gpt2-xl --device h100 --devices 16 --global-batch 64 --tp 1 --pp 2 "
+        "estimate --model gpt2-xl --device h100 --devices 16 --batch 64 --tp 2 --pp 2 "
+        "--microbatch 1 --sequence 1024",
+        "plan --model gpt2-xl --device h100 --devices 16 --batch 64 --tp 1 --pp 2 "
         "--microbatch 1 --zero 1",
-        "search --model gpt2-xl --devices 1 --batch 4 --microbatch 1 --tensor 1 "
+        "search --model gpt2-xl --devices 1 --batch 4 --microbatch 1 --tp 1 "
         "--space missing.yaml --max-area 1",
-        "models gpt2-xl --microbatch 1 --sequence 128 --tensor 1",
+        "models gpt2-xl --microbatch 1 --sequence 128 --tp 1",
         "designs missing --limit 1 --offset 0 --where width=1",
     )
 ]

@@ -16,9 +16,10 @@ import numpy as np
 
 from atoll.cost.chips import chips_of_space
 from atoll.explore.evaluate import Priced
-from atoll.explore.job import Job, ModelJob
 from atoll.explore.run import prepare_search
+from atoll.explore.scope import open_space
 from atoll.hardware import MIB, phaze_space
+from atoll.questions import SearchQuestion
 from atoll.workload import load_config, widths, zoo_names
 
 RANDOM_CHIPS = 50
@@ -29,14 +30,14 @@ LARGEST = 0.02
 
 def gaps_of(model: str, profile: str, designs: np.ndarray) -> np.ndarray:
     allowed = widths(load_config(model), (1, 2, 4, 8))
-    job = Job(
-        models=(ModelJob(model),),
-        microbatches=(1,),
-        tensor_widths=tuple({1, max(allowed)}),
+    job = SearchQuestion.of(
+        model=model,
+        microbatch=(1,),
+        tp=tuple({1, max(allowed)}),
         profile=profile,
     )
     setting, variants = prepare_search(job)
-    chips = chips_of_space(job.load_space(), setting.profile).subset(designs)
+    chips = chips_of_space(open_space(job)[0], setting.profile).subset(designs)
     priced = Priced.of(chips, variants, setting)
     gaps = []
     for variant in variants.variants:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.explore.job import Job, ModelJob
 from atoll.explore.run import run_search
 from atoll.jit import set_threads
+from atoll.questions import SearchQuestion
 from atoll.store import DesignRow, RunReader, RunStore
 
 ROOT = Path(__file__).parent.parent
@@ -58,8 +58,8 @@ def least(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict
     return best
 
 
-def phaze_job(model: str) -> Job:
-    return Job(models=(ModelJob(model),), baselines=False)
+def phaze_job(model: str) -> SearchQuestion:
+    return SearchQuestion.of(model=model, baselines=False)
 
 
 def speedup(models: list[str], repeats: int) -> None:
@@ -92,7 +92,7 @@ def overhead(models: list[str], repeats: int) -> None:
         job = phaze_job(model)
         run_search(job)
 
-        def stored(workers: int, job: Job = job) -> None:
+        def stored(workers: int, job: SearchQuestion = job) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run_search(job, out=Path(folder) / "run", workers=workers)
 
@@ -184,7 +184,7 @@ def store(points: int) -> None:
 def large(limit_s: float, workers: int) -> None:
     """Ten million designs: first answer, memory of the driver, how the gap falls."""
     space = ROOT / "examples" / "spaces" / "ten-million.yaml"
-    job = Job(space=str(space), baselines=False, time_limit_s=limit_s)
+    job = SearchQuestion.of(space=str(space), baselines=False, time_limit=limit_s)
     with tempfile.TemporaryDirectory() as name:
         result = run_search(job, out=Path(name) / "run", workers=workers)
         with RunReader(Path(name) / "run") as reader:

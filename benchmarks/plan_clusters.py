@@ -31,19 +31,19 @@ def clusters() -> tuple[Cluster, ...]:
     return (
         Cluster(
             "GPT-3 175B on 1024 H100",
-            make_run("gpt3-175b", "h100", 1024, global_batch=2048),
+            make_run("gpt3-175b", "h100", 1024, batch=2048),
             Layout(dp=32, tp=4, pp=8, vpp=12, schedule="interleaved"),
             "NVIDIA dgxc-benchmarking, GPT3-175B",
         ),
         Cluster(
             "Llama-3 405B on 16,384 H100",
-            make_run("llama3-405b", "h100", 16384, global_batch=2048, sequence=8192),
+            make_run("llama3-405b", "h100", 16384, batch=2048, sequence=8192),
             Layout(dp=128, tp=8, pp=16),
             "arXiv:2407.21783, table 4",
         ),
         Cluster(
             "DeepSeek-V3 on 2048 H100",
-            make_run("deepseek-v3", "h100", 2048, global_batch=15360, sequence=4096),
+            make_run("deepseek-v3", "h100", 2048, batch=15360, sequence=4096),
             Layout(dp=128, pp=16, ep=64, recompute="full"),
             "arXiv:2412.19437, section 3.2 (H800 there; its own schedule and overlap)",
         ),
@@ -51,7 +51,7 @@ def clusters() -> tuple[Cluster, ...]:
 
 
 def main() -> None:
-    plan(make_run("gpt2-xl", "h100", 8, global_batch=8))  # compiles and reads what all share
+    plan(make_run("gpt2-xl", "h100", 8, batch=8))  # compiles and reads what all share
     for cluster in clusters():
         begin = time.perf_counter()
         found = plan(cluster.run)

@@ -28,11 +28,11 @@ from atoll.training.space import Axes, block_of, variants
 WANTED_PER_S = 100_000
 ONE_BY_ONE = 300
 COMMAND = ("plan", "--model", "gpt3-175b", "--device", "h100", "--devices", "1024",
-           "--global-batch", "1536")  # fmt: skip
+           "--batch", "1536")  # fmt: skip
 
 
 def main() -> None:
-    run = make_run("gpt3-175b", "h100", 1024, global_batch=1536)
+    run = make_run("gpt3-175b", "h100", 1024, batch=1536)
     estimator, axes = Estimator(run), Axes()
     spaces = []
     for variant in variants(run, axes):

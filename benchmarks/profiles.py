@@ -19,12 +19,12 @@ import numpy as np
 import atoll
 from atoll.explore.branch_and_bound import Search
 from atoll.explore.exact import exact_search
-from atoll.explore.job import Job, ModelJob
 from atoll.explore.objective import Objective
 from atoll.explore.run import prepare_search
 from atoll.hardware import Space, phaze_space
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
+from atoll.questions import SearchQuestion
 
 MODELS = (
     "bert-large", "gpt2-xl", "opt-350m", "llama2-7b", "megatron-bert", "megatron-gpt2-2.5b",
@@ -66,7 +66,7 @@ def side_by_side(models: tuple[str, ...]) -> None:
 
 def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tuple[int, float]:
     """The best design of PHAZE's space (or of a part of it) and its samples per second."""
-    job = Job(models=(ModelJob(name),), zero=(0,))
+    job = SearchQuestion.of(model=name, zero=(0,))
     setting, variants = prepare_search(job, profile)
     space = phaze_space()
     chosen = np.arange(len(space)) if designs is None else np.array(designs)

@@ -25,8 +25,8 @@ def main() -> None:
         folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch) / "run"
         if not folder.exists():
             atoll.search(
-                model="bert-large", devices=64, global_batch=256, microbatches=[4],
-                tensor_widths=[1], baselines=False, out=folder,
+                model="bert-large", devices=64, batch=256, microbatch=[4],
+                tp=[1], baselines=False, out=folder,
             )  # fmt: skip
         path = write_report(folder, Path(scratch) / "report.html")
         print(f"size                   {path.stat().st_size / 1e6:6.2f} MB")

@@ -24,7 +24,7 @@ LONGEST_S = 120.0
 def main() -> int:
     names = sys.argv[1:] or MODELS
     # The first search compiles the kernels; it is not counted.
-    atoll.search(model="bert-large", microbatches=(1,), tensor_widths=(1,), baselines=False)
+    atoll.search(model="bert-large", microbatch=(1,), tp=(1,), baselines=False)
     print(
         "| model | seconds | designs/s | evaluated | pruned by roofline | by schedule | gap "
         "| best chip | samples/s | layout |"

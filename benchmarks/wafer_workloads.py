@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.wafer.job import ABLATIONS, WaferJob
+from atoll.questions import WaferQuestion
+from atoll.questions.question import allowed
 from atoll.wafer.run import run_wafer_search
 
 MODELS = Path(__file__).resolve().parents[1] / "examples" / "models"
@@ -36,7 +37,8 @@ METHODS = ("accpar", "deepspeed", "megatron", "weight-streaming")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wafer", default="default")
-    parser.add_argument("--ablation", choices=ABLATIONS, action="append", default=[])
+    ablations = allowed(WaferQuestion.model_fields["ablations"])
+    parser.add_argument("--ablation", choices=ablations, action="append", default=[])
     parser.add_argument("workloads", nargs="*", default=WORKLOADS)
     given = parser.parse_args()
     speed: dict[str, list[float]] = {name: [] for name in METHODS}
@@ -44,7 +46,7 @@ def main() -> None:
     for workload in given.workloads:
         model, batch, sequence = workload.rsplit(":", 2)
         began = time.process_time()
-        job = WaferJob(
+        job = WaferQuestion.of(
             wafer=given.wafer,
             model=model,
             batch=int(batch),

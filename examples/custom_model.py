@@ -128,9 +128,9 @@ def main() -> None:
             model=str(file),
             space=options.space,
             devices=options.devices,
-            global_batch=256,
-            microbatches=[1, 4],
-            tensor_widths=[1, 2],
+            batch=256,
+            microbatch=[1, 4],
+            tp=[1, 2],
             baselines=False,
         )
     print(result)

@@ -74,7 +74,7 @@ def test_ctrl_c_while_the_command_is_being_loaded_is_one_line_too() -> None:
 def test_every_command_says_how_it_is_used(atoll: Run) -> None:
     """With the oldest typer that is allowed too: earlier ones fail here with today's click."""
     commands = [info.callback.__name__ for info in app.registered_commands if info.callback]
-    assert len(commands) == 14
+    assert len(commands) == 15
     for command in commands:
         code, out, err = atoll(command, "--help")
         assert (code, err) == (0, ""), command
@@ -212,10 +212,10 @@ def test_validates_the_gpu_operator_model(atoll: Run) -> None:
     ("arguments", "words"),
     [
         (("validate", "--data", "nowhere.csv"), ("nowhere.csv",)),
-        (("validate", "--gpu", "h20"), ("h20", "h200")),
+        (("validate", "--device", "h20"), ("h20", "h200")),
         (("search", "--model", "lama2-7b"), ("lama2-7b", "llama2-7b")),
         (("search", "--devices", "-4"), ("devices", "-4")),
-        (("search", "--batch", "0"), ("global_batch", "0")),
+        (("search", "--batch", "0"), ("batch", "0")),
         (("search", "--max-area", "1 mm2"), ("max_area", "1 mm2", "3.355")),
         (("search", "--max-area", "1 GB"), ("max_area", "area")),
         (("search", "--max-power", "1 W"), ("max_power", "1 W")),
@@ -226,7 +226,7 @@ def test_validates_the_gpu_operator_model(atoll: Run) -> None:
         (("search", "--network", "token-ring"), ("token-ring", "dgx-a100")),
         (("search", "nowhere.yaml"), ("nowhere.yaml", "no such file")),
         (("models", "bert-largo"), ("bert-largo", "bert-large")),
-        (("models", "gpt2-xl", "--tensor", "2"), ("gpt2-xl", "25", "2")),
+        (("models", "gpt2-xl", "--tp", "2"), ("gpt2-xl", "25", "2")),
         (("hardware", "tpu"), ("tpu",)),
         (("place", "nowhere.json"), ("nowhere.json",)),
         (("explain", "."), ("result.json",)),

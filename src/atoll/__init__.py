@@ -22,12 +22,22 @@ from atoll.api import (  # noqa: E402  (the cache must be set before numba is im
 )
 from atoll.errors import AtollError, InfeasibleError  # noqa: E402
 from atoll.identity import VERSION  # noqa: E402
+from atoll.questions import (  # noqa: E402
+    EstimateQuestion,
+    PlanQuestion,
+    SearchQuestion,
+    WaferQuestion,
+)
 
 __version__ = VERSION
 
 __all__ = [
     "AtollError",
+    "EstimateQuestion",
     "InfeasibleError",
+    "PlanQuestion",
+    "SearchQuestion",
+    "WaferQuestion",
     "__version__",
     "capture",
     "describe_hardware",

@@ -7,22 +7,26 @@ sentence and exit code 2.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from atoll.commands.capture import capture
-from atoll.commands.catalogue import hardware, models
+from atoll.commands.catalogue import hardware, models, schema
 from atoll.commands.common import INTERRUPTED, say_interrupted
 from atoll.commands.designs import designs
-from atoll.commands.place import place
 from atoll.commands.report import report, trace
 from atoll.commands.search import explain, search
 from atoll.commands.serve import serve
 from atoll.commands.training import estimate, plan
-from atoll.commands.validate import calibrate, validate
+from atoll.commands.validate import calibrate, place, validate
 from atoll.errors import AtollError
 from atoll.identity import VERSION
+from atoll.questions import COMMANDS
+from atoll.questions.ask import OldNameWarning
+from atoll.questions.options import add_command
 
 app = typer.Typer(
     name="atoll",
@@ -39,6 +43,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the `atoll` command."""
+    warnings.simplefilter("always", OldNameWarning)
+    warnings.showwarning = _say_warning
     try:
         app()
     except AtollError as error:
@@ -52,6 +58,14 @@ def main() -> None:
             raise
         say_interrupted()
         sys.exit(INTERRUPTED)
+
+
+def _say_warning(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
+    """An old name is a sentence for the user; other warnings are as Python shows them."""
+    if issubclass(category, OldNameWarning):
+        print(f"atoll: {message}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, *where[:2]))
 
 
 def _by_ctrl_c(ended: BaseException | None) -> bool:
@@ -76,21 +90,12 @@ def _root(
     pass
 
 
-# The order in which `atoll --help` lists them.
-for _command in (
-    search,
-    explain,
-    designs,
-    serve,
-    plan,
-    estimate,
-    report,
-    trace,
-    place,
-    capture,
-    models,
-    hardware,
-    calibrate,
-    validate,
-):
-    app.command()(_command)
+_RUN: dict[str, Callable[..., None]] = {
+    run.__name__: run
+    for run in (
+        calibrate, capture, designs, estimate, explain, hardware, models, place, plan, report,
+        schema, search, serve, trace, validate,
+    )
+}  # fmt: skip
+for _name, _asked in COMMANDS.items():
+    add_command(app, _name, _asked, _RUN[_name])

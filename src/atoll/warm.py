@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.explore.job import Job, ModelJob
 from atoll.explore.run import prepare_search
 from atoll.placement.placer import Times
+from atoll.questions import SearchQuestion
 from atoll.schedule.solve import solve
 from atoll.schedule.synthetic import backward_pass
 
 
 def main() -> None:
     """Compile the placement's and the schedule's kernels on a small model and a small graph."""
-    job = Job(models=(ModelJob("bert-large"),), microbatches=(1,), tensor_widths=(1,), devices=8)
+    job = SearchQuestion.of(model="bert-large", microbatch=1, tp=1, devices=8)
     setting, variants = prepare_search(job)
     variant = variants.variants[0]
     problem = setting.problem(variant, 80 * 2.0**30, 1e12)

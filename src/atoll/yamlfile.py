@@ -61,7 +61,11 @@ DEEPEST = 40
 LARGEST_WHOLE = 2**63 - 1
 
 
-def load_yaml(path: str | Path, model: type[M]) -> M:
+Pick = Callable[[Mapping[str, str]], tuple[type[M], Mapping[str, str]]]
+"""From the fields at the top of a file (text of plain ones) its model, and new names of fields."""
+
+
+def load_yaml(path: str | Path, model: type[M] | Pick[M]) -> M:
     """The file as a model, or one AtollError with a sentence for every problem in it."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -85,13 +89,18 @@ def fields_of(path: str | Path) -> tuple[str, ...]:
     return tuple(str(key.value) for key, _ in pairs)
 
 
-def parse_yaml(text: str, model: type[M], where: str) -> M:
+def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
     """The same for text already in hand; `where` names it in the sentences."""
     if len(text) > MOST_CHARACTERS:
         raise AtollError(f"{where}: {len(text):,} characters, but at most {MOST_CHARACTERS:,}")
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
+        if not isinstance(model, type):
+            pairs = root.value if isinstance(root, yaml.MappingNode) else []
+            model, renamed = model({str(k.value): _scalar(v) for k, v in pairs})
+            for key, _ in pairs:
+                key.value = renamed.get(str(key.value), key.value)
         if root is None:
             raise AtollError(f"{where}: the file is empty, expected {_fields_wanted(model)}")
         _refuse_repeated_keys(root, where)
@@ -178,9 +187,13 @@ for _tag, _pattern, _first in (
     )
 
 
+def _scalar(node: yaml.Node) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+
 def _validate(data: Any, model: type[M], where: str, root: yaml.Node | None) -> M:
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context={"folder": Path(where).parent if root else None})
     except ValidationError as error:
         problems: dict[tuple[int, int, str], list[str]] = {}
         for detail in error.errors(include_url=False):
@@ -191,7 +204,8 @@ def _validate(data: Any, model: type[M], where: str, root: yaml.Node | None) -> 
                 continue  # long enough; pydantic counts only the items that are right
             path, mark = _locate(detail, data, root)
             line, column = (mark.line, mark.column) if mark is not None else (0, 0)
-            prefix = f"{where}{_position(mark)}: {'.'.join(path)}{': ' if path else ''}"
+            start = [f"{where}{_position(mark)}"] if where else []
+            prefix = "".join(f"{part}: " for part in (*start, ".".join(path)) if part)
             said = problems.setdefault((line, column, prefix), [])
             sentence = _sentence(detail, path, model)
             if sentence not in said:  # the branches of a union often agree

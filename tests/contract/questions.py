@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import atoll
+from atoll.questions import WaferLayout as Layout
+from atoll.questions import WaferQuestion
 from atoll.wafer.api import estimate_wafer, search_wafer
-from atoll.wafer.job import Layout, WaferJob
 
 FILES = Path(__file__).parent / "files"
 GOLDENS = Path(__file__).parent / "goldens"
@@ -44,8 +45,8 @@ def kept(value: Any) -> Any:
 
 def _search(**changes: Any) -> Answer:
     chosen = {
-        "model": "bert-large", "devices": 64, "global_batch": 512, "microbatches": (1, 2, 4),
-        "tensor_widths": (1, 2), "space": SPACE, "baselines": False,
+        "model": "bert-large", "devices": 64, "batch": 512, "microbatch": (1, 2, 4),
+        "tp": (1, 2), "space": SPACE, "baselines": False,
     }  # fmt: skip
     return atoll.search(**(chosen | changes)).to_dict()
 
@@ -60,15 +61,16 @@ def _plan(model: str, device: str, devices: int, **asked: Any) -> Answer:
 
 def _wafer(**changes: Any) -> Answer:
     chosen = {
-        "wafer": WAFER, "model": SMALL, "batch": 16, "sequence": 256, "microbatches": (1, 2),
+        "wafer": WAFER, "model": SMALL, "batch": 16, "sequence": 256, "microbatch": (1, 2),
         "baselines": False,
     }  # fmt: skip
-    return search_wafer(WaferJob(**(chosen | changes))).to_dict()
+    return search_wafer(WaferQuestion.of(**(chosen | changes))).to_dict()
 
 
 def _wafer_estimate(layout: Layout, **changes: Any) -> Answer:
-    job = WaferJob(wafer=WAFER, model=SMALL, batch=16, sequence=256, layout=layout, **changes)
-    return estimate_wafer(job).to_dict()
+    return estimate_wafer(
+        wafer=WAFER, model=SMALL, batch=16, sequence=256, layout=layout, **changes
+    ).to_dict()
 
 
 def _place(case: str) -> Answer:
@@ -77,8 +79,8 @@ def _place(case: str) -> Answer:
 
 SEARCHES = {
     "search-bert": {},
-    "search-tensor-wide": {"tensor_widths": (2, 4)},
-    "search-tensor-none": {"tensor_widths": (1,)},
+    "search-tensor-wide": {"tp": (2, 4)},
+    "search-tensor-none": {"tp": (1,)},
     "search-recompute-none": {"recompute": "none"},
     "search-recompute-full": {"recompute": "full"},
     "search-zero-0": {"zero": (0,)},
@@ -87,93 +89,93 @@ SEARCHES = {
     "search-max-area": {"max_area": "60 mm2"},
     "search-max-power": {"max_power": "120 W"},
     "search-hbm": {"hbm": ("32 GiB",)},
-    "search-worst-of-two": {"model": None, "models": ("bert-large", "opt-350m"),
+    "search-worst-of-two": {"model": ("bert-large", "opt-350m"),
                             "objective": "worst"},
-    "search-vision": {"model": "vit-l16", "devices": 8, "global_batch": 32},
-    "search-gpt2": {"model": "gpt2-xl", "devices": 32, "global_batch": 64},
+    "search-vision": {"model": "vit-l16", "devices": 8, "batch": 32},
+    "search-gpt2": {"model": "gpt2-xl", "devices": 32, "batch": 64},
     "search-pareto": {"pareto": True},
     "search-exact": {"tolerance": 0.0},
     "search-with-baselines": {"baselines": True, "space": None, "devices": 8,
-                              "global_batch": 32, "max_area": "20 mm2"},
+                              "batch": 32, "max_area": "20 mm2"},
     "search-phaze": {"profile": "phaze"},
-    "search-phaze-tensor": {"profile": "phaze", "tensor_widths": (2, 4)},
+    "search-phaze-tensor": {"profile": "phaze", "tp": (2, 4)},
     "search-phaze-none": {"profile": "phaze", "recompute": "none"},
     "search-phaze-strategy": {"profile": "phaze", "strategy": "phaze"},
 }  # fmt: skip
 
 ESTIMATES = {
-    "estimate-one-device": ("bert-large", "h200", 1, {"global_batch": 8}),
-    "estimate-data": ("gpt2-xl", "h100", 8, {"global_batch": 32}),
-    "estimate-tensor": ("llama2-7b", "h100", 8, {"tp": 8, "global_batch": 32}),
-    "estimate-no-sp": ("llama2-7b", "h100", 8, {"tp": 8, "global_batch": 32, "sp": False}),
-    "estimate-1f1b": ("llama2-7b", "a100-80", 16, {"tp": 2, "pp": 4, "global_batch": 64}),
+    "estimate-one-device": ("bert-large", "h200", 1, {"batch": 8}),
+    "estimate-data": ("gpt2-xl", "h100", 8, {"batch": 32}),
+    "estimate-tensor": ("llama2-7b", "h100", 8, {"tp": 8, "batch": 32}),
+    "estimate-no-sp": ("llama2-7b", "h100", 8, {"tp": 8, "batch": 32, "sp": False}),
+    "estimate-1f1b": ("llama2-7b", "a100-80", 16, {"tp": 2, "pp": 4, "batch": 64}),
     "estimate-interleaved": ("llama2-7b", "a100-80", 16,
-                             {"tp": 2, "pp": 4, "vpp": 4, "global_batch": 64}),
+                             {"tp": 2, "pp": 4, "vpp": 4, "batch": 64}),
     "estimate-gpipe": ("llama2-7b", "a100-80", 16,
-                       {"tp": 2, "pp": 4, "schedule": "gpipe", "global_batch": 64}),
+                       {"tp": 2, "pp": 4, "order": "gpipe", "batch": 64}),
     "estimate-zb-h1": ("llama2-7b", "a100-80", 16,
-                       {"tp": 2, "pp": 4, "schedule": "zb-h1", "global_batch": 64}),
+                       {"tp": 2, "pp": 4, "order": "zb-h1", "batch": 64}),
     "estimate-zb-h2": ("llama2-7b", "a100-80", 16,
-                       {"tp": 2, "pp": 4, "schedule": "zb-h2", "global_batch": 64}),
+                       {"tp": 2, "pp": 4, "order": "zb-h2", "batch": 64}),
     "estimate-zb-h1-few": ("llama3-70b", "h100", 64,
-                           {"tp": 8, "pp": 8, "schedule": "zb-h1", "global_batch": 4}),
+                           {"tp": 8, "pp": 8, "order": "zb-h1", "batch": 4}),
     "estimate-zb-v": ("llama2-7b", "a100-80", 16,
-                      {"tp": 2, "pp": 4, "schedule": "zb-v", "global_batch": 64}),
+                      {"tp": 2, "pp": 4, "order": "zb-v", "batch": 64}),
     "estimate-dualpipe": ("deepseek-v3", "h200", 256,
-                          {"pp": 8, "ep": 32, "schedule": "dualpipe", "global_batch": 256}),
+                          {"pp": 8, "ep": 32, "order": "dualpipe", "batch": 256}),
     "estimate-interleaved-odd": ("llama2-7b", "a100-80", 16,
-                                 {"tp": 2, "pp": 4, "vpp": 2, "global_batch": 14}),
+                                 {"tp": 2, "pp": 4, "vpp": 2, "batch": 14}),
     "estimate-hsdp": ("llama3-70b", "h100", 64,
                       {"zero": 3, "hsdp": 4, "stack": "fsdp", "recompute": "full",
-                       "global_batch": 64}),
+                       "batch": 64}),
     "estimate-uneven-stages": ("llama2-7b", "h100", 24,
-                               {"tp": 2, "pp": 3, "global_batch": 48}),
+                               {"tp": 2, "pp": 3, "batch": 48}),
     "estimate-context": ("llama3-8b", "h100", 16,
-                         {"tp": 2, "cp": 4, "global_batch": 16, "sequence": 32768}),
+                         {"tp": 2, "cp": 4, "batch": 16, "sequence": 32768}),
     "estimate-experts": ("mixtral-8x7b", "h100", 32,
-                         {"tp": 2, "ep": 8, "global_batch": 64}),
+                         {"tp": 2, "ep": 8, "batch": 64}),
     "estimate-many-experts": ("deepseek-v3", "h200", 256,
-                              {"pp": 8, "ep": 32, "global_batch": 256}),
-    "estimate-zero-0": ("llama3-8b", "h200", 8, {"zero": 0, "tp": 4, "global_batch": 16}),
-    "estimate-zero-2": ("llama3-8b", "h200", 16, {"zero": 2, "global_batch": 64}),
+                              {"pp": 8, "ep": 32, "batch": 256}),
+    "estimate-zero-0": ("llama3-8b", "h200", 8, {"zero": 0, "tp": 4, "batch": 16}),
+    "estimate-zero-2": ("llama3-8b", "h200", 16, {"zero": 2, "batch": 64}),
     "estimate-zero-3": ("llama3-8b", "h200", 16,
-                        {"zero": 3, "stack": "fsdp", "global_batch": 64}),
+                        {"zero": 3, "stack": "fsdp", "batch": 64}),
     "estimate-recompute-full": ("llama3-8b", "a100-80", 8,
-                                {"zero": 3, "recompute": "full", "global_batch": 16}),
+                                {"zero": 3, "recompute": "full", "batch": 16}),
     "estimate-recompute-selective": ("gpt3-175b", "a100-80", 128,
                                      {"tp": 8, "pp": 8, "recompute": "selective",
-                                      "global_batch": 64}),
+                                      "batch": 64}),
     "estimate-recompute-optimal": ("llama3-70b", "h100", 64,
                                    {"tp": 8, "pp": 4, "recompute": "optimal",
-                                    "global_batch": 32}),
+                                    "batch": 32}),
     "estimate-fp8": ("llama3-8b", "h100", 8,
-                     {"precision": "fp8", "tp": 2, "stack": "nemo", "global_batch": 16}),
+                     {"precision": "fp8", "tp": 2, "stack": "nemo", "batch": 16}),
     "estimate-eager": ("opt-350m", "v100", 8,
-                       {"stack": "eager", "attention": "unfused", "global_batch": 32}),
+                       {"stack": "eager", "attention": "unfused", "batch": 32}),
     "estimate-compiled": ("llama2-7b", "mi300x", 8,
-                          {"stack": "compiled", "states": "bf16", "global_batch": 16}),
+                          {"stack": "compiled", "optimizer": "bf16", "batch": 16}),
     "estimate-xla": ("llama2-7b", "tpu-v4", 64,
-                     {"stack": "xla", "tp": 4, "global_batch": 64}),
-    "estimate-encoder-decoder": ("t5-3b", "a100-80", 8, {"tp": 2, "global_batch": 16}),
+                     {"stack": "xla", "tp": 4, "batch": 64}),
+    "estimate-encoder-decoder": ("t5-3b", "a100-80", 8, {"tp": 2, "batch": 16}),
 }  # fmt: skip
 
 PLANS = {
-    "plan-gpt2": ("gpt2-xl", "h100", 8, {"global_batch": 32}),
-    "plan-llama": ("llama2-7b", "a100-80", 16, {"global_batch": 64}),
+    "plan-gpt2": ("gpt2-xl", "h100", 8, {"batch": 32}),
+    "plan-llama": ("llama2-7b", "a100-80", 16, {"batch": 64}),
     "plan-llama-wide": ("llama2-7b", "h100", 16,
-                        {"global_batch": 32, "zero": (0, 1, 2, 3), "microbatch": (1, 2),
+                        {"batch": 32, "zero": (0, 1, 2, 3), "microbatch": (1, 2),
                          "recompute": ("none", "selective", "full", "optimal")}),
     "plan-zero-bubble": ("llama2-7b", "h100", 16,
-                         {"global_batch": 32, "schedule": ("1f1b", "zb-h1", "zb-h2")}),
+                         {"batch": 32, "order": ("1f1b", "zb-h1", "zb-h2")}),
     "plan-every-order": ("llama2-7b", "h100", 16,
-                         {"global_batch": 24, "pp": (2, 4), "hsdp": (1, 2), "microbatch": (1,),
-                          "schedule": ("1f1b", "zb-v", "dualpipe")}),
-    "plan-experts": ("mixtral-8x7b", "h200", 16, {"global_batch": 32, "microbatch": (1,)}),
+                         {"batch": 24, "pp": (2, 4), "hsdp": (1, 2), "microbatch": (1,),
+                          "order": ("1f1b", "zb-v", "dualpipe")}),
+    "plan-experts": ("mixtral-8x7b", "h200", 16, {"batch": 32, "microbatch": (1,)}),
     "plan-fsdp": ("llama3-8b", "h200", 8,
-                  {"global_batch": 16, "stack": "fsdp", "pp": (1,), "cp": (1,)}),
-    "plan-long": ("llama3-8b", "h100", 16, {"global_batch": 16, "sequence": 32768,
+                  {"batch": 16, "stack": "fsdp", "pp": (1,), "cp": (1,)}),
+    "plan-long": ("llama3-8b", "h100", 16, {"batch": 16, "sequence": 32768,
                                             "microbatch": (1,)}),
-    "plan-tpu": ("llama2-7b", "tpu-v4", 64, {"global_batch": 64, "stack": "xla"}),
+    "plan-tpu": ("llama2-7b", "tpu-v4", 64, {"batch": 64, "stack": "xla"}),
 }  # fmt: skip
 
 WAFERS = {

@@ -12,12 +12,13 @@ from atoll.fabric.mesh_collectives import gather_s
 from atoll.fabric.nested import PASSES, collective_s, send_s
 from atoll.fabric.network import Level, Network
 from atoll.fabric.routes import boundaries
+from atoll.questions import WaferLayout as Layout
+from atoll.questions import WaferQuestion
 from atoll.step.bubbles import held_bytes, step_s
 from atoll.step.replay import replay
 from atoll.wafer.api import estimate_wafer
 from atoll.wafer.encoding.genes import SCHEDULES
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.job import Layout, WaferJob
 
 from .questions import SMALL, WAFER
 
@@ -86,7 +87,7 @@ def test_a_message_to_the_next_die_takes_what_one_to_the_next_device_takes(bytes
 @pytest.fixture(scope="module")
 def pipeline():
     """Four stages on a wafer, everything kept."""
-    job = WaferJob(wafer=WAFER, model=SMALL, batch=16, sequence=256,
+    job = WaferQuestion.of(wafer=WAFER, model=SMALL, batch=16, sequence=256,
                    layout=Layout(rectangle=(2, 1), stages=4))  # fmt: skip
     return estimate_wafer(job)
 

@@ -20,6 +20,8 @@ from atoll.placement.chain_kernels import reduction_s
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
 from atoll.profiles import DEFAULT
+from atoll.questions import WaferLayout as Stages
+from atoll.questions import WaferQuestion
 from atoll.report.plan_file import plan_record
 from atoll.report.timeline import placement_timeline, plan_timeline
 from atoll.step.bubbles import held, held_bytes, step_s, waiting
@@ -34,8 +36,7 @@ from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.step import Pass, StageTime, Stepper, accumulation_s
 from atoll.wafer.api import estimate_wafer, search_wafer
-from atoll.wafer.job import Layout as Stages
-from atoll.wafer.job import WaferJob
+from atoll.wafer.job import options_of
 from atoll.wafer.stages import Planner
 from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
@@ -54,7 +55,7 @@ def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
             microbatches=8, memory_bytes=1e9, hbm_Bps=1e12,
         ).system()  # fmt: skip
         assert system.state_bytes[1] == states.weight + states.gradient + states.optimizer
-        run = make_run("gpt2-xl", "h100", 8, global_batch=8, states=name)
+        run = make_run("gpt2-xl", "h100", 8, batch=8, optimizer=name)
         memory = Estimator(run).estimate(Layout(dp=8, zero=0)).worst
         held = memory.weights + memory.gradients + memory.optimizer
         parameters = memory.weights / states.weight
@@ -62,13 +63,13 @@ def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
 
 
 def test_states_are_the_same_everywhere_where_nothing_is_said():
-    planned = atoll.estimate("gpt2-xl", "h100", 8, global_batch=8).run.states
-    assert WaferJob(model=SMALL).options.states == planned
+    planned = atoll.estimate("gpt2-xl", "h100", 8, batch=8).run.states
+    assert options_of(WaferQuestion.of(model=SMALL)).states == planned
     assert load_states(DEFAULT.optimizer) == planned
 
 
 def test_zero_divides_gradients_alike_in_time_and_memory():
-    run = make_run("llama3-8b", "h100", 8, global_batch=64)
+    run = make_run("llama3-8b", "h100", 8, batch=64)
     alike = [Layout(dp=8, zero=2), Layout(dp=2, cp=4, zero=2)]
     assert len({accumulation_s(run, layout, 2, 1e9, 0.0) for layout in alike}) == 1
     held = {run.states.parts(1e9, layout.divided(1e9, 0.0), 2) for layout in alike}
@@ -152,7 +153,7 @@ def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor
         hbm_Bps=1e12,
     ).system()  # fmt: skip
     searched = reduction_s(system, replicas, parameters)
-    run = make_run("gpt2-xl", "h100", replicas * tensor, global_batch=96)
+    run = make_run("gpt2-xl", "h100", replicas * tensor, batch=96)
     run = replace(run, network=network, states=optimizer)
     planned, _ = Stepper(run, Layout(dp=replicas, tp=tensor, zero=0)).gradient_s(parameters, 0.0)
     assert searched == pytest.approx(planned, rel=REL)
@@ -164,11 +165,11 @@ def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor
 
 def test_a_sample_has_the_same_model_flops_everywhere():
     searched = atoll.search(
-        model="gpt2-xl", devices=8, global_batch=32, space=SPACE, baselines=False
+        model="gpt2-xl", devices=8, batch=32, space=SPACE, baselines=False
     ).best
     (plan,) = searched.plans
-    planned = atoll.estimate("gpt2-xl", "h100", 8, global_batch=32)
-    job = WaferJob(wafer=WAFER, model=SMALL, batch=4, sequence=256,
+    planned = atoll.estimate("gpt2-xl", "h100", 8, batch=32)
+    job = WaferQuestion.of(wafer=WAFER, model=SMALL, batch=4, sequence=256,
                    layout=Stages(rectangle=(2, 1), stages=4))  # fmt: skip
     wafer = estimate_wafer(job)
     gpt2, small = model_flops(load_config("gpt2-xl")), model_flops(load_config(SMALL), 256)
@@ -182,11 +183,11 @@ def test_a_sample_has_the_same_model_flops_everywhere():
 
 def test_certificates_say_the_same_things():
     searched = atoll.search(
-        model="bert-large", devices=8, global_batch=32, space=SPACE, baselines=False
+        model="bert-large", devices=8, batch=32, space=SPACE, baselines=False
     )
-    planned = atoll.plan("gpt2-xl", "h100", 8, global_batch=32)
+    planned = atoll.plan("gpt2-xl", "h100", 8, batch=32)
     wafer = search_wafer(
-        WaferJob(wafer=WAFER, model=SMALL, batch=4, sequence=256, microbatches=(1,),
+        WaferQuestion.of(wafer=WAFER, model=SMALL, batch=4, sequence=256, microbatch=(1,),
                  stage_counts=(1,), baselines=False)
     )  # fmt: skip
     for certificate in (searched.certificate, planned.certificate, wafer.certificate):
@@ -197,11 +198,11 @@ def test_certificates_say_the_same_things():
 
 def _answers():
     searched = atoll.search(
-        model="gpt2-xl", devices=8, global_batch=32, space=SPACE, baselines=False
+        model="gpt2-xl", devices=8, batch=32, space=SPACE, baselines=False
     )
-    planned = atoll.estimate("gpt2-xl", "h100", 8, pp=2, global_batch=32)
+    planned = atoll.estimate("gpt2-xl", "h100", 8, pp=2, batch=32)
     wafer = estimate_wafer(
-        WaferJob(wafer=WAFER, model=SMALL, batch=4, sequence=256,
+        WaferQuestion.of(wafer=WAFER, model=SMALL, batch=4, sequence=256,
                  layout=Stages(rectangle=(2, 1), stages=4))
     )  # fmt: skip
     return searched.best.plans[0].placement, planned, wafer.placement
@@ -227,14 +228,14 @@ def test_parts_of_memory_have_one_list_of_names():
 
 
 def test_gradient_accumulation_is_the_same_in_the_estimate_and_in_its_file():
-    found = atoll.estimate("llama2-7b", "h100", 4, tp=2, pp=2, global_batch=64)
+    found = atoll.estimate("llama2-7b", "h100", 4, tp=2, pp=2, batch=64)
     after = dict(plan_record(found)["pipeline"]["after"])
     assert found.step.accumulate_s > 0.0
     assert after["gradient accumulation"] == pytest.approx(found.step.accumulate_s, rel=REL)
 
 
 def test_a_replay_is_near_its_estimate():
-    run = make_run("llama2-7b", "a100-80", 16, global_batch=64)
+    run = make_run("llama2-7b", "a100-80", 16, batch=64)
     layout = replace(make_layout(run, tp=2, pp=4), zero=1)
     found = Estimator(run).estimate(layout)
     assert abs(replay_estimate(found).difference) < 0.05

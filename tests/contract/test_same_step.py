@@ -61,7 +61,7 @@ def searched(model: str, layout: Layout, network: str, states: str) -> Placement
 def planned(model: str, layout: Layout, network: str, states: str) -> Estimate:
     run = make_run(
         model, CHIP, layout.devices,
-        global_batch=BATCH, sequence=SEQUENCE, network=network, states=states,
+        batch=BATCH, sequence=SEQUENCE, network=network, optimizer=states,
     )  # fmt: skip
     return Estimator(run).estimate(layout)
 
@@ -108,21 +108,21 @@ def test_a_chip_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_chip_that_a_search_writes_is_planned_at_its_step(tmp_path: Path) -> None:
     found = atoll.search(
-        model=SMALL, devices=4, global_batch=BATCH, sequence=SEQUENCE, tensor_widths=(1, 2),
-        microbatches=(1, 2), space=SPACE, optimizer="mixed", baselines=False, out=tmp_path,
+        model=SMALL, devices=4, batch=BATCH, sequence=SEQUENCE, tp=(1, 2),
+        microbatch=(1, 2), space=SPACE, optimizer="mixed", baselines=False, out=tmp_path,
     )  # fmt: skip
     where = found.best.plans[0].placement
     estimate = atoll.estimate(
-        SMALL, str(tmp_path / "chip.yaml"), where.devices, global_batch=BATCH, sequence=SEQUENCE,
+        SMALL, str(tmp_path / "chip.yaml"), where.devices, batch=BATCH, sequence=SEQUENCE,
         tp=where.tensor, pp=where.pipeline, microbatch=where.microbatch, zero=where.zero,
     )  # fmt: skip
     assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
 
 
 def test_devices_beside_a_searched_chip_are_planned_for_its_job() -> None:
-    asked = {"global_batch": BATCH, "sequence": SEQUENCE}
+    asked = {"batch": BATCH, "sequence": SEQUENCE}
     found = atoll.search(
-        model=SMALL, devices=4, **asked, tensor_widths=(1,), microbatches=(1,), space=SPACE,
+        model=SMALL, devices=4, **asked, tp=(1,), microbatch=(1,), space=SPACE,
         baselines=False, beside=("h100", "tpu-v5e"),
     )  # fmt: skip
     planned = atoll.plan(SMALL, "h100", 4, **asked).best.step.time_s
@@ -143,6 +143,6 @@ def test_a_device_that_nobody_knows_ends_a_search_before_it_begins(
 
 
 def test_a_device_that_holds_no_layout_stands_beside_with_the_reason() -> None:
-    none = plan_beside("v100-16", make_run("llama3-405b", "v100-16", 1, global_batch=1))
+    none = plan_beside("v100-16", make_run("llama3-405b", "v100-16", 1, batch=1))
     assert not none.fits and none.step_time_s is None
     assert "does not fit" in none.reason

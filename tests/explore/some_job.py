@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from atoll.explore.job import Job, ModelJob
 from atoll.explore.result import SearchResult
+from atoll.questions import SearchQuestion
 
 SPACE = """
 name: some
@@ -22,20 +22,20 @@ constraints: {max_area: 250 mm2}
 """
 
 
-def some_job(folder: Path, **changes: Any) -> Job:
+def some_job(folder: Path, **changes: Any) -> SearchQuestion:
     """Some thousand chips, a hundred of which need more than a roofline."""
     file = folder / "some.yaml"
     file.write_text(SPACE)
     chosen: dict[str, Any] = {
-        "models": (ModelJob("bert-large"),),
+        "model": "bert-large",
         "devices": 64,
-        "global_batch": 512,
-        "microbatches": (1, 2, 4),
-        "tensor_widths": (1, 2),
+        "batch": 512,
+        "microbatch": (1, 2, 4),
+        "tp": (1, 2),
         "space": str(file),
         "baselines": False,
     }
-    return Job(**(chosen | changes))
+    return SearchQuestion.of(**(chosen | changes))
 
 
 def answer(result: SearchResult) -> dict[str, Any]:

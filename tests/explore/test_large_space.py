@@ -11,9 +11,9 @@ from some_job import SPACE, answer, some_job
 
 from atoll.errors import AtollError
 from atoll.explore import reserve
-from atoll.explore.job import Job
 from atoll.explore.run import run_search
 from atoll.hardware import ProductSpace, Space, product, read_space
+from atoll.questions import SearchQuestion
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def outside_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserve, "PIECE_POINTS", 64)
 
 
-def both(job: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def both(job: SearchQuestion, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     whole = run_search(job)
     monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
     monkeypatch.setattr(reserve, "PIECE_POINTS", 64)
@@ -46,7 +46,7 @@ def test_the_optimum_is_the_same_and_proven(
 
 def test_a_jobs_own_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {
-        "max_area_mm2": 150.0, "max_power_W": 300.0, "hbm_capacities_bytes": (32 * 2**30,),
+        "max_area": 150.0, "max_power": 300.0, "hbm": (32 * 2**30,),
     }  # fmt: skip
     whole, part = both(some_job(tmp_path, **changes), monkeypatch)
     assert part.score == pytest.approx(whole.score, rel=2e-3)

@@ -180,7 +180,7 @@ def test_a_baseline_over_a_limit_gets_a_remark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = run_search(
-        some_job(tmp_path, baselines=True, max_area_mm2=100.0, max_power_W=150.0)
+        some_job(tmp_path, baselines=True, max_area=100.0, max_power=150.0)
     )
     for name in ("tpuv4-expert", "tpuv4-placed"):
         assert "278.8 mm2: over the limit of 100 mm2" in result.baseline_remarks[name]

@@ -15,15 +15,15 @@ import pytest
 from some_job import answer, some_job
 
 from atoll.errors import AtollError
-from atoll.explore.job import Job
 from atoll.explore.run import run_search
 from atoll.identity import VERSION, this_code
+from atoll.questions import SearchQuestion
 from atoll.store import FILE, RunReader, canonical_json, fingerprint
 
 KILLS = 20
 
 
-def begin(job: Job, out: Path, workers: int) -> int:
+def begin(job: SearchQuestion, out: Path, workers: int) -> int:
     """The search in a process of its own, everything compiled; its pid."""
     if (child := os.fork()) == 0:
         try:
@@ -99,7 +99,7 @@ def test_the_same_job_with_another_limit_or_front_shares_the_record(tmp_path: Pa
     run_search(some_job(tmp_path), out=tmp_path / "run")
     alone = run_search(some_job(tmp_path, pareto=True))
     shared = run_search(
-        some_job(tmp_path, pareto=True, time_limit_s=1000.0), out=tmp_path / "run"
+        some_job(tmp_path, pareto=True, time_limit=1000.0), out=tmp_path / "run"
     )
     assert shared.pareto == alone.pareto
 

@@ -20,7 +20,6 @@ from atoll.explore.energy import (
     variant_traffic,
 )
 from atoll.explore.evaluate import Priced
-from atoll.explore.job import ModelJob
 from atoll.explore.run import run_search
 from atoll.hardware import load_accelerator, peak_power_W
 from atoll.hardware.accelerator import Accelerator
@@ -72,7 +71,7 @@ def test_the_list_of_designs_has_the_same_energy_as_the_answer(
     tmp_path: Path, profile: str
 ) -> None:
     # Stages recompute, and some devices stay idle.
-    changes = {"devices": 11, "global_batch": 4, "recompute": "full", "space": str(TINY)}
+    changes = {"devices": 11, "batch": 4, "recompute": "full", "space": str(TINY)}
     result = run_search(some_job(tmp_path, profile=profile, **changes))
     plan, row = result.best.plans[0], result.designs[0]
     assert plan.placement.recompute_share > 0.0
@@ -83,8 +82,8 @@ def test_the_list_of_designs_has_the_same_energy_as_the_answer(
 
 def test_several_models_share_one_figure_of_joules_over_tokens(tmp_path: Path) -> None:
     names = ("bert-large", "gpt2-xl")
-    models = tuple(ModelJob(name, global_batch=64, sequence=512) for name in names)
-    result = run_search(some_job(tmp_path, models=models, pareto=True, space=str(TINY)))
+    models = [{"name": name, "batch": 64, "sequence": 512} for name in names]
+    result = run_search(some_job(tmp_path, model=models, pareto=True, space=str(TINY)))
     tokens = 64 * 512
     for row in result.designs:
         own = [row[f"{name}: energy_per_token_J"] for name in names]

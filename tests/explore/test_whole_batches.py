@@ -14,7 +14,6 @@ from atoll.cost.chips import chips_of_space
 from atoll.errors import AtollError
 from atoll.explore.bounds import chip_rates, roofline_bounds
 from atoll.explore.evaluate import Priced
-from atoll.explore.job import Job, ModelJob
 from atoll.explore.layouts import Setting, list_layouts
 from atoll.explore.run import run_search
 from atoll.explore.work import operator_work
@@ -22,6 +21,7 @@ from atoll.explore.workloads import Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
+from atoll.questions import SearchQuestion
 from atoll.step.states import load_states
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
@@ -66,12 +66,12 @@ def test_a_batch_that_nothing_divides_is_refused_with_the_way_out(
 
 @pytest.mark.parametrize("batch", [15, 31, 36])
 def test_throughput_counts_the_samples_that_the_placement_runs(batch: int) -> None:
-    job = Job(
-        models=(ModelJob("bert-large"),),
+    job = SearchQuestion.of(
+        model="bert-large",
         devices=12,
-        global_batch=batch,
-        microbatches=(1, 2, 4),
-        tensor_widths=(1,),
+        batch=batch,
+        microbatch=(1, 2, 4),
+        tp=(1,),
         space=str(TINY),
         baselines=False,
     )
@@ -119,11 +119,11 @@ def test_phaze_keeps_replicas_that_run_a_microbatch_less() -> None:
 
 
 def test_baselines_of_models_whose_batches_share_no_microbatch() -> None:
-    job = Job(
-        models=(ModelJob("bert-large", global_batch=4), ModelJob("opt-350m", global_batch=9)),
+    job = SearchQuestion.of(
+        model=({"name": "bert-large", "batch": 4}, {"name": "opt-350m", "batch": 9}),
         devices=2,
-        microbatches=(2, 3),
-        tensor_widths=(1,),
+        microbatch=(2, 3),
+        tp=(1,),
         space=str(TINY),
     )
     assert run_search(job).baselines["spotlight"] is not None

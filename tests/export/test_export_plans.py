@@ -13,7 +13,7 @@ from atoll.training.plan import UnusableError
 @pytest.mark.parametrize("target", EXPORTERS)
 @pytest.mark.parametrize("stack", ["megatron", "fsdp"])
 def test_a_plan_for_a_tool_has_layouts_that_it_can_run(target: str, stack: str) -> None:
-    job = {"global_batch": 32, "sequence": 2048, "microbatch": [1, 2], "stack": stack}
+    job = {"batch": 32, "sequence": 2048, "microbatch": [1, 2], "stack": stack}
     found = atoll.plan("llama3-8b", "h100", 16, **job, export=target)
     for estimate in (found.best, *found.runners_up):
         assert export_run(target, found.run, estimate.layout).target == target
@@ -25,7 +25,7 @@ def test_a_plan_for_a_tool_has_layouts_that_it_can_run(target: str, stack: str) 
 
 
 def test_no_usable_layout_was_missed() -> None:
-    job = {"global_batch": 32, "sequence": 2048, "microbatch": [1], "cp": [1], "pp": [1, 2]}
+    job = {"batch": 32, "sequence": 2048, "microbatch": [1], "cp": [1], "pp": [1, 2]}
     found = atoll.plan("llama3-8b", "h100", 16, **job, export="torchtitan")
     usable = []
     for at in range(len(found.space)):
@@ -40,5 +40,5 @@ def test_no_usable_layout_was_missed() -> None:
 
 def test_a_tool_that_can_run_none_says_why() -> None:
     with pytest.raises(UnusableError, match="has no model of the kind of gpt2-xl") as caught:
-        atoll.plan("gpt2-xl", "h100", 8, global_batch=8, tp=[1], export="torchtitan")
+        atoll.plan("gpt2-xl", "h100", 8, batch=8, tp=[1], export="torchtitan")
     assert "(so it is with all " in str(caught.value)

@@ -26,7 +26,7 @@ def seed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All 29,360 chips of PHAZE, for a small job."""
     folder = tmp_path_factory.mktemp("report") / "seed"
     atoll.search(
-        model="bert-large", devices=64, global_batch=256, microbatches=[4], tensor_widths=[1],
+        model="bert-large", devices=64, batch=256, microbatch=[4], tp=[1],
         baselines=False, out=folder,
     )  # fmt: skip
     return folder
@@ -37,7 +37,7 @@ def plan_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan with a pipeline."""
     folder = tmp_path_factory.mktemp("report") / "plan"
     found = atoll.plan(
-        "gpt3-175b", "a100-80", 128, global_batch=64, tp=[8], pp=[8], vpp=[1], microbatch=[1],
+        "gpt3-175b", "a100-80", 128, batch=64, tp=[8], pp=[8], vpp=[1], microbatch=[1],
         zero=[1], recompute=["none", "selective", "full"],
     )  # fmt: skip
     write_plan(found, folder)

@@ -49,11 +49,11 @@ def test_a_line_of_text_shows_the_parts_in_proportion() -> None:
 
 
 def test_an_estimate_and_a_plan_draw_themselves() -> None:
-    found = atoll.estimate("bert-large", "a100-40", 8, global_batch=64, microbatch=4)
+    found = atoll.estimate("bert-large", "a100-40", 8, batch=64, microbatch=4)
     check(found._repr_html_())
     assert "bert-large on 8 a100-40" in str(found)
     planned = atoll.plan(
-        "bert-large", "a100-40", 8, global_batch=64, tp=[1, 2], pp=[1, 2], cp=[1], vpp=[1],
+        "bert-large", "a100-40", 8, batch=64, tp=[1, 2], pp=[1, 2], cp=[1], vpp=[1],
         microbatch=[4], recompute=["none"],
     )  # fmt: skip
     html = planned._repr_html_()

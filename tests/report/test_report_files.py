@@ -126,7 +126,7 @@ def test_plan_and_estimate_keep_what_a_report_needs(tmp_path: Path, command: Run
     folder, trace = tmp_path / "run", tmp_path / "step.json"
     code, _, err = command(
         "estimate", "--model", "bert-large", "--device", "a100-40", "--devices", "8",
-        "--global-batch", "64", "--microbatch", "4", "--out", str(folder), "--trace", str(trace),
+        "--batch", "64", "--microbatch", "4", "--out", str(folder), "--trace", str(trace),
     )  # fmt: skip
     assert code == 0, err
     assert json.loads(trace.read_text())["traceEvents"]
@@ -228,7 +228,7 @@ def test_output_that_cannot_be_written(
     assert_refused(command("search", job, "--trace", str(tmp_path)), "trace:", "is a folder")
     assert_refused(
         command("plan", "--model", "bert-large", "--device", "h100", "--devices", "8",
-                "--global-batch", "8", "--trace", str(tmp_path / "no" / "t.json")),
+                "--batch", "8", "--trace", str(tmp_path / "no" / "t.json")),
         "does not exist",
     )  # fmt: skip
     assert not list(tmp_path.iterdir()), "nothing half-written is left"

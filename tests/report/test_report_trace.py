@@ -93,7 +93,7 @@ def check_sums(
 
 
 def estimate(**changed: Any) -> Estimate:
-    given = {"tp": 8, "pp": 4, "microbatch": 1, "global_batch": 32, "recompute": "full"}
+    given = {"tp": 8, "pp": 4, "microbatch": 1, "batch": 32, "recompute": "full"}
     return atoll.estimate("megatron-gpt2-8.3b", "a100-80", 64, **{**given, **changed})
 
 
@@ -107,10 +107,10 @@ def estimate(**changed: Any) -> Estimate:
         {"schedule": "zb-v"},
         {"schedule": "dualpipe"},
         {"vpp": 2},
-        {"vpp": 2, "global_batch": 14},
+        {"vpp": 2, "batch": 14},
         {"pp": 1, "tp": 8},
         {"recompute": "optimal"},
-        {"pp": 8, "global_batch": 8},
+        {"pp": 8, "batch": 8},
     ],
 )
 def test_a_plans_trace_adds_up_to_its_step(changed: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def test_a_plans_trace_adds_up_to_its_step(changed: dict[str, Any]) -> None:
         {"vpp": 2},
         {"pp": 1, "tp": 8},
         {"recompute": "optimal"},
-        {"global_batch": 262144},
+        {"batch": 262144},
     ],
     ids=str,
 )

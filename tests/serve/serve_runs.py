@@ -36,7 +36,7 @@ def write_search(folder: Path) -> Path:
 def write_plan(folder: Path) -> Path:
     """A real plan with its runners-up."""
     tried = [1, 2]
-    found = atoll.plan("gpt2-xl", "h100", 16, global_batch=64, tp=tried, pp=tried, microbatch=tried)
+    found = atoll.plan("gpt2-xl", "h100", 16, batch=64, tp=tried, pp=tried, microbatch=tried)
     return plan_file.write_plan(found, folder).parent
 
 

@@ -56,8 +56,8 @@ def test_other_devices_give_what_a_search_on_them_gives(tiny_run: Path, tmp_path
     atoll.search(
         TINY,
         devices=32,
-        microbatches=[plan["microbatch"]],
-        tensor_widths=[plan["tensor"]],
+        microbatch=[plan["microbatch"]],
+        tp=[plan["tensor"]],
         baselines=False,
         out=half,
     )

@@ -252,8 +252,8 @@ def test_a_step_takes_the_same_time_within_two_percent(name: str, tmp_path: Path
     steps = []
     for model in (captured(name).save(tmp_path / "captured.json"), config):
         result = atoll.search(
-            model=str(model), space=str(space), devices=8, global_batch=32, sequence=LENGTH,
-            microbatches=[8], tensor_widths=[1], baselines=False,
+            model=str(model), space=str(space), devices=8, batch=32, sequence=LENGTH,
+            microbatch=[8], tp=[1], baselines=False,
         )  # fmt: skip
         steps.append(result.to_dict()["best"]["models"][0]["placement"]["step_time_s"])
     assert steps[0] == pytest.approx(steps[1], rel=0.02)
@@ -314,7 +314,7 @@ def estimated(name: str, case: str, folder: Path) -> tuple[Estimate, Estimate]:
     found = []
     for model in (file, plain):
         run = make_run(
-            str(model), device, devices, global_batch=samples * devices,
+            str(model), device, devices, batch=samples * devices,
             sequence=None if config.patch_inputs else length,
             stack=of_run.get("stack", "megatron"),
         )  # fmt: skip

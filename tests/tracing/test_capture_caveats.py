@@ -245,13 +245,13 @@ def test_every_answer_repeats_the_warnings_of_its_model(
     file = captured(BatchedExperts, TOKENS, WIDTH).save(tmp_path / "model.json")
     said = "each token has 2 of 8 experts"
     result = atoll.search(
-        model=str(file), space=str(TINY), devices=4, global_batch=16, microbatches=[1],
-        tensor_widths=[1], baselines=False,
+        model=str(file), space=str(TINY), devices=4, batch=16, microbatch=[1],
+        tp=[1], baselines=False,
     )  # fmt: skip
     assert said in result.to_dict()["warnings"][0] and said in str(result)
     print_result(result)
     assert "Warning" in (out := capsys.readouterr().out) and "each token has 2 of" in out
-    found = atoll.estimate(str(file), "h100", 1, global_batch=1)
+    found = atoll.estimate(str(file), "h100", 1, batch=1)
     assert said in found.to_dict()["notes"][0]
     assert said in atoll.describe_model(str(file))["warnings"][0]
 

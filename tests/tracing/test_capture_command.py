@@ -91,8 +91,8 @@ def test_a_builder_is_captured_and_its_file_is_a_model(
     shown = json.loads(output)
     assert shown["parameters"] == 6 * (64 * 64 + 64) and shown["sequence"] == 16
     result = atoll.search(
-        model="model.json", space=str(TINY), devices=4, global_batch=16, microbatches=[1, 2],
-        tensor_widths=[1, 2], baselines=False,
+        model="model.json", space=str(TINY), devices=4, batch=16, microbatch=[1, 2],
+        tp=[1, 2], baselines=False,
     )  # fmt: skip
     assert result.certificate.gap < 0.01
     assert atoll.describe_model("model.json", microbatch=2)["microbatch"] == 2

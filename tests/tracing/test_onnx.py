@@ -92,7 +92,7 @@ def test_estimates_agree(name: str, tmp_path: Path) -> None:
     for label, model in (("onnx", of_file(f"{name}-dynamo")),
                          ("torch", of_module(name))):  # fmt: skip
         file = model.save(tmp_path / f"{label}.json")
-        found = atoll.estimate(str(file), "h100", global_batch=8, microbatch=8)
+        found = atoll.estimate(str(file), "h100", batch=8, microbatch=8)
         times.append(found.tokens_per_s_per_device)
     assert times[0] == pytest.approx(times[1], rel=0.01)
 

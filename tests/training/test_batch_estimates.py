@@ -143,7 +143,7 @@ def test_threads_change_nothing() -> None:
 def test_so_it_is_on_other_devices_and_with_other_layers(
     model: str, device: str, devices: int
 ) -> None:
-    run = make_run(model, device, devices, global_batch=4 * devices)
+    run = make_run(model, device, devices, batch=4 * devices)
     axes = replace(WIDE, tp=(1, 2), microbatch=(1,), cp=(1,))
     drawn_layouts = drawn(run, axes, Random(3), blocks=2)
     assert drawn_layouts

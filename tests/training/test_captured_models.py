@@ -75,7 +75,7 @@ def stored(tmp_path: Path) -> str:
 
 
 def test_an_estimate_of_a_stored_model_counts_its_products(stored: str) -> None:
-    result = atoll.estimate(stored, "h100", 2, global_batch=4, pp=2)
+    result = atoll.estimate(stored, "h100", 2, batch=4, pp=2)
     tokens = 4 * TOKENS
     flops = 3 * 4 * 2 * 2 * HIDDEN * FFN * tokens
     peak = result.run.gpu.peak_flops("bf16")
@@ -85,7 +85,7 @@ def test_an_estimate_of_a_stored_model_counts_its_products(stored: str) -> None:
 
 
 def test_a_plan_of_a_stored_model_divides_its_repeated_layers(stored: str) -> None:
-    found = atoll.plan(stored, "h100", 4, global_batch=8)
+    found = atoll.plan(stored, "h100", 4, batch=8)
     assert found.certificate.proven
     assert found.best.layout.cp == 1
     assert not found.best.layout.sp
@@ -93,6 +93,6 @@ def test_a_plan_of_a_stored_model_divides_its_repeated_layers(stored: str) -> No
 
 def test_a_stored_model_keeps_its_sequence(stored: str) -> None:
     with pytest.raises(AtollError, match="captured with whole sequences"):
-        atoll.estimate(stored, "h100", 2, global_batch=4, cp=2)
+        atoll.estimate(stored, "h100", 2, batch=4, cp=2)
     with pytest.raises(AtollError, match="capture it again"):
-        atoll.estimate(stored, "h100", 1, global_batch=4, sequence=256)
+        atoll.estimate(stored, "h100", 1, batch=4, sequence=256)

@@ -273,7 +273,7 @@ def test_an_axis_without_another_value_has_no_reason() -> None:
 
 def test_gpt3_on_a_thousand_devices_is_at_least_as_good_as_published() -> None:
     """The layout of NVIDIA's dgxc-benchmarking, under our own model."""
-    run = make_run("gpt3-175b", "h100", 1024, global_batch=2048)
+    run = make_run("gpt3-175b", "h100", 1024, batch=2048)
     published = Layout(dp=32, tp=4, pp=8, vpp=12, schedule="interleaved")
     found = plan(run)
     assert found.certificate.proven

@@ -293,7 +293,7 @@ def test_context_parallelism_is_never_faster_at_equal_tokens_a_device(
     """Dividing the sequences of a microbatch changes no product; attention comes in more and
     smaller kernels whose results must be merged.
     """
-    run = make_run(model, device, 64 * tp * pp, global_batch=2048, sequence=sequence)
+    run = make_run(model, device, 64 * tp * pp, batch=2048, sequence=sequence)
     estimator = Estimator(run)
     for samples in (1, 2):
         times = [
@@ -351,17 +351,17 @@ def test_every_layer_lies_on_one_stage(blocks: int, others: int, pp: int, vpp: i
 
 @pytest.mark.parametrize("name", ["bert-large", "vit-b16", "gpt-j-6b", "gemma2-9b", "deepseek-v2"])
 def test_all_families_can_be_estimated(name: str) -> None:
-    run = make_run(name, "h100", 16, global_batch=512)
+    run = make_run(name, "h100", 16, batch=512)
     found = estimate(run, make_layout(run, tp=2, pp=2, microbatch=16, sp=False, recompute="full"))
     assert 0.01 < found.mfu < 0.8
     assert found.worst.weights > 0
 
 
 def test_devices_of_other_makers_take_their_own_network() -> None:
-    run = make_run("llama2-7b", "tpu-v5p", 16, global_batch=32, stack="xla")
+    run = make_run("llama2-7b", "tpu-v5p", 16, batch=32, stack="xla")
     assert run.network.name == "tpu-v5p"
     assert run.network == network("tpu-v5p")
-    assert make_run("llama2-7b", "v100", 8, global_batch=8).precision == "fp16"
+    assert make_run("llama2-7b", "v100", 8, batch=8).precision == "fp16"
     assert gpu("v100").half_dtype == "fp16"
 
 

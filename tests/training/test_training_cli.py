@@ -34,7 +34,7 @@ def atoll(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 def test_estimate_prints_the_promised_keys(atoll: Run) -> None:
     code, out, err = atoll(
         "estimate", "--model", "llama3-70b", "--device", "h100", "--devices", "512", "--tp", "8",
-        "--pp", "4", "--microbatch", "1", "--global-batch", "1024", "--seq", "8192",
+        "--pp", "4", "--microbatch", "1", "--batch", "1024", "--sequence", "8192",
         "--recompute", "selective", "--json",
     )  # fmt: skip
     assert (code, err) == (0, "")
@@ -54,20 +54,20 @@ def test_estimate_prints_the_promised_keys(atoll: Run) -> None:
 
 
 def test_estimate_for_people_shows_time_and_memory(atoll: Run) -> None:
-    code, out, _ = atoll(*ESTIMATE, "--global-batch", "64", "--recompute", "optimal")
+    code, out, _ = atoll(*ESTIMATE, "--batch", "64", "--recompute", "optimal")
     assert code == 0
     for words in ("tokens/s a device", "MFU", "optimizer", "needed of 80 GiB: fits", "recomputed"):
         assert words in out
 
 
 def test_estimate_says_when_a_layout_does_not_fit(atoll: Run) -> None:
-    code, out, _ = atoll(*ESTIMATE, "--global-batch", "64", "--microbatch", "4", "--zero", "0")
+    code, out, _ = atoll(*ESTIMATE, "--batch", "64", "--microbatch", "4", "--zero", "0")
     assert code == 0
     assert "DOES NOT FIT" in out
 
 
 def test_plan_prints_proof_runners_up_reasons_and_replay(atoll: Run) -> None:
-    code, out, err = atoll(*PLAN, "--global-batch", "32", *QUICK, "--json")
+    code, out, err = atoll(*PLAN, "--batch", "32", *QUICK, "--json")
     assert (code, err) == (0, "")
     shown = json.loads(out)
     assert shown["fits"]
@@ -77,7 +77,7 @@ def test_plan_prints_proof_runners_up_reasons_and_replay(atoll: Run) -> None:
     assert all(other["slower"] >= 0 for other in shown["runners_up"])
     assert {reason["axis"] for reason in shown["reasons"]} >= {"tp", "microbatch", "zero"}
     assert abs(shown["replay"]["difference"]) < 0.05
-    code, out, _ = atoll(*PLAN, "--global-batch", "32", *QUICK)
+    code, out, _ = atoll(*PLAN, "--batch", "32", *QUICK)
     assert code == 0
     for words in ("proven best of", "replayed pass by pass", "runners-up:", "why:"):
         assert words in out
@@ -88,19 +88,19 @@ def test_plan_prints_proof_runners_up_reasons_and_replay(atoll: Run) -> None:
     [
         ((*ESTIMATE, "--tp", "3"), "devices 16 is not a multiple of tp 3 x pp 1 x cp 1 = 3"),
         ((*ESTIMATE, "--dp", "5"), "make 5 devices, but 16 are given"),
-        ((*ESTIMATE, "--global-batch", "7"), "global batch 7 is not a multiple of dp 16"),
+        ((*ESTIMATE, "--batch", "7"), "global batch 7 is not a multiple of dp 16"),
         (
             ("estimate", "--model", "gpt2-xl", "--device", "h100", "--devices", "8", "--tp", "2"),
             "tp is 2, but does not divide the 25 attention heads of gpt2-xl; choose one of 1, 5",
         ),
-        ((*ESTIMATE, "--seq", "0"), "sequence is 0"),
+        ((*ESTIMATE, "--sequence", "0"), "sequence: expected more than 0, got 0"),
         ((*ESTIMATE, "--stack", "megatrom"), "did you mean megatron"),
-        ((*ESTIMATE, "--precision", "fp4"), "precision 'fp4' is not modelled"),
+        ((*ESTIMATE, "--precision", "fp4"), "precision: expected 'bf16', 'fp16' or 'fp8'"),
         ((*ESTIMATE, "--network", "dgx"), "network 'dgx' is not in the catalogue"),
         (("estimate", "--model", "llama9", "--device", "h100"), "llama9"),
         (("estimate", "--model", "llama2-7b", "--device", "h9"), "device 'h9' is not in the"),
-        ((*PLAN, "--global-batch", "32", "--zero", "7"), "zero: 7 is not one of 0, 1, 2, 3"),
-        ((*PLAN, "--global-batch", "7", "--pp", "1", "--tp", "1"), "no layout divides"),
+        ((*PLAN, "--batch", "32", "--zero", "7"), "zero: 7 is not known, known are 0, 1, 2, 3"),
+        ((*PLAN, "--batch", "7", "--pp", "1", "--tp", "1"), "no layout divides"),
         (("validate", "--data", "no-such.csv"), "no-such.csv: no such file"),
         (("validate", "--expect", "oom"), "is for files of training runs"),
     ],
@@ -119,7 +119,7 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
 def test_a_plan_is_printed_and_saved_before_an_export_fails(atoll: Run, tmp_path: Path) -> None:
     out, launch = tmp_path / "run", tmp_path / "train.toml"
     code, printed, err = atoll(
-        "plan", "--model", "gpt2-xl", "--device", "h100", "--devices", "16", "--global-batch", "32",
+        "plan", "--model", "gpt2-xl", "--device", "h100", "--devices", "16", "--batch", "32",
         "--tp", "1", *QUICK, "--json", "--export", "torchtitan", "--export-to", str(launch),
         "--out", str(out),
     )  # fmt: skip
@@ -134,7 +134,7 @@ def test_a_plan_is_printed_and_saved_before_an_export_fails(atoll: Run, tmp_path
 def test_a_plan_for_a_tool_comes_with_its_launch_file(atoll: Run, tmp_path: Path) -> None:
     launch = tmp_path / "train.toml"
     code, printed, err = atoll(
-        *PLAN[:2], "llama3-8b", *PLAN[3:], "--global-batch", "32", *QUICK, "--stack", "fsdp",
+        *PLAN[:2], "llama3-8b", *PLAN[3:], "--batch", "32", *QUICK, "--stack", "fsdp",
         "--export", "torchtitan", "--export-to", str(launch),
     )  # fmt: skip
     assert code == 0
@@ -144,13 +144,13 @@ def test_a_plan_for_a_tool_comes_with_its_launch_file(atoll: Run, tmp_path: Path
 
 
 def test_an_estimate_is_printed_before_an_export_fails(atoll: Run) -> None:
-    code, printed, err = atoll(*ESTIMATE, "--global-batch", "32", "--export", "torchtitan")
+    code, printed, err = atoll(*ESTIMATE, "--batch", "32", "--export", "torchtitan")
     assert code == 2
     assert "step " in printed
     assert err.startswith("atoll: export to torchtitan: ")
 
 
-@pytest.mark.parametrize("command", [ESTIMATE, (*PLAN, "--global-batch", "32")], ids=["one", "all"])
+@pytest.mark.parametrize("command", [ESTIMATE, (*PLAN, "--batch", "32")], ids=["one", "all"])
 def test_an_unknown_tool_is_refused_before_any_work(atoll: Run, command: tuple[str, ...]) -> None:
     code, printed, err = atoll(*command, "--export", "torchtitam")
     assert (code, printed, err.count("\n")) == (2, "", 1)
@@ -160,7 +160,7 @@ def test_an_unknown_tool_is_refused_before_any_work(atoll: Run, command: tuple[s
 def test_nothing_fits_is_one_sentence_too(atoll: Run) -> None:
     code, out, err = atoll(
         "plan", "--model", "llama3-70b", "--device", "a100-40", "--devices", "4",
-        "--global-batch", "64", "--cp", "1", "--microbatch", "1",
+        "--batch", "64", "--cp", "1", "--microbatch", "1",
     )  # fmt: skip
     assert (code, out) == (2, "")
     assert err.count("\n") == 1

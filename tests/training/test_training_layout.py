@@ -184,7 +184,7 @@ def test_data_parallelism_takes_the_devices_that_are_left() -> None:
     assert not make_layout(replace(run, sequence=1023), tp=2).sp
     with pytest.raises(AtollError, match=r"^devices 16 is not a multiple of tp 3 x pp 1 x cp 1 ="):
         make_layout(run, tp=3)
-    with pytest.raises(AtollError, match=r"^pp is 0, but must be a positive integer$"):
+    with pytest.raises(AtollError, match=r"^pp: expected more than 0, got 0$"):
         make_layout(run, pp=0)
 
 
@@ -193,23 +193,23 @@ def test_data_parallelism_takes_the_devices_that_are_left() -> None:
     [
         ({"model": "llama3-7b"}, "llama3-8b"),
         ({"device": "h10"}, "device 'h10' is not in the catalogue, did you mean h100"),
-        ({"stack": "megatrom"}, "stack 'megatrom' is not known, did you mean megatron"),
-        ({"states": "mix"}, "states 'mix' are not known"),
-        ({"precision": "fp4"}, "precision 'fp4' is not modelled"),
+        ({"stack": "megatrom"}, "stack: 'megatrom' is not known, did you mean megatron"),
+        ({"optimizer": "mix"}, "optimizer: states 'mix' are not known"),
+        ({"precision": "fp4"}, "precision: expected 'bf16', 'fp16' or 'fp8', got 'fp4'"),
         ({"device": "a100-80", "precision": "fp8"}, "device a100-80 has no fp8 matrix units"),
-        ({"attention": "flush"}, "attention 'flush' is not known, did you mean flash"),
+        ({"attention": "flush"}, "attention: expected 'flash', 'flash2', 'flash1' or 'unfused'"),
         ({"network": "dgx"}, "network 'dgx' is not in the catalogue"),
-        ({"devices": 0}, "devices is 0, but must be a positive integer"),
-        ({"global_batch": -4}, "global batch is -4, but must be a positive integer"),
-        ({"sequence": 0}, "sequence is 0, but must be a positive integer"),
-        ({"imbalance": 0.5}, "imbalance is 0.5, but must be 1 (even experts) or more"),
-        ({"imbalance": float("nan")}, "imbalance is nan"),
-        ({"imbalance": float("inf")}, "imbalance is inf"),
+        ({"devices": 0}, "devices: expected more than 0, got 0"),
+        ({"batch": -4}, "batch: expected more than 0, got -4"),
+        ({"sequence": 0}, "sequence: expected more than 0, got 0"),
+        ({"imbalance": 0.5}, "imbalance: expected at least 1.0, got 0.5"),
+        ({"imbalance": float("nan")}, "imbalance: expected a finite number, got nan"),
+        ({"imbalance": float("inf")}, "imbalance: expected a finite number, got inf"),
         ({"model": "gpt2-xl", "sequence": 2048}, "its position table ends at 1024"),
     ],
 )
 def test_a_run_is_refused_in_one_sentence(given: dict[str, object], words: str) -> None:
-    known = {"model": "llama2-7b", "device": "h100", "devices": 8, "global_batch": 8}
+    known = {"model": "llama2-7b", "device": "h100", "devices": 8, "batch": 8}
     with pytest.raises(AtollError) as caught:
         make_run(**(known | given))  # type: ignore[arg-type]
     assert words in str(caught.value)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import AtollError
+from atoll.questions import WaferQuestion
 from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.job import WaferJob
 from atoll.workload import build_model, load_config, zoo_names
 from atoll.workload.graph.layer import Layer
 
@@ -101,9 +101,9 @@ def test_parallel_post_norm_double_and_shared_expert_blocks_are_mapped(tmp_path,
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": kind, "vocab_size": 128, **fields})
     )
-    job = WaferJob(
+    job = WaferQuestion.of(
         wafer=str(small_file(tmp_path)), model=str(tmp_path), batch=8, sequence=64,
-        microbatches=(1, 2),
+        microbatch=(1, 2),
     )  # fmt: skip
     result = search_wafer(job)
     assert result.best.fits

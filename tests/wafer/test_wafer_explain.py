@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from atoll.cli import app
 from atoll.errors import AtollError
+from atoll.questions import WaferQuestion
 from atoll.report.plan_file import FORMAT
 from atoll.wafer.answer.explain import explain
 from atoll.wafer.answer.why import explain_wafer_result
 from atoll.wafer.api import search_wafer, write_wafer_result
 from atoll.wafer.encoding.mapping import from_dict
-from atoll.wafer.job import WaferJob
 from atoll.wafer.run import make_search, run_wafer_search
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options
@@ -40,9 +40,9 @@ def test_more_of_what_is_short_is_worth_more():
 
 
 def test_only_where_it_is_asked_for(tmp_path):
-    job = WaferJob(
+    job = WaferQuestion.of(
         wafer=str(small_file(tmp_path)), model=small_model(heads=8), batch=8, sequence=64,
-        microbatches=(1, 2), baselines=False,
+        microbatch=(1, 2), baselines=False,
     )  # fmt: skip
     assert run_wafer_search(job).to_dict()["explanation"] == []
     asked = run_wafer_search(replace(job, explain=True))
@@ -53,9 +53,9 @@ def test_only_where_it_is_asked_for(tmp_path):
 
 def test_a_wafers_folder_is_explained_with_what_more_of_each_resource_is_worth(tmp_path):
     """Also where the job did not ask: the stored mapping is priced again."""
-    job = WaferJob(
+    job = WaferQuestion.of(
         wafer=str(small_file(tmp_path)), model=small_model(heads=8), batch=8, sequence=64,
-        microbatches=(1, 2), dead_links=(((0, 0), (1, 0)),),
+        microbatch=(1, 2), dead_links=(((0, 0), (1, 0)),),
     )  # fmt: skip
     asked = run_wafer_search(replace(job, explain=True))
     folder = tmp_path / "run"
@@ -74,8 +74,8 @@ def test_a_wafers_folder_is_explained_with_what_more_of_each_resource_is_worth(t
 @pytest.mark.parametrize("change", ["gone", "slower"])
 def test_what_cannot_be_priced_again_is_said_beside_the_rest(tmp_path, change):
     wafer = small_file(tmp_path)
-    job = WaferJob(
-        wafer=str(wafer), model=small_model(heads=8), batch=8, sequence=64, microbatches=(1, 2),
+    job = WaferQuestion.of(
+        wafer=str(wafer), model=small_model(heads=8), batch=8, sequence=64, microbatch=(1, 2),
         baselines=False,
     )  # fmt: skip
     result = run_wafer_search(job).to_dict()
@@ -113,9 +113,9 @@ def test_stages_can_be_fixed(tmp_path):
 
 
 def test_the_zero_bubble_schedule_can_be_left_out(tmp_path):
-    job = WaferJob(
+    job = WaferQuestion.of(
         wafer=str(small_file(tmp_path)), model=small_model(heads=8), batch=8, sequence=64,
-        microbatches=(1,), stage_counts=(4,), baselines=False,
+        microbatch=(1,), stage_counts=(4,), baselines=False,
     )  # fmt: skip
     whole = run_wafer_search(job).best
     without = run_wafer_search(replace(job, ablations=("no-zero-bubble",))).best

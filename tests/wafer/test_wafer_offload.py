@@ -8,13 +8,14 @@ import pytest
 
 from atoll.fabric.mesh import Rectangle, snake
 from atoll.fabric.routes import journeys
+from atoll.questions import WaferQuestion
 from atoll.step.states import STATES
 from atoll.wafer.answer.draw import text_map, wafer_object
 from atoll.wafer.detailed import journey_rates_Bps, replay_mapping
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import away_paths, evaluate, in_flight
-from atoll.wafer.job import WaferJob
+from atoll.wafer.job import options_of
 from atoll.wafer.offload import Helpers, pairings
 from atoll.wafer.stages import Options, Planner
 
@@ -132,5 +133,5 @@ def test_pairs_are_other_stages_and_helpers_have_one_guest(stages):
 
 
 def test_the_ablation_switches_it_off():
-    assert WaferJob().options.offload
-    assert not WaferJob(ablations=("no-offload",)).options.offload
+    assert options_of(WaferQuestion.of()).offload
+    assert not options_of(WaferQuestion.of(ablations="no-offload")).offload

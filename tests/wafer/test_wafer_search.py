@@ -18,6 +18,8 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.fabric.mesh import snake
 from atoll.fabric.routes import route
 from atoll.hardware.accelerator import MIB
+from atoll.questions import JOBS, WaferQuestion
+from atoll.questions.ask import load_job
 from atoll.step.states import STATES
 from atoll.wafer.anneal import anneal, swap_stages
 from atoll.wafer.api import estimate_wafer, search_wafer
@@ -27,7 +29,6 @@ from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.encoding.moves import mutate
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.faults import Faults, map_around, sample_faults
-from atoll.wafer.job import WaferJob, load_wafer_job
 from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between
 from atoll.wafer.others.baselines import NAMES, run_baselines
 from atoll.wafer.search import WaferSearch
@@ -333,7 +334,7 @@ def test_a_bad_job_is_one_sentence_and_exit_code_2(tmp_path, text, words):
 
 
 def test_cluster_options_are_refused_with_a_wafer():
-    with pytest.raises(AtollError, match="this option is for clusters"):
+    with pytest.raises(AtollError, match="--devices: this is for chips"):
         CliRunner().invoke(
             app, ["search", "--wafer", "default", "--devices", "8"], catch_exceptions=False
         )
@@ -343,12 +344,14 @@ def test_every_example_job_can_be_read():
     jobs = sorted((EXAMPLES / "wafer-jobs").glob("*.yaml"))
     assert len(jobs) >= 8
     for path in jobs:
-        assert isinstance(load_wafer_job(path), WaferJob)
+        assert isinstance(load_job(path, JOBS), WaferQuestion)
 
 
 def test_states_are_chosen_by_name():
     wafer = Path(__file__).parents[1] / "contract" / "files" / "wafer.yaml"
-    job = WaferJob(str(wafer), small_model(), batch=4, sequence=24, stage_counts=(1,))
+    job = WaferQuestion.of(
+        wafer=str(wafer), model=small_model(), batch=4, sequence=24, stage_counts=1
+    )
     found = search_wafer(job, optimizer="fp32", baselines=False)
     assert found.best.mapping.optimizer == "fp32"
     less = search_wafer(job, optimizer="sgd", baselines=False)

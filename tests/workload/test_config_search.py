@@ -30,8 +30,8 @@ def test_a_published_configuration_is_searched_for(name: str, tmp_path: Path) ->
     length = config.sequence if config.patch_inputs else 128
     assert build_model(config, 1, length).parameters == PARAMETERS[name]
     result = atoll.search(
-        model=str(path), space=str(TINY), devices=64, global_batch=64, sequence=length,
-        microbatches=[1], tensor_widths=[1], baselines=False, tolerance=0.01,
+        model=str(path), space=str(TINY), devices=64, batch=64, sequence=length,
+        microbatch=[1], tp=[1], baselines=False, tolerance=0.01,
     )  # fmt: skip
     assert result.certificate.gap <= 0.01
     assert result.to_dict()["best"]["models"][0]["placement"]["step_time_s"] > 0

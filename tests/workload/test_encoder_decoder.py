@@ -247,7 +247,7 @@ def test_the_decoder_reduces_three_times_and_gathers_the_encoders_output() -> No
 
 def test_estimates_and_plans_divide_both_stacks() -> None:
     model = str(FOLDER / "t5-small.json")
-    run = {"model": model, "device": "h100", "devices": 4, "global_batch": 32}
+    run = {"model": model, "device": "h100", "devices": 4, "batch": 32}
     one = atoll.estimate(**run, microbatch=2).to_dict()
     four = atoll.estimate(**run, pp=4, microbatch=2, recompute="full").to_dict()
     assert one["step_time_s"] > 0 and four["step_time_s"] > 0

@@ -36,11 +36,11 @@ def file(folder: Path, name: str, **changes: object) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_model_of_each_kind_is_planned_and_searched(kind: str, tmp_path: Path) -> None:
     model = file(tmp_path, KINDS[kind])
-    plan = atoll.plan(model, "h100", 4, global_batch=8, sequence=128)
+    plan = atoll.plan(model, "h100", 4, batch=8, sequence=128)
     assert plan.best.to_dict()["step_time_s"] > 0
     result = atoll.search(
-        model=model, space=str(TINY), devices=4, global_batch=8, sequence=128,
-        microbatches=[1], tensor_widths=[1, 2], baselines=False, tolerance=0.01,
+        model=model, space=str(TINY), devices=4, batch=8, sequence=128,
+        microbatch=[1], tp=[1, 2], baselines=False, tolerance=0.01,
     )  # fmt: skip
     assert result.certificate.gap <= 0.01
 
@@ -48,7 +48,7 @@ def test_one_model_of_each_kind_is_planned_and_searched(kind: str, tmp_path: Pat
 def test_a_pipeline_may_be_cut_inside_a_period(tmp_path: Path) -> None:
     model = file(tmp_path, "qwen3_next", num_hidden_layers=12)
     found = atoll.estimate(
-        model, "h100", 8, global_batch=16, sequence=128, pp=8, microbatch=1, recompute="optimal"
+        model, "h100", 8, batch=16, sequence=128, pp=8, microbatch=1, recompute="optimal"
     )
     assert found.to_dict()["step_time_s"] > 0 and len(found.stages) == 8
 
@@ -56,10 +56,10 @@ def test_a_pipeline_may_be_cut_inside_a_period(tmp_path: Path) -> None:
 def test_the_sequence_of_a_state_is_not_divided(tmp_path: Path) -> None:
     model = file(tmp_path, "bamba")
     with pytest.raises(AtollError, match="blocks that carry a state along the sequence"):
-        atoll.estimate(model, "h100", 2, global_batch=8, sequence=128, cp=2)
+        atoll.estimate(model, "h100", 2, batch=8, sequence=128, cp=2)
     with pytest.raises(AtollError, match="does not divide the 8 heads of the state"):
         wide = file(tmp_path, "falcon_h1", num_attention_heads=16, mamba_d_ssm=96)
-        atoll.estimate(wide, "h100", 16, global_batch=16, sequence=128, tp=16)
+        atoll.estimate(wide, "h100", 16, batch=16, sequence=128, tp=16)
 
 
 @pytest.mark.parametrize("name", ["mamba2", "falcon_h1", "qwen3_next"])

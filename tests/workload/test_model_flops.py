@@ -72,8 +72,8 @@ def test_search_estimate_and_wafer_count_alike_and_stay_below_the_peak(
     space = tmp_path / "space.yaml"
     space.write_text(SPACE)
     found = atoll.search(
-        model=model, devices=1, global_batch=16, sequence=LONG, microbatches=[1],
-        tensor_widths=[1], space=str(space), baselines=False,
+        model=model, devices=1, batch=16, sequence=LONG, microbatch=[1],
+        tp=[1], space=str(space), baselines=False,
     )  # fmt: skip
     (chosen,) = found.best.plans
     peak = found.best.accelerator.peak_flops
@@ -81,7 +81,7 @@ def test_search_estimate_and_wafer_count_alike_and_stay_below_the_peak(
     assert 0.6 < chosen.mfu <= 1.0
     assert NOT_COUNTED in str(found)
 
-    run = atoll.estimate(model, "h100", 1, global_batch=16, sequence=LONG)
+    run = atoll.estimate(model, "h100", 1, batch=16, sequence=LONG)
     peak = run.run.gpu.peak_flops("bf16")
     assert run.mfu == pytest.approx(16 * flops / run.step.time_s / peak)
     assert run.mfu <= 1.0

@@ -130,8 +130,8 @@ def test_a_wider_layout_divides_it_and_brings_the_collectives(tmp_path: Path) ->
 def test_a_search_takes_it_where_it_takes_a_model(tmp_path: Path) -> None:
     file = written(tmp_path, model())
     result = atoll.search(
-        model=str(file), space=str(TINY), devices=8, global_batch=64, microbatches=[1, 4],
-        tensor_widths=[1, 2], baselines=False,
+        model=str(file), space=str(TINY), devices=8, batch=64, microbatch=[1, 4],
+        tp=[1, 2], baselines=False,
     )  # fmt: skip
     assert result.certificate.gap < 0.01
     assert atoll.describe_model(str(file), microbatch=2)["parameters"] == 6 * 2 * 256 * 1024
@@ -222,6 +222,6 @@ def test_an_unknown_vector_function_is_refused_by_the_search(tmp_path: Path) -> 
     given = changed("layers/0/forward/1/vectors/0/function", "mish")
     with pytest.raises(AtollError, match="'mish' has no cost; known functions: add"):
         atoll.search(
-            model=str(written(tmp_path, given)), space=str(TINY), devices=2, global_batch=4,
-            microbatches=[1], tensor_widths=[1], baselines=False,
+            model=str(written(tmp_path, given)), space=str(TINY), devices=2, batch=4,
+            microbatch=[1], tp=[1], baselines=False,
         )  # fmt: skip

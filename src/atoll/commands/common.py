@@ -10,12 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Annotated, Any
-
-import typer
-
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
+from typing import Any
 
 INTERRUPTED = 130
 """What a shell reports of a process that Ctrl-C ended."""
@@ -60,8 +55,3 @@ def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     else:
         show(value)
 
-
-def options_given(context: typer.Context) -> list[str]:
-    """Names of the options and arguments that stand on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]

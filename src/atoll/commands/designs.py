@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from collections.abc import Iterable
 
 from atoll import printing
-from atoll.commands.common import JsonFlag, answer
+from atoll.commands.common import answer
 from atoll.errors import AtollError
+from atoll.questions import DesignsQuestion
 
 
-def designs(
-    folder: Annotated[Path, typer.Argument(help="Folder that `atoll search --out` writes.")],
-    where: Annotated[
-        list[str] | None,
-        typer.Option(help='Filter: "width=128", "area_mm2<=200", "score>=1000"; repeatable.'),
-    ] = None,
-    sort: Annotated[str, typer.Option(help="Column to sort by.")] = "score",
-    limit: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
-    offset: Annotated[int, typer.Option(min=0, help="Rows to skip.")] = 0,
-    front: Annotated[
-        str | None, typer.Option(help="Only the front of score against this column.")
-    ] = None,
-    parquet: Annotated[
-        Path | None, typer.Option(help="Write every design to this Parquet file.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """List what a search has evaluated, also while it runs."""
+def designs(question: DesignsQuestion, as_json: bool) -> None:
     from dataclasses import asdict
 
     from atoll.store import RunReader
     from atoll.store.parquet import export_parquet
 
-    with RunReader(folder) as reader:
-        filters = _filters(where or [])
+    with RunReader(question.folder) as reader:
+        filters = _filters(question.where)
+        limit, offset = question.limit, question.offset
         rows = (
-            reader.designs(filters, sort=sort, limit=limit, offset=offset)
-            if front is None
-            else reader.front(front, filters)[offset : offset + limit]
+            reader.designs(filters, sort=question.sort, limit=limit, offset=offset)
+            if question.front is None
+            else reader.front(question.front, filters)[offset : offset + limit]
         )
         status = reader.status()
         shown = {
@@ -48,13 +30,14 @@ def designs(
             "count": reader.count(filters),
             "designs": rows,
         }
-        if parquet is not None:
-            shown["parquet"] = {"file": str(parquet), "rows": export_parquet(reader, parquet)}
+        if question.parquet is not None:
+            rows_written = export_parquet(reader, question.parquet)
+            shown["parquet"] = {"file": str(question.parquet), "rows": rows_written}
     answer(shown, as_json, printing.print_designs)
 
 
 def _filters(
-    texts: list[str],
+    texts: Iterable[str],
 ) -> dict[str, float | str | tuple[float | None, float | None]]:
     found: dict[str, float | str | tuple[float | None, float | None]] = {}
     for text in texts:

@@ -4,46 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from atoll.commands.common import JsonFlag, print_json
+from atoll.commands.common import print_json
 from atoll.errors import AtollError
-
-Folder = Annotated[
-    Path, typer.Argument(help="Folder that `atoll search --out` or `atoll plan --out` wrote.")
-]
+from atoll.questions import ReportQuestion, TraceQuestion
 
 
-def report(
-    folder: Folder,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write; default: report.html in the folder.")
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Draw an answer: one HTML file that opens offline in any browser.
-
-    The answer with its proof, the chip to scale, every chip of the space, where the time goes,
-    schedules, the pipeline, memory, and what a little more of each part would be worth.
-    """
+def report(question: ReportQuestion, as_json: bool) -> None:
     from atoll.report import write_report
 
-    _wrote(write_report(folder, out), as_json)
+    _wrote(write_report(question.folder, question.out), as_json)
 
 
-def trace(
-    folder: Folder,
-    out: Annotated[Path | None, typer.Option(help="Default: trace.json in the folder.")] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Write a step as a Chrome trace, which Perfetto and chrome://tracing open."""
+def trace(question: TraceQuestion, as_json: bool) -> None:
     from atoll.report import open_folder, plan_trace, search_trace, write_trace
     from atoll.report.trace import check_trace_path
 
+    folder = question.folder
     source = open_folder(folder)
-    path = folder / "trace.json" if out is None else out
+    path = question.out or folder / "trace.json"
     check_trace_path(path)
     with source.read_whole():
         planned = source.kind in ("plan", "estimate")

@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from atoll.errors import AtollError
+from atoll.questions import ServeQuestion
 
 
-def serve(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders that `atoll search --out` or `atoll plan --out` writes, or that hold "
-            "such folders.",
-            show_default=False,
-        ),
-    ],
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8737,
-    host: Annotated[
-        str, typer.Option(help="Address to bind; off loopback every request needs a token.")
-    ] = "127.0.0.1",
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ATOLL_TOKEN",
-            help="The token to ask for; default: none on loopback, a new one elsewhere.",
-            show_envvar=True,
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another host name to answer to; repeatable.")
-    ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
-) -> None:
-    """Explore stored runs in a browser, also while a search is writing them. Reads only.
-
-    Example: atoll serve runs/mine runs/other
-    """
+def serve(question: ServeQuestion) -> None:
     from atoll.serve.server import Explorer
 
-    if token is not None and len(token) < 8:
-        raise AtollError("token: expected at least 8 characters; leave it out to have one made.")
+    if question.token is None and (secret := os.environ.get("ATOLL_TOKEN")):
+        question = question.changed(token=secret)
     explorer = Explorer(
-        folders, host=host, port=port, token=token, allow_hosts=allow_host or ()
+        question.folders,
+        host=question.host,
+        port=question.port,
+        token=question.token,
+        allow_hosts=question.allow_host,
     )
     explorer.warm()
     for other in explorer.left_out:
@@ -54,7 +26,7 @@ def serve(
     print(explorer.address, flush=True)
     if sys.stderr.isatty():
         print("Ctrl-C ends it.", file=sys.stderr)
-    if open_browser:
+    if question.open:
         import webbrowser
 
         webbrowser.open(explorer.address)

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from atoll.explore.job import Job
 from atoll.explore.scope import Scope
 from atoll.hardware.accelerator import Accelerator, accelerator_dict
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
 from atoll.profiles import get_profile
+from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate, times
 from atoll.units import counted, format_mfu, format_seconds
 
@@ -91,7 +91,7 @@ class Design:
 class SearchResult:
     """The answer to a job."""
 
-    job: Job
+    job: SearchQuestion
     best: Design
     score: float
     certificate: Certificate

@@ -20,14 +20,13 @@ from atoll.explore.evolve import evolve_search
 from atoll.explore.exact import exact_search
 from atoll.explore.files import check_folder, write_result
 from atoll.explore.finder import Finder
-from atoll.explore.job import Job
 from atoll.explore.journal import Journal
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.result import Design, SearchResult
-from atoll.explore.scope import Scope
+from atoll.explore.scope import Scope, open_space
 from atoll.explore.stop import Stop
 from atoll.explore.stored import open_run
 from atoll.explore.workloads import Variant, Variants, make_variants, make_workload
@@ -38,6 +37,7 @@ from atoll.phaze.strategy import visit_buckets
 from atoll.placement.placer import Times
 from atoll.profile import Profile
 from atoll.profiles import get_profile
+from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
 from atoll.step.states import load_states
 from atoll.stopping import Asked, StoppedError, go_on, never
@@ -54,7 +54,7 @@ _SAME = 1e-9  # relative: two numbers that are the same to rounding
 
 
 def run_search(
-    job: Job,
+    job: SearchQuestion,
     progress: Progress | None = None,
     *,
     out: Path | None = None,
@@ -71,12 +71,12 @@ def run_search(
     """
     began = time.monotonic()
     stop = stop or Stop()
-    stop.limit(job.time_limit_s)
+    stop.limit(job.time_limit)
     if out is not None:
         check_folder(out)
     runs = _runs_beside(job, beside)  # a name that is not known ends it here, not after the search
     compile_in_background()
-    space, scope = job.open_space()
+    space, scope = open_space(job)
     with _nothing_yet(stop):
         setting, variants = prepare_search(job, stop=stop)
         scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
@@ -97,7 +97,7 @@ def run_search(
         set_threads(before)
 
 
-def _runs_beside(job: Job, devices: Sequence[str]) -> dict[str, Run]:
+def _runs_beside(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
     """The job's (first) model on other devices, each with its own network and software."""
     model = job.models[0]
     return {
@@ -105,9 +105,9 @@ def _runs_beside(job: Job, devices: Sequence[str]) -> dict[str, Run]:
             model.name,
             name,
             job.devices,
-            global_batch=model.global_batch or job.global_batch,
+            batch=model.batch or job.batch,
             sequence=model.sequence,
-            states=job.optimizer or get_profile(job.profile).optimizer,
+            optimizer=job.optimizer or get_profile(job.profile).optimizer,
         )
         for name in devices
     }
@@ -142,7 +142,7 @@ def _nothing_yet(stop: Stop) -> Iterator[None]:
 class _Road:
     """From a prepared job to its answer."""
 
-    job: Job
+    job: SearchQuestion
     space: Space | ProductSpace
     scope: Scope
     setting: Setting
@@ -285,7 +285,7 @@ def _timed(phases: dict[str, float], name: str, since: float) -> float:
 
 
 def prepare_search(
-    job: Job, profile: Profile | None = None, stop: Asked = never
+    job: SearchQuestion, profile: Profile | None = None, stop: Asked = never
 ) -> tuple[Setting, Variants]:
     """The network, optimizer and profile; and the models at every microbatch and width."""
     profile = profile or get_profile(job.profile)
@@ -298,21 +298,21 @@ def prepare_search(
         zero=job.zero,
     )
     workloads = [
-        make_workload(model.name, model.global_batch or job.global_batch, model.sequence)
+        make_workload(model.name, model.batch or job.batch, model.sequence)
         for model in job.models
     ]
     variants = make_variants(
-        workloads, job.microbatches, job.tensor_widths, job.devices, job.recompute, profile, stop
+        workloads, job.microbatch, job.tp, job.devices, job.recompute, profile, stop
     )
     return setting, variants
 
 
-def left_out_notes(job: Job, variants: Variants) -> list[str]:
+def left_out_notes(job: SearchQuestion, variants: Variants) -> list[str]:
     """The job's microbatches that some model's batch leaves no room for."""
     notes = []
     for index, workload in enumerate(variants.workloads):
         tried = {variants.variants[v].microbatch for v in variants.of(index)}
-        left = [str(size) for size in sorted(set(job.microbatches) - tried)]
+        left = [str(size) for size in sorted(set(job.microbatch) - tried)]
         if left:
             notes.append(
                 f"microbatch {', '.join(left)} left out: not a divisor of {workload.name}'s batch "
@@ -322,7 +322,7 @@ def left_out_notes(job: Job, variants: Variants) -> list[str]:
 
 
 def make_objective(
-    job: Job,
+    job: SearchQuestion,
     space: Space | ProductSpace,
     setting: Setting,
     variants: Variants,
@@ -343,9 +343,9 @@ def make_objective(
 
 
 def _reference_samples(
-    job: Job, space: Space | ProductSpace, setting: Setting, index: int, stop: Stop
+    job: SearchQuestion, space: Space | ProductSpace, setting: Setting, index: int, stop: Stop
 ) -> float:
-    alone = replace(job, models=(job.models[index],))
+    alone = job.changed(model=(job.models[index],))
     _, variants = prepare_search(alone, stop=stop)
     objective = Objective.single(variants.workloads[0].global_batch)
     chip = reference_space(space)
@@ -361,7 +361,7 @@ def _reference_samples(
 
 
 def _remarks(
-    job: Job, baselines: Mapping[str, Baseline], score: float, best: Design
+    job: SearchQuestion, baselines: Mapping[str, Baseline], score: float, best: Design
 ) -> dict[str, str]:
     """What keeps a baseline from being the answer, where it is not its score."""
     area_mm2, power_W = _limits(job)
@@ -387,11 +387,11 @@ def _remarks(
     return remarks
 
 
-def _limits(job: Job) -> tuple[float | None, float | None]:
+def _limits(job: SearchQuestion) -> tuple[float | None, float | None]:
     """Area and power that no design may exceed, by the job or by its space."""
     own = Limits() if job.space == "phaze" else read_space(job.space).limits
-    area = [v for v in (job.max_area_mm2, own.max_area_mm2) if v is not None]
-    power = [v for v in (job.max_power_W, own.max_power_W) if v is not None]
+    area = [v for v in (job.max_area, own.max_area_mm2) if v is not None]
+    power = [v for v in (job.max_power, own.max_power_W) if v is not None]
     return min(area, default=None), min(power, default=None)
 
 
@@ -411,7 +411,7 @@ def _ranked(outcome: Outcome, objective: Objective, chosen: int) -> list[int]:
 
 
 def _certificate(
-    search: Search, outcome: Outcome, job: Job, architectures: int, score: float
+    search: Search, outcome: Outcome, job: SearchQuestion, architectures: int, score: float
 ) -> Certificate:
     frontier = outcome.frontier
     designs, number = np.unique(frontier.chips.design, return_inverse=True)
@@ -446,7 +446,7 @@ def _certificate(
 
 
 def check_memory(
-    job: Job, scope: Scope, setting: Setting, variants: Variants, stop: Asked
+    job: SearchQuestion, scope: Scope, setting: Setting, variants: Variants, stop: Asked
 ) -> None:
     """Refuse a model that fits no chip's memory, before anything is priced.
 
@@ -466,7 +466,9 @@ def check_memory(
             raise _no_room(job, scope, workload.name, own)
 
 
-def _no_room(job: Job, scope: Scope, model: str, own: Sequence[Variant]) -> InfeasibleError:
+def _no_room(
+    job: SearchQuestion, scope: Scope, model: str, own: Sequence[Variant]
+) -> InfeasibleError:
     """Say what the largest part of memory is, and the way out."""
     profile = get_profile(job.profile)
     held_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
@@ -480,7 +482,7 @@ def _no_room(job: Job, scope: Scope, model: str, own: Sequence[Variant]) -> Infe
     )
 
 
-def _nothing_fits(job: Job, scope: Scope, variants: Variants) -> AtollError:
+def _nothing_fits(job: SearchQuestion, scope: Scope, variants: Variants) -> AtollError:
     # Every model fits the largest memory of the space, but no chip has it for all of them.
     names = ", ".join(workload.name for workload in variants.workloads)
     return _no_room(job, scope, names, variants.variants)

@@ -12,7 +12,8 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware import ProductSpace, Space, phaze_space, read_space
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.widened import RETICLE_MM2, widened_space
-from atoll.profile import Profile
+from atoll.profiles import get_profile
+from atoll.questions import SearchQuestion
 from atoll.units import format_bandwidth, format_bytes
 
 DEFAULT_SPACE = "phaze"
@@ -48,14 +49,10 @@ class Scope:
         }
 
 
-def open_space(
-    name: str,
-    profile: Profile,
-    hbm_capacities_bytes: Sequence[int] = (),
-    max_area_mm2: float | None = None,
-    max_power_W: float | None = None,
-) -> tuple[Space | ProductSpace, Scope]:
-    """The space of that name (or file) under a job's limits; a large one is not built."""
+def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
+    """The space of a job under its limits, and what it covers; a large one is not built."""
+    name, profile = job.space, get_profile(job.profile)
+    max_area_mm2, max_power_W = job.max_area, job.max_power
     notes: list[str] = []
     if name == DEFAULT_SPACE:
         space = phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
@@ -63,20 +60,32 @@ def open_space(
         if profile.widens_space and max_area_mm2 is not None and max_area_mm2 > largest_mm2:
             space = widened_space(max_area_mm2)
             notes.append(_widened_note(largest_mm2, max_area_mm2))
-        options = chosen_hbm(space.name, space.hbm_options, hbm_capacities_bytes)
+        options = chosen_hbm(space.name, space.hbm_options, job.hbm)
         allowed = np.ones((len(space), len(options)), np.bool_)
         space = replace(space, hbm_options=options, hbm_allowed=allowed)
     else:
         described = read_space(name)
-        options = chosen_hbm(described.name, described.hbm_options, hbm_capacities_bytes)
+        options = chosen_hbm(described.name, described.hbm_options, job.hbm)
         described = replace(described, hbm_options=options)
         if not described.resident:
+            _refuse_whole(job, described)
             return _large(described, max_area_mm2, max_power_W)
         try:
             space = described.build()
         except AtollError as error:
             raise type(error)(f"{name}: {error}") from None
     return _restricted(space, max_area_mm2, max_power_W, notes)
+
+
+def _refuse_whole(job: SearchQuestion, space: ProductSpace) -> None:
+    """Refuse what needs a large space as a whole."""
+    exact_front = job.pareto and job.strategy != "evolve"
+    for name, given in (("pareto", exact_front), ("strategy", job.strategy == "phaze")):
+        if given:
+            raise AtollError(
+                f"job: {name}: not with a space of {len(space):,} points: {name} needs the whole "
+                "space in memory; shorten a list."
+            )
 
 
 def _widened_note(largest_mm2: float, max_area_mm2: float) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 class Stop:
     """Asked between pieces of work: `stop()` is true once the search has to end."""
 
-    def __init__(self, time_limit_s: float = inf) -> None:
-        self._began = time.monotonic()
+    def __init__(self, time_limit_s: float = inf, began: float | None = None) -> None:
+        self._began = time.monotonic() if began is None else began
         self._deadline = self._began + time_limit_s
         self.signal = 0
         """The signal that asked, if one did."""

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from atoll.cost.chips import Chips
 from atoll.errors import InfeasibleError
 from atoll.explore.energy import StepEnergy, energy_per_token_J
-from atoll.explore.job import Job
 from atoll.explore.journal import Evaluation, Found, Journal, Key
 from atoll.explore.result import SearchResult
 from atoll.explore.workloads import Variants
@@ -24,6 +23,7 @@ from atoll.hardware import Network, ProductSpace, Space, load_network
 from atoll.hardware.space import ARRAYS
 from atoll.identity import this_code
 from atoll.profile import Profile
+from atoll.questions import SearchQuestion
 from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint
 
 FloatArray = NDArray[np.float64]
@@ -144,7 +144,7 @@ class StoredJournal(Journal):
 @contextmanager
 def open_run(
     folder: Path,
-    job: Job,
+    job: SearchQuestion,
     space: Space | ProductSpace,
     variants: Variants,
     profile: Profile,
@@ -193,7 +193,7 @@ def _found(plan: Mapping[str, Any]) -> Found:
 
 
 def identity(
-    job: Job,
+    job: SearchQuestion,
     space: Mapping[str, Any],
     network: Network,
     variants: Variants,
@@ -204,7 +204,7 @@ def identity(
     Limits on time, baselines, the front and the number of workers change none.
     """
     told = job.to_dict()
-    for name in ("models", "time_limit_s", "pareto", "baselines", "evaluations"):
+    for name in ("models", "sequence", "time_limit_s", "pareto", "baselines", "evaluations"):
         del told[name]
     if job.strategy != "evolve":
         del told["seed"]

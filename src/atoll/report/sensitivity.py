@@ -16,22 +16,23 @@ import numpy as np
 from atoll.explore.baselines import space_of
 from atoll.explore.branch_and_bound import Search
 from atoll.explore.exact import exact_search
-from atoll.explore.job import Job
 from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.run import make_objective, prepare_search
+from atoll.explore.scope import open_space
 from atoll.explore.workloads import Variants
 from atoll.hardware import Accelerator, ProductSpace, Space, accelerator_area_mm2
 from atoll.hardware.accelerator import MIB, accelerator_of
+from atoll.questions import SearchQuestion
 
 TOLERANCE = 1e-4
 LINK = "link bandwidth"
 
 
-def sensitivity(content: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def sensitivity(content: Mapping[str, Any], job: SearchQuestion) -> dict[str, Any]:
     """The best chip of a search and its neighbours, as the report draws them."""
     chip = accelerator_of(content["best"]["accelerator"])
-    space = job.load_space()
+    space = open_space(job)[0]
     setting, variants = prepare_search(job)
     objective = make_objective(job, space, setting, variants)
     own_area = accelerator_area_mm2(chip)

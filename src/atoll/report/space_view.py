@@ -18,9 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from atoll.errors import AtollError
 from atoll.explore.branch_and_bound import Search
-from atoll.explore.job import Job, ModelJob
 from atoll.explore.run import make_objective, prepare_search
+from atoll.explore.scope import open_space
 from atoll.hardware import Space
+from atoll.questions import SearchQuestion
 from atoll.store import RunReader
 
 PARAMETERS = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")
@@ -31,15 +32,9 @@ MOST_POINTS = 40_000
 """Drawn at once; of a larger space only evaluated designs are, the best first."""
 
 
-def job_of(content: Mapping[str, Any]) -> Job:
+def job_of(content: Mapping[str, Any]) -> SearchQuestion:
     """The job as result.json states it; refused where a file that it names is gone."""
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in content["job"].items()
-        if name != "models"
-    }
-    models = tuple(ModelJob(**entry) for entry in content["job"]["models"])
-    return Job(**given, models=models)
+    return SearchQuestion.from_dict(content["job"])
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> _Stored | None:
 def _reopened(content: Mapping[str, Any]) -> Search | None:
     """The search at its beginning: the roofline of every chip. None for a space outside memory."""
     job = job_of(content)
-    space = job.load_space()
+    space = open_space(job)[0]
     if not isinstance(space, Space) or len(space) > MOST_POINTS:
         return None
     setting, variants = prepare_search(job)

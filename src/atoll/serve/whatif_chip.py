@@ -20,14 +20,15 @@ from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
 from atoll.explore.evaluate import Priced
 from atoll.explore.finder import model_plan
-from atoll.explore.job import Job, ModelJob
 from atoll.explore.layouts import Setting
 from atoll.explore.run import prepare_search
+from atoll.explore.scope import open_space
 from atoll.explore.stored import space_identity
 from atoll.explore.workloads import Variants, make_variants, make_workload
 from atoll.hardware import ProductSpace, Space
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.identity import code_words, this_code
+from atoll.questions import SearchQuestion
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
 from atoll.step.parts import in_words
 from atoll.store import fingerprint
@@ -58,7 +59,7 @@ class ChipWhatIf:
     def __init__(self, identity: Mapping[str, Any]) -> None:
         self._identity = identity
         self._lock = threading.Lock()
-        self._opened: tuple[Job, Space | ProductSpace, Setting] | None = None
+        self._opened: tuple[SearchQuestion, Space | ProductSpace, Setting] | None = None
         self._variants: dict[tuple[int, int, int], Variants] = {}
         self._times: dict[tuple[Any, ...], PassTimes] = {}
 
@@ -68,7 +69,7 @@ class ChipWhatIf:
             job, _, setting = self._open()
             plan = _plan(design, model)
             workload = make_workload(job.models[model].name, 1)
-            batch = job.models[model].global_batch or job.global_batch
+            batch = job.models[model].batch or job.batch
             wide = widths(workload.config, (1, 2, 4, 8, 16, 32))
             small = [2**power for power in range(8) if batch % 2**power == 0]
             sliders = [
@@ -100,16 +101,16 @@ class ChipWhatIf:
 
     # --- The run ----------------------------------------------------------------------------------
 
-    def _open(self) -> tuple[Job, Space | ProductSpace, Setting]:
+    def _open(self) -> tuple[SearchQuestion, Space | ProductSpace, Setting]:
         if self._opened is None:
             job = job_of(self._identity)
-            space = job.load_space()
+            space = open_space(job)[0]
             content = space_identity(space) if isinstance(space, Space) else space.identity()
             if fingerprint(content) != fingerprint(self._identity["space_content"]):
                 raise AtollError(
                     f"space: {job.space} is not what it was when the run was searched."
                 )
-            setting, variants = prepare_search(replace(job, microbatches=(1,)))
+            setting, variants = prepare_search(job.changed(microbatch=1))
             for workload, known in zip(variants.workloads, self._identity["models"], strict=True):
                 if fingerprint({"config": repr(workload.config)}) != known["config"]:
                     raise AtollError(
@@ -131,7 +132,7 @@ class ChipWhatIf:
         if key not in self._variants:
             job, _, setting = self._open()
             told = job.models[model]
-            batch = told.global_batch or job.global_batch
+            batch = told.batch or job.batch
             workload = make_workload(told.name, batch, told.sequence)
             made = make_variants(
                 [workload], [microbatch], [tensor], 2**30, job.recompute, setting.profile
@@ -220,21 +221,12 @@ class ChipWhatIf:
         return space.designs(np.array([number]))[0].accelerator(0, hbm)
 
 
-def job_of(identity: Mapping[str, Any]) -> Job:
+def job_of(identity: Mapping[str, Any]) -> SearchQuestion:
     """The job that a store was searched for, as far as evaluations depend on it."""
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in identity.items()
-        if name not in ("models", "space_content", "network_content", *CODE)
-    }
-    try:
-        models = tuple(
-            ModelJob(m["name"], m["weight"], m["global_batch"], m["sequence"])
-            for m in identity["models"]
-        )
-        return Job(models=models, **given)
-    except (TypeError, KeyError):
-        raise AtollError("job: written by another version of atoll; search it again.") from None
+    apart = ("models", "space_content", "network_content", *CODE)
+    given = {name: value for name, value in identity.items() if name not in apart}
+    models = [{n: v for n, v in told.items() if n != "config"} for told in identity["models"]]
+    return SearchQuestion.from_dict(given | {"models": models})
 
 
 def _plan(design: Mapping[str, Any], model: int) -> Mapping[str, Any]:

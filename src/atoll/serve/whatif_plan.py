@@ -93,14 +93,18 @@ class PlanWhatIf:
     def _open(self) -> Run:
         if self._run is None:
             told = self._content
-            named = ("network", "stack", "states", "precision", "attention", "imbalance")
+            named = {"network", "stack", "precision", "attention", "imbalance", "states"}
             self._run = make_run(
                 told["model"],
                 told["device"],
                 told["devices"],
-                global_batch=told["global_batch"],
+                batch=told["global_batch"],
                 sequence=told["sequence"],
-                **{name: told[name] for name in named if told.get(name) is not None},
+                **{
+                    "optimizer" if name == "states" else name: told[name]
+                    for name in named
+                    if told.get(name) is not None
+                },
             )
         return self._run
 

@@ -2,73 +2,64 @@
 
 from __future__ import annotations
 
-from math import inf
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
-from atoll.step.layout import Layout, check_positive
+from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
+from atoll.step.layout import Layout
 from atoll.step.states import load_states
 from atoll.training.layers import block_names, experts_of
 from atoll.training.run import Run
+from atoll.training.space import Axes
 from atoll.training.stack import load_stack
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
 from atoll.workload.prepare import prepare
 from atoll.workload.shard import widths
 from atoll.workload.stored import StoredModel
-from atoll.yamlfile import suggestion
 
-ATTENTION = ("flash", "flash2", "flash1", "unfused")
+if TYPE_CHECKING:
+    from atoll.questions.keywords import LayoutFields, RunFields
+
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # of tensor parallelism, tried on captured models
-PRECISIONS = ("bf16", "fp16", "fp8")
+AXES = {a.name: "order" if a.name == "schedule" else a.name for a in fields(Axes) if a.name != "sp"}
+"""Of a plan, and the fields of its question."""
 
 
-def make_run(
-    model: str,
-    device: str,
-    devices: int,
-    *,
-    global_batch: int,
-    sequence: int | None = None,
-    network: str | None = None,
-    stack: str | None = None,
-    states: str = "mixed",
-    precision: str | None = None,
-    attention: str = "flash",
-    imbalance: float = 1.0,
-) -> Run:
+def make_run(model: str, device: str, devices: int, **given: Unpack[RunFields]) -> Run:
     """A run by names: the model of the zoo or a file, the device and its network likewise."""
-    given = load_model(model)
+    return run_of(RunQuestion.of(model=model, device=device, devices=devices, **given))
+
+
+def run_of(asked: RunQuestion) -> Run:
+    """The run that a question is about."""
+    given = load_model(asked.model)
     config = _stand_in(given) if isinstance(given, StoredModel) else given
-    gpu = load_device(device)
-    length = config.sequence if sequence is None else sequence
-    check_positive(devices=devices, global_batch=global_batch, sequence=length)
+    gpu = load_device(asked.device)
+    length = config.sequence if asked.sequence is None else asked.sequence
     if config.positions == "learned" and length > config.max_sequence:
         raise AtollError(
             f"{config.name}: sequence is {length}, but its position table ends at "
             f"{config.max_sequence}"
         )
-    chosen = precision or gpu.half_dtype
-    if chosen not in PRECISIONS:
-        raise AtollError(f"precision {chosen!r} is not modelled{suggestion(chosen, PRECISIONS)}")
-    gpu.peak_flops(chosen)
-    if attention not in ATTENTION:
-        raise AtollError(f"attention {attention!r} is not known{suggestion(attention, ATTENTION)}")
-    if not 1 <= imbalance < inf:
-        raise AtollError(f"imbalance is {imbalance!r}, but must be 1 (even experts) or more")
+    precision = asked.precision or gpu.half_dtype
+    gpu.peak_flops(precision)
     return Run(
         model=config,
         gpu=gpu,
-        network=load_network(network or gpu.network),
-        devices=devices,
+        network=load_network(asked.network or gpu.network),
+        devices=asked.devices,
         sequence=length,
-        global_batch=global_batch,
-        stack=load_stack(stack or gpu.stack),
-        states=load_states(states),
-        precision=chosen,
-        attention=attention,
-        imbalance=imbalance,
+        global_batch=asked.batch,
+        stack=load_stack(asked.stack or gpu.stack),
+        states=load_states(asked.optimizer),
+        precision=precision,
+        attention=asked.attention,
+        imbalance=asked.imbalance,
         stored=given if isinstance(given, StoredModel) else None,
     )
 
@@ -98,52 +89,46 @@ def _stand_in(stored: StoredModel) -> ModelConfig:
     )
 
 
-def make_layout(
-    run: Run,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
-    etp: int | None = None,
-    dp: int | None = None,
-    vpp: int = 1,
-    microbatch: int = 1,
-    sp: bool | None = None,
-    zero: int = 1,
-    hsdp: int = 1,
-    recompute: str = "none",
-    schedule: str | None = None,
-) -> Layout:
+def make_layout(run: Run, **given: Unpack[LayoutFields]) -> Layout:
     """A layout; data parallelism takes the devices that the other axes leave."""
-    check_positive(tp=tp, pp=pp, cp=cp, etp=tp if etp is None else etp)
+    return layout_of(run, LayoutQuestion.of(**given))
+
+
+def layout_of(run: Run, asked: LayoutQuestion) -> Layout:
+    """The layout of a run that a question is about."""
+    tp, pp, cp = asked.tp, asked.pp, asked.cp
     ranks = tp * pp * cp
-    if dp is None:
-        if run.devices % ranks:
-            raise AtollError(
-                f"devices {run.devices} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {ranks}"
-            )
-        dp = run.devices // ranks
-    if run.stored is not None and (cp > 1 or (sp and tp > 1)):
+    if asked.dp is None and run.devices % ranks:
+        raise AtollError(
+            f"devices {run.devices} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {ranks}"
+        )
+    if run.stored is not None and (cp > 1 or (asked.sp and tp > 1)):
         raise AtollError(
             f"{run.model.name} was captured with whole sequences: cp must be 1 and sequence "
             "parallelism off"
         )
-    if run.stored is not None and etp not in (None, tp):
+    if run.stored is not None and asked.etp not in (None, tp):
         raise AtollError(f"{run.model.name} was captured: its experts have the tensor width tp")
-    divided = (run.sequence // cp) % tp == 0
+    divided = (run.sequence // cp) % tp == 0 and run.stored is None
     return Layout(
-        dp=dp,
+        dp=asked.dp or run.devices // ranks,
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=ep,
-        etp=etp or tp,
-        vpp=vpp,
-        microbatch=microbatch,
-        sp=(tp > 1 and divided and run.stored is None) if sp is None else sp and tp > 1,
-        zero=zero,
-        hsdp=hsdp,
-        recompute=recompute,
-        schedule=schedule or ("interleaved" if vpp > 1 else "1f1b"),
+        ep=asked.ep,
+        etp=asked.etp or tp,
+        vpp=asked.vpp,
+        microbatch=asked.microbatch,
+        sp=tp > 1 and (divided if asked.sp is None else asked.sp),
+        zero=asked.zero,
+        hsdp=asked.hsdp,
+        recompute=asked.recompute,
+        schedule=asked.order or ("interleaved" if asked.vpp > 1 else "1f1b"),
     )
+
+
+def axes_of(asked: PlanQuestion, usual: Mapping[str, tuple[Any, ...]]) -> Axes:
+    """The values that a plan tries: as `usual` on axes of which the question says nothing."""
+    named = {axis: getattr(asked, field) for axis, field in AXES.items()}
+    said = {axis for axis, field in AXES.items() if field in asked.model_fields_set}
+    return Axes(**named | {axis: v for axis, v in usual.items() if axis not in said})

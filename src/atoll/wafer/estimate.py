@@ -17,12 +17,13 @@ from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.placement.plan import Placement
+from atoll.questions import WaferQuestion
 from atoll.wafer.answer.draw import text_map, wafer_object
 from atoll.wafer.answer.result import placement_of, running_power_W, wafer_mfu
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.mapping import WaferMapping, read_mapping, validate
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.job import WaferJob
+from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.search import best_plan
 from atoll.wafer.stages import Planner
 
@@ -78,12 +79,12 @@ def estimate_mapping(wafer: Wafer, mapping: WaferMapping) -> WaferEstimate:
     return WaferEstimate(wafer, found, replay_mapping(wafer, found))
 
 
-def given_mapping(job: WaferJob, wafer: Wafer) -> WaferMapping | None:
+def given_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
     """The mapping that a job names, or the one that its layout leads to."""
     if job.mapping is not None:
         mapping = read_mapping(job.mapping)
-        asked = {"model": job.model, "batch": job.batch, "sequence": job.tokens,
-                 "optimizer": job.options.states.name}  # fmt: skip
+        asked = {"model": job.model, "batch": job.batch, "sequence": tokens_of(job),
+                 "optimizer": options_of(job).states.name}  # fmt: skip
         for name, ours in asked.items():
             theirs = getattr(mapping, name)
             if theirs != ours:
@@ -103,7 +104,7 @@ def given_mapping(job: WaferJob, wafer: Wafer) -> WaferMapping | None:
         raise AtollError(
             f"job: layout: microbatch {microbatch} is larger than the batch of {job.batch}."
         )
-    planner = Planner(wafer, job.model, job.batch, job.tokens, job.options)
+    planner = Planner(wafer, job.model, job.batch, tokens_of(job), options_of(job))
     planned = best_plan(planner, rectangles, microbatch)
     if planned is None:
         raise InfeasibleError(
@@ -114,7 +115,7 @@ def given_mapping(job: WaferJob, wafer: Wafer) -> WaferMapping | None:
     return planned.mapping
 
 
-def estimate_job(job: WaferJob) -> WaferEstimate:
+def estimate_job(job: WaferQuestion) -> WaferEstimate:
     """Price the mapping of a job."""
     wafers = load_wafers(job.wafer)
     if len(wafers) != 1:

@@ -10,6 +10,7 @@ from typing import Any
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
+from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.units import counted
 from atoll.wafer.anneal import anneal
@@ -20,7 +21,7 @@ from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.faults import SMALL, Faults, degraded, map_around
-from atoll.wafer.job import WaferJob
+from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.others.baselines import Baseline, run_baselines
 from atoll.wafer.search import QUICK_CODES, Candidate, Progress, WaferSearch
 from atoll.wafer.stages import MANY_CODES
@@ -29,7 +30,7 @@ TOLERANCE = 0.01
 STREAMED = "weight-streaming"
 
 
-def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferResult:
+def run_wafer_search(job: WaferQuestion, progress: Progress | None = None) -> WaferResult:
     """Find the best mapping (and wafer, where a space is given), and lay baselines beside it."""
     began = mark = time.monotonic()
     phases: dict[str, float] = {}
@@ -105,12 +106,12 @@ def run_wafer_search(job: WaferJob, progress: Progress | None = None) -> WaferRe
     )
 
 
-def _baselines(job: WaferJob, wafer: Wafer) -> dict[str, Baseline | None]:
-    states = job.options.states.name
-    return run_baselines(wafer, job.model, job.batch, job.tokens, optimizer=states)
+def _baselines(job: WaferQuestion, wafer: Wafer) -> dict[str, Baseline | None]:
+    states = options_of(job).states.name
+    return run_baselines(wafer, job.model, job.batch, tokens_of(job), optimizer=states)
 
 
-def _subject(job: WaferJob, wafers: int) -> str:
+def _subject(job: WaferQuestion, wafers: int) -> str:
     """What the bound is about."""
     if wafers > 1:
         return f"all mappings on {counted(wafers, 'wafer')}"
@@ -118,15 +119,15 @@ def _subject(job: WaferJob, wafers: int) -> str:
     return f"all mappings on this wafer{' without its faults' if faults else ''}"
 
 
-def _healthy(job: WaferJob, found: Evaluation, best: Evaluation) -> float:
+def _healthy(job: WaferQuestion, found: Evaluation, best: Evaluation) -> float:
     """The throughput that the bound is about: that of a wafer without given faults."""
     return found.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
 
 
 def make_search(
-    job: WaferJob, wafer: Wafer, progress: Progress | None = None, most_codes: int = MANY_CODES
+    job: WaferQuestion, wafer: Wafer, progress: Progress | None = None, most_codes: int = MANY_CODES
 ) -> WaferSearch:
-    options = job.options
+    options = options_of(job)
     if wafer.sram_memory:
         # Weights with their optimizer state do not live in SRAM.
         options = replace(options, homes=("external",))
@@ -134,12 +135,12 @@ def make_search(
     elif wafer.parameter_store:
         options = replace(options, homes=(*options.homes, "external"))
     return WaferSearch(
-        wafer, job.model, job.batch, job.tokens, options, job.microbatches, progress, most_codes,
+        wafer, job.model, job.batch, tokens_of(job), options, job.microbatch, progress, most_codes,
         _accept(job) if job.restricted else None,
     )  # fmt: skip
 
 
-def _accept(job: WaferJob) -> Callable[[Candidate], bool]:
+def _accept(job: WaferQuestion) -> Callable[[Candidate], bool]:
     def accept(candidate: Candidate) -> bool:
         shape = candidate.width, candidate.height
         return (not job.stage_shapes or shape in job.stage_shapes) and (
@@ -150,7 +151,7 @@ def _accept(job: WaferJob) -> Callable[[Candidate], bool]:
 
 
 def _seeds(
-    job: WaferJob, wafer: Wafer, baselines: dict[str, Baseline | None]
+    job: WaferQuestion, wafer: Wafer, baselines: dict[str, Baseline | None]
 ) -> Sequence[Evaluation]:
     """Baselines are points of the same space. Ablations ask what a part of it is worth: then
     nothing from outside may help.
@@ -167,7 +168,7 @@ def _seeds(
 
 
 def _with_faults(
-    job: WaferJob, search: WaferSearch, healthy: Evaluation
+    job: WaferQuestion, search: WaferSearch, healthy: Evaluation
 ) -> tuple[Evaluation, dict[str, Any]]:
     """The mapping around given faults, and the throughput over sampled wafers."""
     shown: dict[str, Any] = {}
@@ -205,7 +206,7 @@ def _front(explored: Explored) -> dict[str, Any]:
     return {"throughput_power_cost": {"proven_within": None, "designs": rows}}
 
 
-def _check_places(job: WaferJob, wafer: Wafer) -> None:
+def _check_places(job: WaferQuestion, wafer: Wafer) -> None:
     for x, y in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
         if x >= wafer.columns or y >= wafer.rows:
             raise AtollError(
@@ -225,7 +226,3 @@ def _check_places(job: WaferJob, wafer: Wafer) -> None:
                 "no link between them."
             )
 
-
-def with_job(job: WaferJob, **changes: Any) -> WaferJob:
-    """The job with some fields changed; None leaves a field alone."""
-    return replace(job, **{name: v for name, v in changes.items() if v is not None})

@@ -12,6 +12,7 @@ from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.wafer import Wafer
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
+from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.units import counted, format_mfu
 from atoll.wafer.answer.draw import text_map, wafer_object
@@ -19,7 +20,6 @@ from atoll.wafer.answer.explain import Worth
 from atoll.wafer.encoding.codes import parts_of
 from atoll.wafer.encoding.genes import AGAIN
 from atoll.wafer.evaluate import Evaluation
-from atoll.wafer.job import WaferJob
 from atoll.wafer.others.baselines import Baseline
 from atoll.workload import load_config
 from atoll.workload.flops import model_flops
@@ -107,7 +107,7 @@ def time_parts_s(found: Evaluation) -> dict[str, float]:
 class WaferResult:
     """The answer to a wafer job."""
 
-    job: WaferJob
+    job: WaferQuestion
     wafer: Wafer
     best: Evaluation
     certificate: Certificate

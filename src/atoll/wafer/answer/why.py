@@ -11,11 +11,11 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.hardware.wafer_files import load_wafers
+from atoll.questions import WaferQuestion
 from atoll.wafer.answer.explain import explain
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.faults import Faults
-from atoll.wafer.job import Layout, WaferJob
 from atoll.wafer.run import make_search
 
 SAME = 1e-9
@@ -66,7 +66,7 @@ def explain_wafer_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _worth(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What `explain` in the job would have said."""
-    job = _job(result["job"])
+    job = WaferQuestion.from_dict(result["job"])
     name = result["best"]["wafer"]["name"]
     wafer = next((wafer for wafer in load_wafers(job.wafer) if wafer.name == name), None)
     if wafer is None:
@@ -81,17 +81,3 @@ def _worth(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
     options = make_search(job, wafer).planner.options
     return [row.to_dict() for row in explain(wafer, found, options, broken)]
-
-
-def _job(told: Mapping[str, Any]) -> WaferJob:
-    given = {name: _tuples(value) for name, value in told.items()}
-    if told.get("layout") is not None:
-        given["layout"] = Layout(**told["layout"])
-    try:
-        return WaferJob(**given)
-    except TypeError:
-        raise AtollError("the job was written by another version; run the search again.") from None
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,107 @@
+"""From a job file and keywords to a question; names of the release before still work, and say it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atoll.errors import AtollError
+from atoll.questions.question import Question, about
+from atoll.yamlfile import load_yaml
+
+
+class OldNameWarning(DeprecationWarning):
+    """A name that the next release will not know."""
+
+
+Q = TypeVar("Q", bound=Question)
+
+
+def ask(
+    kinds: Mapping[str, type[Q]],
+    job: Q | str | Path | None,
+    given: Mapping[str, Any],
+    spelled: Callable[[str], str] = str,
+) -> Q:
+    """The question of a job (a file, or one made before) with some fields given, None aside.
+
+    `kinds`: the questions that it may be, the first where nothing says which.
+    """
+    fields = {name: value for name, value in given.items() if value is not None}
+    if isinstance(job, str | Path):
+        job = load_job(job, kinds)
+    question = kinds[_kind(kinds, fields)] if job is None else type(job)
+    fields = current_names(question, fields, spelled)
+    for name in fields:
+        others = [k for k, other in kinds.items() if name in other.model_fields]
+        if others and name not in question.model_fields:
+            raise AtollError(
+                f"{spelled(name)}: this is for {' or '.join(others)}; a question about "
+                f"{question.model_fields['kind'].default} takes "
+                f"{', '.join(spelled(n) for n in question.model_fields if n != 'kind')}."
+            )
+    if job is None:
+        return question.of(**fields)
+    return job.changed(**fields) if fields else job
+
+
+def load_job(path: str | Path, kinds: Mapping[str, type[Q]]) -> Q:
+    """The job in a YAML file. Files that it names are looked up beside it."""
+
+    def pick(fields: Mapping[str, str]) -> tuple[type[Q], Mapping[str, str]]:
+        kind = fields["kind"] if "kind" in fields else _kind(kinds, fields)
+        question = kinds.get(kind)
+        if question is None:
+            raise AtollError(
+                f"{path}: kind: {kind!r} is not answered here, expected {' or '.join(kinds)}; "
+                "atoll search takes chips and wafers, atoll plan devices."
+            )
+        old = {name: new for name, new in old_names(question).items() if name in fields}
+        for name, new in old.items():
+            _say_old(f"{path}: {name}", new)
+        return question, old
+
+    return load_yaml(path, pick)
+
+
+def _kind(kinds: Mapping[str, type[Q]], given: Iterable[str]) -> str:
+    """The kind of a question by its fields: the first, but for one that the first has not."""
+    first, *others = kinds
+    own = {kind: kinds[kind].model_fields.keys() - kinds[first].model_fields for kind in others}
+    return next((kind for kind in others if own[kind] & set(given)), first)
+
+
+def old_names(question: type[Question]) -> dict[str, str]:
+    """Names of the release before, and today's."""
+    return {
+        old: name
+        for name, info in question.model_fields.items()
+        for old in about(info, "old", ())
+    }
+
+
+def current_names(
+    question: type[Question], given: Mapping[str, Any], spelled: Callable[[str], str] = str
+) -> dict[str, Any]:
+    """The fields under today's names, with a sentence for each that has changed."""
+    old, found = old_names(question), dict(given)
+    for name in [n for n in given if n in old]:
+        if old[name] in given:
+            raise AtollError(
+                f"{spelled(old[name])}: given twice, also by its old name {spelled(name)}."
+            )
+        _say_old(spelled(name), spelled(old[name]))
+        found[old[name]] = found.pop(name)
+    return found
+
+
+def _say_old(name: str, new: str) -> None:
+    words = f"{name} is called {new} now; the old name goes with the next release"
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("atoll"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(OldNameWarning(words), stacklevel=level)  # the line of the user's program

@@ -1,0 +1,141 @@
+# Written by `python -m atoll.questions docs` from the questions.
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+class CalibrateFields(TypedDict, total=False):
+    device: str | None
+    out: str | Path | None
+
+class EstimateFields(TypedDict, total=False):
+    batch: int | None
+    sequence: int | None
+    network: str | None
+    stack: str | None
+    optimizer: str | None
+    precision: str | None
+    attention: str | None
+    imbalance: float | str | None
+    tp: int | None
+    pp: int | None
+    cp: int | None
+    ep: int | None
+    etp: int | None
+    dp: int | None
+    vpp: int | None
+    microbatch: int | None
+    sp: bool | None
+    zero: int | None
+    hsdp: int | None
+    recompute: str | None
+    order: str | None
+    export: str | None
+    export_to: str | Path | None
+    out: str | Path | None
+    trace: str | Path | None
+    wafer: str | None
+    mapping: str | None
+
+class LayoutFields(TypedDict, total=False):
+    tp: int | None
+    pp: int | None
+    cp: int | None
+    ep: int | None
+    etp: int | None
+    dp: int | None
+    vpp: int | None
+    microbatch: int | None
+    sp: bool | None
+    zero: int | None
+    hsdp: int | None
+    recompute: str | None
+    order: str | None
+
+class ModelsFields(TypedDict, total=False):
+    microbatch: int | None
+    sequence: int | None
+    tp: int | None
+
+class PlaceFields(TypedDict, total=False):
+    profile: str | None
+
+class PlanFields(TypedDict, total=False):
+    batch: int | None
+    sequence: int | None
+    network: str | None
+    stack: str | None
+    optimizer: str | None
+    precision: str | None
+    attention: str | None
+    imbalance: float | str | None
+    export: str | None
+    export_to: str | Path | None
+    out: str | Path | None
+    trace: str | Path | None
+    tp: Sequence[int] | int | None
+    pp: Sequence[int] | int | None
+    cp: Sequence[int] | int | None
+    ep: Sequence[int] | int | None
+    etp: Sequence[int] | int | None
+    vpp: Sequence[int] | int | None
+    microbatch: Sequence[int] | int | None
+    zero: Sequence[int] | int | None
+    hsdp: Sequence[int] | int | None
+    recompute: Sequence[str] | str | None
+    order: Sequence[str] | str | None
+
+class RunFields(TypedDict, total=False):
+    batch: int | None
+    sequence: int | None
+    network: str | None
+    stack: str | None
+    optimizer: str | None
+    precision: str | None
+    attention: str | None
+    imbalance: float | str | None
+
+class SearchFields(TypedDict, total=False):
+    model: Sequence[str | Mapping[str, Any]] | str | Mapping[str, Any] | None
+    devices: int | None
+    batch: int | None
+    sequence: int | None
+    optimizer: str | None
+    objective: str | None
+    microbatch: Sequence[int] | int | None
+    tp: Sequence[int] | int | None
+    zero: Sequence[int] | int | None
+    recompute: str | None
+    space: str | None
+    hbm: Sequence[int] | int | None
+    max_area: float | str | None
+    max_power: float | str | None
+    network: str | None
+    profile: str | None
+    strategy: str | None
+    evaluations: int | None
+    tolerance: float | str | None
+    time_limit: float | str | None
+    pareto: bool | None
+    baselines: bool | None
+    beside: Sequence[str] | str | None
+    seed: int | None
+    workers: int | None
+    cluster: str | None
+    out: str | Path | None
+    trace: str | Path | None
+    wafer: str | None
+    stage_shapes: Sequence[int] | int | None
+    stage_counts: Sequence[int] | int | None
+    mapping: str | None
+    layout: str | Mapping[str, Any] | None
+    ablations: Sequence[str] | str | None
+    dead_dies: Sequence[int] | int | None
+    dead_links: Sequence[int] | int | None
+    dead_share: float | str | None
+    samples: int | None
+    explain: bool | None
+
+class ValidateFields(TypedDict, total=False):
+    device: str | None
+    expect: str | None
+    out: str | Path | None

@@ -1,0 +1,135 @@
+"""Commands from questions: every field an option, in groups, with its default and its values."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature, cleandoc, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
+
+from atoll.questions.ask import ask, old_names
+from atoll.questions.fields import OUTPUT
+from atoll.questions.question import Question, is_tuple, scalars
+from atoll.questions.texts import grouped, help_words, metavar, options_of, spelled
+
+_LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help lists options by group, and is worded when it is asked for."""
+
+    fields: Mapping[str, FieldInfo] = {}
+    others: tuple[type[Question], ...] = ()
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        written = {p.name or "": p.get_help_record(ctx) for p in self.get_params(ctx)}
+        groups = {
+            group: [
+                (record[0], help_words(name, info, self.others))
+                for name, info in fields.items()
+                if (record := written.pop(name)) is not None
+            ]
+            for group, fields in grouped(self.fields).items()
+        }
+        groups.setdefault(OUTPUT, []).extend(r for n, r in written.items() if r and n != "job")
+        if (job := written.get("job")) is not None:
+            groups = {"Arguments": [job], **groups}
+        for group, rows in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(rows, col_max=24)
+
+
+def add_command(
+    app: typer.Typer, name: str, asked: tuple[type[Question], ...], run: Callable[..., None]
+) -> None:
+    """Add a command that asks a question and runs it.
+
+    Questions with a `kind` can stand in a job file, which the command then takes. Where `run` takes
+    `as_json` there is a flag `--json`; where it takes `began`, it is told when the command did.
+    """
+    fields = options_of(*asked)
+    kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in asked}
+    arguments, taken = asked[0].arguments, signature(run).parameters
+    parameters = [_parameter(n, i, n in arguments) for n, i in fields.items()]
+    old = {o: n for question in asked for o, n in old_names(question).items() if o not in fields}
+    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items()]
+    if name not in kinds:
+        job = typer.Argument(metavar="JOB", help="A job file (YAML); options override its fields.")
+        parameters.insert(0, _named("job", Path | None, job))
+    if "as_json" in taken:
+        flag = typer.Option("--json", help="Print one JSON object.")
+        parameters.append(_named("as_json", bool, flag, default=False))
+
+    def command(job: Path | None = None, as_json: bool = False, **given: Any) -> None:
+        wanted = {"began": time.monotonic(), "as_json": as_json}
+        read = {
+            n: _read(fields[old.get(n, n)], value, n not in arguments)
+            for n, value in given.items()
+            if value is not None and value != []
+        }
+        question = ask(kinds, job, read, spelled)
+        run(question, **{n: v for n, v in wanted.items() if n in taken})
+
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    command.__name__ = name
+    words = cleandoc(asked[0].__doc__ or "")
+    if any(is_tuple(info.annotation) for n, info in fields.items() if n not in arguments):
+        words += "\n\nAn option with N,... takes several values, with commas or given again."
+    examples = "\n".join(f"  {q.example}" for q in asked if q.example.startswith(f"atoll {name}"))
+    app.command(
+        name,
+        cls=type("Command", (GroupedCommand,), {"fields": fields, "others": asked[1:]}),
+        help=words,
+        short_help=words.partition("\n\n")[0].replace("\n", " "),
+        epilog=f"\b\nExample:\n{examples}",
+    )(command)
+
+
+def _named(name: str, annotation: Any, option: Any, default: Any = None) -> Parameter:
+    kind = Annotated[annotation, option]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _parameter(
+    name: str, info: FieldInfo, positional: bool = False, hidden: bool = False
+) -> Parameter:
+    """What the command line reads: text, and flags; the question makes values of it."""
+    found = scalars(info.annotation)
+    annotation: Any = list[str] if is_tuple(info.annotation) else str
+    if positional:
+        needed = Parameter.empty if info.is_required() else None
+        return _named(name, annotation if info.is_required() else annotation | None,
+                      typer.Argument(metavar=name.upper()), needed)  # fmt: skip
+    if found == {bool}:
+        flags = f"{spelled(name)}/{spelled('no_' + name)}"
+        return _named(name, bool | None, typer.Option(flags, hidden=hidden))
+    option = typer.Option(spelled(name), metavar=metavar(info), hidden=hidden)
+    return _named(name, annotation | None, option)
+
+
+def _read(info: FieldInfo, value: Any, split: bool) -> Any:
+    """Text of the command line as the field's type; what cannot be read is left to the question."""
+    if isinstance(value, bool):
+        return value
+    found = scalars(info.annotation)
+
+    def number(text: str) -> Any:
+        for kind in (int, float):
+            if kind in found:
+                try:
+                    return kind(text)
+                except ValueError:
+                    continue
+        return text
+
+    if not isinstance(value, list):
+        return number(value)
+    parts = (part for text in value for part in (_LISTED.split(text) if split else [text]))
+    return tuple(number(part.strip()) for part in parts if part)

@@ -1,0 +1,225 @@
+"""What a question is made of: fields with a type, a default, a sentence and a group.
+
+Everything that a user sees of a question is read from its fields: options and `--help` of the
+command (`options`), keywords of Python and fields of job files (`ask`), tables of the docs, stubs
+for editors and JSON Schema (`texts`). To add an option is to add a field to one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+
+from atoll import units
+from atoll.errors import AtollError
+from atoll.yamlfile import FileModel, quantity, suggestion, validate_dict
+
+
+class Question(FileModel):
+    """Base of all questions. Fields take the name that options, keywords and job files have."""
+
+    example: ClassVar[str] = ""
+    """A command that asks it."""
+    positional: ClassVar[tuple[str, ...]] = ()
+    """Fields that Python also takes by their place."""
+    arguments: ClassVar[tuple[str, ...]] = ()
+    """Fields that the command line takes by their place."""
+    offered: ClassVar[tuple[str, ...]] = ()
+    """Fields that are options and keywords, where not all are."""
+    answer_keys: ClassVar[Mapping[str, str]] = {}
+    """Names of fields in answers, where they are others."""
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """The question with these fields, or one AtollError with a sentence for every problem."""
+        return validate_dict(fields, cls, "")
+
+    def asked(self) -> dict[str, Any]:
+        """The fields that were given, with their values."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+    def changed(self, **fields: Any) -> Self:
+        """The question with some fields replaced, checked again."""
+        return self.of(**self.asked() | fields)
+
+    def without(self, field: str) -> Self:
+        """The question as if a field had not been given."""
+        return self.of(**{name: value for name, value in self.asked().items() if name != field})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The question as answers state it."""
+        told = self.model_dump(mode="json").items()
+        return {self.answer_keys.get(name, name): value for name, value in told}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+        """The question that an answer states."""
+        names = {key: name for name, key in cls.answer_keys.items()}
+        given = {names.get(key, key): value for key, value in told.items()}
+        if given.keys() - cls.model_fields.keys():
+            raise AtollError("job: written by another version of atoll; run it again.")
+        return cls.of(**given)
+
+
+def option(
+    help: str,
+    group: str,
+    *,
+    shown: str = "",
+    old: tuple[str, ...] = (),
+    file_only: bool = False,
+    exclude: bool = False,
+) -> Any:
+    """What a field is for, and the group that it stands in.
+
+    `shown`: its default in words, where the value does not say it. `old`: names of the release
+    before. `file_only`: too deep for an option. `exclude`: not a part of the question that answers
+    repeat (where results go, who works).
+    """
+    told: dict[str, Any] = {"group": group, "shown": shown, "old": list(old)}
+    told["file_only"] = file_only
+    return Field(
+        description=help,
+        exclude=exclude or None,
+        json_schema_extra={f"x-{name}": value for name, value in told.items() if value},
+    )
+
+
+def about(info: FieldInfo, name: str, default: Any = "") -> Any:
+    """What `option` was told of a field."""
+    extra = info.json_schema_extra
+    return extra.get(f"x-{name}", default) if isinstance(extra, dict) else default
+
+
+# --- Types of fields ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value that a registry lists or a loader finds ("module:attribute"). Both are looked up when
+    they are asked, so that `atoll --help` imports nothing of them and sees what plug-ins add.
+    """
+
+    registry: str = ""
+    loader: str = ""
+    file: bool = False
+    """Whether it may be a file; that of a job file lies beside it."""
+
+    def names(self) -> tuple[Any, ...]:
+        """Values that are known, in order."""
+        found = _attribute(self.registry) if self.registry else ()
+        return tuple(found() if callable(found) else found)
+
+    def check(self, value: Any, info: core_schema.ValidationInfo) -> Any:
+        folder = (info.context or {}).get("folder")
+        if self.file and folder is not None and _exists(folder / value) and not _exists(value):
+            value = str(folder / value)
+        try:
+            if self.loader:
+                _attribute(self.loader)(value)
+            elif self.registry and value not in self.names():
+                near = suggestion(value, map(str, self.names()))
+                raise ValueError(f"{value!r} is not known{near}")
+        except AtollError as error:
+            raise ValueError(str(error).removesuffix(".")) from None
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.with_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        inside: dict[str, Any] = handler(schema)
+        names = list(self.names())
+        if not names:
+            return inside
+        return inside | ({"examples": names} if self.loader else {"enum": names})
+
+
+def _attribute(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _exists(path: str | Path) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # such as a name longer than the file system allows
+        return False
+
+
+def _listed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple | range) else (value,)
+
+
+Several = BeforeValidator(_listed)
+"""For tuples: one value stands for a list of one."""
+
+
+Measured = WithJsonSchema({"type": ["string", "number"]})
+"""For quantities: text with a unit, or a number of the base unit."""
+Area = Annotated[float, quantity(units.AREA, "mm2"), Field(gt=0), Measured]
+Power = Annotated[float, quantity(units.POWER, "W"), Field(gt=0), Measured]
+Seconds = Annotated[float, quantity(units.TIME, "s"), Field(gt=0), Measured]
+
+
+# --- Reading types --------------------------------------------------------------------------------
+
+
+def scalars(annotation: Any) -> set[type]:
+    """The plain types inside an annotation."""
+    if annotation in (NoneType, Ellipsis):
+        return set()
+    if get_origin(annotation) is Annotated:
+        return scalars(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in get_args(annotation)}
+    inside = get_args(annotation)
+    return set().union(*map(scalars, inside)) if inside else {annotation}
+
+
+def is_tuple(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        return is_tuple(get_args(annotation)[0])
+    return get_origin(annotation) is tuple or any(
+        is_tuple(inside) for inside in get_args(annotation) if get_origin(annotation) is not tuple
+    )
+
+
+def allowed(info: FieldInfo) -> tuple[Any, ...]:
+    """The values that a field lists, none where anything of its type goes."""
+
+    def listed(annotation: Any) -> tuple[Any, ...]:
+        if get_origin(annotation) is Literal:
+            return get_args(annotation)
+        found = (annotation,) if isinstance(annotation, Named) else get_args(annotation)
+        return next((n.names() for n in found if isinstance(n, Named) and n.names()), ()) or next(
+            (names for inside in get_args(annotation) if (names := listed(inside))), ()
+        )
+
+    own = next((m.names() for m in info.metadata if isinstance(m, Named)), ())
+    return own or listed(info.annotation)
+
+
+def default_words(info: FieldInfo) -> str:
+    """A field's default as help and docs show it; nothing where it is required."""
+    if words := about(info, "shown"):
+        return str(words)
+    value = info.get_default(call_default_factory=True) if not info.is_required() else ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(_plain, value)) or "none"
+    return "none" if value is None else _plain(value)
+
+
+def _plain(value: Any) -> str:
+    value = getattr(value, "name", value) if isinstance(value, BaseModel) else value
+    return f"{value:g}" if isinstance(value, float) else str(value)

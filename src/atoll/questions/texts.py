@@ -1,0 +1,152 @@
+"""What is written of questions: docstrings, tables of the docs, stubs for editors, JSON Schema.
+
+`python -m atoll.questions DOCS` writes the tables of a folder of docs, between
+`<!-- options: NAME -->` and the next empty line, and the stubs beside this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature, cleandoc, signature
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union
+
+from pydantic import BaseModel, Field, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from atoll import questions
+from atoll.questions.fields import OUTPUT
+from atoll.questions.question import Question, about, allowed, default_words, is_tuple, scalars
+
+F = TypeVar("F", bound=Callable[..., Any])
+STUB = Path(__file__).with_name("keywords.pyi")
+_TABLE = re.compile(r"(<!-- options: (\S+) -->\n)(?:.+\n)*")
+
+
+def spelled(name: str) -> str:
+    """A field as an option."""
+    return f"--{name.replace('_', '-')}"
+
+
+def options_of(*asked: type[Question]) -> dict[str, FieldInfo]:
+    """The fields that can be written as options."""
+    return {n: i for n, i in fields_of(*asked).items() if not about(i, "file_only")}
+
+
+def fields_of(*asked: type[Question]) -> dict[str, FieldInfo]:
+    """The fields that some questions offer, those that several have once."""
+    merged: dict[str, FieldInfo] = {}
+    for question in asked:
+        for name, info in question.model_fields.items():
+            if name != "kind" and name in (question.offered or question.model_fields):
+                merged.setdefault(name, info)
+    return merged
+
+
+def grouped(fields: Mapping[str, FieldInfo]) -> dict[str, dict[str, FieldInfo]]:
+    """Fields by their groups, the output's last."""
+    groups: dict[str, dict[str, FieldInfo]] = {}
+    for name, info in fields.items():
+        groups.setdefault(about(info, "group"), {})[name] = info
+    return dict(sorted(groups.items(), key=lambda group: group[0] == OUTPUT))
+
+
+def help_words(name: str, info: FieldInfo, others: Sequence[type[Question]] = ()) -> str:
+    """What an option is for, its values, its default, and that of other kinds where it differs."""
+    values = ", ".join(map(str, allowed(info)))
+    default = "required" if info.is_required() else f"default: {default_words(info)}"
+    for other in others:
+        known = fields_of(other).get(name, info)
+        if (words := default_words(known)) != default_words(info):
+            default += f"; {other.model_fields['kind'].default}: {words}"
+    return f"{info.description} {f'Values: {values}. ' if values else ''}[{default}]"
+
+
+def metavar(info: FieldInfo) -> str:
+    """What stands for an option's value; "N,..." for several."""
+    found = scalars(info.annotation)
+    one = "N" if int in found else "X" if found == {float} else "PATH" if Path in found else "TEXT"
+    return f"{one},..." if is_tuple(info.annotation) else one
+
+
+def described_by(*asked: type[Question]) -> Callable[[F], F]:
+    """Give a function that takes a question's fields their names and sentences, for `help`."""
+
+    def describe(function: F) -> F:
+        own = signature(function).parameters
+        lines = [f"    {name}: {info.description}" for name, info in fields_of(*asked).items()]
+        names = " or ".join(question.__name__ for question in asked)
+        function.__doc__ = "\n".join(
+            [cleandoc(function.__doc__ or ""), "", f"Fields of {names}:", *lines]
+        )
+        taken = [p for p in own.values() if p.kind is not Parameter.VAR_KEYWORD]
+        taken += [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=keyword_type(info))
+            for name, info in fields_of(*asked).items()
+            if name not in own
+        ]
+        function.__signature__ = Signature(taken)  # type: ignore[attr-defined]
+        return function
+
+    return describe
+
+
+def keyword_type(info: FieldInfo) -> str:
+    """What Python may give for a field, as an annotation."""
+    found = scalars(info.annotation)
+    names = {Path: "str | Path", float: "float | str"}
+    kinds = [
+        "str | Mapping[str, Any]" if issubclass(kind, BaseModel) else names.get(kind, kind.__name__)
+        for kind in sorted(found, key=lambda kind: kind.__name__)
+    ]
+    words = " | ".join(dict.fromkeys(" | ".join(kinds).split(" | ")))
+    return f"Sequence[{words}] | {words} | None" if is_tuple(info.annotation) else f"{words} | None"
+
+
+def stub() -> str:
+    """The keywords of Python's functions, as editors and mypy read them."""
+    lines = [
+        "# Written by `python -m atoll.questions docs` from the questions.",
+        "from collections.abc import Mapping, Sequence",
+        "from pathlib import Path",
+        "from typing import Any, TypedDict",
+    ]
+    for name, asked in questions.KEYWORDS.items():
+        left_out = asked[0].positional
+        lines += ["", f"class {name}(TypedDict, total=False):"]
+        lines += [
+            f"    {field}: {keyword_type(info)}"
+            for field, info in fields_of(*asked).items()
+            if field not in left_out
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def table(*asked: type[Question]) -> str:
+    """The options of a command, for the docs."""
+    rows = ["| option | what it says, its values and its default |", "|---|---|"]
+    for group, fields in grouped(fields_of(*asked)).items():
+        rows.append(f"| **{group}** | |")
+        for name, info in fields.items():
+            positional = name in asked[0].arguments
+            value = "" if scalars(info.annotation) == {bool} else f" {metavar(info)}"
+            shown = name.upper() if positional else f"{spelled(name)}{value}"
+            shown = f"`{name}:` *file*" if about(info, "file_only") else f"`{shown}`"
+            rows.append(f"| {shown} | {help_words(name, info, asked[1:])} |")
+    return "\n".join(rows) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """A page of the docs with its tables as they should be."""
+    return _TABLE.sub(lambda found: found[1] + table(*questions.COMMANDS[found[2]]), text)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """JSON Schema of a command's question; of several, each under its kind."""
+    asked = questions.COMMANDS[name]
+    if len(asked) == 1:
+        return {"question": asked[0].model_json_schema()}
+    either: Any = Annotated[Union[asked], Field(discriminator="kind")]  # noqa: UP007
+    return {"question": TypeAdapter(either).json_schema()}
+

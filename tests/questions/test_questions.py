@@ -1,0 +1,264 @@
+"""A question is defined once: options, keywords, job files, help, docs, stubs and schema follow."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atoll
+from atoll.cli import main
+from atoll.errors import AtollError
+from atoll.questions import (
+    COMMANDS,
+    JOBS,
+    EstimateQuestion,
+    PlanQuestion,
+    Question,
+    SearchQuestion,
+    WaferQuestion,
+)
+from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
+from atoll.questions.question import about, allowed
+from atoll.questions.texts import STUB, fields_of, options_of, schema, stub, table, with_tables
+from atoll.step.orders import ORDERS
+
+ROOT = Path(__file__).parents[2]
+SEARCHED: dict[str, type[Question]] = {"chips": SearchQuestion, "wafer": WaferQuestion}
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["atoll", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+            sys.exit(0)
+        shown = capsys.readouterr()
+        return int(stop.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+# --- Job files ------------------------------------------------------------------------------------
+
+
+def test_every_example_job_is_read_as_its_kind() -> None:
+    files = [*(ROOT / "examples").glob("jobs/*.yaml"), *(ROOT / "examples").glob("wafer-jobs/*")]
+    assert len(files) > 25
+    kinds = {type(load_job(file, JOBS)) for file in files}
+    assert kinds == {SearchQuestion, PlanQuestion, WaferQuestion}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("model: bert-large\n", SearchQuestion),
+        ("# a note: wafer\nmodel: bert-large\n", SearchQuestion),
+        ("model: gpt2-xl\ndevice: h100\ndevices: 8\nbatch: 8\n", PlanQuestion),
+        ("model: llama2-70b\nwafer: default\n", WaferQuestion),
+        ("kind: wafer\nmodel: llama2-70b\n", WaferQuestion),
+    ],
+)
+def test_a_file_without_a_kind_is_known_by_its_fields(
+    tmp_path: Path, text: str, kind: type[Question]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    assert type(load_job(file, JOBS)) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kind: wafers\n", "job.yaml: kind: 'wafers' is not answered here"),
+        ("devices: 8\nmodel: lama2-7b\n", "job.yaml:2:8: model: no model is called 'lama2-7b'"),
+        ("model: bert-large\ntp: [1, two]\n", "job.yaml:2:9: tp.1: expected a whole number"),
+        ("hbm: [80]\n", 'job.yaml:1:7: hbm.0: 80 bytes hold no model; did you mean "80 GiB"?'),
+        ("model: bert-large\nzero: 2\n", "job.yaml:2:7: zero: 2 is not known, known are 0, 1"),
+        ("model: [{name: bert-large, wait: 2}]\n", "did you mean weight?"),
+        ("wafer: default\nablations: [no-recomputing]\n", "job.yaml:2:13: ablations.0"),
+        ("batch: 8\nglobal_batch: 8\n", "job.yaml:2:1: batch: field is given twice"),
+    ],
+)
+def test_a_mistake_in_a_file_names_line_field_and_way_out(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(AtollError) as caught, warnings.catch_warnings(action="ignore"):
+        load_job(file, JOBS)
+    assert words in str(caught.value)
+
+
+def test_files_are_looked_up_beside_the_job_and_keywords_override_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text((ROOT / "examples/spaces/tiny.yaml").read_text())
+    job = tmp_path / "job.yaml"
+    job.write_text("space: mine.yaml\nmodel: [{name: bert-large, sequence: 128}, gpt2-xl]\n")
+    found = ask({"chips": SearchQuestion}, job, {"devices": 8, "sequence": 64, "tp": None})
+    assert found.space == str(tmp_path / "mine.yaml")
+    assert (found.devices, found.tp) == (8, (1, 2, 4, 8))
+    assert [entry.sequence for entry in found.models] == [64, 64]
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+def test_a_field_has_one_meaning_wherever_it_stands() -> None:
+    """Questions that share a name share its type; and no name is the old one of another thing."""
+    for name in {name for asked in COMMANDS.values() for name in fields_of(*asked)}:
+        for asked in COMMANDS.values():
+            for question in asked:
+                assert old_names(question).get(name, name) == name or name in ("tensor",)
+                if name in question.model_fields:
+                    info = question.model_fields[name]
+                    assert info.description and about(info, "group"), (question, name)
+
+
+@pytest.mark.parametrize(
+    ("question", "old", "new"),
+    [
+        (SearchQuestion, "global_batch", "batch"),
+        (SearchQuestion, "tensor_widths", "tp"),
+        (SearchQuestion, "tensor", "tp"),
+        (SearchQuestion, "microbatches", "microbatch"),
+        (SearchQuestion, "models", "model"),
+        (PlanQuestion, "global_batch", "batch"),
+        (PlanQuestion, "seq", "sequence"),
+        (PlanQuestion, "schedule", "order"),
+        (EstimateQuestion, "states", "optimizer"),
+        (WaferQuestion, "microbatches", "microbatch"),
+    ],
+)
+def test_old_names_still_work(question: type[Question], old: str, new: str) -> None:
+    assert old_names(question)[old] == new
+
+
+def test_an_old_keyword_is_a_deprecation_warning_at_the_callers_line() -> None:
+    with pytest.warns(OldNameWarning, match="global_batch is called batch now") as seen:
+        old = atoll.estimate("gpt2-xl", "h100", 8, global_batch=16)
+    assert seen[0].filename == __file__
+    assert issubclass(OldNameWarning, DeprecationWarning)
+    assert old.to_dict() == atoll.estimate("gpt2-xl", "h100", 8, batch=16).to_dict()
+
+
+def test_an_old_option_is_a_sentence_on_standard_error(run: Run) -> None:
+    asked = ("estimate", "--model", "gpt2-xl", "--device", "h100", "--devices", "8", "--json")
+    code, out, err = run(*asked, "--global-batch", "16")
+    assert (code, err) == (
+        0,
+        "atoll: --global-batch is called --batch now; the old name goes with the next release\n",
+    )
+    assert run(*asked, "--batch", "16") == (0, out, "")
+    code, _, err = run(*asked, "--global-batch", "16", "--batch", "16")
+    assert code == 2
+    assert "--batch: given twice, also by its old name --global-batch" in err
+
+
+def test_what_another_kind_asks_is_refused_by_name(run: Run) -> None:
+    code, _, err = run("search", "--wafer", "default", "--max-area", "300 mm2")
+    assert code == 2
+    assert "--max-area: this is for chips; a question about wafer takes --model" in err
+    with pytest.raises(AtollError, match="device: unknown field, did you mean devices"):
+        ask(SEARCHED, None, {"device": "h100"})
+    code, _, err = run("search", str(ROOT / "examples/jobs/gpt3-on-h100.yaml"))
+    assert code == 2
+    assert "expected chips or wafer" in err and "atoll plan" in err
+
+
+# --- Values ---------------------------------------------------------------------------------------
+
+
+def test_one_value_stands_for_a_list_and_quantities_take_units(run: Run) -> None:
+    asked = SearchQuestion.of(tp=2, hbm="80 GiB", max_area="3 cm2", time_limit="10 min")
+    assert (asked.tp, asked.hbm, asked.max_area) == ((2,), (80 * 2**30,), 300.0)
+    assert asked.time_limit == 600.0
+    plain = SearchQuestion.of(tp=[2], hbm=[80 * 2**30], max_area=300, time_limit=600)
+    assert plain == asked
+
+
+def test_several_values_of_an_option_stand_between_commas_or_apart(run: Run) -> None:
+    base = ("plan", "--model", "gpt2-xl", "--device", "h100", "--devices", "8", "--batch", "8",
+            "--pp", "1", "--cp", "1", "--microbatch", "1", "--json")  # fmt: skip
+    found = [
+        json.loads(run(*base, *several)[1])
+        for several in (("--tp", "1,2"), ("--tp", "1", "--tp", "2"))
+    ]
+    assert found[0]["certificate"]["layouts"] == found[1]["certificate"]["layouts"] > 0
+
+
+@pytest.mark.parametrize("question", [SearchQuestion, WaferQuestion])
+def test_an_answer_states_its_question(question: type[Question]) -> None:
+    asked = question.of(microbatch=[1, 2], sequence=512, pareto=True)
+    told = json.loads(json.dumps(asked.to_dict()))
+    assert told["microbatches"] == [1, 2]
+    again = question.from_dict(told)
+    assert again.to_dict() == told
+    with pytest.raises(AtollError, match="written by another version"):
+        question.from_dict(told | {"colour": "red"})
+
+
+# --- What is written from them --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, command: str) -> None:
+    code, out, err = run(command, "--help")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "..." not in out.replace(",...", "").replace("tpu-v5p...)", "").replace("{FOLDERS}...", "")
+    assert "\u2026" not in out
+    shown = " ".join(out.split())
+    for name, info in options_of(*COMMANDS[command]).items():
+        assert f"{about(info, 'group')}:" in out or name in COMMANDS[command][0].arguments
+        assert str(info.description).split()[0] in shown
+    examples = [line for line in out.splitlines() if line.startswith(f"    atoll {command}")]
+    assert examples
+    assert all(len(example) <= 80 for example in examples)
+
+
+def test_the_list_of_commands_is_not_cut(run: Run) -> None:
+    _, out, _ = run("--help")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "..." not in out.replace("[ARGS]...", "")
+
+
+def test_allowed_values_are_those_of_the_registry() -> None:
+    assert allowed(PlanQuestion.model_fields["order"]) == tuple(ORDERS)
+    assert ", ".join(ORDERS) in table(PlanQuestion)
+
+
+def test_docs_and_stubs_are_written_from_the_questions() -> None:
+    """After a change of a question: python -m atoll.questions docs"""
+    assert STUB.read_text(encoding="utf-8") == stub()
+    for page in (ROOT / "docs").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert with_tables(text) == text, page
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert all(f"<!-- options: {command} -->\n|" in page for command in COMMANDS)
+
+
+def test_schemas_name_fields_values_and_kinds(run: Run) -> None:
+    _, out, _ = run("schema", "search")
+    shown = json.loads(out)["question"]
+    assert shown["discriminator"]["propertyName"] == "kind"
+    chips = shown["$defs"]["SearchQuestion"]
+    assert chips["properties"].keys() == SearchQuestion.model_fields.keys()
+    assert chips["properties"]["profile"]["enum"] == ["default", "phaze"]
+    for command in COMMANDS:
+        json.dumps(schema(command))
+    assert run("schema", "serch")[0] == 2
+
+
+@pytest.mark.parametrize("function", [atoll.search, atoll.plan, atoll.estimate])
+def test_functions_show_the_fields_as_keywords(function: Callable[..., Any]) -> None:
+    taken = inspect.signature(function).parameters
+    assert {"batch", "sequence", "out", "trace"} <= taken.keys()
+    assert "Sequences in a step." in (function.__doc__ or "")
