@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll.errors import AtollError
 from atoll.questions import (
-    CalibrateQuestion,
     EstimateQuestion,
     MappingQuestion,
-    ModelsQuestion,
-    PlaceQuestion,
     PlanQuestion,
     SearchQuestion,
-    ValidateQuestion,
     WaferQuestion,
+    verbs,
 )
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
@@ -31,15 +28,7 @@ if TYPE_CHECKING:
     from atoll.explore.result import SearchResult
     from atoll.explore.stop import Stop
     from atoll.phaze.table_dp import TablePlan
-    from atoll.questions.keywords import (
-        CalibrateFields,
-        EstimateFields,
-        ModelsFields,
-        PlaceFields,
-        PlanFields,
-        SearchFields,
-        ValidateFields,
-    )
+    from atoll.questions import keywords
     from atoll.training.estimate import Estimate
     from atoll.training.plan import Plan
     from atoll.wafer.answer.result import WaferResult
@@ -63,7 +52,7 @@ def search(
     *,
     stop: Stop | None = None,
     progress: Progress | None = None,
-    **fields: Unpack[SearchFields],
+    **fields: Unpack[keywords.SearchFields],
 ) -> SearchResult | WaferResult:
     """Find the best chip, schedule and placement, or the best mapping on a wafer, with proof.
 
@@ -106,13 +95,13 @@ def _trace_search(result: SearchResult | WaferResult, path: Path | None) -> None
         write_trace(search_trace(result.to_dict()), path)
 
 
-@described_by(PlaceQuestion)
-def place(file: str | Path, **fields: Unpack[PlaceFields]) -> TablePlan:
+@described_by(verbs.PlaceQuestion)
+def place(file: str | Path, **fields: Unpack[keywords.PlaceFields]) -> TablePlan:
     """The optimal placement of a table of layer costs (JSON) on its devices."""
     from atoll.phaze.table import read_table
     from atoll.phaze.table_dp import solve_table
 
-    question = ask({"place": PlaceQuestion}, None, {"file": file, **fields})
+    question = ask({"place": verbs.PlaceQuestion}, None, {"file": file, **fields})
     if question.profile != "phaze":
         raise AtollError(
             f"profile: layer tables are priced under profile 'phaze' only, got "
@@ -141,13 +130,13 @@ def list_models() -> list[dict[str, Any]]:
     return rows
 
 
-@described_by(ModelsQuestion)
-def describe_model(name: str, **fields: Unpack[ModelsFields]) -> dict[str, Any]:
+@described_by(verbs.ModelsQuestion)
+def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> dict[str, Any]:
     """Parameters and the layer table of a model, with its operators."""
     from atoll.workload import StoredModel, layer_table, load_model, prepare
     from atoll.workload.stored import warnings_of
 
-    asked = ask({"models": ModelsQuestion}, None, {"name": name, **fields})
+    asked = ask({"models": verbs.ModelsQuestion}, None, {"name": name, **fields})
     config, tp = load_model(name), asked.tp
     model = prepare(config, asked.microbatch, asked.sequence, tp, tp > 1)
     whole = model if tp == 1 else prepare(config, asked.microbatch, asked.sequence)
@@ -194,20 +183,22 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
     return catalogue() if name is None else describe(name)
 
 
-@described_by(CalibrateQuestion)
+@described_by(verbs.CalibrateQuestion)
 def calibrate(
-    data: str | Path | None = None, **fields: Unpack[CalibrateFields]
+    data: str | Path | None = None, **fields: Unpack[keywords.CalibrateFields]
 ) -> dict[str, Any]:
     """Fit the GPU operator model on timings (CSV) and judge it on the rows that were kept out."""
     from atoll.calibrate import calibrate as fit
     from atoll.calibrate.rows import H200_OPERATORS
 
-    asked = ask({"calibrate": CalibrateQuestion}, None, {"data": data, **fields})
+    asked = ask({"calibrate": verbs.CalibrateQuestion}, None, {"data": data, **fields})
     return fit(asked.data or H200_OPERATORS, gpu=asked.device, out=asked.out)
 
 
-@described_by(ValidateQuestion)
-def validate(data: str | Path | None = None, **fields: Unpack[ValidateFields]) -> dict[str, Any]:
+@described_by(verbs.ValidateQuestion)
+def validate(
+    data: str | Path | None = None, **fields: Unpack[keywords.ValidateFields]
+) -> dict[str, Any]:
     """Predicted against measured: operators, whole steps of one device, or training runs.
 
     The file's columns say which. Without data: our H200 operators, on the rows that the shipped
@@ -218,7 +209,7 @@ def validate(data: str | Path | None = None, **fields: Unpack[ValidateFields]) -
     from atoll.training.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
     from atoll.training.validate import validate_runs, validate_steps
 
-    asked = ask({"validate": ValidateQuestion}, None, {"data": data, **fields})
+    asked = ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields})
     gpu, expect, out = asked.device, asked.expect, asked.out
     header = [] if data is None else read_csv(data)[0]
     operators = data is None or ("kind" in header and "us" in header)
@@ -246,7 +237,7 @@ def estimate(
     devices: int | None = None,
     *,
     job: EstimateQuestion | WaferQuestion | str | Path | None = None,
-    **fields: Unpack[EstimateFields],
+    **fields: Unpack[keywords.EstimateFields],
 ) -> Estimate | WaferEstimate:
     """What one layout of a training run, or one mapping on a wafer, costs in time and memory.
 
@@ -279,7 +270,7 @@ def plan(
     *,
     job: PlanQuestion | str | Path | None = None,
     progress: Callable[[str], None] | None = None,
-    **fields: Unpack[PlanFields],
+    **fields: Unpack[keywords.PlanFields],
 ) -> Plan:
     """The fastest layout that fits, proven over the values that each axis may take.
 

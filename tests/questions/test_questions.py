@@ -28,6 +28,8 @@ from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
 from atoll.questions.question import about, allowed
 from atoll.questions.texts import STUB, fields_of, options_of, schema, stub, table, with_tables
 from atoll.step.orders import ORDERS
+from atoll.training.request import AXES
+from atoll.training.space import Axes
 
 ROOT = Path(__file__).parents[2]
 SEARCHED: dict[str, type[Question]] = {"chips": SearchQuestion, "wafer": WaferQuestion}
@@ -213,7 +215,7 @@ def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, comma
     code, out, err = run(command, "--help")
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
-    assert "..." not in out.replace(",...", "").replace("tpu-v5p...)", "").replace("{FOLDERS}...", "")
+    assert "..." not in out.replace(",...", "").replace("{FOLDERS}...", "")
     assert "\u2026" not in out
     shown = " ".join(out.split())
     for name, info in options_of(*COMMANDS[command]).items():
@@ -228,6 +230,13 @@ def test_the_list_of_commands_is_not_cut(run: Run) -> None:
     _, out, _ = run("--help")
     assert max(map(len, out.splitlines())) <= 80
     assert "..." not in out.replace("[ARGS]...", "")
+
+
+def test_a_plan_says_what_it_tries_unless_told_otherwise() -> None:
+    for axis, field in AXES.items():
+        if tried := getattr(Axes(), axis):
+            shown = about(PlanQuestion.model_fields[field], "shown")
+            assert shown == ", ".join(map(str, tried)), f"{field}: `shown` in questions/devices.py"
 
 
 def test_allowed_values_are_those_of_the_registry() -> None:

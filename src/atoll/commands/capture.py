@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll import printing
 from atoll.commands.common import leave_when_interrupted, print_json
-from atoll.questions import CaptureQuestion
+from atoll.questions.verbs import CaptureQuestion
 
 
 def capture(question: CaptureQuestion, as_json: bool) -> None:

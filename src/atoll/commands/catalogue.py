@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll import printing
 from atoll.commands.common import answer, print_json
-from atoll.questions import HardwareQuestion, ModelsQuestion, SchemaQuestion
+from atoll.questions.verbs import HardwareQuestion, ModelsQuestion, SchemaQuestion
 
 
 def models(question: ModelsQuestion, as_json: bool) -> None:

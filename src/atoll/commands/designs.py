@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from atoll import printing
 from atoll.commands.common import answer
 from atoll.errors import AtollError
-from atoll.questions import DesignsQuestion
+from atoll.questions.verbs import DesignsQuestion
 
 
 def designs(question: DesignsQuestion, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from atoll.commands.common import print_json
 from atoll.errors import AtollError
-from atoll.questions import ReportQuestion, TraceQuestion
+from atoll.questions.verbs import ReportQuestion, TraceQuestion
 
 
 def report(question: ReportQuestion, as_json: bool) -> None:

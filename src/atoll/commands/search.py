@@ -11,7 +11,8 @@ import typer
 from atoll import printing
 from atoll.commands.common import answer
 from atoll.errors import AtollError
-from atoll.questions import ExplainQuestion, SearchQuestion, WaferQuestion
+from atoll.questions import SearchQuestion, WaferQuestion
+from atoll.questions.verbs import ExplainQuestion
 
 
 def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float) -> None:

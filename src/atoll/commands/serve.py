@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from atoll.questions import ServeQuestion
+from atoll.questions.verbs import ServeQuestion
 
 
 def serve(question: ServeQuestion) -> None:

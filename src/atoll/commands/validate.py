@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll import printing, printing_training
 from atoll.commands.common import answer, print_json
-from atoll.questions import CalibrateQuestion, PlaceQuestion, ValidateQuestion
+from atoll.questions.verbs import CalibrateQuestion, PlaceQuestion, ValidateQuestion
 
 
 def place(question: PlaceQuestion, as_json: bool) -> None:

@@ -1,65 +1,40 @@
 """What a user may ask, each question defined once; see `question`."""
 
+from atoll.questions import verbs
 from atoll.questions.chips import ModelEntry, SearchQuestion
 from atoll.questions.devices import EstimateQuestion, LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.questions.question import Question
-from atoll.questions.verbs import (
-    CalibrateQuestion,
-    CaptureQuestion,
-    DesignsQuestion,
-    ExplainQuestion,
-    HardwareQuestion,
-    ModelsQuestion,
-    PlaceQuestion,
-    ReportQuestion,
-    SchemaQuestion,
-    ServeQuestion,
-    TraceQuestion,
-    ValidateQuestion,
-)
 from atoll.questions.wafer import MappingQuestion, WaferLayout, WaferQuestion
 
 __all__ = [
-    "CalibrateQuestion",
-    "CaptureQuestion",
-    "DesignsQuestion",
     "EstimateQuestion",
-    "ExplainQuestion",
-    "HardwareQuestion",
     "LayoutQuestion",
     "MappingQuestion",
     "ModelEntry",
-    "ModelsQuestion",
-    "PlaceQuestion",
     "PlanQuestion",
     "Question",
-    "ReportQuestion",
     "RunQuestion",
-    "SchemaQuestion",
     "SearchQuestion",
-    "ServeQuestion",
-    "TraceQuestion",
-    "ValidateQuestion",
     "WaferLayout",
     "WaferQuestion",
 ]
 
 COMMANDS: dict[str, tuple[type[Question], ...]] = {
     "search": (SearchQuestion, WaferQuestion),
-    "explain": (ExplainQuestion,),
-    "designs": (DesignsQuestion,),
-    "serve": (ServeQuestion,),
+    "explain": (verbs.ExplainQuestion,),
+    "designs": (verbs.DesignsQuestion,),
+    "serve": (verbs.ServeQuestion,),
     "plan": (PlanQuestion,),
     "estimate": (EstimateQuestion, MappingQuestion),
-    "report": (ReportQuestion,),
-    "trace": (TraceQuestion,),
-    "place": (PlaceQuestion,),
-    "capture": (CaptureQuestion,),
-    "models": (ModelsQuestion,),
-    "hardware": (HardwareQuestion,),
-    "calibrate": (CalibrateQuestion,),
-    "validate": (ValidateQuestion,),
-    "schema": (SchemaQuestion,),
+    "report": (verbs.ReportQuestion,),
+    "trace": (verbs.TraceQuestion,),
+    "place": (verbs.PlaceQuestion,),
+    "capture": (verbs.CaptureQuestion,),
+    "models": (verbs.ModelsQuestion,),
+    "hardware": (verbs.HardwareQuestion,),
+    "calibrate": (verbs.CalibrateQuestion,),
+    "validate": (verbs.ValidateQuestion,),
+    "schema": (verbs.SchemaQuestion,),
 }
 """The questions that each command asks, in the order of `atoll --help`."""
 JOBS: dict[str, type[Question]] = {
@@ -69,14 +44,14 @@ JOBS: dict[str, type[Question]] = {
 }
 """What a job file may ask, by its `kind`; without one it asks for chips, or what its fields say."""
 KEYWORDS: dict[str, tuple[type[Question], ...]] = {
-    "CalibrateFields": (CalibrateQuestion,),
+    "CalibrateFields": (verbs.CalibrateQuestion,),
     "EstimateFields": (EstimateQuestion, MappingQuestion),
     "LayoutFields": (LayoutQuestion,),
-    "ModelsFields": (ModelsQuestion,),
-    "PlaceFields": (PlaceQuestion,),
+    "ModelsFields": (verbs.ModelsQuestion,),
+    "PlaceFields": (verbs.PlaceQuestion,),
     "PlanFields": (PlanQuestion,),
     "RunFields": (RunQuestion,),
     "SearchFields": (SearchQuestion, WaferQuestion),
-    "ValidateFields": (ValidateQuestion,),
+    "ValidateFields": (verbs.ValidateQuestion,),
 }
 """Types of Python's keywords (`keywords.pyi`)."""

@@ -1,5 +1,4 @@
-"""From a job file and keywords to a question; names of the release before still work, and say it.
-"""
+"""From a job file and keywords to a question; names of the release before still work."""
 
 from __future__ import annotations
 
@@ -78,9 +77,7 @@ def _kind(kinds: Mapping[str, type[Q]], given: Iterable[str]) -> str:
 def old_names(question: type[Question]) -> dict[str, str]:
     """Names of the release before, and today's."""
     return {
-        old: name
-        for name, info in question.model_fields.items()
-        for old in about(info, "old", ())
+        old: name for name, info in question.model_fields.items() for old in about(info, "old", ())
     }
 
 

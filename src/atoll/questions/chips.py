@@ -10,11 +10,10 @@ from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 
 from atoll import units
 from atoll.questions import fields as f
-from atoll.questions.fields import Counts
+from atoll.questions.fields import CHIPS, LAYOUT, OUTPUT, SEARCH, TRAINED, AtLeastOne, Counts
 from atoll.questions.question import Area, Named, Power, Question, Seconds, Several, option
 from atoll.yamlfile import MOST_BYTES, Count, FileModel
 
-DEFAULT_MODEL = "llama2-7b"
 LEAST_HBM_BYTES = 2**20
 """Less is a number whose unit was forgotten."""
 
@@ -52,6 +51,10 @@ Capacity = Annotated[
 ]  # fmt: skip
 
 
+ZeroStage = Annotated[int, Named("atoll.placement.chain:ZERO")]
+DEFAULT_MODELS = (ModelEntry.model_construct(name="llama2-7b", weight=1.0),)
+
+
 class SearchQuestion(Question):
     """Find the best chip, schedule and placement for a model, with proof.
 
@@ -60,88 +63,68 @@ class SearchQuestion(Question):
     """
 
     kind: Literal["chips"] = "chips"
-    model: Annotated[
-        tuple[ModelEntry, ...], BeforeValidator(_entries), Field(min_length=1),
-        option(
-            "Zoo name, config.json, captured model, folder or cached id.", f.TRAINED,
-            old=("models",),
-        ),
-    ] = (ModelEntry.model_construct(name=DEFAULT_MODEL, weight=1.0),)  # fmt: skip
+    model: Annotated[tuple[ModelEntry, ...], BeforeValidator(_entries), AtLeastOne] = option(
+        "Zoo name, config.json, captured model, folder or id.", TRAINED, DEFAULT_MODELS,
+        old=("models",),
+    )  # fmt: skip
     devices: f.Devices = 1024
     batch: f.Batch = 4096
     sequence: f.Sequence = None
-    optimizer: Annotated[
-        f.Optimizer | None, option("Bytes of its states.", f.TRAINED, shown="the profile's")
-    ] = None
-    objective: Annotated[
-        Annotated[str, Named("atoll.explore.objective:KINDS")],
-        option("What several models count together.", f.TRAINED),
-    ] = "mean"
+    optimizer: f.OptimizerName | None = option(
+        "Bytes of its states.", TRAINED, None, shown="the profile's"
+    )
+    objective: Annotated[str, Named("atoll.explore.objective:KINDS")] = option(
+        "What several models count together.", TRAINED, "mean"
+    )
     microbatch: f.Microbatches = (1, 2, 4, 8, 16)
-    tp: Annotated[
-        Counts,
-        option("Tensor parallel degrees.", f.LAYOUT, old=("tensor_widths", "tensor")),
-    ] = (1, 2, 4, 8)
-    zero: Annotated[
-        tuple[Annotated[int, Named("atoll.placement.chain:ZERO")], ...], Several,
-        Field(min_length=1), option("ZeRO stages.", f.LAYOUT),
-    ] = (0, 1)  # fmt: skip
-    recompute: Annotated[
-        Annotated[str, Named("atoll.placement.chain:RECOMPUTE")],
-        option("What is computed again; optimal: by operator.", f.LAYOUT),
-    ] = "optimal"
-    space: Annotated[
-        Annotated[str, Named(file=True)],
-        option("phaze (29,360 chips), or a space file (YAML).", f.CHIPS),
-    ] = "phaze"
-    hbm: Annotated[
-        tuple[Capacity, ...], Several,
-        option('HBM capacities, "80 GiB".', f.CHIPS, shown="all of the space"),
-    ] = ()  # fmt: skip
-    max_area: Annotated[Area | None, option('Largest area, "280 mm2".', f.CHIPS)] = None
-    max_power: Annotated[Power | None, option('Largest peak power, "250 W".', f.CHIPS)] = None
-    network: Annotated[
-        f.NetworkName | None,
-        option("Network of the catalogue or a file.", f.CHIPS, shown="the profile's"),
-    ] = None
-    profile: Annotated[
-        Annotated[str, Named("atoll.profiles:PROFILES")],
-        option("Assumptions: physically honest, or as PHAZE published.", f.CHIPS),
-    ] = "default"
-    strategy: Annotated[
-        Literal["exact", "phaze", "evolve"],
-        option("With proof, by PHAZE's rule, or by evolution.", f.SEARCH),
-    ] = "exact"
-    evaluations: Annotated[Count, option("Designs that evolve looks at.", f.SEARCH)] = 2000
-    tolerance: Annotated[
-        float, Field(ge=0, lt=1), option("Gap that counts as optimal.", f.SEARCH)
-    ] = 1e-3
-    time_limit: Annotated[
-        Seconds, option('Stop after "10 min".', f.SEARCH, shown="1 h")
-    ] = 3600.0
+    tp: Annotated[Counts, AtLeastOne] = option(
+        "Tensor parallel degrees.", LAYOUT, (1, 2, 4, 8), old=("tensor_widths", "tensor")
+    )
+    zero: Annotated[tuple[ZeroStage, ...], Several, AtLeastOne] = option(
+        "ZeRO stages.", LAYOUT, (0, 1)
+    )
+    recompute: Annotated[str, Named("atoll.placement.chain:RECOMPUTE")] = option(
+        "What is computed again; optimal: by operator.", LAYOUT, "optimal"
+    )
+    space: Annotated[str, Named(file=True)] = option(
+        "phaze (29,360 chips), or a space file (YAML).", CHIPS, "phaze"
+    )
+    hbm: Annotated[tuple[Capacity, ...], Several] = option(
+        'HBM capacities, "80 GiB".', CHIPS, (), shown="all of the space"
+    )
+    max_area: Area | None = option('Largest area, "280 mm2".', CHIPS, None)
+    max_power: Power | None = option('Largest peak power, "250 W".', CHIPS, None)
+    network: f.NetworkName | None = option(
+        "Network of the catalogue or a file.", CHIPS, None, shown="the profile's"
+    )
+    profile: f.ProfileName = option(
+        "Assumptions: physically honest, or as PHAZE published.", CHIPS, "default"
+    )
+    strategy: Literal["exact", "phaze", "evolve"] = option(
+        "With proof, by PHAZE's rule, or by evolution.", SEARCH, "exact"
+    )
+    evaluations: Count = option("Designs that evolve looks at.", SEARCH, 2000)
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = option(
+        "Gap that counts as optimal.", SEARCH, 1e-3
+    )
+    time_limit: Seconds = option('Stop after "10 min".', SEARCH, 3600.0, shown="1 h")
     pareto: f.Pareto = False
     baselines: f.Baselines = True
-    beside: Annotated[
-        tuple[f.DeviceName, ...], Several,
-        option("Devices to plan for the same job, or files.", f.SEARCH, exclude=True),
-    ] = ()  # fmt: skip
+    beside: Annotated[tuple[f.DeviceName, ...], Several] = option(
+        "Devices to plan for the same job, or files.", SEARCH, (), exclude=True
+    )
     seed: f.Seed = 0
-    workers: Annotated[
-        Annotated[int, Field(ge=0)] | None,
-        option("Local processes; 0: this one alone.", f.SEARCH, shown="as the work needs",
-               exclude=True),
-    ] = None  # fmt: skip
-    cluster: Annotated[
-        str | None, option("Dask: tcp://host:8786, or local:4.", f.SEARCH, exclude=True)
-    ] = None
-    out: Annotated[
-        Path | None,
-        option("Keep all in this folder; started again, the search continues.", f.OUTPUT,
-               exclude=True),
-    ] = None  # fmt: skip
+    workers: f.Whole | None = option(
+        "Local processes; 0: this one alone.", SEARCH, None, shown="as the work needs",
+        exclude=True,
+    )  # fmt: skip
+    cluster: str | None = option("Dask: tcp://host:8786, or local:4.", SEARCH, None, exclude=True)
+    out: Path | None = option(
+        "Keep all in this folder; started again, the search continues.", OUTPUT, None, exclude=True
+    )
     trace: f.Trace = None
 
-    example: ClassVar[str] = "atoll search --model llama3-8b --devices 256 --max-area '400 mm2'"
+    example = "atoll search --model llama3-8b --devices 256 --max-area '400 mm2'"
     answer_keys: ClassVar[Mapping[str, str]] = {
         "model": "models", "batch": "global_batch", "microbatch": "microbatches",
         "tp": "tensor_widths", "hbm": "hbm_capacities_bytes", "max_area": "max_area_mm2",

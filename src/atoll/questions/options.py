@@ -80,7 +80,7 @@ def add_command(
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__ = name
     words = cleandoc(asked[0].__doc__ or "")
-    if any(is_tuple(info.annotation) for n, info in fields.items() if n not in arguments):
+    if any(is_tuple(info) for n, info in fields.items() if n not in arguments):
         words += "\n\nAn option with N,... takes several values, with commas or given again."
     examples = "\n".join(f"  {q.example}" for q in asked if q.example.startswith(f"atoll {name}"))
     app.command(
@@ -101,8 +101,8 @@ def _parameter(
     name: str, info: FieldInfo, positional: bool = False, hidden: bool = False
 ) -> Parameter:
     """What the command line reads: text, and flags; the question makes values of it."""
-    found = scalars(info.annotation)
-    annotation: Any = list[str] if is_tuple(info.annotation) else str
+    found = scalars(info)
+    annotation: Any = list[str] if is_tuple(info) else str
     if positional:
         needed = Parameter.empty if info.is_required() else None
         return _named(name, annotation if info.is_required() else annotation | None,
@@ -118,7 +118,7 @@ def _read(info: FieldInfo, value: Any, split: bool) -> Any:
     """Text of the command line as the field's type; what cannot be read is left to the question."""
     if isinstance(value, bool):
         return value
-    found = scalars(info.annotation)
+    found = scalars(info)
 
     def number(text: str) -> Any:
         for kind in (int, float):
@@ -132,4 +132,5 @@ def _read(info: FieldInfo, value: Any, split: bool) -> Any:
     if not isinstance(value, list):
         return number(value)
     parts = (part for text in value for part in (_LISTED.split(text) if split else [text]))
-    return tuple(number(part.strip()) for part in parts if part)
+    found = tuple(number(part.strip()) for part in parts if part)
+    return found[0] if split and len(found) == 1 else found

@@ -7,7 +7,7 @@ for editors and JSON Schema (`texts`). To add an option is to add a field to one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
 from atoll import units
 from atoll.errors import AtollError
@@ -72,6 +72,7 @@ class Question(FileModel):
 def option(
     help: str,
     group: str,
+    default: Any = PydanticUndefined,
     *,
     shown: str = "",
     old: tuple[str, ...] = (),
@@ -87,6 +88,7 @@ def option(
     told: dict[str, Any] = {"group": group, "shown": shown, "old": list(old)}
     told["file_only"] = file_only
     return Field(
+        default,
         description=help,
         exclude=exclude or None,
         json_schema_extra={f"x-{name}": value for name, value in told.items() if value},
@@ -173,39 +175,28 @@ Seconds = Annotated[float, quantity(units.TIME, "s"), Field(gt=0), Measured]
 # --- Reading types --------------------------------------------------------------------------------
 
 
-def scalars(annotation: Any) -> set[type]:
-    """The plain types inside an annotation."""
-    if annotation in (NoneType, Ellipsis):
-        return set()
-    if get_origin(annotation) is Annotated:
-        return scalars(get_args(annotation)[0])
-    if get_origin(annotation) is Literal:
-        return {type(value) for value in get_args(annotation)}
-    inside = get_args(annotation)
-    return set().union(*map(scalars, inside)) if inside else {annotation}
+def _inside(annotation: Any) -> Iterator[Any]:
+    """An annotation and all that it is made of, metadata included."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _inside(part)
 
 
-def is_tuple(annotation: Any) -> bool:
-    if get_origin(annotation) is Annotated:
-        return is_tuple(get_args(annotation)[0])
-    return get_origin(annotation) is tuple or any(
-        is_tuple(inside) for inside in get_args(annotation) if get_origin(annotation) is not tuple
-    )
+def scalars(info: FieldInfo) -> set[type]:
+    """The plain types of a field's values."""
+    found = {part for part in _inside(info.annotation) if isinstance(part, type)} - {NoneType}
+    return found or {str}  # a Literal
+
+
+def is_tuple(info: FieldInfo) -> bool:
+    return any(get_origin(part) is tuple for part in _inside(info.annotation))
 
 
 def allowed(info: FieldInfo) -> tuple[Any, ...]:
     """The values that a field lists, none where anything of its type goes."""
-
-    def listed(annotation: Any) -> tuple[Any, ...]:
-        if get_origin(annotation) is Literal:
-            return get_args(annotation)
-        found = (annotation,) if isinstance(annotation, Named) else get_args(annotation)
-        return next((n.names() for n in found if isinstance(n, Named) and n.names()), ()) or next(
-            (names for inside in get_args(annotation) if (names := listed(inside))), ()
-        )
-
-    own = next((m.names() for m in info.metadata if isinstance(m, Named)), ())
-    return own or listed(info.annotation)
+    parts = (*info.metadata, *_inside(info.annotation))
+    listed = (get_args(part) for part in parts if get_origin(part) is Literal)
+    return next((part.names() for part in parts if isinstance(part, Named)), next(listed, ()))
 
 
 def default_words(info: FieldInfo) -> str:

@@ -65,9 +65,9 @@ def help_words(name: str, info: FieldInfo, others: Sequence[type[Question]] = ()
 
 def metavar(info: FieldInfo) -> str:
     """What stands for an option's value; "N,..." for several."""
-    found = scalars(info.annotation)
+    found = scalars(info)
     one = "N" if int in found else "X" if found == {float} else "PATH" if Path in found else "TEXT"
-    return f"{one},..." if is_tuple(info.annotation) else one
+    return f"{one},..." if is_tuple(info) else one
 
 
 def described_by(*asked: type[Question]) -> Callable[[F], F]:
@@ -94,14 +94,14 @@ def described_by(*asked: type[Question]) -> Callable[[F], F]:
 
 def keyword_type(info: FieldInfo) -> str:
     """What Python may give for a field, as an annotation."""
-    found = scalars(info.annotation)
+    found = scalars(info)
     names = {Path: "str | Path", float: "float | str"}
     kinds = [
         "str | Mapping[str, Any]" if issubclass(kind, BaseModel) else names.get(kind, kind.__name__)
         for kind in sorted(found, key=lambda kind: kind.__name__)
     ]
     words = " | ".join(dict.fromkeys(" | ".join(kinds).split(" | ")))
-    return f"Sequence[{words}] | {words} | None" if is_tuple(info.annotation) else f"{words} | None"
+    return f"Sequence[{words}] | {words} | None" if is_tuple(info) else f"{words} | None"
 
 
 def stub() -> str:
@@ -130,7 +130,7 @@ def table(*asked: type[Question]) -> str:
         rows.append(f"| **{group}** | |")
         for name, info in fields.items():
             positional = name in asked[0].arguments
-            value = "" if scalars(info.annotation) == {bool} else f" {metavar(info)}"
+            value = "" if scalars(info) == {bool} else f" {metavar(info)}"
             shown = name.upper() if positional else f"{spelled(name)}{value}"
             shown = f"`{name}:` *file*" if about(info, "file_only") else f"`{shown}`"
             rows.append(f"| {shown} | {help_words(name, info, asked[1:])} |")
@@ -149,4 +149,3 @@ def schema(name: str) -> dict[str, Any]:
         return {"question": asked[0].model_json_schema()}
     either: Any = Annotated[Union[asked], Field(discriminator="kind")]  # noqa: UP007
     return {"question": TypeAdapter(either).json_schema()}
-

@@ -3,87 +3,80 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from atoll.questions import fields as f
+from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, Whole
 from atoll.questions.question import Named, Question, Several, option
 from atoll.yamlfile import Count
 
+MEASURED, MODEL, ROWS, SERVER = "Measurements", "Model", "Rows", "Server"
 Folder = Annotated[
-    Path, option("Folder that `atoll search --out` or `atoll plan --out` wrote.", f.OUTPUT)
+    Path, option("Folder that `atoll search --out` or `atoll plan --out` wrote.", OUTPUT)
 ]
-Measured = Annotated[
-    f.DeviceName, option("The device that was measured.", "Measurements", old=("gpu",))
-]
+Measured = Annotated[f.DeviceName, option("The device that was measured.", MEASURED, old=("gpu",))]
+Texts = Annotated[tuple[str, ...], Several]
+CommandName = Annotated[str, Named("atoll.questions:COMMANDS")]
 
 
 class PlaceQuestion(Question):
     """Place your own layers on devices: the exact optimum for a table of layer costs."""
 
-    file: Annotated[Path, option("Layer table (JSON): times, bytes and edges.", "Layers")]
-    profile: Annotated[
-        Annotated[str, Named("atoll.profiles:PROFILES")],
-        option("Cost model of the table.", "Layers"),
-    ] = "phaze"
-    example: ClassVar[str] = "atoll place layers.json"
+    file: Path = option("Layer table (JSON): times, bytes and edges.", "Layers")
+    profile: f.ProfileName = option("Cost model of the table.", "Layers", "phaze")
+    example = "atoll place layers.json"
     arguments = positional = ("file",)
 
 
 class ModelsQuestion(Question):
     """List the models, or show one: parameters, layers, operators."""
 
-    name: Annotated[
-        str | None, option("Zoo name, config.json or model file.", f.TRAINED, shown="the zoo")
-    ] = None
-    microbatch: Annotated[Count, option("Sequences in a microbatch.", f.LAYOUT)] = 1
+    name: str | None = option(
+        "Zoo name, config.json or model file.", TRAINED, None, shown="the zoo"
+    )
+    microbatch: Count = option("Sequences in a microbatch.", LAYOUT, 1)
     sequence: f.Sequence = None
-    tp: Annotated[Count, option("Tensor parallel degree.", f.LAYOUT, old=("tensor",))] = 1
-    example: ClassVar[str] = "atoll models llama3-8b --tp 4"
+    tp: Count = option("Tensor parallel degree.", LAYOUT, 1, old=("tensor",))
+    example = "atoll models llama3-8b --tp 4"
     arguments = positional = ("name",)
 
 
 class HardwareQuestion(Question):
     """List devices, chips, networks, spaces and wafers, or show one: area, power, peak rates."""
 
-    name: Annotated[
-        str | None,
-        option("Device, accelerator, network, space or wafer, or a file of one (YAML).", f.SYSTEM,
-               shown="the catalogue"),
-    ] = None  # fmt: skip
-    example: ClassVar[str] = "atoll hardware h100"
-    arguments = positional = ("name",)
+    name: str | None = option(
+        "Device, accelerator, network, space or wafer, or a file of one (YAML).", SYSTEM, None,
+        shown="the catalogue",
+    )  # fmt: skip
+    example = "atoll hardware h100"
+    arguments = ("name",)
 
 
 class CalibrateQuestion(Question):
     """Fit the GPU operator model on measured timings; half of the rows are kept to judge it."""
 
-    data: Annotated[
-        Path | None, option("Operators (CSV).", "Measurements", shown="our H200's")
-    ] = None
+    data: Path | None = option("Operators (CSV).", MEASURED, None, shown="our H200's")
     device: Measured = "h200"
-    out: Annotated[Path | None, option("Write the calibration (YAML) here.", f.OUTPUT)] = None
-    example: ClassVar[str] = "atoll calibrate timings.csv --device h100 --out h100.yaml"
+    out: Path | None = option("Write the calibration (YAML) here.", OUTPUT, None)
+    example = "atoll calibrate timings.csv --device h100 --out h100.yaml"
     arguments = positional = ("data",)
 
 
 class ValidateQuestion(Question):
     """Hold predictions against measurements: errors overall and by group, worst rows, regret."""
 
-    data: Annotated[
-        Path | None,
-        option("Operators, steps or training runs (CSV).", "Measurements", shown="our H200's"),
-    ] = None
+    data: Path | None = option(
+        "Operators, steps or training runs (CSV).", MEASURED, None, shown="our H200's"
+    )
     device: Measured = "h200"
-    expect: Annotated[
-        Literal["oom"] | None, option("The file's runs went out of memory.", "Measurements")
-    ] = None
-    out: Annotated[
-        Path | None, option("Write one line a row, with prediction and error (CSV).", f.OUTPUT)
-    ] = None
-    example: ClassVar[str] = "atoll validate --data runs.csv"
-    positional: ClassVar[tuple[str, ...]] = ("data",)
+    expect: Literal["oom"] | None = option("The file's runs went out of memory.", MEASURED, None)
+    out: Path | None = option(
+        "Write one line a row, with prediction and error (CSV).", OUTPUT, None
+    )
+    example = "atoll validate --data runs.csv"
+    positional = ("data",)
 
 
 class CaptureQuestion(Question):
@@ -92,58 +85,37 @@ class CaptureQuestion(Question):
     The file can be given wherever a command takes --model.
     """
 
-    target: Annotated[
-        str,
-        option("package.module:builder, a config.json (with the transformers library), or an ONNX "
-               "file (with the onnx package).", "Model"),
-    ]  # fmt: skip
-    out: Annotated[Path, option("Write the atoll-model file here.", f.OUTPUT)]
-    inputs: Annotated[
-        tuple[str, ...], Several,
-        option('Type and shape, "int64[1,4096]" or "labels=int64[1,4096]".', "Model"),
-    ] = ()  # fmt: skip
-    name: Annotated[
-        str | None, option("Name of the model in the file.", "Model", shown="the target's")
-    ] = None
-    sequence: Annotated[
-        Count | None,
-        option("Tokens in a sample; the open dimension of an ONNX file.", "Model"),
-    ] = None
-    batch_dim: Annotated[
-        int, option("Dimension of the inputs that counts samples; -1 for none.", "Model")
-    ] = 0
-    dtype: Annotated[
-        str, option("Type of weights and floating inputs; keep leaves them.", "Model")
-    ] = "bfloat16"
-    keep: Annotated[
-        Literal["fused", "eager"],
-        option("Kernels and what they keep: a compiler's, or PyTorch's own.", "Model"),
-    ] = "fused"
-    example: ClassVar[str] = (
-        "atoll capture mine.model:build --inputs 'int64[1,4096]' --out mine.json"
+    target: str = option(
+        "package.module:builder, a config.json (with the transformers library), or an ONNX file "
+        "(with the onnx package).", MODEL,
+    )  # fmt: skip
+    out: Path = option("Write the atoll-model file here.", OUTPUT)
+    inputs: Texts = option('Type and shape, "int64[1,4096]" or "labels=int64[1,4096]".', MODEL, ())
+    name: str | None = option("Name of the model.", MODEL, None, shown="the target's")
+    sequence: Count | None = option(
+        "Tokens in a sample; the open dimension of an ONNX file.", MODEL, None
     )
-    arguments: ClassVar[tuple[str, ...]] = ("target",)
+    batch_dim: int = option("Dimension of inputs that counts samples; -1 for none.", MODEL, 0)
+    dtype: str = option("Of weights and floating inputs; keep leaves them.", MODEL, "bfloat16")
+    keep: Literal["fused", "eager"] = option(
+        "Kernels and what they keep: a compiler's, or PyTorch's own.", MODEL, "fused"
+    )
+    example = "atoll capture mine.model:build --inputs 'int64[1,4096]' --out mine.json"
+    arguments = ("target",)
 
 
 class DesignsQuestion(Question):
     """List what a search has evaluated, also while it runs."""
 
     folder: Folder
-    where: Annotated[
-        tuple[str, ...], Several,
-        option('Filters: "width=128", "area_mm2<=200", "score>=1000".', "Rows"),
-    ] = ()  # fmt: skip
-    sort: Annotated[str, option("Column to sort by.", "Rows")] = "score"
-    limit: Annotated[Count, option("Rows to show.", "Rows")] = 20
-    offset: Annotated[int, Field(ge=0), option("Rows to skip.", "Rows")] = 0
-    front: Annotated[
-        str | None, option("Only the front of score against this column.", "Rows")
-    ] = None
-    parquet: Annotated[
-        Path | None, option("Write every design to this Parquet file.", f.OUTPUT)
-    ] = None
-    example: ClassVar[str] = "atoll designs runs/mine --where 'area_mm2<=200' --limit 5"
-    arguments: ClassVar[tuple[str, ...]] = ("folder",)
+    where: Texts = option('Filters: "width=128", "area_mm2<=200", "score>=1000".', ROWS, ())
+    sort: str = option("Column to sort by.", ROWS, "score")
+    limit: Count = option("Rows to show.", ROWS, 20)
+    offset: Whole = option("Rows to skip.", ROWS, 0)
+    front: str | None = option("Only the front of score against this column.", ROWS, None)
+    parquet: Path | None = option("Write every design to this Parquet file.", OUTPUT, None)
+    example = "atoll designs runs/mine --where 'area_mm2<=200' --limit 5"
+    arguments = ("folder",)
 
 
 class ExplainQuestion(Question):
@@ -153,8 +125,8 @@ class ExplainQuestion(Question):
     """
 
     folder: Folder
-    example: ClassVar[str] = "atoll explain runs/mine"
-    arguments: ClassVar[tuple[str, ...]] = ("folder",)
+    example = "atoll explain runs/mine"
+    arguments = ("folder",)
 
 
 class ReportQuestion(Question):
@@ -165,53 +137,41 @@ class ReportQuestion(Question):
     """
 
     folder: Folder
-    out: Annotated[
-        Path | None, option("The file to write.", f.OUTPUT, shown="report.html in the folder")
-    ] = None
-    example: ClassVar[str] = "atoll report runs/mine"
-    arguments: ClassVar[tuple[str, ...]] = ("folder",)
+    out: Path | None = option("The file.", OUTPUT, None, shown="report.html in the folder")
+    example = "atoll report runs/mine"
+    arguments = ("folder",)
 
 
 class TraceQuestion(Question):
     """Write a step as a Chrome trace, which Perfetto and chrome://tracing open."""
 
     folder: Folder
-    out: Annotated[
-        Path | None, option("The file to write.", f.OUTPUT, shown="trace.json in the folder")
-    ] = None
-    example: ClassVar[str] = "atoll trace runs/mine"
-    arguments: ClassVar[tuple[str, ...]] = ("folder",)
+    out: Path | None = option("The file.", OUTPUT, None, shown="trace.json in the folder")
+    example = "atoll trace runs/mine"
+    arguments = ("folder",)
 
 
 class ServeQuestion(Question):
     """Explore stored runs in a browser, also while a search is writing them. Reads only."""
 
-    folders: Annotated[
-        tuple[Path, ...],
-        option("Folders that `--out` writes, or that hold such folders.", "Runs"),
-    ]
-    port: Annotated[int, Field(ge=0), option("Port; 0 takes a free one.", "Server")] = 8737
-    host: Annotated[
-        str, option("Address to bind; off loopback every request needs a token.", "Server")
-    ] = "127.0.0.1"
-    token: Annotated[
-        Annotated[str, Field(min_length=8)] | None,
-        option("The token to ask for, or ATOLL_TOKEN of the environment.", "Server",
-               shown="none on loopback, a new one elsewhere"),
-    ] = None  # fmt: skip
-    allow_host: Annotated[
-        tuple[str, ...], Several, option("Other host names to answer to.", "Server")
-    ] = ()
-    open: Annotated[bool, option("Open a browser.", "Server")] = False
-    example: ClassVar[str] = "atoll serve runs/mine runs/other"
-    arguments: ClassVar[tuple[str, ...]] = ("folders",)
+    folders: tuple[Path, ...] = option("Folders of runs, or that hold such folders.", "Runs")
+    port: Whole = option("Port; 0 takes a free one.", SERVER, 8737)
+    host: str = option(
+        "Address to bind; off loopback every request needs a token.", SERVER, "127.0.0.1"
+    )
+    token: Annotated[str, Field(min_length=8)] | None = option(
+        "The token to ask for, or ATOLL_TOKEN of the environment.", SERVER, None,
+        shown="none on loopback, a new one elsewhere",
+    )  # fmt: skip
+    allow_host: Texts = option("Other host names to answer to.", SERVER, ())
+    open: bool = option("Open a browser.", SERVER, False)
+    example = "atoll serve runs/mine runs/other"
+    arguments = ("folders",)
 
 
 class SchemaQuestion(Question):
     """JSON Schema of what a command asks: the fields of its options, keywords and job files."""
 
-    command: Annotated[
-        Annotated[str, Named("atoll.questions:COMMANDS")], option("The command.", "Schema")
-    ]
-    example: ClassVar[str] = "atoll schema search"
-    arguments: ClassVar[tuple[str, ...]] = ("command",)
+    command: CommandName = option("The command.", "Schema")
+    example = "atoll schema search"
+    arguments = ("command",)

@@ -129,6 +129,5 @@ def layout_of(run: Run, asked: LayoutQuestion) -> Layout:
 
 def axes_of(asked: PlanQuestion, usual: Mapping[str, tuple[Any, ...]]) -> Axes:
     """The values that a plan tries: as `usual` on axes of which the question says nothing."""
-    named = {axis: getattr(asked, field) for axis, field in AXES.items()}
-    said = {axis for axis, field in AXES.items() if field in asked.model_fields_set}
-    return Axes(**named | {axis: v for axis, v in usual.items() if axis not in said})
+    said = {axis: values for axis, field in AXES.items() if (values := getattr(asked, field))}
+    return Axes(**dict(usual) | said)

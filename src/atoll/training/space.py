@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.questions import PlanQuestion
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout
 from atoll.step.orders import ORDERS
 from atoll.training.run import Run
@@ -25,11 +24,6 @@ from atoll.training.run import Run
 Ints = NDArray[np.int64]
 ARRAYS = ("pp", "dp", "vpp", "zero", "hsdp", "recompute", "schedule", "microbatches")
 """Of a block, what differs between its layouts."""
-
-
-def _asked(field: str) -> tuple[Any, ...]:
-    default: tuple[Any, ...] = PlanQuestion.model_fields[field].default
-    return default
 
 
 @dataclass(frozen=True)
@@ -48,15 +42,15 @@ class Axes:
     """Tensor widths of the experts; by default that of the rest."""
     vpp: tuple[int, ...] = ()
     """Divisors of the layers of a stage, embedding and head counted as layers or not."""
-    microbatch: tuple[int, ...] = _asked("microbatch")
+    microbatch: tuple[int, ...] = (1, 2, 4, 8)
     sp: tuple[bool, ...] = (True,)
     """Matters where tp is above 1."""
-    zero: tuple[int, ...] = _asked("zero")
+    zero: tuple[int, ...] = (0, 1, 2, 3)
     """2 without a pipeline only."""
-    hsdp: tuple[int, ...] = _asked("hsdp")
+    hsdp: tuple[int, ...] = (1,)
     """Those that divide the ranks that share a parameter; above 1 from ZeRO 1 on."""
-    recompute: tuple[str, ...] = _asked("recompute")
-    schedule: tuple[str, ...] = _asked("order")
+    recompute: tuple[str, ...] = ("none", "selective", "full", "optimal")
+    schedule: tuple[str, ...] = ("1f1b",)
     """Of pipelines (layouts without one are always tried); 1f1b stands for interleaved where vpp is
     above 1."""
 
