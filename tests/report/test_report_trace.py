@@ -206,7 +206,7 @@ def test_collectives_are_in_the_trace() -> None:
 
 
 def test_a_long_step_is_cut_to_its_beginning_and_says_so() -> None:
-    found = estimate(pp=2, tp=2, global_batch=262144)
+    found = estimate(pp=2, tp=2, batch=262144)
     timeline = plan_timeline(pipeline_record(found))
     assert timeline.shown < timeline.microbatches
     for row in timeline.stages:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -45,7 +44,7 @@ def test_only_where_it_is_asked_for(tmp_path):
         microbatch=(1, 2), baselines=False,
     )  # fmt: skip
     assert run_wafer_search(job).to_dict()["explanation"] == []
-    asked = run_wafer_search(replace(job, explain=True))
+    asked = run_wafer_search(job.changed(explain=True))
     shown = asked.to_dict()["explanation"]
     assert [row["resource"] for row in shown] == ["compute", "SRAM", "HBM", "links"]
     assert asked.best.step_s == run_wafer_search(job).best.step_s
@@ -57,7 +56,7 @@ def test_a_wafers_folder_is_explained_with_what_more_of_each_resource_is_worth(t
         wafer=str(small_file(tmp_path)), model=small_model(heads=8), batch=8, sequence=64,
         microbatch=(1, 2), dead_links=(((0, 0), (1, 0)),),
     )  # fmt: skip
-    asked = run_wafer_search(replace(job, explain=True))
+    asked = run_wafer_search(job.changed(explain=True))
     folder = tmp_path / "run"
     write_wafer_result(run_wafer_search(job), folder)
     ended = CliRunner().invoke(app, ["explain", str(folder), "--json"])
@@ -118,11 +117,11 @@ def test_the_zero_bubble_schedule_can_be_left_out(tmp_path):
         microbatch=(1,), stage_counts=(4,), baselines=False,
     )  # fmt: skip
     whole = run_wafer_search(job).best
-    without = run_wafer_search(replace(job, ablations=("no-zero-bubble",))).best
+    without = run_wafer_search(job.changed(ablations=("no-zero-bubble",))).best
     assert whole.mapping.schedule == "zb-h1"
     assert without.mapping.schedule == "1f1b"
     assert whole.step_s < without.step_s
-    assert not make_search(replace(job, ablations=("no-zero-bubble",)),
+    assert not make_search(job.changed(ablations=("no-zero-bubble",)),
                            small_wafer()).planner.options.zero_bubble  # fmt: skip
 
 

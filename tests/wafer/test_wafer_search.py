@@ -316,7 +316,7 @@ def test_job_files_and_faults(tmp_path):
     [
         ("wafer: default\nmodel: llama2-70b\ndead_dies: [[9, 0]]\n", "is not on the wafer"),
         ("wafer: default\nmodel: llama2-70b\ndead_links: [[[0, 0], [2, 0]]]\n", "not neighbours"),
-        ("wafer: default\nablations: [everything]\n", "allowed are no-recompute"),
+        ("wafer: default\nablations: [everything]\n", "expected 'no-recompute'"),
         ("wafer: default\nmodle: llama2-70b\n", "did you mean model"),
         ("wafer: nowhere\nmodel: llama2-70b\n", "not in the catalogue"),
         ("wafer: default\nmodel: vit-b16\n", "image patches"),

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from atoll.errors import AtollError
 from atoll.questions.question import Question, about
+from atoll.questions.texts import fields_of
 from atoll.yamlfile import load_yaml
 
 
@@ -41,8 +42,12 @@ def ask(
             raise AtollError(
                 f"{spelled(name)}: this is for {' or '.join(others)}; a question about "
                 f"{question.model_fields['kind'].default} takes "
-                f"{', '.join(spelled(n) for n in question.model_fields if n != 'kind')}."
+                f"{', '.join(map(spelled, fields_of(question)))}."
             )
+    needed = (name for name, info in question.model_fields.items() if info.is_required())
+    missing = [spelled(name) for name in needed if job is None and name not in fields]
+    if missing:
+        raise AtollError(f"{' and '.join(missing)}: missing, and there is no default.")
     if job is None:
         return question.of(**fields)
     return job.changed(**fields) if fields else job

@@ -135,7 +135,8 @@ class Named:
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return core_schema.with_info_after_validator_function(self.check, handler(source))
+        checked = core_schema.with_info_after_validator_function(self.check, handler(source))
+        return core_schema.no_info_before_validator_function(_text_of_path, checked)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         inside: dict[str, Any] = handler(schema)
@@ -148,6 +149,10 @@ class Named:
 def _attribute(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
+
+
+def _text_of_path(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
 
 
 def _exists(path: str | Path) -> bool:
