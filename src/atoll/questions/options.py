@@ -132,5 +132,5 @@ def _read(info: FieldInfo, value: Any, split: bool) -> Any:
     if not isinstance(value, list):
         return number(value)
     parts = (part for text in value for part in (_LISTED.split(text) if split else [text]))
-    found = tuple(number(part.strip()) for part in parts if part)
-    return found[0] if split and len(found) == 1 else found
+    several = tuple(number(part.strip()) for part in parts if part)
+    return several[0] if split and len(several) == 1 else several
