@@ -26,10 +26,12 @@ from atoll.questions import (
 )
 from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
 from atoll.questions.question import about, allowed
-from atoll.questions.texts import STUB, fields_of, options_of, schema, stub, table, with_tables
+from atoll.questions.texts import fields_of, options_of, schema
 from atoll.step.orders import ORDERS
 from atoll.training.request import AXES
 from atoll.training.space import Axes
+
+from .written import STUB, stub, table, with_tables
 
 ROOT = Path(__file__).parents[2]
 SEARCHED: dict[str, type[Question]] = {"chips": SearchQuestion, "wafer": WaferQuestion}
@@ -245,7 +247,7 @@ def test_allowed_values_are_those_of_the_registry() -> None:
 
 
 def test_docs_and_stubs_are_written_from_the_questions() -> None:
-    """After a change of a question: python -m atoll.questions docs"""
+    """After a change of a question: python tests/questions/written.py"""
     assert STUB.read_text(encoding="utf-8") == stub()
     for page in (ROOT / "docs").glob("*.md"):
         text = page.read_text(encoding="utf-8")

@@ -32,7 +32,8 @@ def plan(question: PlanQuestion, as_json: bool) -> None:
         try:
             result = run(job=question, progress=show)
         except UnusableError as error:  # the plan is worth having without a launch file
-            refused, result = error, run(job=question.without("export"), progress=show)
+            without = question.model_copy(update={"export": None})
+            refused, result = error, run(job=without, progress=show)
     answer(result, as_json, printing_training.print_plan)
     if refused is not None:
         raise refused

@@ -43,15 +43,3 @@ JOBS: dict[str, type[Question]] = {
     "wafer": WaferQuestion,
 }
 """What a job file may ask, by its `kind`; without one it asks for chips, or what its fields say."""
-KEYWORDS: dict[str, tuple[type[Question], ...]] = {
-    "CalibrateFields": (verbs.CalibrateQuestion,),
-    "EstimateFields": (EstimateQuestion, MappingQuestion),
-    "LayoutFields": (LayoutQuestion,),
-    "ModelsFields": (verbs.ModelsQuestion,),
-    "PlaceFields": (verbs.PlaceQuestion,),
-    "PlanFields": (PlanQuestion,),
-    "RunFields": (RunQuestion,),
-    "SearchFields": (SearchQuestion, WaferQuestion),
-    "ValidateFields": (verbs.ValidateQuestion,),
-}
-"""Types of Python's keywords (`keywords.pyi`)."""

@@ -47,7 +47,7 @@ def ask(
     needed = (name for name, info in question.model_fields.items() if info.is_required())
     missing = [spelled(name) for name in needed if job is None and name not in fields]
     if missing:
-        raise AtollError(f"{' and '.join(missing)}: missing, and there is no default.")
+        raise AtollError(f"{', '.join(missing)}: missing, and there is no default.")
     if job is None:
         return question.of(**fields)
     return job.changed(**fields) if fields else job

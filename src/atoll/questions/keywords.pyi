@@ -1,4 +1,4 @@
-# Written by `python -m atoll.questions docs` from the questions.
+# Written by tests/questions/written.py from the questions.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -124,13 +124,13 @@ class SearchFields(TypedDict, total=False):
     out: str | Path | None
     trace: str | Path | None
     wafer: str | None
-    stage_shapes: Sequence[int] | int | None
+    stage_shapes: Any
     stage_counts: Sequence[int] | int | None
     mapping: str | None
-    layout: str | Mapping[str, Any] | None
+    layout: Any
     ablations: Sequence[str] | str | None
-    dead_dies: Sequence[int] | int | None
-    dead_links: Sequence[int] | int | None
+    dead_dies: Any
+    dead_links: Any
     dead_share: float | str | None
     samples: int | None
     explain: bool | None

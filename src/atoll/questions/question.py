@@ -1,8 +1,9 @@
 """What a question is made of: fields with a type, a default, a sentence and a group.
 
 Everything that a user sees of a question is read from its fields: options and `--help` of the
-command (`options`), keywords of Python and fields of job files (`ask`), tables of the docs, stubs
-for editors and JSON Schema (`texts`). To add an option is to add a field to one class.
+command (`options`, `texts`), keywords of Python and fields of job files (`ask`), JSON Schema,
+tables of the docs and stubs for editors. To add an option is to add a field to one class, and to
+run tests/questions/written.py, which writes the last two.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
@@ -26,6 +27,7 @@ from atoll.yamlfile import FileModel, quantity, suggestion, validate_dict
 class Question(FileModel):
     """Base of all questions. Fields take the name that options, keywords and job files have."""
 
+    model_config = ConfigDict(defer_build=True)  # a command needs few of them
     example: ClassVar[str] = ""
     """A command that asks it."""
     positional: ClassVar[tuple[str, ...]] = ()
@@ -49,10 +51,6 @@ class Question(FileModel):
     def changed(self, **fields: Any) -> Self:
         """The question with some fields replaced, checked again."""
         return self.of(**self.asked() | fields)
-
-    def without(self, field: str) -> Self:
-        """The question as if a field had not been given."""
-        return self.of(**{name: value for name, value in self.asked().items() if name != field})
 
     def to_dict(self) -> dict[str, Any]:
         """The question as answers state it."""
@@ -85,13 +83,13 @@ def option(
     before. `file_only`: too deep for an option. `exclude`: not a part of the question that answers
     repeat (where results go, who works).
     """
-    told: dict[str, Any] = {"group": group, "shown": shown, "old": list(old)}
-    told["file_only"] = file_only
+    told = {"group": group, "shown": shown, "old": [*old], "file_only": file_only}
+    extra: dict[str, Any] = {f"x-{name}": value for name, value in told.items() if value}
     return Field(
         default,
         description=help,
         exclude=exclude or None,
-        json_schema_extra={f"x-{name}": value for name, value in told.items() if value},
+        json_schema_extra=extra,
     )
 
 

@@ -1,18 +1,13 @@
-"""What is written of questions: docstrings, tables of the docs, stubs for editors, JSON Schema.
-
-`python -m atoll.questions DOCS` writes the tables of a folder of docs, between
-`<!-- options: NAME -->` and the next empty line, and the stubs beside this file.
-"""
+"""What is said of questions: `--help`, docstrings and JSON Schema."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from atoll import questions
@@ -20,8 +15,6 @@ from atoll.questions.fields import OUTPUT
 from atoll.questions.question import Question, about, allowed, default_words, is_tuple, scalars
 
 F = TypeVar("F", bound=Callable[..., Any])
-STUB = Path(__file__).with_name("keywords.pyi")
-_TABLE = re.compile(r"(<!-- options: (\S+) -->\n)(?:.+\n)*")
 
 
 def spelled(name: str) -> str:
@@ -82,7 +75,7 @@ def described_by(*asked: type[Question]) -> Callable[[F], F]:
         )
         taken = [p for p in own.values() if p.kind is not Parameter.VAR_KEYWORD]
         taken += [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=keyword_type(info))
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=info.annotation)
             for name, info in fields_of(*asked).items()
             if name not in own
         ]
@@ -90,56 +83,6 @@ def described_by(*asked: type[Question]) -> Callable[[F], F]:
         return function
 
     return describe
-
-
-def keyword_type(info: FieldInfo) -> str:
-    """What Python may give for a field, as an annotation."""
-    found = scalars(info)
-    names = {Path: "str | Path", float: "float | str"}
-    kinds = [
-        "str | Mapping[str, Any]" if issubclass(kind, BaseModel) else names.get(kind, kind.__name__)
-        for kind in sorted(found, key=lambda kind: kind.__name__)
-    ]
-    words = " | ".join(dict.fromkeys(" | ".join(kinds).split(" | ")))
-    return f"Sequence[{words}] | {words} | None" if is_tuple(info) else f"{words} | None"
-
-
-def stub() -> str:
-    """The keywords of Python's functions, as editors and mypy read them."""
-    lines = [
-        "# Written by `python -m atoll.questions docs` from the questions.",
-        "from collections.abc import Mapping, Sequence",
-        "from pathlib import Path",
-        "from typing import Any, TypedDict",
-    ]
-    for name, asked in questions.KEYWORDS.items():
-        left_out = asked[0].positional
-        lines += ["", f"class {name}(TypedDict, total=False):"]
-        lines += [
-            f"    {field}: {keyword_type(info)}"
-            for field, info in fields_of(*asked).items()
-            if field not in left_out
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def table(*asked: type[Question]) -> str:
-    """The options of a command, for the docs."""
-    rows = ["| option | what it says, its values and its default |", "|---|---|"]
-    for group, fields in grouped(fields_of(*asked)).items():
-        rows.append(f"| **{group}** | |")
-        for name, info in fields.items():
-            positional = name in asked[0].arguments
-            value = "" if scalars(info) == {bool} else f" {metavar(info)}"
-            shown = name.upper() if positional else f"{spelled(name)}{value}"
-            shown = f"`{name}:` *file*" if about(info, "file_only") else f"`{shown}`"
-            rows.append(f"| {shown} | {help_words(name, info, asked[1:])} |")
-    return "\n".join(rows) + "\n"
-
-
-def with_tables(text: str) -> str:
-    """A page of the docs with its tables as they should be."""
-    return _TABLE.sub(lambda found: found[1] + table(*questions.COMMANDS[found[2]]), text)
 
 
 def schema(name: str) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""What is written down of questions: tables of the docs, and stubs for editors.
+
+`python tests/questions/written.py` writes both again: tables between `<!-- options: NAME -->` and
+the next empty line, stubs beside the questions.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from atoll import questions
+from atoll.questions import (
+    COMMANDS,
+    EstimateQuestion,
+    LayoutQuestion,
+    MappingQuestion,
+    PlanQuestion,
+    Question,
+    RunQuestion,
+    SearchQuestion,
+    WaferQuestion,
+    verbs,
+)
+from atoll.questions.question import about, is_tuple, scalars
+from atoll.questions.texts import fields_of, grouped, help_words, metavar, spelled
+
+DOCS = Path(__file__).parents[2] / "docs"
+STUB = Path(questions.__file__).with_name("keywords.pyi")
+_TABLE = re.compile(r"(<!-- options: (\S+) -->\n)(?:.+\n)*")
+KEYWORDS: dict[str, tuple[type[Question], ...]] = {
+    "CalibrateFields": (verbs.CalibrateQuestion,),
+    "EstimateFields": (EstimateQuestion, MappingQuestion),
+    "LayoutFields": (LayoutQuestion,),
+    "ModelsFields": (verbs.ModelsQuestion,),
+    "PlaceFields": (verbs.PlaceQuestion,),
+    "PlanFields": (PlanQuestion,),
+    "RunFields": (RunQuestion,),
+    "SearchFields": (SearchQuestion, WaferQuestion),
+    "ValidateFields": (verbs.ValidateQuestion,),
+}
+"""Types of Python's keywords."""
+
+
+def keyword_type(info: FieldInfo) -> str:
+    """What Python may give for a field, as an annotation."""
+    if about(info, "file_only"):
+        return "Any"
+    found = scalars(info)
+    names = {Path: "str | Path", float: "float | str"}
+    kinds = [
+        "str | Mapping[str, Any]" if issubclass(kind, BaseModel) else names.get(kind, kind.__name__)
+        for kind in sorted(found, key=lambda kind: kind.__name__)
+    ]
+    words = " | ".join(dict.fromkeys(" | ".join(kinds).split(" | ")))
+    return f"Sequence[{words}] | {words} | None" if is_tuple(info) else f"{words} | None"
+
+
+def stub() -> str:
+    """The keywords of Python's functions, as editors and mypy read them."""
+    lines = [
+        "# Written by tests/questions/written.py from the questions.",
+        "from collections.abc import Mapping, Sequence",
+        "from pathlib import Path",
+        "from typing import Any, TypedDict",
+    ]
+    for name, asked in KEYWORDS.items():
+        left_out = asked[0].positional
+        lines += ["", f"class {name}(TypedDict, total=False):"]
+        lines += [
+            f"    {field}: {keyword_type(info)}"
+            for field, info in fields_of(*asked).items()
+            if field not in left_out
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def table(*asked: type[Question]) -> str:
+    """The options of a command, for the docs."""
+    rows = ["| option | what it says, its values and its default |", "|---|---|"]
+    for group, fields in grouped(fields_of(*asked)).items():
+        rows.append(f"| **{group}** | |")
+        for name, info in fields.items():
+            positional = name in asked[0].arguments
+            value = "" if scalars(info) == {bool} else f" {metavar(info)}"
+            shown = name.upper() if positional else f"{spelled(name)}{value}"
+            shown = f"`{name}:` *file*" if about(info, "file_only") else f"`{shown}`"
+            rows.append(f"| {shown} | {help_words(name, info, asked[1:])} |")
+    return "\n".join(rows) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """A page of the docs with its tables as they should be."""
+    return _TABLE.sub(lambda found: found[1] + table(*COMMANDS[found[2]]), text)
+
+
+if __name__ == "__main__":
+    STUB.write_text(stub(), encoding="utf-8")
+    for page in DOCS.glob("*.md"):
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
