@@ -71,7 +71,7 @@ def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tu
     space = phaze_space()
     chosen = np.arange(len(space)) if designs is None else np.array(designs)
     search = Search(
-        space.subset(chosen), variants, setting, Objective.single(job.global_batch), 1e-3
+        space.subset(chosen), variants, setting, Objective.single(job.batch), 1e-3
     )
     outcome = exact_search(search)
     assert outcome.best is not None
