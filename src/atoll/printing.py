@@ -91,6 +91,8 @@ def print_result(result: SearchResult) -> None:
             f"{plan.power_W:.0f} W a device, {plan.energy_per_token_J * 1e3:.2f} mJ a token"
         )
         _print_placement(console, plan.placement, plan.replay_difference)
+    for number, own in enumerate(result.alone):
+        console.print(f"{'Alone' if number == 0 else '':<12} {own.words()}", markup=False)
     if result.baselines:
         _print_baselines(console, result)
     if result.beside:
@@ -116,8 +118,7 @@ def print_result(result: SearchResult) -> None:
 
 def _print_placement(console: Console, placement: Placement, replayed: float) -> None:
     console.print(
-        f"Placement    pipeline {placement.pipeline} x tensor {placement.tensor} x data "
-        f"{placement.data} = {counted(placement.devices, 'device')}, microbatch "
+        f"Placement    {placement.layout} = {counted(placement.devices, 'device')}, microbatch "
         f"{placement.microbatch}, {counted(placement.microbatches, 'round')}, ZeRO {placement.zero}"
     )
     console.print(f"Recompute    {placement.recompute}", markup=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.explore.evaluate import times_of
 from atoll.explore.run import prepare_search
-from atoll.placement.placer import Times
 from atoll.questions import SearchQuestion
 from atoll.schedule.solve import solve
 from atoll.schedule.synthetic import backward_pass
@@ -17,9 +17,8 @@ def main() -> None:
     setting, variants = prepare_search(job)
     variant = variants.variants[0]
     problem = setting.problem(variant, 80 * 2.0**30, 1e12)
-    setting.place(
-        problem, Times(np.ones((variant.layers, 2)), np.ones(variant.facts.rerun.shape[1]))
-    )
+    passes = np.ones((len(variant.passes), 2))
+    setting.place(problem, times_of(variant, passes, np.ones(variant.facts.rerun.shape[1])))
     solve(backward_pass(np.random.default_rng(0), 8, 8), effort="bounded", tolerance=0.0)
 
 

@@ -115,6 +115,7 @@ def test_the_chip_that_a_search_writes_is_planned_at_its_step(tmp_path: Path) ->
     estimate = atoll.estimate(
         SMALL, str(tmp_path / "chip.yaml"), where.devices, batch=BATCH, sequence=SEQUENCE,
         tp=where.tensor, pp=where.pipeline, microbatch=where.microbatch, zero=where.zero,
+        cp=where.cp, vpp=where.vpp, order=where.schedule if where.vpp == 1 else None,
     )  # fmt: skip
     assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
 

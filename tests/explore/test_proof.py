@@ -103,8 +103,12 @@ def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     early = layouts.step_s(lower.sum(axis=2), node_variant).reshape(roofline.shape)
     placed = [np.full(roofline.shape, np.inf) for _ in range(2)]
     for node, (chip, v) in enumerate(zip(node_chip, node_variant, strict=True)):
-        for steps, times in zip(placed, (lower, upper), strict=True):
-            plan = priced.place(int(chip), job.variants.variants[v], times[node])
+        variant, most_s = job.variants.variants[v], upper[node]
+        plans = (
+            priced.place(int(chip), variant, lower[node], most_s=most_s),
+            priced.place(int(chip), variant, most_s),
+        )
+        for steps, plan in zip(placed, plans, strict=True):
             steps[chip, v] = np.inf if plan is None else plan.step_time_s
     return np.maximum(roofline, early), placed[0], placed[1]
 
@@ -115,9 +119,12 @@ def searched(job: DrawnJob, chips: np.ndarray | None = None) -> Outcome:
     return exact_search(Search(space, job.variants, job.setting, objective, TOLERANCE))
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["divisions", "all axes"])
 @pytest.mark.parametrize("seed", DRAWN)
-def test_every_bound_is_below_what_it_bounds_and_the_optimum_is_found(seed: int) -> None:
-    job = drawn_job(seed, 25, DEFAULT)
+def test_every_bound_is_below_what_it_bounds_and_the_optimum_is_found(
+    seed: int, wide: bool
+) -> None:
+    job = drawn_job(seed, 10 if wide else 25, DEFAULT, wide=wide)
     early, lower, upper = steps_s(job)
     assert (early <= lower * (1.0 + ROUNDING)).all(), "a bound is above the placed bound"
     assert (lower <= upper * (1.0 + ROUNDING)).all(), "a placed bound is above the step"

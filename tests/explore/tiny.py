@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from atoll.explore.layouts import Setting
-from atoll.explore.workloads import Variants, Workload, make_variants
+from atoll.explore.workloads import Spreads, Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
 from atoll.hardware import GIB, MIB, Axes, GlbBandwidth, Hbm, Limits, Space, build_space
 from atoll.profile import Profile
 from atoll.profiles import PHAZE
+from atoll.step.layout import ZERO_STAGES
+from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
 from atoll.workload import ModelConfig, config_from_hf
 
@@ -119,8 +121,13 @@ class DrawnJob:
     batch: int
 
 
-def drawn_job(seed: int, chips: int, profile: Profile) -> DrawnJob:
-    """A random job; the family and whether tensor widths exceed 1 follow the seed in turn."""
+WIDE = Spreads(cp=(1, 2), ep=(1, 2, 4), sp=(True, False), apart=True)
+
+
+def drawn_job(seed: int, chips: int, profile: Profile, *, wide: bool = False) -> DrawnJob:
+    """A random job; the family and whether tensor widths exceed 1 follow the seed in turn. With
+    `wide` over every axis of a layout, otherwise over data, tensor and pipeline parallelism.
+    """
     rng = np.random.default_rng(seed)
     layers, heads = int(rng.integers(2, 4)), 4
     hidden = int(rng.choice([64, 128, 256]))
@@ -132,7 +139,7 @@ def drawn_job(seed: int, chips: int, profile: Profile) -> DrawnJob:
     microbatches = ((4,), (1, 2), (2, 4))[int(rng.integers(3))]
     variants = make_variants(
         [Workload("drawn", config, sequence, batch)], microbatches, widths, devices, "optimal",
-        profile,
+        profile, spreads=WIDE if wide else Spreads(),
     )  # fmt: skip
     inside, outside = 10 ** rng.uniform(10.0, 12.5), 10 ** rng.uniform(9.5, 11.0)
     levels = (
@@ -141,6 +148,8 @@ def drawn_job(seed: int, chips: int, profile: Profile) -> DrawnJob:
     )
     network = Network("drawn", levels)
     setting = Setting(network, profile, load_states(profile.optimizer), devices, "optimal")
+    if wide:
+        setting = replace(setting, zero=ZERO_STAGES, orders=ORDERS)
     memory = (int(10 ** rng.uniform(6.5, 8.0)) if rng.random() < 0.4 else 16 * GIB,)
     speeds = tuple(10 ** rng.uniform(10.0, 12.0, int(rng.integers(1, 3))))
     space = random_space(seed, chips, memory, speeds)

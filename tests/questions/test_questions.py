@@ -86,7 +86,7 @@ def test_a_file_without_a_kind_is_known_by_its_fields(
         ("devices: 8\nmodel: lama2-7b\n", "job.yaml:2:8: model: no model is called 'lama2-7b'"),
         ("model: bert-large\ntp: [1, two]\n", "job.yaml:2:9: tp.1: expected a whole number"),
         ("hbm: [80]\n", 'job.yaml:1:7: hbm.0: 80 bytes hold no model; did you mean "80 GiB"?'),
-        ("model: bert-large\nzero: 2\n", "job.yaml:2:7: zero: 2 is not known, known are 0, 1"),
+        ("model: bert-large\nzero: 4\n", "job.yaml:2:7: zero: 4 is not known, known are 0, 1"),
         ("model: [{name: bert-large, wait: 2}]\n", "did you mean weight?"),
         ("wafer: default\nablations: [no-recomputing]\n", "job.yaml:2:13: ablations.0"),
         ("batch: 8\nglobal_batch: 8\n", "job.yaml:2:1: batch: field is given twice"),

@@ -197,6 +197,7 @@ def _expert_step(
     inside a node, then the shortest pipeline, that fits.
     """
     variants = priced.variants.variants
+    own = [v for v in own if variants[v].plain]
     choices = [] if wanted is None else [wanted]
     if wanted is None:
         depth = max(repeat for _, repeat in variants[own[0]].model.layers)

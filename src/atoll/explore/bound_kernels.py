@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.cost.table_kernels import capacities, pass_predecessors, pass_problem
-from atoll.jit import entry
+from atoll.jit import entry, kernel
 from atoll.schedule.list_kernels import quick_bounds
 
 
@@ -54,33 +54,57 @@ def roofline(start, stop, passes, macs, vector_ops, bytes_, link_s, mac_rate, ve
 
 @entry
 def layout_bounds(start, stop, layer_s, node_variant, first_layer, repeats, block_layer, layout_ptr,
-                  layout_stages, layout_loads, layout_passes, layout_transfer_s, layout_fixed_s,
-                  best):
+                  floors, best):
     """Least step time of nodes start..stop-1 over their variants' layouts: fills `best`.
 
-    `layer_s[node, i]` bounds forward plus backward of the variant's i-th layer from below. A
-    layout pays so many times the largest load, so many times a whole pass, and what does not
-    depend on the chip; the largest load is no less than the average, than any layer, or than the
-    blocks that some stage must hold.
+    `layer_s[node, i]` bounds forward plus backward of the variant's i-th layer from below.
     """
     for node in range(start, stop):
         v = node_variant[node]
-        first = first_layer[v]
-        total = 0.0
-        largest = 0.0
-        for k in range(first_layer[v + 1] - first):
-            total += layer_s[node, k] * repeats[first + k]
-            largest = max(largest, layer_s[node, k])
+        first, end = first_layer[v], first_layer[v + 1]
         blocks = repeats[first + block_layer[v]]
+        total, largest = work_of(layer_s[node], repeats[first:end])
         block_s = layer_s[node, block_layer[v]]
         least = np.inf
         for a in range(layout_ptr[v], layout_ptr[v + 1]):
-            p = layout_stages[a]
-            whole = total + layout_transfer_s[a]
-            load = max(whole / p, max(largest, -(-blocks // p) * block_s))
-            seconds = layout_loads[a] * load + layout_passes[a] * whole + layout_fixed_s[a]
-            least = min(least, seconds)
+            least = min(least, floor_of(floors, a, total, largest, blocks, block_s))
         best[node] = least
+
+
+@kernel
+def work_of(layer_s, repeats):
+    """Seconds of all layers of a model, and of the longest; those that stand nowhere apart."""
+    total = 0.0
+    largest = 0.0
+    for k in range(repeats.shape[0]):
+        if repeats[k] > 0:
+            total += layer_s[k] * repeats[k]
+            largest = max(largest, layer_s[k])
+    return total, largest
+
+
+@kernel
+def floor_of(floors, a, total, largest, blocks, block_s):
+    """No less than a step takes under a layout.
+
+    It pays so many times the largest load, so many times a whole pass, and what does not depend on
+    the chip; the largest load is no less than the average, than any layer, or than the blocks that
+    some stage must hold (where a pipeline holds copies of the model, a part of each).
+    """
+    p = floors.stages[a]
+    c = floors.copies[a]
+    whole = total + floors.transfer_s[a]
+    load = max(whole / p, max(largest, -(-c * blocks // p) * block_s) / c)
+    return floors.loads[a] * load + floors.passes[a] * whole + floors.fixed_s[a]
+
+
+@entry
+def floors_s(floors, layer_s, repeats, block_layer, found):
+    """The same of every layout of one node."""
+    total, largest = work_of(layer_s, repeats)
+    blocks, block_s = repeats[block_layer], layer_s[block_layer]
+    for a in range(found.shape[0]):
+        found[a] = floor_of(floors, a, total, largest, blocks, block_s)
 
 
 @entry

@@ -15,7 +15,7 @@ from atoll.cost.chips import Chips, distinct_rows
 from atoll.explore.bound_kernels import layout_bounds, roofline
 from atoll.explore.layouts import Layouts, Setting, list_layouts
 from atoll.explore.work import OperatorWork
-from atoll.explore.workloads import Variants
+from atoll.explore.workloads import Variant, Variants
 from atoll.jit import over_ranges
 
 FloatArray = NDArray[np.float64]
@@ -62,7 +62,7 @@ class LayoutBounds:
         """Least step time of nodes whose layers take no less than `layer_s` (nodes, layers)."""
         variants = self.variants
         repeats = np.array(
-            [repeat for v in variants.variants for _, repeat in v.model.layers], np.int64
+            [n for v in variants.variants for n in _repeats(v)], np.int64
         )
         result = np.full(len(layer_s), np.inf)
         arguments = (
@@ -106,3 +106,10 @@ def roofline_bounds(
     found = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
     layouts = LayoutBounds(variants, found)
     return layouts, layouts.all_variants_s(layer_s)[number]
+
+
+def _repeats(variant: Variant) -> list[int]:
+    """How often each of its priced layers stands in the model; halves of a backward pass stand
+    nowhere."""
+    own = [repeat for _, repeat in variant.model.layers]
+    return own + [0] * (len(variant.passes) - len(own))

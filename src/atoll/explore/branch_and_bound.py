@@ -373,7 +373,7 @@ class Search:
             variant,
             area_mm2=float(self.frontier.chips.area_mm2[chip]),
             step_time_s=division.step_time_s,
-            devices=division.pipeline * variant.tensor * division.data,
+            devices=division.pipeline * variant.width * division.data,
             recompute_share=division.recompute_share,
         )
         return Found(

@@ -89,11 +89,12 @@ def energy_of_work(
 ) -> StepEnergy:
     """What a step of this length costs on these devices.
 
-    Every microbatch of the batch passes every layer once, on `tensor` devices. Recomputed operators
-    run again: `recompute_share` is their time in terms of the rest, and taken for their energy.
+    Every microbatch of the batch passes every layer once, on devices that share it. Recomputed
+    operators run again: `recompute_share` is their time in terms of the rest, and taken for their
+    energy.
     """
     energy = DEFAULT_ENERGY
-    factor = variant.tensor * variant.microbatches * (1.0 + recompute_share)
+    factor = variant.width * variant.microbatches * (1.0 + recompute_share)
     parts = {
         "multiply-add": work.macs * energy.mac_J * factor,
         "vector": work.vector_ops * energy.vector_op_J * factor,
@@ -103,7 +104,7 @@ def energy_of_work(
         "link": work.link_bytes * energy.link_J_per_byte * factor,
         "static": energy.static_W_per_mm2 * area_mm2 * devices * step_time_s,
     }
-    tokens = variant.microbatches * variant.model.tokens
+    tokens = variant.microbatches * variant.model.tokens * variant.cp
     return StepEnergy(parts, step_time_s, devices, tokens)
 
 

@@ -19,8 +19,7 @@ from atoll.explore.layouts import Setting
 from atoll.explore.work import OperatorWork, operator_work
 from atoll.explore.workloads import Variant, Variants
 from atoll.jit import over_ranges
-from atoll.placement.chain import Division, PlacementProblem
-from atoll.placement.placer import Times
+from atoll.placement.chain import Division, PlacementProblem, Times
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, solve
@@ -57,7 +56,7 @@ class Priced:
         self, node_chip: NDArray[np.int64], node_variant: NDArray[np.int64]
     ) -> tuple[FloatArray, FloatArray]:
         """Quick bounds of many nodes: (nodes, layers, forward and backward)."""
-        most = max(variant.layers for variant in self.variants.variants)
+        most = max(len(variant.passes) for variant in self.variants.variants)
         lower = np.zeros((len(node_chip), most, 2))
         upper = np.zeros((len(node_chip), most, 2))
         arguments = (
@@ -73,10 +72,15 @@ class Priced:
         """Shortest durations of the forward operators of each node's block: (nodes, operators)."""
         variants = self.variants.variants
         block = np.array([2 * (v.first_layer + v.facts.block_kind) for v in variants], np.int64)
-        most = max(len(v.model.layers[v.facts.block_kind][0].forward) for v in variants)
+        most = max(len(v.passes[v.facts.block_kind].forward) for v in variants)
         result = np.zeros((len(node_chip), most))
         arguments = (self.costs, self.passes.arrays, block[node_variant], node_chip, result)
         over_ranges(lambda a, b: fastest_s(a, b, *arguments), len(node_chip))
+        for number in np.unique(node_variant):
+            if variants[number].cp > 1:  # the turns of a ring together
+                rows, turns = node_variant == number, variants[number].turns
+                own = np.add.reduceat(result[rows], turns, axis=1)
+                result[rows, : len(turns)] = own
         return result
 
     def operators_s(self, chip: int, variant: Variant) -> FloatArray:
@@ -86,9 +90,11 @@ class Priced:
         own: FloatArray = row[: variant.facts.rerun.shape[1]].copy()
         return own
 
-    def times(self, chip: int, variant: Variant, pass_s: FloatArray) -> Times:
-        """These times of the layers (forward and backward), with the operators' own."""
-        return Times(pass_s[: variant.layers], self.operators_s(chip, variant))
+    def times(
+        self, chip: int, variant: Variant, pass_s: FloatArray, most_s: FloatArray | None = None
+    ) -> Times:
+        """These times of a variant's passes, with the operators' own; see `times_of`."""
+        return times_of(variant, pass_s, self.operators_s(chip, variant), most_s)
 
     def place(
         self,
@@ -97,10 +103,12 @@ class Priced:
         pass_s: FloatArray,
         cutoff_s: float = np.inf,
         memory_bytes: float | None = None,
+        most_s: FloatArray | None = None,
     ) -> Division | None:
-        """The best placement with these times (layers, forward and backward), below the cutoff."""
+        """The best placement with these times (layers, forward and backward), below the cutoff; a
+        bound where `most_s` has times that are no shorter."""
         problem = self.placement_problem(chip, variant, memory_bytes)
-        return self.setting.place(problem, self.times(chip, variant, pass_s), cutoff_s)
+        return self.setting.place(problem, self.times(chip, variant, pass_s, most_s), cutoff_s)
 
     def describe(
         self,
@@ -147,7 +155,7 @@ class Priced:
     ) -> list[tuple[Schedule, Schedule]]:
         """Forward and backward schedules of every layer of a variant."""
         result = []
-        for layer in range(variant.first_layer, variant.first_layer + variant.layers):
+        for layer in range(variant.first_layer, variant.first_layer + len(variant.passes)):
             pair = [
                 solve(
                     self.problem(chip, 2 * layer + direction),
@@ -160,3 +168,15 @@ class Priced:
             ]
             result.append((pair[0], pair[1]))
         return result
+
+
+def times_of(
+    variant: Variant, pass_s: FloatArray, forward_s: FloatArray, most_s: FloatArray | None = None
+) -> Times:
+    """Times of a variant's passes as a placement takes them; with `most_s` they are bounds, and
+    those the times of schedules that exist.
+    """
+    layers = variant.layers
+    end = len(variant.passes)
+    weight_s = None if most_s is None else most_s[layers:end, 1]
+    return Times(pass_s[:layers], forward_s, pass_s[layers:end], weight_s)

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.explore.planned import PlannedLayouts, planned_layouts
 from atoll.explore.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.chain import Division, PlacementProblem
-from atoll.placement.placer import StepTerms, Times
+from atoll.placement.chain import ZERO, ChainFacts, Division, Floors, PlacementProblem, Times
+from atoll.placement.placer import StepTerms
 from atoll.profile import Profile
 from atoll.step.states import States
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Row = tuple[int, float, float, float, float]  # a layout, in the order of `Layouts`
+Row = tuple[int, int, float, float, float, float]  # a layout, in the order of `Layouts`
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,29 @@ class Setting:
     devices: int
     recompute: str
     zero: tuple[int, ...] = (0,)
+    orders: tuple[str, ...] = ("1f1b",)
+    vpp: tuple[int, ...] = ()
+    """Chunks of interleaved stages; none: those of equal size."""
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
+        zero = tuple(stage for stage in self.zero if stage in ZERO)
+        divides = variant.plain and "1f1b" in self.orders and bool(zero)
         return PlacementProblem(
             self.network, self.states, variant.facts, self.devices, variant.tensor,
-            variant.microbatches, memory_bytes, hbm_Bps, self.recompute, self.zero,
+            variant.microbatches, memory_bytes, hbm_Bps, self.recompute, zero,
+            self._others(variant), divides,
         )  # fmt: skip
+
+    def _others(self, variant: Variant) -> PlannedLayouts | None:
+        key = variant.facts, variant.ep
+        if key not in self._known:
+            self._known[key] = planned_layouts(self, variant)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[ChainFacts, int], PlannedLayouts | None]:
+        """Layouts of variants that were asked for."""
+        return {}
 
     def place(
         self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
@@ -56,13 +76,7 @@ class Layouts(NamedTuple):
     """Flat lists over variants, as the compiled bound wants them."""
 
     ptr: IntArray
-    stages: IntArray
-    loads: FloatArray
-    """How often the largest load is paid."""
-    passes: FloatArray
-    """How often a whole pass through all stages is paid."""
-    transfer_s: FloatArray
-    fixed_s: FloatArray
+    floors: Floors
 
 
 def list_layouts(
@@ -82,13 +96,14 @@ def list_layouts(
         problem = setting.problem(variant, memory_bytes, hbm_Bps)
         for stages in placer.depths(problem):
             rows.extend(_rows(stages, placer.terms(problem, stages), total_s / stages))
+        if problem.others is not None:
+            rows.extend(_others(problem.others.floors(problem), total_s))
         ptr.append(len(rows))
-    columns = list(zip(*rows, strict=True)) if rows else [()] * 5
-    return Layouts(
-        np.array(ptr, np.int64),
-        np.array(columns[0], np.int64),
-        *(np.array(column, np.float64) for column in columns[1:]),
-    )
+    table = np.array(rows, np.float64).reshape(len(rows), len(Floors._fields)).T
+    stages, copies = (column.astype(np.int64) for column in table[:2])
+    loads, passes, transfer_s, fixed_s = (np.ascontiguousarray(column) for column in table[2:])
+    floors = Floors(stages, copies, loads, passes, transfer_s, fixed_s)
+    return Layouts(np.array(ptr, np.int64), floors)
 
 
 def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
@@ -99,9 +114,25 @@ def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
     )
     kept = undominated(stages, loads, terms.passes, transfer_s, fixed_s, load_s)
     return [
-        (stages, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]))
+        (stages, 1, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]))
         for i in kept
     ]
+
+
+def _others(floors: Floors, total_s: float) -> list[Row]:
+    """The same of other layouts, among those of as many stages, copies and passes."""
+    rows = sorted(zip(*(column.tolist() for column in floors), strict=True), key=_alike)
+    found: list[Row] = []
+    for (stages, _, passes), group in groupby(rows, key=_alike):
+        own = sorted(group, key=lambda row: row[2])
+        loads, transfer_s, fixed_s = (np.array([row[i] for row in own]) for i in (2, 4, 5))
+        kept = undominated(stages, loads, passes, transfer_s, fixed_s, total_s / stages)
+        found += [own[i] for i in kept]
+    return found
+
+
+def _alike(row: Row) -> tuple[int, int, float]:
+    return row[0], row[1], row[3]
 
 
 def undominated(

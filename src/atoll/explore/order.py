@@ -65,7 +65,7 @@ def check_layers(
             variant = variants.variants[v]
             raise ArithmeticError(
                 f"internal error: {chip_name(chips, int(node_chip[nodes[node]]))} with "
-                f"{variant_name(variants, variant)}: layer {variant.model.layers[layer][0].name} "
+                f"{variant_name(variants, variant)}: layer {variant.passes[layer].name} "
                 f"is bounded by {own[node, layer]:.9g} s from below, but a schedule takes "
                 f"{exists[node, layer]:.9g} s; no proof of this search would hold."
             )

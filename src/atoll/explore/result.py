@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from atoll.explore.scope import Scope
@@ -51,9 +51,8 @@ class ModelPlan:
         where = self.placement
         return (
             f"{self.samples_per_s:,.1f} samples/s on {counted(where.devices, 'device')}, step "
-            f"{format_seconds(where.step_time_s)}, MFU {format_mfu(self.mfu)}; pipeline "
-            f"{where.pipeline} x tensor {where.tensor} x data {where.data}, microbatch "
-            f"{where.microbatch}, recompute {where.recompute}"
+            f"{format_seconds(where.step_time_s)}, MFU {format_mfu(self.mfu)}; "
+            f"{where.layout}, microbatch {where.microbatch}, recompute {where.recompute}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,6 +87,34 @@ class Design:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """A model on the chip that it would choose for itself."""
+
+    model: str
+    chip: str
+    """In words."""
+    samples_per_s: float
+    bound_samples_per_s: float
+    """No chip of the space gives it more."""
+    shared_samples_per_s: float
+    """On the common chip."""
+
+    @property
+    def cost(self) -> float:
+        """What sharing takes of its samples per second."""
+        return max(0.0, 1.0 - self.shared_samples_per_s / self.samples_per_s)
+
+    def words(self) -> str:
+        return (
+            f"{self.model} alone: {self.samples_per_s:,.1f} samples/s on {self.chip}; sharing "
+            f"costs it {self.cost:.1%}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"cost": self.cost}
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """The answer to a job."""
 
@@ -119,6 +146,8 @@ class SearchResult:
     """What was searched."""
     beside: tuple[Beside, ...] = ()
     """Devices that exist, planned for the same job."""
+    alone: tuple[Alone, ...] = ()
+    """Where several models share the chip, each one's own best."""
 
     @property
     def ended_early(self) -> bool:
@@ -144,6 +173,7 @@ class SearchResult:
             "notes": [] if self.scope is None else list(self.scope.notes),
             "baselines": dict(self.baselines),
             "beside": {device.device: device.to_dict() for device in self.beside},
+            "alone": {own.model: own.to_dict() for own in self.alone},
             "baseline_remarks": dict(self.baseline_remarks),
             "plateau": [near.to_dict() for near in self.plateau],
             "warnings": list(self.warnings),
@@ -185,6 +215,7 @@ class SearchResult:
         for plan in self.best.plans:
             lines.append(f"{plan.model}: {plan.words()}")
             lines.append(f"  {bar_text(plan.placement.time_parts_s)}")
+        lines += [own.words() for own in self.alone]
         lines += self.plateau_lines()
         lines += [f"  {name}: {words}" for name, words in self._beside()]
         lines += [f"warning: {words}" for words in self.warnings]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor, choose_executor
+from atoll.explore.alone import alone
 from atoll.explore.baselines import NAMES, Baseline, reference_space, run_baselines
 from atoll.explore.branch_and_bound import Outcome, Progress, Search
+from atoll.explore.evaluate import times_of
 from atoll.explore.evolve import evolve_search
 from atoll.explore.exact import exact_search
 from atoll.explore.files import check_folder, write_result
@@ -25,29 +27,43 @@ from atoll.explore.layouts import Setting
 from atoll.explore.objective import Objective
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.plateau import choose, evaluate_plateau, plateau
-from atoll.explore.result import Design, SearchResult
+from atoll.explore.result import Alone, Design, SearchResult
 from atoll.explore.scope import Scope, open_space
 from atoll.explore.stop import Stop
 from atoll.explore.stored import open_run
-from atoll.explore.workloads import Variant, Variants, make_variants, make_workload
+from atoll.explore.workloads import (
+    Spreads,
+    Variant,
+    Variants,
+    Workload,
+    make_variants,
+    make_workload,
+)
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
 from atoll.kernel_cache import compile_in_background
 from atoll.phaze.strategy import visit_buckets
-from atoll.placement.placer import Times
 from atoll.profile import Profile
 from atoll.profiles import get_profile
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
+from atoll.step.layout import ZERO_STAGES
+from atoll.step.orders import ORDERS, SPLIT
 from atoll.step.states import load_states
 from atoll.stopping import Asked, StoppedError, go_on, never
 from atoll.training.beside import Beside, plan_beside
 from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.units import format_bytes
+from atoll.workload import ModelConfig
 from atoll.workload.stored import warnings_of
 
 RUNNERS_UP = 3
+ONE = ("1f1b",)
+SEARCHED = tuple(order for order in ORDERS if order != "gpipe")
+"""Pipeline orders of a search: GPipe takes as long as 1F1B and holds more."""
+LONG = 8192
+"""Tokens of a sequence from which on wider context parallelism is tried."""
 SAMPLE = 20_000
 """Designs of a space outside memory that the sampling baselines draw from."""
 _SAME = 1e-9  # relative: two numbers that are the same to rounding
@@ -215,7 +231,12 @@ class _Road:
         near = plateau(search, chosen, complete_above, power_W, finder.design)
         score = search.found_score(chosen)
         certificate = _certificate(search, outcome, job, len(space), score)
-        _timed(phases, "description", mark)
+        mark = _timed(phases, "description", mark)
+        own = self._alone(best, journal)
+        if job.strategy == "exact" and len(best.plans) > 1:
+            missing = [plan.model for plan in best.plans[len(own) :]]
+            left_out |= {f"{name} alone": self.stop.reason for name in missing}
+        _timed(phases, "alone", mark)
         return SearchResult(
             job=job,
             best=best,
@@ -234,7 +255,26 @@ class _Road:
             left_out=left_out,
             warnings=tuple(w for own in variants.workloads for w in warnings_of(own.config)),
             scope=self.scope,
+            alone=own,
         )
+
+    def _alone(self, best: Design, journal: Journal) -> tuple[Alone, ...]:
+        """Each model's own best chip, where several share one; found once."""
+        if len(best.plans) == 1 or self.job.strategy != "exact":
+            return ()
+        shared = [plan.samples_per_s for plan in best.plans]
+        known = journal.note("alone")
+        if known is not None:
+            return tuple(
+                Alone(**told | {"shared_samples_per_s": samples})
+                for told, samples in zip(known, shared, strict=True)
+            )
+        found = tuple(
+            alone(self.space, self.setting, self.variants, shared, self.job.tolerance, self.stop)
+        )
+        if len(found) == len(shared):
+            journal.put_note("alone", [asdict(one) for one in found])
+        return found
 
     def _fronts(self, search: Search, finder: Finder) -> tuple[dict[str, Any], str]:
         """The fronts as records, and why they are not complete, if they are not."""
@@ -289,22 +329,43 @@ def prepare_search(
 ) -> tuple[Setting, Variants]:
     """The network, optimizer and profile; and the models at every microbatch and width."""
     profile = profile or get_profile(job.profile)
+    plain = profile.placer.plain
     setting = Setting(
         network=load_network(job.network or profile.network),
         profile=profile,
         states=load_states(job.optimizer or profile.optimizer),
         devices=job.devices,
         recompute=job.recompute,
-        zero=job.zero,
+        zero=(0,) if plain else job.zero or ZERO_STAGES,
+        orders=ONE if plain else job.order or SEARCHED,
+        vpp=job.vpp,
     )
     workloads = [
         make_workload(model.name, model.batch or job.batch, model.sequence)
         for model in job.models
     ]
     variants = make_variants(
-        workloads, job.microbatch, job.tp, job.devices, job.recompute, profile, stop
-    )
+        workloads, job.microbatch, job.tp, job.devices, job.recompute, profile, stop,
+        _spreads(job, setting, workloads),
+    )  # fmt: skip
     return setting, variants
+
+
+def _spreads(job: SearchQuestion, setting: Setting, workloads: Sequence[Workload]) -> Spreads:
+    if setting.profile.placer.plain:
+        return Spreads()
+    long = any(workload.sequence >= LONG for workload in workloads)
+    experts = max(
+        (w.config.experts for w in workloads if isinstance(w.config, ModelConfig)), default=0
+    )
+    powers = tuple(1 << i for i in range(max(1, experts).bit_length()))
+    return Spreads(
+        cp=job.cp or ((1, 2, 4, 8) if long else (1, 2)),
+        ep=job.ep or powers,
+        etp=job.etp,
+        sp=() if job.sp is None else (job.sp,),
+        apart=any(order in SPLIT for order in setting.orders),
+    )
 
 
 def left_out_notes(job: SearchQuestion, variants: Variants) -> list[str]:
@@ -459,7 +520,11 @@ def check_memory(
         own.sort(key=lambda variant: (-variant.tensor, variant.microbatch))
         for variant in own:
             go_on(stop)
-            times = Times(np.ones((variant.layers, 2)), np.ones(variant.facts.rerun.shape[1]))
+            times = times_of(
+                variant,
+                np.ones((len(variant.passes), 2)),
+                np.ones(variant.facts.rerun.shape[1]),
+            )
             if setting.place(setting.problem(variant, memory_bytes, 1.0), times) is not None:
                 break
         else:

@@ -136,6 +136,7 @@ class StoredJournal(Journal):
             "samples_per_s": workload.global_batch / plan.step_time_s,
             "microbatch": variant.microbatch,
             "tensor": variant.tensor,
+            **{name: getattr(variant, name) for name in ("cp", "ep", "etp", "sp")},
             **asdict(plan),
             "pass_s": plan.pass_s.tolist(),
         }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from atoll.cost.chips import Chips
 from atoll.explore.bounds import LayoutBounds
 from atoll.explore.energy import operator_repeats, variant_traffic
-from atoll.explore.evaluate import Priced
+from atoll.explore.evaluate import Priced, times_of
 from atoll.explore.layouts import Setting
 from atoll.explore.order import check_layers
 from atoll.explore.stop import Stop
@@ -24,7 +24,6 @@ from atoll.explore.trial import Answers, Rule, Trial, try_chip
 from atoll.explore.work import OperatorWork
 from atoll.explore.workloads import Variants
 from atoll.placement.chain import Division
-from atoll.placement.placer import Times
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
 
@@ -145,11 +144,13 @@ def place_node(
 ) -> Division | None:
     """The fastest placement below the limit, with the node's lower or upper times."""
     position = nodes.position(variant)
-    pass_s = nodes.lower_s if kind == "lower" else nodes.upper_s
     own = context.variants.variants[variant]
-    times = Times(
-        pass_s[position, : own.layers], nodes.forward_s[position, : own.facts.rerun.shape[1]]
-    )
+    lower, upper = nodes.lower_s[position], nodes.upper_s[position]
+    forward_s = nodes.forward_s[position, : own.facts.rerun.shape[1]]
+    if kind == "lower":
+        times = times_of(own, lower, forward_s, upper)
+    else:
+        times = times_of(own, upper, forward_s)
     problem = context.setting.problem(own, nodes.memory_bytes, nodes.hbm_Bps)
     return context.setting.place(problem, times, limit)
 
@@ -181,7 +182,7 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
     )
     lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
     upper = np.array([[s.makespan_s for s in pair] for pair in solved])
-    least, most = priced.place(0, own, lower), priced.place(0, own, upper)
+    least, most = priced.place(0, own, lower, most_s=upper), priced.place(0, own, upper)
     hbm, glb = variant_traffic(priced, operator_repeats(alone))
     return Solved(
         least_s=np.inf if least is None else least.step_time_s,

@@ -81,7 +81,4 @@ def _compare(best: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _layout(plan: dict[str, Any]) -> str:
     where = plan["placement"]
-    return (
-        f"pipeline {where['pipeline']} x tensor {where['tensor']} x data {where['data']}, "
-        f"microbatch {where['microbatch']}"
-    )
+    return f"{where['layout']}, microbatch {where['microbatch']}"

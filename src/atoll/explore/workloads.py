@@ -1,13 +1,15 @@
-"""The layouts' raw material: each model at each microbatch and tensor width, with its graphs.
+"""The layouts' raw material: what one device computes of each model in a microbatch.
 
-A variant is one model sharded for one microbatch and one tensor width. All variants of all models
-are flattened into one set of passes, so that distinct operators are costed once.
+A variant is one model at one microbatch, sharded by tensor, context and expert parallelism. All
+variants of all models are flattened into one set of passes, so that distinct operators are costed
+once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil, floor
 
 import numpy as np
@@ -17,7 +19,10 @@ from atoll.cost.table import PassSet, flatten
 from atoll.errors import AtollError
 from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.profile import Profile
+from atoll.schedule.chip import TURN, in_turns
+from atoll.step.layout import Layout
 from atoll.stopping import Asked, go_on, never
+from atoll.training.layers import spread_experts
 from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
 from atoll.workload.graph.layer import Layer, Model
 
@@ -32,21 +37,72 @@ class Workload:
     global_batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Spreads:
+    """How a model may be spread beside tensor parallelism: values to try on each axis. Those that
+    a model cannot have are left out."""
+
+    cp: tuple[int, ...] = (1,)
+    """Context parallelism."""
+    ep: tuple[int, ...] = (1,)
+    etp: tuple[int, ...] = ()
+    """Tensor widths of the experts; none: that of the rest."""
+    sp: tuple[bool, ...] = ()
+    """Sequence parallelism where there is tensor parallelism; none: as the profile has it."""
+    apart: bool = False
+    """Whether weight gradients are priced by themselves too, for orders that put them off."""
+
+
 @dataclass(frozen=True, eq=False)
 class Variant:
+    """What one device computes of a model in one microbatch."""
+
     workload: int
+    config: ModelConfig | StoredModel
     microbatch: int
     tensor: int
     model: Model
+    """The device's share; its experts are not yet spread."""
     facts: ChainFacts
     first_layer: int
     """Index of its first layer in the pass set."""
     microbatches: int
     """Microbatches in the whole batch."""
+    passes: tuple[Layer, ...]
+    """The model's layers as they are priced; where weight gradients are priced by themselves, each
+    once more, with the rest of the backward pass and them in the place of the two passes."""
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sp: bool = True
 
     @property
     def layers(self) -> int:
         return len(self.model.layers)
+
+    @property
+    def width(self) -> int:
+        """Devices that share one microbatch in a stage."""
+        return self.tensor * self.cp
+
+    @property
+    def plain(self) -> bool:
+        """Whether tensor parallelism alone spreads it."""
+        return self.cp == self.ep == 1 and self.etp == self.tensor
+
+    @property
+    def turns(self) -> NDArray[np.int64]:
+        """Of the block's forward operators as they are priced, the first of each of the model's."""
+        priced = self.passes[self.facts.block_kind].forward
+        return np.array([i for i, op in enumerate(priced) if not op.name.endswith(TURN)], np.int64)
+
+    @property
+    def layout(self) -> Layout:
+        """Its own part of a layout."""
+        return Layout(
+            tp=self.tensor, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp,
+            microbatch=self.microbatch,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +122,17 @@ class Variants:
     def only(self, number: int) -> Variants:
         """One variant alone, with its own operators: pricing a single chip is then quick."""
         variant = replace(self.variants[number], first_layer=0)
-        layers = (layer for layer, _ in variant.model.layers)
-        return Variants(self.workloads, (variant,), flatten(layers))
+        return Variants(self.workloads, (variant,), flatten(variant.passes))
+
+    def of_workload(self, workload: int) -> Variants:
+        """Those of one workload alone."""
+        found: list[Variant] = []
+        layers: list[Layer] = []
+        for number in self.of(workload):
+            variant = self.variants[number]
+            found.append(replace(variant, workload=0, first_layer=len(layers)))
+            layers.extend(variant.passes)
+        return Variants((self.workloads[workload],), tuple(found), flatten(layers))
 
     def of(self, workload: int) -> list[int]:
         return [i for i, variant in enumerate(self.variants) if variant.workload == workload]
@@ -87,8 +152,9 @@ def make_variants(
     recompute: str,
     profile: Profile,
     stop: Asked = never,
+    spreads: Spreads = Spreads(),  # noqa: B008  (frozen)
 ) -> Variants:
-    """Build every model at every microbatch and every tensor width that it allows."""
+    """Build every model at every microbatch, tensor width and spread that it allows."""
     variants: list[Variant] = []
     layers: list[Layer] = []
     for index, workload in enumerate(workloads):
@@ -103,30 +169,90 @@ def make_variants(
         if not sizes:
             raise AtollError(_no_microbatch(workload, microbatches))
         for microbatch in sizes:
-            for tensor in allowed:
+            for tensor, cp, etp, sp in _shares(workload, allowed, devices, profile, spreads):
                 go_on(stop)
                 model = prepare(
                     workload.config,
                     microbatch,
-                    workload.sequence,
+                    workload.sequence // cp,
                     tensor_parallel=tensor,
-                    sequence_parallel=profile.sequence_parallel and tensor > 1,
+                    sequence_parallel=sp,
                     attention=profile.attention,
                     fusion=profile.fusion,
+                    expert_tensor=etp,
                 )
-                variants.append(
-                    Variant(
-                        workload=index,
-                        microbatch=microbatch,
-                        tensor=tensor,
-                        model=model,
-                        facts=chain_facts(model, recompute),
-                        first_layer=len(layers),
-                        microbatches=workload.global_batch // microbatch,
+                facts = chain_facts(model, recompute)
+                for ep in _expert_widths(workload.config, spreads.ep, devices):
+                    passes = priced_layers(model, cp, ep, spreads.apart)
+                    variants.append(
+                        Variant(
+                            workload=index,
+                            config=workload.config,
+                            microbatch=microbatch,
+                            tensor=tensor,
+                            model=model,
+                            facts=facts,
+                            first_layer=len(layers),
+                            microbatches=workload.global_batch // microbatch,
+                            passes=passes,
+                            cp=cp,
+                            ep=ep,
+                            etp=etp,
+                            sp=sp,
+                        )
                     )
-                )
-                layers.extend(layer for layer, _ in model.layers)
+                    layers.extend(passes)
     return Variants(tuple(workloads), tuple(variants), flatten(layers))
+
+
+def _shares(
+    workload: Workload, tensors: Sequence[int], devices: int, profile: Profile, spreads: Spreads
+) -> Iterator[tuple[int, int, int, bool]]:
+    """Tensor, context and expert tensor widths, and whether sequences are divided with tensors."""
+    config, sequence = workload.config, workload.sequence
+    width = 0  # of experts
+    ring = profile.attention == "flash"  # whose blocks it passes on
+    if isinstance(config, StoredModel):
+        ring = False
+    else:
+        width = config.expert_width
+        ring &= not (config.encoder_layers or config.recurrent)
+    for tensor, cp in product(tensors, spreads.cp):
+        if tensor * cp > devices or (cp > 1 and (not ring or sequence % (2 * cp))):
+            continue
+        divided = spreads.sp or (profile.sequence_parallel,)
+        for sp in dict.fromkeys(wanted and tensor > 1 for wanted in divided):
+            if cp > 1 and sp and (sequence // cp) % tensor:
+                continue
+            for etp in spreads.etp or (tensor,):
+                own = width > 0 and width % etp == 0 and (sp or tensor == 1)
+                if own or etp == tensor:
+                    yield tensor, cp, etp, sp
+
+
+def _expert_widths(
+    config: ModelConfig | StoredModel, wanted: Sequence[int], devices: int
+) -> list[int]:
+    """Devices over which the experts of a layer may be spread."""
+    experts = 0 if isinstance(config, StoredModel) else config.experts
+    return [
+        ep for ep in wanted if ep == 1 or (ep <= devices and experts > 0 and experts % ep == 0)
+    ] or [1]
+
+
+def priced_layers(model: Model, cp: int, ep: int, apart: bool) -> tuple[Layer, ...]:
+    """The layers of a share as a chip runs them: attention turn by turn of a ring, this device's
+    part of the experts; and the halves of each backward pass.
+    """
+    whole = [in_turns(spread_experts(layer, ep), cp) for layer, _ in model.layers]
+    return (*whole, *(_halves(layer) for layer in whole if apart))
+
+
+def _halves(layer: Layer) -> Layer:
+    late = tuple(op for op in layer.backward if op.weighs)
+    return replace(
+        layer, forward=tuple(op for op in layer.backward if not op.weighs), backward=late
+    )
 
 
 def _no_microbatch(workload: Workload, microbatches: Sequence[int]) -> str:

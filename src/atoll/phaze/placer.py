@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from atoll.errors import InfeasibleError
 from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import cost_of_plan, solve_table, weight_copies
-from atoll.placement.chain import Division, PlacementProblem, even_starts, layer_names
-from atoll.placement.placer import StepTerms, Times
+from atoll.placement.chain import Division, PlacementProblem, Times, even_starts, layer_names
+from atoll.placement.placer import StepTerms
 from atoll.placement.plan import Placement, Stage
 from atoll.step.states import States
 
@@ -29,6 +30,8 @@ _BITS = {"none": (False,), "full": (True,), "optimal": (False, True)}
 @dataclass(frozen=True, slots=True)
 class PhazePlacer:
     """A `Placer`; the better of the two answers, without and with recomputation."""
+
+    plain: ClassVar[bool] = True
 
     def place(
         self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf

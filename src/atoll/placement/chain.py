@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +23,19 @@ from atoll.placement import chain_kernels as kernels
 from atoll.placement.chain_kernels import Chain, System
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
+from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.step.states import States
 from atoll.workload.graph.layer import Model
 
 FloatArray = NDArray[np.float64]
+_NONE = np.zeros((0, 2))
 
 
 RECOMPUTE = ("optimal", "none", "full")
 """Recomputation policies: per operator, nothing, everything but layer inputs."""
 ZERO = (0, 1)
-"""ZeRO stages that a search places: with 1 the replicas divide the optimizer's states."""
+"""ZeRO stages of divisions: with 1 the replicas divide the optimizer's states."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +102,57 @@ def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) ->
     )
 
 
+class Times(NamedTuple):
+    """Seconds of one microbatch."""
+
+    pass_s: FloatArray  # (kinds of layers, forward and backward)
+    forward_s: FloatArray  # of the block's forward operators, which may run again
+    halves_s: FloatArray = _NONE
+    """(kinds, 2): the backward pass without weight gradients, and these by themselves; none where
+    nobody asks."""
+    weight_s: FloatArray | None = None
+    """Where the others are bounds from below: no weight gradients of a kind take longer."""
+
+    def chain(self, problem: PlacementProblem) -> Chain:
+        return make_chain(problem.facts, self.pass_s.sum(axis=1), self.forward_s)
+
+
+class OtherLayouts(Protocol):
+    """Layouts of a model that are priced one by one."""
+
+    def fastest(
+        self, problem: PlacementProblem, times: Times, cutoff_s: float
+    ) -> Division | None:
+        """The fastest that fits below the cutoff, or None."""
+
+    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+        """One of them in full."""
+
+    def floors(self, problem: PlacementProblem) -> Floors:
+        """What their steps are made of, from below."""
+
+
+class Floors(NamedTuple):
+    """Layouts as a bound sees them, an entry each: so often the largest load is paid and so often
+    a whole pass, transfers belong to the pass, the rest no chip changes.
+    """
+
+    stages: NDArray[np.int64]
+    copies: NDArray[np.int64]
+    """Times that a pipeline holds the model: a stage has a part of each."""
+    loads: FloatArray
+    passes: FloatArray
+    transfer_s: FloatArray
+    fixed_s: FloatArray
+
+    def of(self, rows: NDArray[np.bool_]) -> Floors:
+        """Some of them."""
+        return Floors(
+            self.stages[rows], self.copies[rows], self.loads[rows], self.passes[rows],
+            self.transfer_s[rows], self.fixed_s[rows],
+        )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementProblem:
     """One model at one microbatch and tensor width, and the devices that it is placed on."""
@@ -114,6 +168,10 @@ class PlacementProblem:
     recompute: str = "optimal"
     zero: tuple[int, ...] = (0,)
     """ZeRO stages to try, of `ZERO`."""
+    others: OtherLayouts | None = None
+    """Layouts beside the divisions of a one-forward-one-backward pipeline."""
+    divides: bool = True
+    """Whether such divisions are tried."""
 
     def system(self, zero: int = 0) -> System:
         return _system(self, zero)
@@ -204,6 +262,10 @@ class Division:
     recompute_share: float = 0.0
     """Seconds of recomputation, over all stages, for each second of other computation."""
     zero: int = 0
+    layout: Layout | None = None
+    """Of one of the other layouts; its stages are even."""
+    choice: int = 0
+    """And of these, which recomputation."""
 
 
 def divide(

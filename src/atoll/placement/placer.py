@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +11,13 @@ from numpy.typing import NDArray
 from atoll.placement.chain import (
     Division,
     PlacementProblem,
+    Times,
     describe,
     divide,
     fixed_division,
     make_chain,
 )
-from atoll.placement.chain_kernels import (
-    Chain,
-    equal_replicas,
-    feasible_depths,
-    reduction_s,
-)
+from atoll.placement.chain_kernels import equal_replicas, feasible_depths, reduction_s
 from atoll.placement.plan import Placement
 from atoll.step.states import States
 
@@ -40,18 +36,12 @@ class StepTerms(NamedTuple):
     """Gradient reduction and optimizer, at least."""
 
 
-class Times(NamedTuple):
-    """Seconds of one microbatch."""
-
-    pass_s: FloatArray  # (kinds of layers, forward and backward)
-    forward_s: FloatArray  # of the block's forward operators, which may run again
-
-    def chain(self, problem: PlacementProblem) -> Chain:
-        return make_chain(problem.facts, self.pass_s.sum(axis=1), self.forward_s)
-
-
 class Placer(Protocol):
     """Places chains of layers."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether data, tensor and pipeline parallelism are all that it knows."""
 
     def place(
         self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
@@ -77,17 +67,24 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactPlacer:
-    """The default: recomputation by operator, nested networks, equal replicas."""
+    """The default: recomputation by operator, nested networks, equal replicas; and the layouts that
+    the problem has beside such divisions.
+    """
+
+    plain: ClassVar[bool] = False
 
     def place(
         self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
     ) -> Division | None:
-        chain = times.chain(problem)
         best: Division | None = None
-        for zero, system in problem.systems:
-            found = divide(chain, system, cutoff_s)
-            if found is not None:
-                best, cutoff_s = replace(found, zero=zero), found.step_time_s
+        if problem.divides:
+            chain = times.chain(problem)
+            for zero, system in problem.systems:
+                found = divide(chain, system, cutoff_s)
+                if found is not None:
+                    best, cutoff_s = replace(found, zero=zero), found.step_time_s
+        if problem.others is not None:
+            best = problem.others.fastest(problem, times, cutoff_s) or best
         return best
 
     def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
@@ -102,10 +99,14 @@ class ExactPlacer:
         return min(known, key=lambda division: division.step_time_s, default=None)
 
     def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+        if division.layout is not None and problem.others is not None:
+            return problem.others.describe(problem, times, division)
         return describe(problem, times.chain(problem), division, times.pass_s[:, 0])
 
     def depths(self, problem: PlacementProblem) -> list[int]:
         """Those that fit with full recomputation."""
+        if not problem.divides:
+            return []
         facts, widest = problem.facts, problem.devices // problem.tensor
         kinds, operators = len(facts.model.layers), facts.rerun.shape[1]
         chain = make_chain(facts, np.zeros(kinds), np.ones(operators))

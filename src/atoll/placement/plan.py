@@ -32,6 +32,8 @@ class Stage:
     """The forward part of `compute_s`, where it is known."""
     weight_s: float | None = None
     """The weight gradients in `compute_s`, where a schedule runs them for themselves."""
+    chunks: tuple[tuple[float, float, float], ...] = ()
+    """Forward, backward and weight seconds of each chunk of an even layout's stage."""
 
     @property
     def load_s(self) -> float:
@@ -69,10 +71,28 @@ class Placement:
     schedule: str = "1f1b"
     zero: int = 0
     """ZeRO stage: what the replicas divide (`step.states`)."""
+    cp: int = 1
+    ep: int = 1
+    etp: int | None = None
+    """Tensor width of the experts, where it is not that of the rest."""
+    vpp: int = 1
+    """Chunks that each stage holds where they are interleaved."""
 
     @property
     def devices(self) -> int:
         return self.data * sum(stage.devices for stage in self.stages)
+
+    @property
+    def layout(self) -> str:
+        """Its degrees and what else it does, in one phrase; what it does not do is left out."""
+        words = [f"pipeline {self.pipeline} x tensor {self.tensor} x data {self.data}"]
+        words[0] += f" x context {self.cp}" if self.cp > 1 else ""
+        if self.ep > 1 or self.etp:
+            own = f" of tensor width {self.etp}" if self.etp else ""
+            words.append(f"experts{own} over {self.ep}")
+        if self.schedule != "1f1b":
+            words.append(f"{self.schedule} x{self.vpp}" if self.vpp > 1 else self.schedule)
+        return ", ".join(words)
 
     @property
     def recompute_share(self) -> float:
@@ -89,6 +109,7 @@ class Placement:
     def to_dict(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)} | {
             "devices": self.devices,
+            "layout": self.layout,
             "recompute": self.recompute,
             "stages": [stage.to_dict() for stage in self.stages],
             "time_parts_s": dict(self.time_parts_s),

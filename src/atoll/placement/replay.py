@@ -34,6 +34,9 @@ from atoll.errors import AtollError
 from atoll.placement.plan import Placement, Stage
 from atoll.step.replay import PassTime, Replay, replay
 
+TAIL = ("gradient_accumulation", "gradient_reduction", "optimizer")
+"""Parts of a step that follow the pipeline, or are added to it by every microbatch."""
+
 
 @dataclass(frozen=True, eq=False)
 class ReplayedPlacement:
@@ -61,6 +64,9 @@ def stage_times(stages: Sequence[Stage]) -> list[list[PassTime]]:
     """
     found = []
     for stage in stages:
+        if stage.chunks:
+            found.append([PassTime(*chunk) for chunk in stage.chunks])
+            continue
         if stage.forward_s is None:
             raise AtollError(
                 "A placement is replayed from forward and backward times; describe it with "
@@ -74,10 +80,12 @@ def stage_times(stages: Sequence[Stage]) -> list[list[PassTime]]:
 
 def replay_placement(placement: Placement) -> ReplayedPlacement:
     """Simulate a placement."""
-    transfer_s = [stage.receive_s for stage in placement.stages[1:]]
+    transfer_s: float | list[float] = [stage.receive_s for stage in placement.stages[1:]]
+    if placement.stages[0].chunks:  # which may come from any stage
+        transfer_s = placement.stages[0].receive_s
     found = replay(
         placement.schedule, stage_times(placement.stages), placement.microbatches, transfer_s
     )
     parts_s = placement.time_parts_s
-    tail_s = parts_s.get("gradient_reduction", 0.0) + parts_s.get("optimizer", 0.0)
+    tail_s = sum(parts_s.get(name, 0.0) for name in TAIL)
     return ReplayedPlacement(found, tail_s, placement.step_time_s)

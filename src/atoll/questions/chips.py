@@ -51,7 +51,6 @@ Capacity = Annotated[
 ]  # fmt: skip
 
 
-ZeroStage = Annotated[int, Named("atoll.placement.chain:ZERO")]
 DEFAULT_MODELS = (ModelEntry.model_construct(name="llama2-7b", weight=1.0),)
 
 
@@ -80,8 +79,16 @@ class SearchQuestion(Question):
     tp: Annotated[Counts, AtLeastOne] = option(
         "Tensor parallel degrees.", LAYOUT, (1, 2, 4, 8), old=("tensor_widths", "tensor")
     )
-    zero: Annotated[tuple[ZeroStage, ...], Several, AtLeastOne] = option(
-        "ZeRO stages.", LAYOUT, (0, 1)
+    cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1, 2; long sequences: to 8")
+    ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="powers of 2")
+    etp: Counts = option("Tensor widths of the experts.", LAYOUT, (), shown="tp")
+    vpp: Counts = option("Model chunks a stage.", LAYOUT, (), shown="those of equal size")
+    sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")
+    zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
+        "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
+    )
+    order: Annotated[tuple[f.OrderName, ...], Several] = option(
+        "Pipeline orders.", LAYOUT, (), shown="all but gpipe"
     )
     recompute: Annotated[str, Named("atoll.placement.chain:RECOMPUTE")] = option(
         "What is computed again; optimal: by operator.", LAYOUT, "optimal"

@@ -103,7 +103,13 @@ class SearchFields(TypedDict, total=False):
     objective: str | None
     microbatch: Sequence[int] | int | None
     tp: Sequence[int] | int | None
+    cp: Sequence[int] | int | None
+    ep: Sequence[int] | int | None
+    etp: Sequence[int] | int | None
+    vpp: Sequence[int] | int | None
+    sp: bool | None
     zero: Sequence[int] | int | None
+    order: Sequence[str] | str | None
     recompute: str | None
     space: str | None
     hbm: Sequence[int] | int | None

@@ -134,8 +134,7 @@ def _sentence(content: Mapping[str, Any]) -> str:
         f"{chip['width']}×{chip['depth']}, {chip['vector_cores']} vector cores of "
         f"{chip['vector_width']}, {chip['glb_MiB']:g} MiB of shared buffer and "
         f"{chip['hbm_GiB']:g} GiB of HBM {speed} on {counted(where['devices'], 'device')}: "
-        f"pipeline {where['pipeline']} × tensor {where['tensor']} × data {where['data']}, "
-        f"microbatch {where['microbatch']}."
+        f"{where['layout'].replace(' x ', ' × ')}, microbatch {where['microbatch']}."
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.placement.replay import TAIL
 from atoll.step.parts import in_words
 from atoll.step.replay import PassTime, Replay, replay
 from atoll.training.replay import read_passes, replay_step
@@ -83,15 +84,19 @@ def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
         return None
     times = []
     for stage in stages:
+        if stage.get("chunks"):
+            times.append([PassTime(*chunk) for chunk in stage["chunks"]])
+            continue
         weight_s = stage.get("weight_s") or 0.0
         both_s = stage["compute_s"] + stage["recompute_s"]
         data_s = both_s - stage["forward_s"] - weight_s
         times.append([PassTime(stage["forward_s"], data_s, weight_s)])
     transfers = [stage["receive_s"] for stage in stages[1:]]
+    between = stages[0]["receive_s"] if stages[0].get("chunks") else transfers
     count = placement["microbatches"]
-    found = replay(placement.get("schedule", "1f1b"), times, count, transfers)
+    found = replay(placement.get("schedule", "1f1b"), times, count, between)
     parts = in_words(placement["time_parts_s"])  # also of files with words for names
-    after = [(name, parts.get(name, 0.0)) for name in ("gradient reduction", "optimizer")]
+    after = [(name, parts.get(name, 0.0)) for name in in_words(dict.fromkeys(TAIL, 0.0))]
     return _whole(
         _slices(found), len(stages), found.time_s, after, placement["step_time_s"],
         max(transfers, default=0.0), count, count,

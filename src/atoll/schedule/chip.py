@@ -21,7 +21,7 @@ from atoll.workload.graph.operator import Operator
 
 EFFORT: Effort = "bounded"
 _ATTENTION = ("attention", "attention_bwd")
-_TURN = "@turn"  # of a ring, after the first
+TURN = "@turn"  # of a ring, after the first
 
 
 class ChipPricer:
@@ -48,7 +48,7 @@ class ChipPricer:
         return 0.0
 
     def _times(self, layer: Layer, ring: int) -> LayerTimes:
-        turned = _in_turns(layer, ring)
+        turned = in_turns(layer, ring)
         passes = flatten([turned])
         costs = build_costs(passes.keys, self.chips, self.network, self.profile)
         both: tuple[list[int], list[int]] = [], []
@@ -60,7 +60,7 @@ class ChipPricer:
         alone: dict[str, Cost] = {}
         for number, operators in enumerate((turned.forward, turned.backward)):
             for op, seconds in zip(operators, _alone_s(costs, passes, number), strict=True):
-                name = op.name.removesuffix(_TURN)
+                name = op.name.removesuffix(TURN)
                 alone[name] = alone.get(name, Cost()) + _cost(op, seconds)
         return LayerTimes(
             operators=alone,
@@ -71,7 +71,7 @@ class ChipPricer:
         )
 
 
-def _in_turns(layer: Layer, ring: int) -> Layer:
+def in_turns(layer: Layer, ring: int) -> Layer:
     """Attention whose keys and values go round a ring: as many equal turns as it has devices (both
     halves of a causal mask are dealt out evenly), each adding to the result of the one before.
     """
@@ -83,7 +83,7 @@ def _in_turns(layer: Layer, ring: int) -> Layer:
         for op in operators:
             found.append(op)
             if op.kind in _ATTENTION:
-                after = replace(op, name=f"{op.name}{_TURN}", reads=(*op.reads, *op.writes))
+                after = replace(op, name=f"{op.name}{TURN}", reads=(*op.reads, *op.writes))
                 found += [after] * (ring - 1)
         return tuple(found)
 

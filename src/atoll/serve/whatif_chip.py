@@ -24,12 +24,13 @@ from atoll.explore.layouts import Setting
 from atoll.explore.run import prepare_search
 from atoll.explore.scope import open_space
 from atoll.explore.stored import space_identity
-from atoll.explore.workloads import Variants, make_variants, make_workload
+from atoll.explore.workloads import Spreads, Variants, make_variants, make_workload
 from atoll.hardware import ProductSpace, Space
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.identity import code_words, this_code
 from atoll.questions import SearchQuestion
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
+from atoll.step.orders import SPLIT
 from atoll.step.parts import in_words
 from atoll.store import fingerprint
 from atoll.store.fingerprint import CODE
@@ -60,7 +61,7 @@ class ChipWhatIf:
         self._identity = identity
         self._lock = threading.Lock()
         self._opened: tuple[SearchQuestion, Space | ProductSpace, Setting] | None = None
-        self._variants: dict[tuple[int, int, int], Variants] = {}
+        self._variants: dict[tuple[Any, ...], Variants] = {}
         self._times: dict[tuple[Any, ...], PassTimes] = {}
 
     def options(self, design: Mapping[str, Any], model: int) -> dict[str, Any]:
@@ -127,16 +128,26 @@ class ChipWhatIf:
         searched = code_words(self._identity)
         return f"Searched with {searched}, estimated again with {code_words(here)}."
 
-    def _variant(self, model: int, microbatch: int, tensor: int) -> Variants:
-        key = model, microbatch, tensor
+    def _variant(
+        self, model: int, microbatch: int, tensor: int, plan: Mapping[str, Any]
+    ) -> Variants:
+        """Spread as the plan is; its halves of backward passes too, where some order wants them."""
+        key = model, microbatch, tensor, *(plan[name] for name in ("cp", "ep", "etp", "sp"))
         if key not in self._variants:
             job, _, setting = self._open()
             told = job.models[model]
             batch = told.batch or job.batch
             workload = make_workload(told.name, batch, told.sequence)
             made = make_variants(
-                [workload], [microbatch], [tensor], 2**30, job.recompute, setting.profile
-            )
+                [workload], [microbatch], [tensor], 2**30, job.recompute, setting.profile,
+                spreads=Spreads(
+                    cp=(plan["cp"],),
+                    ep=(plan["ep"],),
+                    etp=() if plan["etp"] == plan["tensor"] else (plan["etp"],),
+                    sp=(plan["sp"],) if plan["tensor"] > 1 else (),
+                    apart=any(order in SPLIT for order in setting.orders),
+                ),
+            )  # fmt: skip
             _keep(self._variants, key, made)
         return self._variants[key]
 
@@ -151,7 +162,7 @@ class ChipWhatIf:
         tensor = change.tensor or plan["tensor"]
         devices = change.devices or base.devices
         setting = replace(base, network=scaled(base.network, change.link), devices=devices)
-        if tensor > devices:
+        if tensor * plan["cp"] > devices:
             return {"problem": f"A tensor width of {tensor} needs more than {devices} devices."}
         own = float(design["hbm_capacity_bytes"])
         capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
@@ -170,7 +181,7 @@ class ChipWhatIf:
         where = found.placement
         worst = max(where.stages, key=lambda stage: stage.total_memory_bytes)
         shared = ("step_time_s", "pipeline", "tensor", "data", "devices", "microbatch",
-                  "microbatches", "recompute")  # fmt: skip
+                  "microbatches", "recompute", "layout")  # fmt: skip
         figures = ("samples_per_s", "tokens_per_s_per_device", "mfu", "power_W",
                    "energy_per_token_J")  # fmt: skip
         return {
@@ -197,7 +208,7 @@ class ChipWhatIf:
         key = design["chip"], model, change.microbatch, change.tensor, rate, link
         known = self._times.get(key)
         if known is None or (refine and known.refinable):
-            variants = self._variant(model, change.microbatch or 1, change.tensor or 1)
+            variants = self._variant(model, change.microbatch or 1, change.tensor or 1, plan)
             chips = chips_of_accelerator(
                 self._accelerator(design, rate), setting.profile, design["area_mm2"]
             )

@@ -153,7 +153,7 @@ def batch_estimates(
     from atoll.jit import over_ranges
     from atoll.training.batch_kernels import estimate_rows
 
-    tables = _tables(priced, layouts, choices)
+    tables = tables_of(priced, layouts, choices)
     time_s = np.empty((len(layouts), len(choices)))
     needed = np.empty_like(time_s)
     if time_s.size < FEW:
@@ -171,7 +171,7 @@ def chosen(time_s: Floats, needed: Floats, hbm_bytes: float) -> int:
     return int(np.argmax(fits & (time_s <= time_s[fits].min() * (1 + SAME))))
 
 
-def _tables(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -> Tables:
+def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -> Tables:
     run = priced.run
     costs = priced.costs(_under(layouts[0], choices))
     structure = tuple((c.is_block, c.repeat, c.logits_bytes > 0) for c in costs)
@@ -188,8 +188,8 @@ def _tables(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -
                 x.schedule in SPLIT,
                 LATE.get(x.schedule, 0),
                 pipes.of((x.schedule, x.pp, x.vpp, x.blocks, m), x),
-                divisions.of((x.dp, x.zero, x.hsdp, copies), x),
-                groups.of((x.dp, x.zero > 0, x.hsdp, copies), x),
+                divisions.of((x.dp, x.zero, x.hsdp, copies, m > copies), x),
+                groups.of((x.dp, x.pp, x.zero > 0, x.hsdp, copies), x),
                 sides.of((x.experts_outside, x.schedule in SPLIT), x),
                 losses.of((x.schedule == "gpipe", m), x),
             )

@@ -34,6 +34,47 @@ def estimate_rows(t, time_s, needed, start, stop):
             needed[row, choice] = memory_of(t, row, choice, stages)
 
 
+@entry
+def fixed_parts(t, repeats, fixed, needed):
+    """Of every row what no times of layers change: seconds on the memory of a step (accumulation
+    and update), seconds of gradients in a step, seconds of gathers in each microbatch; and the
+    bytes that it needs under the choice that needs least.
+    """
+    stages = np.empty((np.max(t.rows[:, STAGES]), 9))
+    wires = np.zeros((t.kinds.shape[0], 2))
+    for row in range(t.rows.shape[0]):
+        beside_s, last_s, before_s = states_of(t, row, stages, wires)
+        fixed[row, 0] = beside_s
+        fixed[row, 1] = last_s + (t.rows[row, MICROBATCHES] - 1) * before_s
+        for kind in range(t.kinds.shape[0]):
+            fixed[row, 2] += repeats[kind] * (2.0 * wires[kind, 0] + wires[kind, 1])
+        needed[row] = np.inf
+        for choice in range(t.kept.shape[1]):
+            needed[row] = min(needed[row], memory_of(t, row, choice, stages))
+
+
+@entry
+def fastest_row(t, order, floor_s, needed, cutoff_s, memory_bytes):
+    """(seconds, row, choice) of the fastest that fits and takes less than the cutoff, or row -1;
+    `order` lists the rows by seconds that none of them goes below.
+    """
+    stages = np.empty((np.max(t.rows[:, STAGES]), 9))
+    wires = np.zeros((t.kinds.shape[0], 2))
+    best_s, best_row, best_choice = cutoff_s, -1, -1
+    for row in order:
+        if floor_s[row] >= best_s:
+            break
+        if needed[row] > memory_bytes:
+            continue
+        beside_s, last_s, before_s = states_of(t, row, stages, wires)
+        for choice in range(t.kept.shape[1]):
+            passes_s, behind_s = passes_of(t, row, choice, stages, wires)
+            step_s = step_of(t, row, choice, passes_s, behind_s, beside_s, last_s, before_s)
+            if step_s < best_s and memory_of(t, row, choice, stages) <= memory_bytes:
+                best_s, best_row, best_choice = step_s, row, choice
+    return best_s, best_row, best_choice
+
+
 @kernel
 def states_of(t, row, stages, wires):
     """What no choice changes: accumulation and update of a step, and the gradients' collectives

@@ -160,7 +160,7 @@ def _layer_cost(
     optimal: bool,
     stored: bool,
 ) -> LayerCost:
-    times = pricer.layer(_spread(layer, ep), cp, samples)
+    times = pricer.layer(spread_experts(layer, ep), cp, samples)
     costs = times.operators
     expert, dense = _parameters(layer)
     own_loss = stored or layer.name.startswith("mtp")
@@ -219,10 +219,10 @@ def _loss(layer: Layer) -> tuple[float, bool, float]:
 
 def operator_costs(layer: Layer, pricer: Pricer, layout: Layout) -> Mapping[str, Cost]:
     """Each operator alone on one device, by name; collectives that the step prices cost nothing."""
-    return pricer.layer(_spread(layer, layout.ep), layout.cp, layout.microbatch).operators
+    return pricer.layer(spread_experts(layer, layout.ep), layout.cp, layout.microbatch).operators
 
 
-def _spread(layer: Layer, ep: int) -> Layer:
+def spread_experts(layer: Layer, ep: int) -> Layer:
     """Experts spread over `ep` devices: fewer products here, each of more tokens."""
     if ep == 1:
         return layer

@@ -59,9 +59,9 @@ def policies(
     entry = _entry(layer)
     return (
         ("none", Kept(everything)),
-        ("selective", _kept(layer, everything - dropped, core, pricer, costs)),
+        ("selective", kept_of(layer, everything - dropped, core, pricer, costs)),
         ("alternate", _alternate(layer, costs, saved)),
-        ("full", _kept(layer, entry, layer.forward, pricer, costs)),
+        ("full", kept_of(layer, entry, layer.forward, pricer, costs)),
     )
 
 
@@ -77,7 +77,7 @@ def optimal_policies(
     for level, choice in enumerate(reversed(choices)):
         share = min(1.0, max(0.0, (choice.kept_bytes - entry) / beyond))
         rerun = [layer.forward[i] for i in choice.rerun]
-        kept = _kept(layer, choice.kept_bytes + extra * share, rerun, pricer, costs)
+        kept = kept_of(layer, choice.kept_bytes + extra * share, rerun, pricer, costs)
         found.append((f"optimal-{level}", kept))
     return tuple(found)
 
@@ -87,13 +87,14 @@ def _entry(layer: Layer) -> float:
     return float(sum(layer.tensors[name].bytes for name in layer.entering))
 
 
-def _kept(
+def kept_of(
     layer: Layer,
     bytes_: float,
     rerun: Sequence[Operator],
     pricer: Pricer,
     costs: Mapping[str, Cost],
 ) -> Kept:
+    """A choice that keeps so many bytes and runs these operators again."""
     return Kept(
         bytes_,
         total(costs[op.name] for op in rerun),

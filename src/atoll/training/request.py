@@ -38,7 +38,7 @@ def make_run(model: str, device: str, devices: int, **given: Unpack[RunFields]) 
 def run_of(asked: RunQuestion) -> Run:
     """The run that a question is about."""
     given = load_model(asked.model)
-    config = _stand_in(given) if isinstance(given, StoredModel) else given
+    config = stand_in(given) if isinstance(given, StoredModel) else given
     gpu = load_device(asked.device)
     length = config.sequence if asked.sequence is None else asked.sequence
     if config.positions == "learned" and length > config.max_sequence:
@@ -64,7 +64,7 @@ def run_of(asked: RunQuestion) -> Run:
     )
 
 
-def _stand_in(stored: StoredModel) -> ModelConfig:
+def stand_in(stored: StoredModel) -> ModelConfig:
     """What layouts ask of a captured model: its blocks, and the widths that divide its tensors."""
     width = max(widths(stored, WIDTHS))
     microbatch = stored.file.microbatch or 1

@@ -123,7 +123,7 @@ export class WhatIf {
             row("Energy a token", "energy_per_token_J", (v) => number(v * 1e3), "mJ")]),
         ]),
         h("p", { class: "muted", id: "answered", "data-ms": now.answered_ms },
-          `pipeline ${now.pipeline} × tensor ${now.tensor} × data ${now.data} on ${counted(now.devices, "device")}, microbatch ${now.microbatch}, ${counted(now.microbatches, "round")}, recomputation ${now.recompute}. ` +
+          `${now.layout.replaceAll(" x ", " × ")} on ${counted(now.devices, "device")}, microbatch ${now.microbatch}, ${counted(now.microbatches, "round")}, recomputation ${now.recompute}. ` +
           `${now.schedules ? `Schedules ${now.schedules}. ` : ""}Answered in ${number(now.answered_ms, 2)} ms.`)),
       h("section", { class: "card" }, h("h2", {}, "Where a step's time goes"), stackedBars(rows.map(([n, v]) => [n, v.parts_s]), seconds)),
       h("section", { class: "card" }, h("h2", {}, `Memory of the fullest device, of ${bytes(now.memory_capacity_bytes)}`),

@@ -1,0 +1,47 @@
+"""What several models pay for sharing a chip: each one's own best chip beside the common one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atoll.explore.branch_and_bound import Search
+from atoll.explore.exact import exact_search
+from atoll.explore.finder import Finder
+from atoll.explore.layouts import Setting
+from atoll.explore.objective import Objective
+from atoll.explore.result import Alone
+from atoll.explore.stop import Stop
+from atoll.explore.workloads import Variants
+from atoll.hardware import ProductSpace, Space
+
+
+def alone(
+    space: Space | ProductSpace,
+    setting: Setting,
+    variants: Variants,
+    shared: list[float],
+    tolerance: float,
+    stop: Stop,
+) -> Iterator[Alone]:
+    """Each model's own best chip, one after the other; those that `stop` leaves no time for are
+    left out. `shared` are the samples per second on the common chip.
+    """
+    for index, workload in enumerate(variants.workloads):
+        search = Search(
+            space,
+            variants.of_workload(index),
+            setting,
+            Objective.single(workload.global_batch),
+            tolerance,
+            stop=stop,
+        )
+        outcome = exact_search(search)
+        if outcome.stopped or outcome.best is None:
+            return
+        yield Alone(
+            workload.name,
+            Finder(search).design(outcome.best).accelerator.describe(),
+            outcome.score,
+            outcome.bound,
+            shared[index],
+        )

@@ -1,0 +1,425 @@
+"""Layouts of a searched chip beside divisions of one-forward-one-backward pipelines: interleaved
+and zero-bubble orders, ZeRO 2 and 3, context and expert parallelism, with even stages.
+
+They are priced by the planner's own estimate (`training.batch`), so that a chip takes the same step
+in a search and in a plan. Of its tables only the times of layers differ from chip to chip; the
+recomputation choices are those of one set for all chips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.pricer import Cost, LayerTimes
+from atoll.explore.bound_kernels import floors_s
+from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.device import Chip
+from atoll.placement.chain import Division, Floors, PlacementProblem, Times
+from atoll.placement.plan import Placement, Stage
+from atoll.placement.recompute import KeepChoice, hull_choices, rerun_table
+from atoll.step.layout import Layout
+from atoll.step.orders import SPLIT, arrivals
+from atoll.step.stages import stage_shares
+from atoll.training.batch import Tables, tables_of
+from atoll.training.batch_kernels import fastest_row, fixed_parts
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.layers import LayerCost, Share, layer_costs
+from atoll.training.policies import Kept, kept_of
+from atoll.training.request import stand_in
+from atoll.training.run import Run
+from atoll.training.stack import CHIP
+from atoll.training.step import Stepper
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.stored import StoredModel
+
+if TYPE_CHECKING:
+    from atoll.explore.layouts import Setting
+    from atoll.explore.workloads import Variant
+
+FloatArray = NDArray[np.float64]
+
+BALANCE = 200.0
+"""Operations for each byte of memory traffic of a device whose times decide which recomputation
+choices are tried: about those of an A100 or an H100."""
+CHOSEN = "chosen"
+_NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
+
+
+class _Free:
+    """Prices nothing: what is left of an estimate is what no chip changes."""
+
+    fusion = "default"
+    schedules_links = True
+
+    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
+        names = [op.name for op in (*layer.forward, *layer.backward)]
+        return LayerTimes(dict.fromkeys(names, Cost()), Cost(), Cost(), Cost(), Cost())
+
+    def kept_bytes(self, layer: Layer) -> float:
+        return 0.0
+
+
+class _Known(Estimator):
+    """An estimator of one variant whose layers' costs are known."""
+
+    def __init__(self, run: Run, model: Model, costs: tuple[LayerCost, ...]) -> None:
+        self.run = run
+        self._model = model
+        self._costs = costs
+
+    def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
+        return self._costs
+
+    def model(self, layout: Layout) -> Model:
+        return self._model
+
+    def full(self, layout: Layout) -> Estimate:
+        return self._estimate(layout)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedLayouts:
+    """`placement.chain.OtherLayouts` of one variant, priced as the planner does."""
+
+    run: Run
+    model: Model
+    block_kind: int
+    layouts: tuple[Layout, ...]
+    choices: tuple[KeepChoice, ...]
+    rerun: FloatArray
+    """(choices, forward operators of the block)."""
+    kept: tuple[Kept, ...]
+    """The choices as policies of the block."""
+    costs: tuple[LayerCost, ...]
+    """Of layers that take no time."""
+    tables: Tables
+    """The planner's, of layers that take no time on a memory of one byte a second."""
+    apart: NDArray[np.bool_]
+    """(sides,): whether weight gradients run apart."""
+    again_s: FloatArray
+    """(sides, choices): transfers that run again in a block."""
+    repeats: NDArray[np.int64]
+    steps: Floors
+    """Their fixed seconds without those on memory."""
+    moved_s: FloatArray
+    """(layouts,): these, on a memory of one byte a second."""
+    needed: FloatArray
+    """(layouts,): bytes under the choice that needs least."""
+
+    def floors(self, problem: PlacementProblem) -> Floors:
+        return self._steps(problem).of(self.needed <= problem.memory_bytes)
+
+    def _steps(self, problem: PlacementProblem) -> Floors:
+        return self.steps._replace(fixed_s=self.steps.fixed_s + self.moved_s / problem.hbm_Bps)
+
+    def fastest(
+        self, problem: PlacementProblem, times: Times, cutoff_s: float
+    ) -> Division | None:
+        floor_s = np.empty(len(self.layouts))
+        layer_s = times.pass_s.sum(axis=1)
+        floors_s(self._steps(problem), layer_s, self.repeats, self.block_kind, floor_s)
+        order = np.flatnonzero(floor_s < cutoff_s)
+        if not len(order):
+            return None
+        order = order[np.argsort(floor_s[order], kind="stable")]
+        again_s = self.rerun @ times.forward_s
+        tables = self._timed(times, again_s, problem.hbm_Bps)
+        step_s, row, choice = fastest_row(
+            tables, order, floor_s, self.needed, cutoff_s, problem.memory_bytes
+        )
+        if row < 0:
+            return None
+        layout = self.layouts[row]
+        busy_s = float(layer_s @ self.repeats)
+        share = float(again_s[choice]) * float(self.repeats[self.block_kind])
+        return Division(
+            step_time_s=float(step_s),
+            pipeline=layout.pp,
+            data=layout.dp,
+            starts=(),
+            recompute_share=share / busy_s if busy_s else 0.0,
+            zero=layout.zero,
+            layout=layout,
+            choice=int(choice),
+        )
+
+    def _timed(self, times: Times, again_s: FloatArray, hbm_Bps: float) -> Tables:
+        """The tables with a chip's times. Of bounds, orders that put weight gradients off count the
+        longest of these where they shorten a step and the shortest where they are a part of it.
+        """
+        passes, kinds = self.tables.passes.copy(), self.tables.kinds.copy()
+        passes[..., 0] += times.pass_s[:, 0, None]
+        for side, apart in enumerate(self.apart):
+            back_s = times.halves_s.sum(axis=1) if apart else times.pass_s[:, 1]
+            passes[side, :, :, 1] += back_s[:, None]
+            passes[side, self.block_kind, :, 1] += again_s + self.again_s[side]
+        if len(times.halves_s):
+            kinds[:, 4] = times.halves_s[:, 1] if times.weight_s is None else times.weight_s
+        parameters = self.tables.parameters.copy()
+        parameters[:, 3:] /= hbm_Bps
+        bounds = np.full(len(self.choices), times.weight_s is not None)
+        return self.tables._replace(
+            passes=passes, kinds=kinds, parameters=parameters, bounds=bounds
+        )
+
+    # --- One of them in full ----------------------------------------------------------------------
+
+    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+        assert division.layout is not None
+        layout = replace(division.layout, recompute=CHOSEN)
+        memory = Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=problem.hbm_Bps)
+        costs = self._timed_costs(times, division.choice)
+        found = _Known(replace(self.run, gpu=memory), self.model, costs).full(layout)
+        parts = found.step.breakdown()
+        return Placement(
+            pipeline=layout.pp,
+            tensor=layout.tp,
+            data=layout.dp,
+            microbatch=layout.microbatch,
+            microbatches=layout.microbatches(self.run.global_batch),
+            step_time_s=found.step.time_s,
+            stages=self._stages(found, division.choice, costs),
+            time_parts_s={n: s for n, s in parts.items() if s > 0.0 or n in _NAMES},
+            schedule=layout.schedule,
+            zero=layout.zero,
+            cp=layout.cp,
+            ep=layout.ep,
+            etp=None if layout.etp == layout.tp else layout.etp,
+            vpp=layout.vpp,
+        )
+
+    def _timed_costs(self, times: Times, choice: int) -> tuple[LayerCost, ...]:
+        """The layers with a chip's times and a recomputation choice."""
+        again_s = float(self.rerun[choice] @ times.forward_s)
+        chosen = replace(self.kept[choice], again=Cost(matrix_s=again_s))
+        found = []
+        for kind, cost in enumerate(self.costs):
+            none = cost.kept("none")
+            own = chosen if kind == self.block_kind else none
+            halves = times.halves_s[kind] if len(times.halves_s) else np.zeros(2)
+            seconds = (*times.pass_s[kind], *halves)
+            forward, backward, data, weight = (Cost(matrix_s=float(s)) for s in seconds)
+            found.append(
+                replace(
+                    cost,
+                    forward=forward,
+                    backward=backward,
+                    data=data,
+                    weight=weight,
+                    policies=(("none", none), (CHOSEN, own)),
+                    loss_bytes=0.0,
+                )
+            )
+        return tuple(found)
+
+    def _stages(
+        self, found: Estimate, choice: int, costs: tuple[LayerCost, ...]
+    ) -> tuple[Stage, ...]:
+        layout = found.layout
+        stepper = Stepper(found.run, layout)
+        boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
+        send_s = stepper.send_s(boundary)
+        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+        came = arrivals(layout.schedule, layout.pp, len(shares[0]))
+        block = self.model.layers[self.block_kind][0]
+        words = "+".join(block.forward[i].name for i in self.choices[choice].rerun) or "none"
+        stages = []
+        for own, time, memory, chunks in zip(came, found.stages, found.memory, shares, strict=True):
+            each = [stepper.stage_time([chunk]).passes for chunk in chunks]
+            holds = any(cost.name == block.name for chunk in chunks for cost, _ in chunk)
+            stages.append(
+                Stage(
+                    layers=_layer_names(chunks),
+                    first=0,
+                    last=0,
+                    devices=layout.tp * layout.cp,
+                    compute_s=time.forward.total_s + time.backward.total_s,
+                    recompute_s=time.recompute.total_s,
+                    transfer_s=sum(own) * send_s,
+                    receive_s=send_s,
+                    recompute=words if holds else "none",
+                    memory_bytes={n: b for n, b in memory.parts().items() if n != "logits"},
+                    forward_s=time.forward.total_s,
+                    weight_s=time.weight_s if layout.schedule in SPLIT else None,
+                    chunks=tuple((p.forward_s, p.backward_s, p.weight_s) for p in each),
+                )
+            )
+        return tuple(stages)
+
+
+def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    for chunk in chunks:
+        for cost, n in chunk:
+            counts[cost.name] = counts.get(cost.name, 0) + n
+    return tuple(name if n == 1 else f"{name} x{n}" for name, n in counts.items())
+
+
+# --- The layouts of a variant ---------------------------------------------------------------------
+
+
+def planned_layouts(setting: Setting, variant: Variant) -> PlannedLayouts | None:
+    """Those that the setting allows a variant; None where there are none."""
+    run = _run(setting, variant)
+    costs = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
+    blocks = sum(cost.repeat for cost in costs if cost.is_block)
+    layouts = tuple(_layouts(setting, variant, blocks))
+    if not layouts:
+        return None
+    facts = variant.facts
+    block = variant.model.layers[facts.block_kind][0]
+    choices = hull_choices(block, _balanced_s(block))
+    if setting.recompute != "optimal":
+        choices = choices[:1] if setting.recompute == "full" else choices[-1:]
+    nothing = dict.fromkeys((op.name for op in block.forward), Cost())
+    kept = tuple(
+        kept_of(block, float(c.kept_bytes), [block.forward[i] for i in c.rerun], _Free(), nothing)
+        for c in choices
+    )
+    tables = tables_of(_Known(run, variant.model, costs), layouts, ("none",))
+    tables = _chosen(tables, variant, choices)
+    sides = _first_of_each(tables.rows[:, 9])
+    apart = np.array([layouts[i].schedule in SPLIT for i in sides])
+    again_s = np.array([_again_s(run, layouts[i], costs[facts.block_kind], kept) for i in sides])
+    repeats = np.array([cost.repeat for cost in costs], np.int64)
+    fixed, needed = np.zeros((len(layouts), 3)), np.empty(len(layouts))
+    fixed_parts(tables, repeats.astype(np.float64), fixed, needed)
+    return PlannedLayouts(
+        run=run,
+        model=variant.model,
+        block_kind=facts.block_kind,
+        layouts=layouts,
+        choices=choices,
+        rerun=rerun_table(choices, len(block.forward)),
+        kept=kept,
+        costs=costs,
+        tables=tables,
+        apart=apart,
+        again_s=again_s,
+        repeats=repeats,
+        steps=_steps(tables, layouts, fixed, repeats),
+        moved_s=fixed[:, 0].copy(),
+        needed=needed,
+    )
+
+
+def _run(setting: Setting, variant: Variant) -> Run:
+    """The variant's model on chips whose memory moves one byte a second."""
+    config = variant.config
+    stored = config if isinstance(config, StoredModel) else None
+    return Run(
+        model=stand_in(config) if isinstance(config, StoredModel) else config,
+        gpu=Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0),
+        network=setting.network,
+        devices=setting.devices,
+        sequence=variant.model.sequence * variant.cp,
+        global_batch=variant.microbatches * variant.microbatch,
+        stack=CHIP,
+        states=setting.states,
+        stored=stored,
+    )
+
+
+def _layouts(setting: Setting, variant: Variant, blocks: int) -> Iterator[Layout]:
+    """Even layouts of degrees that divide the devices and the batch, with as many replicas as there
+    is room for. Of a plain variant those that are divisions of a one-forward-one-backward pipeline
+    are placed exactly elsewhere.
+    """
+    batch, folded = variant.microbatches, variant.ep * variant.etp
+    for pp in range(1, blocks + 1):
+        most, rest = divmod(setting.devices, variant.width * pp)
+        degrees = [
+            d
+            for d in range(1, most + 1)
+            if most % d == 0 and batch % d == 0 and d * variant.width % folded == 0
+        ]
+        if rest or not degrees:
+            continue
+        dp = degrees[-1]
+        for order, vpp in _orders(setting, pp, blocks, batch // dp):
+            for zero in setting.zero:
+                elsewhere = variant.plain and order == "1f1b" and zero <= 1
+                if not elsewhere and not (zero == 2 and pp > 1):
+                    yield replace(
+                        variant.layout, dp=dp, pp=pp, zero=zero, vpp=vpp, schedule=order
+                    )
+
+
+def _orders(setting: Setting, pp: int, blocks: int, rounds: int) -> Iterator[tuple[str, int]]:
+    """Orders of so many stages and microbatches, with the chunks that a stage holds of each."""
+    if pp == 1:
+        yield "1f1b", 1
+        return
+    for order in setting.orders:
+        if order == "interleaved":
+            for vpp in setting.vpp or range(2, (blocks + 2) // pp + 1):
+                even = blocks % (pp * vpp) == 0 or (blocks + 2) % (pp * vpp) == 0
+                if vpp > 1 and (even or (setting.vpp and pp * vpp <= blocks + 2)):
+                    yield order, vpp
+        elif order == "zb-v":
+            if 2 * pp <= blocks + 2:
+                yield order, 1
+        elif order != "dualpipe" or (pp % 2 == 0 and rounds % 2 == 0):
+            yield order, 1
+
+
+def _balanced_s(layer: Layer) -> FloatArray:
+    """Forward operators on a device of the usual balance, in units of its own."""
+    return np.array([max(op.flops, BALANCE * layer.traffic_bytes(op)) for op in layer.forward])
+
+
+def _first_of_each(numbers: NDArray[np.int64]) -> list[int]:
+    _, first = np.unique(numbers, return_index=True)
+    return [int(i) for i in first]
+
+
+def _chosen(tables: Tables, variant: Variant, choices: Sequence[KeepChoice]) -> Tables:
+    """The planner's tables with these choices for the block, and all that is saved elsewhere."""
+    block = variant.facts.block_kind
+    saved = np.array([float(layer.saved_bytes) for layer, _ in variant.model.layers])
+    kept = np.repeat(saved[:, None], len(choices), axis=1)
+    kept[block] = [float(choice.kept_bytes) for choice in choices]
+    holds = np.zeros(len(tables.held))
+    np.maximum.at(holds, tables.content, tables.counts[:, block] > 0)
+    return tables._replace(
+        passes=np.repeat(tables.passes, len(choices), axis=2),
+        kept=kept,
+        transient=holds[:, None] * (saved[block] - kept[block]),
+        bounds=np.zeros(len(choices), np.bool_),
+    )
+
+
+def _again_s(
+    run: Run, layout: Layout, cost: LayerCost, kept: Sequence[Kept]
+) -> list[float]:
+    """Transfers of a block that run again under each choice."""
+    stepper = Stepper(run, replace(layout, zero=0, hsdp=1))
+    own = (replace(cost, policies=((CHOSEN, choice),)) for choice in kept)
+    return [stepper.layer_passes(cost, CHOSEN)[2].total_s for cost in own]
+
+
+def _steps(
+    tables: Tables, layouts: Sequence[Layout], fixed: FloatArray, repeats: NDArray[np.int64]
+) -> Floors:
+    """From a step's formula: M loads, and of a pass through all stages what the bubble has of it.
+    Orders that put weight gradients off may have none.
+    """
+    rows = tables.rows
+    stages, rounds, copies, pipe = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 6]
+    split = np.array([layout.schedule in SPLIT for layout in layouts])
+    bubble = np.where(split, 0.0, tables.bubbles[pipe, 0, 0]) / np.maximum(1, stages - 1)
+    came = np.add.reduceat(tables.came.sum(axis=1), tables.starts)[pipe]
+    links_s = (tables.passes[:, :, 0, :2].sum(axis=2) * repeats).sum(axis=1)
+    return Floors(
+        stages=stages.copy(),
+        copies=copies.copy(),
+        loads=rounds - bubble,
+        passes=bubble,
+        transfer_s=came * tables.sends_s[rows[:, 8]] + fixed[:, 2] + links_s[rows[:, 9]],
+        fixed_s=fixed[:, 1].copy(),
+    )

@@ -1,0 +1,202 @@
+"""A searched chip has the planner's layouts, and each takes the same step there and here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import atoll
+from atoll.cost.chips import chips_of_accelerator
+from atoll.explore.bound_kernels import floors_s
+from atoll.explore.evaluate import Priced
+from atoll.explore.layouts import Setting
+from atoll.explore.planned import PlannedLayouts
+from atoll.explore.workloads import Spreads, make_variants, make_workload
+from atoll.hardware.catalog import load_accelerator, load_network
+from atoll.placement.chain import Division, PlacementProblem, Times
+from atoll.placement.replay import replay_placement
+from atoll.profiles import DEFAULT
+from atoll.schedule.chip import EFFORT
+from atoll.step.layout import ZERO_STAGES
+from atoll.step.orders import ORDERS
+from atoll.step.states import load_states
+from atoll.training.batch_kernels import estimate_rows
+from atoll.training.estimate import Estimator
+from atoll.training.request import make_run
+from contract.questions import SPACE
+
+REL = 1e-9
+CHIP, NETWORK, DEVICES, BATCH, SEQUENCE = "phaze-tpuv4", "dgx-a100", 16, 16, 256
+
+
+@dataclass(frozen=True)
+class Node:
+    """A chip with one variant of a model."""
+
+    others: PlannedLayouts
+    problem: PlacementProblem
+    times: Times
+
+
+def node(model: str, recompute: str = "none", **spread: tuple[int, ...]) -> Node:
+    setting = Setting(
+        load_network(NETWORK), DEFAULT, load_states("mixed"), DEVICES, recompute, ZERO_STAGES,
+        ORDERS,
+    )  # fmt: skip
+    variants = make_variants(
+        [make_workload(model, BATCH, SEQUENCE)], [1], [2], DEVICES, recompute, DEFAULT,
+        spreads=Spreads(apart=True, **spread),
+    )  # fmt: skip
+    priced = Priced.of(chips_of_accelerator(load_accelerator(CHIP), DEFAULT), variants, setting)
+    variant = variants.variants[0]
+    pairs = priced.schedules(0, variant, EFFORT, 1e-3, 10.0)
+    pass_s = np.array([[one.makespan_s, two.makespan_s] for one, two in pairs])
+    problem = priced.placement_problem(0, variant, 1e15)
+    assert isinstance(problem.others, PlannedLayouts)
+    return Node(problem.others, problem, priced.times(0, variant, pass_s))
+
+
+def steps(one: Node, times: Times) -> np.ndarray:
+    """Seconds of every layout under every choice of recomputation."""
+    again_s = one.others.rerun @ times.forward_s
+    tables = one.others._timed(times, again_s, one.problem.hbm_Bps)
+    shape = len(one.others.layouts), len(one.others.choices)
+    time_s, needed = np.empty(shape), np.empty(shape)
+    estimate_rows(tables, time_s, needed, 0, shape[0])
+    return time_s
+
+
+@pytest.mark.parametrize(
+    "model, spread",
+    [
+        ("bert-large", {}),
+        ("opt-350m", {"cp": (2,)}),
+        ("mixtral-8x7b", {"ep": (4,)}),
+        ("mixtral-8x7b", {"cp": (2,), "ep": (2,), "etp": (1,)}),
+        pytest.param("t5-large", {}, marks=pytest.mark.slow),
+    ],
+    ids=["dense", "context", "experts", "folded", "encoder and decoder"],
+)
+def test_every_layout_of_a_search_is_the_planners(model: str, spread) -> None:
+    one = node(model, **spread)
+    run = make_run(
+        model, CHIP, DEVICES, batch=BATCH, sequence=SEQUENCE, network=NETWORK, optimizer="mixed"
+    )
+    planner, time_s = Estimator(run), steps(one, one.times)[:, 0]
+    assert {x.schedule for x in one.others.layouts} == set(ORDERS)
+    assert {x.zero for x in one.others.layouts} == set(ZERO_STAGES)
+    for layout, step_s in zip(one.others.layouts, time_s, strict=True):
+        planned = planner._estimate(layout)
+        assert planned.step.time_s == pytest.approx(step_s, rel=REL), layout
+        division = Division(step_s, layout.pp, layout.dp, (), zero=layout.zero, layout=layout)
+        described = one.others.describe(one.problem, one.times, division)
+        assert described.step_time_s == pytest.approx(step_s, rel=REL)
+        assert sum(described.time_parts_s.values()) == pytest.approx(step_s, rel=REL)
+        for stage, memory in zip(described.stages, planned.memory, strict=True):
+            assert stage.total_memory_bytes == pytest.approx(memory.allocated, rel=REL)
+
+
+@pytest.fixture(scope="module")
+def recomputing() -> Node:
+    return node("bert-large", "optimal")
+
+
+def test_the_fastest_is_the_best_of_all_that_fit(recomputing: Node) -> None:
+    one = recomputing
+    time_s = steps(one, one.times)
+    for row, layout in enumerate(one.others.layouts[::7]):
+        described = [
+            one.others.describe(
+                one.problem,
+                one.times,
+                Division(0.0, layout.pp, layout.dp, (), 0.0, layout.zero, layout, choice),
+            )
+            for choice in range(len(one.others.choices))
+        ]
+        for choice, placement in enumerate(described):
+            assert placement.step_time_s == pytest.approx(time_s[7 * row, choice], rel=REL)
+    for memory_bytes in (2e9, 4e9, 8e9, 1e15):
+        problem = replace(one.problem, memory_bytes=memory_bytes)
+        found = one.others.fastest(problem, one.times, np.inf)
+        needed = needs(one)
+        fitting = time_s[needed <= memory_bytes]
+        if found is None:
+            assert not len(fitting)
+        else:
+            assert found.step_time_s == pytest.approx(fitting.min(), rel=REL)
+            assert one.others.fastest(problem, one.times, found.step_time_s) is None
+
+
+def needs(one: Node) -> np.ndarray:
+    """Bytes of every layout under every choice."""
+    shape = len(one.others.layouts), len(one.others.choices)
+    time_s, needed = np.empty(shape), np.empty(shape)
+    estimate_rows(one.others.tables, time_s, needed, 0, shape[0])
+    return needed
+
+
+@given(st.lists(st.floats(1.0, 3.0), min_size=12, max_size=12), st.floats(0.0, 1.0))
+def test_what_bounds_the_times_bounds_the_steps(recomputing: Node, longer, share: float) -> None:
+    one = recomputing
+    factors = np.array(longer).reshape(6, 2)
+    kinds = len(one.times.pass_s)
+    lower = one.times
+    upper = lower._replace(
+        pass_s=lower.pass_s * factors[:kinds], halves_s=lower.halves_s * factors[-kinds:]
+    )
+    bound = lower._replace(weight_s=upper.halves_s[:, 1])
+    # Data gradients and weight gradients apart take no less than the backward pass at once.
+    joint_s = np.minimum(upper.pass_s[:, 1], upper.halves_s.sum(axis=1))
+    upper = upper._replace(pass_s=np.column_stack([upper.pass_s[:, 0], joint_s]))
+    assert (steps(one, bound) <= steps(one, upper) * (1 + REL)).all()
+
+
+def test_floors_lie_below_the_steps(recomputing: Node) -> None:
+    one = recomputing
+    floor_s = np.empty(len(one.others.layouts))
+    layer_s = one.times.pass_s.sum(axis=1)
+    others = one.others
+    floors_s(others._steps(one.problem), layer_s, others.repeats, others.block_kind, floor_s)
+    assert (floor_s <= steps(one, one.times).min(axis=1) * (1 + REL)).all()
+
+
+def test_a_layout_is_replayed_near_its_estimate(recomputing: Node) -> None:
+    one = recomputing
+    found = one.others.fastest(one.problem, one.times, np.inf)
+    assert found is not None
+    placement = one.others.describe(one.problem, one.times, found)
+    assert abs(replay_placement(placement).difference) < 0.1
+
+
+def test_a_search_takes_what_any_of_its_axes_gives() -> None:
+    """The whole space is no worse than a part of it, and its degrees fill the devices."""
+    asked = {
+        "model": "bert-large", "devices": 8, "batch": 32, "microbatch": (1, 2), "tp": (1, 2),
+        "space": SPACE, "baselines": False,
+    }  # fmt: skip
+    whole = atoll.search(**asked)
+    for part in ({"order": "1f1b", "zero": 1, "cp": 1}, {"order": "interleaved"}, {"zero": 3}):
+        assert atoll.search(**asked, **part).score <= whole.score * (1 + 1e-3)
+    where = whole.best.plans[0].placement
+    assert 8 % (where.pipeline * where.tensor * where.cp) == 0
+
+
+def test_models_that_share_a_chip_stand_beside_their_own_best() -> None:
+    models = ("bert-large", "gpt2-xl")
+    found = atoll.search(
+        model=models, devices=8, batch=32, microbatch=1, tp=1, space=SPACE, baselines=False
+    )
+    assert [own.model for own in found.alone] == list(models)
+    for own, plan in zip(found.alone, found.best.plans, strict=True):
+        single = atoll.search(
+            model=own.model, devices=8, batch=32, microbatch=1, tp=1, space=SPACE, baselines=False
+        )
+        assert own.samples_per_s == pytest.approx(single.score, rel=2e-3)
+        assert own.cost == pytest.approx(
+            max(0.0, 1 - plan.samples_per_s / own.samples_per_s), abs=1e-12
+        )
+        assert plan.samples_per_s <= own.bound_samples_per_s * (1 + 1e-9)
