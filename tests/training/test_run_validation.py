@@ -208,7 +208,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
 
 def test_what_is_expected_must_make_sense(tmp_path: Path) -> None:
     file = write(tmp_path / "runs.csv", [{}])
-    with pytest.raises(AtollError, match="expect is 'fast', but must be oom"):
+    with pytest.raises(AtollError, match="expect: expected 'oom', got 'fast'"):
         validate(file, expect="fast")
     with pytest.raises(AtollError, match="is for files of training runs"):
         validate(expect="oom")

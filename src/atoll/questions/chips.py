@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 
 from atoll import units
 from atoll.questions import fields as f
-from atoll.questions.fields import CHIPS, LAYOUT, OUTPUT, SEARCH, TRAINED, AtLeastOne, Counts
+from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
 from atoll.questions.question import Area, Named, Power, Question, Seconds, Several, option
 from atoll.yamlfile import MOST_BYTES, Count, FileModel
 
@@ -121,14 +120,9 @@ class SearchQuestion(Question):
         "Devices to plan for the same job, or files.", SEARCH, (), exclude=True
     )
     seed: f.Seed = 0
-    workers: f.Whole | None = option(
-        "Local processes; 0: this one alone.", SEARCH, None, shown="as the work needs",
-        exclude=True,
-    )  # fmt: skip
-    cluster: str | None = option("Dask: tcp://host:8786, or local:4.", SEARCH, None, exclude=True)
-    out: Path | None = option(
-        "Keep all in this folder; started again, the search continues.", OUTPUT, None, exclude=True
-    )
+    workers: f.Workers = None
+    cluster: f.Cluster = None
+    out: f.Kept = None
     trace: f.Trace = None
 
     example = "atoll search --model llama3-8b --devices 256 --max-area '400 mm2'"

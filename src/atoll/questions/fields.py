@@ -37,6 +37,15 @@ Microbatches = Annotated[
 Seed = Annotated[Whole, option("Seed of what is sampled.", SEARCH)]
 Pareto = Annotated[bool, option("Also find the fronts against area, power and energy.", SEARCH)]
 Baselines = Annotated[bool, option("Lay known designs beside the answer.", SEARCH)]
+Workers = Annotated[
+    Whole | None,
+    option("Local processes; 0: this one.", SEARCH, shown="as the work needs", exclude=True),
+]
+Cluster = Annotated[str | None, option("Dask: tcp://host:8786, or local:4.", SEARCH, exclude=True)]
+Kept = Annotated[
+    Path | None,
+    option("Keep all in this folder; started again, it continues.", OUTPUT, exclude=True),
+]
 Out = Annotated[
     Path | None,
     option("Keep it in this folder, for atoll report and atoll trace.", OUTPUT, exclude=True),
