@@ -96,7 +96,7 @@ def _trace_search(result: SearchResult | WaferResult, path: Path | None) -> None
 
 
 @described_by(verbs.PlaceQuestion)
-def place(file: str | Path, **fields: Unpack[keywords.PlaceFields]) -> TablePlan:
+def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]) -> TablePlan:
     """The optimal placement of a table of layer costs (JSON) on its devices."""
     from atoll.phaze.table import read_table
     from atoll.phaze.table_dp import solve_table

@@ -8,9 +8,11 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import atoll
 from atoll.cli import main
@@ -25,7 +27,8 @@ from atoll.questions import (
     WaferQuestion,
 )
 from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
-from atoll.questions.question import about, allowed
+from atoll.questions.options import add_command
+from atoll.questions.question import about, allowed, option
 from atoll.questions.texts import fields_of, options_of, schema
 from atoll.step.orders import ORDERS
 from atoll.training.request import AXES
@@ -207,6 +210,40 @@ def test_an_answer_states_its_question(question: type[Question]) -> None:
     assert again.to_dict() == told
     with pytest.raises(AtollError, match="written by another version"):
         question.from_dict(told | {"colour": "red"})
+
+
+def test_a_list_where_one_value_belongs_is_refused(run: Run) -> None:
+    code, _, err = run("search", "--wafer", "default", "--model", "llama2-7b,llama2-70b")
+    assert (code, err) == (2, "atoll: model: expected text, got ('llama2-7b', 'llama2-70b')\n")
+
+
+# --- One place ------------------------------------------------------------------------------------
+
+
+class WiderQuestion(PlanQuestion):
+    """A plan with one more field, and nothing else changed."""
+
+    mood: Literal["calm", "keen"] = option("How it is asked.", "Mood", "calm", old=("temper",))
+
+
+def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:
+    seen: list[WiderQuestion] = []
+    app = typer.Typer(rich_markup_mode=None)
+    app.callback()(lambda: None)
+    add_command(app, "plan", (WiderQuestion,), lambda question: seen.append(question))
+    shown = CliRunner().invoke(app, ["plan", "--help"]).stdout
+    assert "Mood:\n  --mood TEXT  How it is asked. Values: calm, keen. [default: calm]\n" in shown
+    job = tmp_path / "job.yaml"
+    job.write_text("model: gpt2-xl\ndevice: h100\ndevices: 8\nbatch: 8\nmood: keen\n")
+    for options, mood in (([], "keen"), (["--mood", "calm"], "calm")):
+        result = CliRunner().invoke(app, ["plan", str(job), *options])
+        assert (result.exit_code, seen[-1].mood) == (0, mood)
+    with pytest.warns(OldNameWarning, match="temper is called mood now"):
+        assert ask({"devices": WiderQuestion}, job, {"temper": "calm"}).mood == "calm"
+    with pytest.raises(AtollError, match="mood: expected 'calm' or 'keen', got 'kean'"):
+        ask({"devices": WiderQuestion}, job, {"mood": "kean"})
+    assert WiderQuestion.model_json_schema()["properties"]["mood"]["enum"] == ["calm", "keen"]
+    assert "| `--mood TEXT` | How it is asked." in table(WiderQuestion)
 
 
 # --- What is written from them --------------------------------------------------------------------

@@ -24,7 +24,7 @@ CommandName = Annotated[str, Named("atoll.questions:COMMANDS")]
 class PlaceQuestion(Question):
     """Place your own layers on devices: the exact optimum for a table of layer costs."""
 
-    file: Path = option("Layer table (JSON): times, bytes and edges.", "Layers")
+    file: Path = option("Layer table (JSON): times, bytes and edges.", "Layers", old=("table",))
     profile: f.ProfileName = option("Cost model of the table.", "Layers", "phaze")
     example = "atoll place layers.json"
     arguments = positional = ("file",)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
 
-from atoll.errors import AtollError
+from pydantic import Field
+
 from atoll.fabric.network import Network
+from atoll.yamlfile import FileModel, validate_dict
 
 GIB = 2.0**30
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
@@ -15,36 +17,26 @@ CAPACITIES_GIB = (8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 141, 160, 192, 256, 28
 MOST_DEVICES = 2**20
 
 
-@dataclass(frozen=True)
-class Change:
+Positive = Annotated[float, Field(gt=0, lt=1e15)]
+Count = Annotated[int, Field(gt=0, le=MOST_DEVICES)]
+
+
+class Change(FileModel):
     """None: as it was."""
 
-    devices: int | None = None
-    link: float | None = None
+    devices: Count | None = None
+    link: Positive | None = None
     """Factor on the bandwidth of every level of the network."""
-    hbm_GiB: float | None = None
-    hbm_GBps: float | None = None
-    microbatch: int | None = None
-    tensor: int | None = None
+    hbm_GiB: Positive | None = None
+    hbm_GBps: Positive | None = None
+    microbatch: Count | None = None
+    tensor: Count | None = None
 
 
 def parse_change(query: Mapping[str, Sequence[str]]) -> Change:
     """The change in a query; every value is checked, and named if it is wrong."""
-    given: dict[str, Any] = {}
-    for field in fields(Change):
-        text = next(iter(query.get(field.name, ())), "")
-        if not text:
-            continue
-        whole = field.name in ("devices", "microbatch", "tensor")
-        try:
-            value: float = int(text) if whole else float(text)
-        except ValueError:
-            value = -1
-        if not 0 < value < 1e15 or (field.name == "devices" and value > MOST_DEVICES):
-            kind = "whole number" if whole else "number"
-            raise AtollError(f"{field.name}: expected a positive {kind}, got {text!r}.")
-        given[field.name] = value
-    return Change(**given)
+    given = {name: next(iter(query.get(name, ())), "") for name in Change.model_fields}
+    return validate_dict({name: text for name, text in given.items() if text}, Change, "")
 
 
 def scaled(network: Network, factor: float | None) -> Network:

@@ -166,7 +166,7 @@ class ChipWhatIf:
             return {"problem": f"A tensor width of {tensor} needs more than {devices} devices."}
         own = float(design["hbm_capacity_bytes"])
         capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
-        changed = replace(change, microbatch=microbatch, tensor=tensor)
+        changed = change.model_copy(update={"microbatch": microbatch, "tensor": tensor})
         times = self._pass_times(design, model, plan, changed, setting, refine)
         # Prices do not depend on the number of devices; the placement does.
         priced = replace(times.priced, setting=setting)
