@@ -258,7 +258,8 @@ def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, comma
     assert "\u2026" not in out
     shown = " ".join(out.split())
     for name, info in options_of(*COMMANDS[command]).items():
-        assert f"{about(info, 'group')}:" in out or name in COMMANDS[command][0].arguments
+        group = "Arguments" if name in COMMANDS[command][0].arguments else about(info, "group")
+        assert f"\n{group}:\n" in out
         assert str(info.description).split()[0] in shown
     examples = [line for line in out.splitlines() if line.startswith(f"    atoll {command}")]
     assert examples

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from atoll.questions.ask import ask, old_names
 from atoll.questions.fields import OUTPUT
-from atoll.questions.question import Question, is_tuple, scalars
+from atoll.questions.question import Question, about, is_tuple, scalars
 from atoll.questions.texts import grouped, help_words, metavar, options_of, spelled
 
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
@@ -28,21 +28,21 @@ class GroupedCommand(TyperCommand):
     others: tuple[type[Question], ...] = ()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        written = {p.name or "": p.get_help_record(ctx) for p in self.get_params(ctx)}
-        groups = {
-            group: [
-                (record[0], help_words(name, info, self.others))
-                for name, info in fields.items()
-                if (record := written.pop(name)) is not None
-            ]
-            for group, fields in grouped(self.fields).items()
-        }
-        groups.setdefault(OUTPUT, []).extend(r for n, r in written.items() if r and n != "job")
-        if (job := written.get("job")) is not None:
-            groups = {"Arguments": [job], **groups}
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        groups |= {group: [] for group in grouped(self.fields)} | {OUTPUT: []}
+        for parameter in self.get_params(ctx):
+            record, info = parameter.get_help_record(ctx), self.fields.get(parameter.name)
+            if record is None:
+                continue
+            words = help_words(parameter.name, info, self.others) if info else record[1]
+            if parameter.param_type_name == "argument":
+                groups["Arguments"].append((parameter.name.upper(), words))
+            else:
+                groups[about(info, "group") if info else OUTPUT].append((record[0], words))
         for group, rows in groups.items():
-            with formatter.section(group):
-                formatter.write_dl(rows, col_max=24)
+            if rows:
+                with formatter.section(group):
+                    formatter.write_dl(rows, col_max=24)
 
 
 def add_command(
