@@ -43,10 +43,11 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the `atoll` command."""
-    warnings.simplefilter("always", OldNameWarning)
-    warnings.showwarning = _say_warning
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", OldNameWarning)
+            warnings.showwarning = _say_warning
+            app()
     except AtollError as error:
         print(f"atoll: {error}", file=sys.stderr)
         sys.exit(2)

@@ -14,7 +14,7 @@ TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH, OUTPUT = "Chips", "Wafer", "Search", "Output"
 
 Counts = Annotated[tuple[Count, ...], Several]
-Whole = Annotated[int, Field(ge=0)]
+Whole = Annotated[int, Field(strict=True, ge=0)]
 
 ModelName = Annotated[str, Named(loader="atoll.workload:load_model", file=True)]
 NetworkName = Annotated[str, Named(loader="atoll.hardware.catalog:load_network", file=True)]
