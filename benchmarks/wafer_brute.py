@@ -16,8 +16,6 @@ import numpy as np
 
 from atoll.fabric.digits import digit_systems
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.costs.batch import Batch
-from atoll.wafer.costs.edge_kernels import KEPT, REBUILT, STATE
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.block import make_block
@@ -26,6 +24,8 @@ from atoll.wafer.exact.labels import Limits
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles import wafer_brute as brute
+from oracles.wafer_batch import Batch
+from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE
 from oracles.wafer_genes import sample
 
 LAYERS, IN_FLIGHT = 10, 8

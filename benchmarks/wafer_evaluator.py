@@ -13,12 +13,12 @@ import numpy as np
 
 from atoll.fabric.digits import digit_systems
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.costs.batch import Batch
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.block import make_block
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles.wafer_batch import Batch
 from oracles.wafer_genes import sample
 
 COUNT = 200_000

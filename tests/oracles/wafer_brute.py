@@ -15,11 +15,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.wafer.costs.batch import Batch, Genes
-from atoll.wafer.costs.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from atoll.wafer.encoding.genes import AGAIN, KEEP
 from atoll.wafer.exact.labels import Limits
 
+from .wafer_batch import Batch, Genes
+from .wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from .wafer_genes import assign, choices, reference
 
 FloatArray = NDArray[np.float64]

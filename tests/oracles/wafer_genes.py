@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.costs.batch import Batch, Genes
 from atoll.wafer.costs.tables import HOMES
 from atoll.wafer.encoding.genes import KEEP, BlockMapping
 from atoll.wafer.exact.shared import SharedStates
 from atoll.wafer.exact.steps import Way
+
+from .wafer_batch import Batch, Genes
 
 IntArray = NDArray[np.int64]
 

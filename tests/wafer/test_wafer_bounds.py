@@ -15,8 +15,6 @@ from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import DEPTHS, LayerBounds, splits
 from atoll.wafer.bounds.step_bounds import StepBound
-from atoll.wafer.costs.batch import Batch
-from atoll.wafer.costs.edge_kernels import KEPT, REBUILT, STATE, TIME
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.codes import legal_codes
@@ -27,6 +25,8 @@ from atoll.wafer.evaluate import evaluate
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options, Planner
 from atoll.wafer.tiling import pack
+from oracles.wafer_batch import Batch
+from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE, TIME
 from oracles.wafer_genes import sample
 
 from .wafer_cases import small_block, small_model, small_wafer

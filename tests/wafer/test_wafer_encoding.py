@@ -207,13 +207,9 @@ def test_resharding_moves_exactly_what_a_die_lacks(shape, data):
     roles = KINDS["vector"].writes
     source = "".join(data.draw(st.sampled_from("scr")) for _ in range(digits.count))
     target = "".join(data.draw(st.sampled_from("scr")) for _ in range(digits.count))
-    out = kernels.transition_one(
-        1.0,
-        np.array([roles[t] for t in source], np.int64),
-        np.array([roles[t] for t in target], np.int64),
-        wires(digits, Mesh("", *shape, 1.0, 0.0)),
-        0,
-    )
+    have, want = (np.array([roles[t] for t in code], np.int64) for code in (source, target))
+    links = wires(digits, Mesh("", *shape, 1.0, 0.0))
+    out = kernels.transition_one(1.0, have, have, want, links, 0, 0)
     dies = [(x, y) for y in range(digits.height) for x in range(digits.width)]
     missing = any(
         held(target, roles, digits, die, 1) - held(source, roles, digits, die, 1) for die in dies

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
-from atoll.wafer.costs.batch import Batch
-from atoll.wafer.costs.edge_kernels import AWAY, KEPT, REBUILT, STATE, TIME
+from atoll.fabric.mesh import ALGORITHMS
+from atoll.wafer.costs.layer import block_cost
 from atoll.wafer.costs.pricing import Pricer
 from atoll.wafer.costs.tables import HOMES, SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.codes import legal_codes
@@ -21,6 +21,8 @@ from atoll.wafer.exact.exact import Exact
 from atoll.wafer.exact.labels import Limits
 from atoll.wafer.exact.steps import Price
 from oracles import wafer_brute as brute
+from oracles.wafer_batch import Batch
+from oracles.wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from oracles.wafer_genes import decode, sample, way
 from oracles.wafer_passes import exact_passes
 
@@ -130,6 +132,22 @@ def test_costs_of_chains_add_up(seed, passes, streaming):
             getattr(other, name)[:, cut:] = getattr(right, name)[:, cut:]
     total = batch.evaluate(first) + batch.evaluate(second) - batch.evaluate(neither)
     assert total == pytest.approx(batch.evaluate(genes), rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_evaluator_equals_its_compiled_twin(streaming):
+    """Every gene drawn: codes of all passes, homes, fates, streaming and algorithms."""
+    away, modes = Away(3e9, 1e-7), (True, False)
+    tables = make((4, 3), 5e9, streaming=streaming, microbatch=2, modes=modes)
+    batch, (block, digits) = Batch(tables, away), (tables.block, tables.digits)
+    genes = sample(batch, 40, np.random.default_rng(1), HOMES, fates=FATES, passes=True,
+                   algorithms=range(len(ALGORITHMS)))  # fmt: skip
+    for row, expected in enumerate(batch.evaluate(genes)):
+        found = block_cost(block, digits, tables.setting, decode(batch, genes, row), away)
+        cost = found.cost
+        own = [cost.time_s, cost.state_bytes, cost.kept_bytes, cost.rebuilt_bytes, cost.away_bytes]
+        assert [*own, *found.parts_s.values()] == pytest.approx(expected.tolist(), rel=1e-12)
+        assert sum(found.states) == pytest.approx(cost.state_bytes)
 
 
 @pytest.mark.parametrize(("shape", "chains", "count"), [((2, 2), (0, 1), 4), ((3, 2), (1,), 9)])

@@ -29,7 +29,7 @@ def test_time_never_rises_with_link_bandwidth(faster, shape, data):
     target = np.array(roles, np.int64)
     slow, quick = (
         kernels.transition_one(
-            VOLUME, source, target, wires(digits, Mesh("", *shape, speed * 1e9, 1e-8)), 0
+            VOLUME, source, source, target, wires(digits, Mesh("", *shape, speed * 1e9, 1e-8)), 0, 0
         )
         for speed in (1.0, faster)
     )

@@ -11,22 +11,28 @@ The difference from the fast model is what the fast model leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from atoll.arrays import IntArray
+from atoll.fabric.digits import Digits
 from atoll.fabric.events import Message, simulate
-from atoll.fabric.mesh import Link, both_ways
+from atoll.fabric.mesh import Link, Mesh, both_ways
 from atoll.fabric.mesh_collectives import simulate_exchange, simulate_pass
 from atoll.fabric.routes import flows, route
 from atoll.hardware.wafer import Wafer
 from atoll.placement.replay import replay_placement
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD
-from atoll.wafer.evaluate import Evaluation, setting_of, tables_of
+from atoll.wafer.costs.layer import Crossing, Moved, tables_of, walk
+from atoll.wafer.encoding.genes import AGAIN, OFFLOAD
+from atoll.wafer.evaluate import Evaluation, setting_of
 
+_NOTHING = Moved(0.0, 0.0, 0.0, 0.0)
 _PIECES = int(kernels.CHUNKS)
 _PACKETS = 16  # in which an offloaded tensor travels
 
@@ -46,161 +52,89 @@ def streamed_s(gather_s: float, compute_s: float, scatter_s: float, pieces: int)
     return end
 
 
-class _Replayer:
-    """One stage's block, transition by transition."""
+def _layer_s(wafer: Wafer, found: Evaluation, number: int, journey_Bps: float) -> float:
+    """One layer of a stage, forward and backward, with links simulated."""
+    stage = found.mapping.stages[number]
+    setting = setting_of(wafer, found.mapping)
+    tables = tables_of(found.mapping.blocks(), stage.digits, setting, stage.block)
 
-    def __init__(
-        self, wafer: Wafer, found: Evaluation, number: int, journey_Bps: float
-    ) -> None:
-        self.wafer, self.stage = wafer, found.mapping.stages[number]
-        self.journey_Bps = journey_Bps
-        mapping = found.mapping
-        self.block = mapping.blocks()
-        genes = self.stage.block
-        setting = setting_of(wafer, mapping)
-        self.tables = tables_of(self.block, self.stage.digits, setting, genes)
-        self.homes_s = found.stages[number].parts_s["sharded_weights"]
-        same = (mapping.streaming, mapping.algorithm)
-        self.ways = genes.collectives or (same,) * len(genes.codes)
-        self.stream_way = same
-        self._memory: dict[tuple[Any, ...], tuple[float, float, float]] = {}
+    @cache
+    def transition(
+        total: float, have: tuple[int, ...], want: tuple[int, ...], scatter: str, gather: str
+    ) -> Moved:
+        return _transition(stage.digits, wafer.mesh, total, have, want, scatter, gather)
 
-    def layer_s(self) -> float:
-        """One layer, forward and backward, with links simulated."""
-        total = self.tables.stream_s(self.stage.block.stream) + self.homes_s
-        keep = iter(self.stage.block.keep)
-        passes, ways = iter(self.stage.block.passes), iter(self.ways)
-        for index, chain in enumerate(self.block.chains):
-            taken = [next(passes) for _ in chain.units]
-            own = [next(ways) for _ in chain.units]
-            total += self._chain_s(index, taken, own, keep)
-        return total
+    def move(
+        total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
+    ) -> Moved:
+        return transition(total, _stored(source, via), tuple(target.tolist()), scatter, gather)
 
-    def _chain_s(
-        self, index: int, passes: list[tuple[str, str, str]], ways: list[tuple[bool, str]],
-        keep: Iterator[int],
-    ) -> float:  # fmt: skip
-        chain = self.block.chains[index]
-        nodes = self.tables.chain_nodes(index)
-        ways = [self.stream_way, *ways, self.stream_way]
-        entries = [(0, 0, 0)]
-        for node, codes, (streams, _) in zip(nodes[1:-1], passes, ways[1:-1], strict=True):
-            f, d, w = (node.find(code, streams) for code in codes)
-            entries.append((f, d, w))
-        entries.append((0, 0, 0))
-        forward_in, forward_out, back_in, back_out, fetch = (
-            [0.0] * len(nodes) for _ in range(5)
-        )
-        total = 0.0
-        for e, edge in enumerate(chain.edges):
-            (a, b), way = (nodes[e], nodes[e + 1]), (ways[e][1], ways[e + 1][1])
-            (f_a, d_a, _), (f_b, d_b, w_b) = entries[e], entries[e + 1]
-            there = self._edge(edge.totals, a.writes[f_a], b.reads[f_b], *way)
-            back = self._edge(
-                edge.totals, b.gradient_writes[d_b], a.gradient_reads[d_a], *way[::-1]
-            )
-            forward_out[e] += there[0]
-            forward_in[e + 1] += there[2]
-            back_out[e + 1] += back[0]
-            back_in[e] += back[2]
-            total += there[1] + back[1]
-            fetch[e + 1] = there[2]
-            if w_b != f_b:
-                layouts = [
-                    _stored(*pair) for pair in zip(a.writes[f_a], b.reads[f_b], strict=False)
-                ]
-                moved = self._edge(edge.totals, layouts, b.reads[w_b], way[1], way[1])
-                fetch[e + 1] = moved[2]
-                total += moved[1]
-            have, want = (d_b, w_b) if b.parameters.any() else (f_b, d_b)
-            if have != want and b.unit is not None and (b.parameters.any() or b.unit.on_chip):
-                moved = self._edge(
-                    chain.edges[e + 1].totals, b.gradient_reads[have], b.gradient_reads[want],
-                    way[1], way[1],
-                )  # fmt: skip
-                fetch[e + 1] += moved[2]
-                total += moved[1]
-            fate = next(keep) if edge.kept_name else KEEP
-            if fate == AGAIN:
-                own = float(a.forward_s[f_a])
-                if e == 0:
-                    own += self.tables.entry_s(index, self.stage.block.stream)
-                total += there[1] + self._operator(0.0, own, there[0], ways[e][0])
-            elif fate == OFFLOAD:
-                tensors = zip(edge.totals, a.writes[f_a], b.reads[f_b], strict=False)
-                journey = sum(
-                    kernels.transition_one(*tensor, *self.tables.mesh)[3] for tensor in tensors
-                )
-                forward_in[e + 1] += journey / self.journey_Bps
-                back_out[e + 1] += journey / self.journey_Bps
-        for i, (node, (f, d, w), (streams, _)) in enumerate(
-            zip(nodes, entries, ways, strict=True)
-        ):
-            out = (float(node.forward_s[f]), forward_out[i])
-            total += self._operator(forward_in[i], *out, streams)
-            total += self._operator(back_in[i], float(node.data_s[d]), back_out[i], streams)
-            total += self._operator(fetch[i], float(node.weight_s[w]), 0.0, streams)
-        return total
-
-    @staticmethod
-    def _operator(gather: float, compute: float, scatter: float, streams: bool) -> float:
-        if not streams:
-            return gather + compute + scatter
-        return streamed_s(gather, compute, scatter, _PIECES)
-
-    def _edge(
-        self, totals: Sequence[float], source: Sequence[Any], target: Sequence[Any],
-        scatter_way: str, gather_way: str,
-    ) -> tuple[float, float, float]:  # fmt: skip
-        """Simulated seconds of scatter, exchange and gather of the tensors on one edge."""
-        sums = [0.0, 0.0, 0.0]
-        for total, have, want in zip(totals, source, target, strict=False):
-            key = (total, tuple(have), tuple(want), scatter_way, gather_way)
-            if key not in self._memory:
-                self._memory[key] = self._transition(
-                    total, list(have), list(want), scatter_way, gather_way
-                )
-            for i, value in enumerate(self._memory[key]):
-                sums[i] += value
-        return sums[0], sums[1], sums[2]
-
-    def _transition(
-        self, total: float, have: list[int], want: list[int], scatter_way: str, gather_way: str
-    ) -> tuple[float, float, float]:
-        digits, mesh = self.stage.digits, self.wafer.mesh
-        radix = [int(r) for r in digits.radix]
-        whole, partial = (kernels.WHOLE, kernels.SUMMED), kernels.PARTIAL
-        held = total
-        for r, h, w in zip(radix, have, want, strict=True):
-            if h not in (*whole, partial) or (h in whole and w != kernels.WHOLE):
-                held /= r
-        pairs = list(zip(have, want, strict=True))
-        scatter = [h == partial and w != kernels.WHOLE for h, w in pairs]
-        summed = [h == partial and w == kernels.WHOLE for h, w in pairs]
-        again = [h == kernels.SUMMED and w == kernels.WHOLE for h, w in pairs]
-        cut = [h not in (*whole, partial) for h in have]
-        moved = [c and w not in (kernels.WHOLE, h) for c, (h, w) in zip(cut, pairs, strict=True)]
-        gather = [c and w == kernels.WHOLE for c, (_, w) in zip(cut, pairs, strict=True)]
-        scatter_s = simulate_pass(digits, scatter, held, mesh, scatter_way)
-        held /= float(np.prod([r for r, m in zip(radix, scatter, strict=True) if m] or [1]))
-        exchange_s = simulate_exchange(digits, moved, held, mesh) if any(moved) else 0.0
-        scatter_s += simulate_pass(digits, summed, held, mesh, scatter_way)
-        gather_s = simulate_pass(digits, summed, held, mesh, gather_way)
-        gather_s += simulate_pass(digits, again, held, mesh, gather_way)
-        held *= float(np.prod([r for r, m in zip(radix, gather, strict=True) if m] or [1]))
-        gather_s += simulate_pass(digits, gather, held, mesh, gather_way)
-        return scatter_s, exchange_s, gather_s
+    total = tables.stream_s(stage.block.stream) + found.stages[number].parts_s["sharded_weights"]
+    for chain in walk(tables, stage.block, move):
+        before = Crossing(chain[0].reader, chain[0].writer, _NOTHING, _NOTHING, _NOTHING, None, 0.0)
+        for crossing in chain:
+            visit, there, back = crossing.writer, crossing.there, crossing.back
+            total += there.exchange_s + back.exchange_s + crossing.fetch.exchange_s
+            total += _operator_s(before, there.scatter_s, back.gather_s, journey_Bps)
+            if crossing.fate == AGAIN:
+                own = crossing.again_s
+                total += there.exchange_s + _beside(0.0, own, there.scatter_s, visit.streams)
+            before = crossing
+        total += _operator_s(before, 0.0, 0.0, journey_Bps)
+    return total
 
 
-def _stored(source: Sequence[int], target: Sequence[int]) -> list[int]:
+def _operator_s(into: Crossing, scatter_s: float, gather_s: float, journey_Bps: float) -> float:
+    """All passes of the operator that a crossing leads to, with what it hides."""
+    visit = into.reader
+    forward, data, weight = visit.passes_s
+    away = into.there.held_bytes / journey_Bps if into.fate == OFFLOAD else 0.0
+    return (
+        _beside(into.there.gather_s + away, forward, scatter_s, visit.streams)
+        + _beside(gather_s, data, into.back.scatter_s + away, visit.streams)
+        + _beside(into.fetch.gather_s, weight, 0.0, visit.streams)
+    )
+
+
+def _beside(gather: float, compute: float, scatter: float, streams: bool) -> float:
+    if not streams:
+        return gather + compute + scatter
+    return streamed_s(gather, compute, scatter, _PIECES)
+
+
+def _transition(
+    digits: Digits, mesh: Mesh, total: float, have: Sequence[int], want: Sequence[int],
+    scatter_way: str, gather_way: str,
+) -> Moved:  # fmt: skip
+    """Simulated seconds of scatter, exchange and gather."""
+    radix = [int(r) for r in digits.radix]
+    whole, partial = (kernels.WHOLE, kernels.SUMMED), kernels.PARTIAL
+    held = total
+    for r, h, w in zip(radix, have, want, strict=True):
+        if h not in (*whole, partial) or (h in whole and w != kernels.WHOLE):
+            held /= r
+    pairs = list(zip(have, want, strict=True))
+    scatter = [h == partial and w != kernels.WHOLE for h, w in pairs]
+    summed = [h == partial and w == kernels.WHOLE for h, w in pairs]
+    again = [h == kernels.SUMMED and w == kernels.WHOLE for h, w in pairs]
+    cut = [h not in (*whole, partial) for h in have]
+    moved = [c and w not in (kernels.WHOLE, h) for c, (h, w) in zip(cut, pairs, strict=True)]
+    gather = [c and w == kernels.WHOLE for c, (_, w) in zip(cut, pairs, strict=True)]
+    scatter_s = simulate_pass(digits, scatter, held, mesh, scatter_way)
+    held /= prod(r for r, m in zip(radix, scatter, strict=True) if m)
+    exchange_s = simulate_exchange(digits, moved, held, mesh) if any(moved) else 0.0
+    scatter_s += simulate_pass(digits, summed, held, mesh, scatter_way)
+    gather_s = simulate_pass(digits, summed, held, mesh, gather_way)
+    gather_s += simulate_pass(digits, again, held, mesh, gather_way)
+    gathered = held * prod(r for r, m in zip(radix, gather, strict=True) if m)
+    gather_s += simulate_pass(digits, gather, gathered, mesh, gather_way)
+    return Moved(scatter_s, exchange_s, gather_s, held)
+
+
+def _stored(source: IntArray, target: IntArray) -> tuple[int, ...]:
     """The layout between a tensor's reduction and its gather."""
-    found = []
-    for have, want in zip(source, target, strict=True):
-        if want != kernels.WHOLE:
-            found.append(int(want))
-        else:
-            found.append(kernels.SUMMED if have == kernels.PARTIAL else int(have))
-    return found
+    summed = np.where(source == kernels.PARTIAL, kernels.SUMMED, source)
+    return tuple(np.where(target != kernels.WHOLE, target, summed).tolist())
 
 
 def journey_rates_Bps(
@@ -246,7 +180,7 @@ def replay_mapping(
     ):
         key = (stage.digits, stage.block, rates[number])
         if key not in layer_s:
-            layer_s[key] = _Replayer(wafer, found, number, rates[number]).layer_s()
+            layer_s[key] = _layer_s(wafer, found, number, rates[number])
         change = stage.layers * (layer_s[key] - cost.block.time_s)
         scale = (plan.compute_s + change) / plan.compute_s
         stages.append(

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -32,25 +31,13 @@ from atoll.step.bubbles import held, held_bytes, step_s
 from atoll.step.replay import PassTime
 from atoll.step.states import load_states
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.batch import Batch
-from atoll.wafer.costs.edge_kernels import (
-    AWAY,
-    AWAY_S,
-    COMPUTE_S,
-    HOMES_S,
-    KEPT,
-    LINKS_S,
-    REBUILT,
-    RERUN_S,
-    STATE,
-    TIME,
-)
 from atoll.wafer.costs.homes import home_bytes, home_cost
+from atoll.wafer.costs.layer import block_cost
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal, parts_of
-from atoll.wafer.encoding.genes import Away, BlockCost, BlockMapping
+from atoll.wafer.encoding.genes import Away, BlockCost
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 
 
@@ -232,73 +219,6 @@ def _stage(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class LayerCost:
-    """One layer of a stage."""
-
-    cost: BlockCost
-    parts_s: Mapping[str, float]
-    forward_s: float
-    weight_s: float
-    delayed_bytes: float
-    """What a weight pass that is put off holds."""
-    buffer_bytes: float
-    states: tuple[float, ...]
-    """Bytes of weights, gradients and optimizer."""
-
-
-@lru_cache(maxsize=4096)
-def block_cost(
-    block_key: Block, digits: Digits, setting: Setting, genes: BlockMapping,
-    away: Away | None = None,
-) -> LayerCost:
-    """Cost of one layer, its seconds by cause and by pass."""
-    tables = tables_of(block_key, digits, setting, genes)
-    batch = Batch(tables, away)
-    (row,) = batch.evaluate(batch.encode([genes]))
-    cost = BlockCost(*(float(row[i]) for i in (TIME, STATE, KEPT, REBUILT, AWAY)))
-    units = [nodes for chain in tables.nodes for nodes in chain]
-    ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(units)
-    entries = [
-        [nodes.find(code, streams) for code in codes]
-        for nodes, codes, (streams, _) in zip(units, genes.passes, ways, strict=True)
-    ]
-    chosen = list(zip(units, entries, strict=True))
-    parts = {
-        "compute": float(row[COMPUTE_S]),
-        "tensor_parallel": float(row[LINKS_S]),  # tensors that change their layout
-        "sharded_weights": float(row[HOMES_S]),  # gradient sums and the optimizer included
-        "recompute": float(row[RERUN_S]),
-        "offload": float(row[AWAY_S]),
-    }
-    vectors = tables.stream_s(genes.stream)
-    forward = vectors / 3.0 + sum(float(nodes.forward_s[f]) for nodes, (f, _, _) in chosen)
-    weight = sum(float(nodes.weight_s[w]) for nodes, (_, _, w) in chosen)
-    # Inputs and gradients of outputs: every tensor between two operators, once each.
-    held = 0.0
-    at = iter(entries)
-    for index, chain in enumerate(block_key.chains):
-        path = [0, *(next(at)[0] for _ in chain.units), 0]
-        for edge, (before, after) in zip(tables.chain_edges(index), pairwise(path), strict=True):
-            held += float(edge.kept_bytes[before, after])
-    states = np.zeros((3, 1))
-    for (nodes, (f, _, w)), home in zip(chosen, genes.homes, strict=True):
-        states += home_bytes(setting.states, home, nodes, np.array([f]), np.array([w]))
-    return LayerCost(
-        cost, parts, forward, weight, held, tables.buffer_bytes(genes.stream),
-        tuple(states[:, 0].tolist()),
-    )  # fmt: skip
-
-
-def tables_of(block: Block, digits: Digits, setting: Setting, genes: BlockMapping) -> Tables:
-    """Tables of the codes of one mapping alone."""
-    only = {"stream": (genes.stream,)} | {
-        unit.name: codes for unit, codes in zip(block.units, genes.used, strict=True)
-    }
-    modes = tuple(sorted({streams for streams, _ in genes.collectives})) or None
-    return Tables(block, digits, setting, pricer(setting.wafer.chip), only, modes=modes)
-
-
 @lru_cache(maxsize=4096)
 def ends_cost(
     block: Block, digits: Digits, setting: Setting, stream: str, head_code: str, first: bool,
@@ -310,12 +230,12 @@ def ends_cost(
     """
     time = weight = logits = 0.0
     states = np.zeros(3)
-    mesh = wires(digits, setting.wafer.mesh), 0
+    mesh = wires(digits, setting.wafer.mesh), 0, 0
     roles = {"b": kernels.BATCH, "s": kernels.SEQUENCE, "c": kernels.COLUMNS, "r": kernels.WHOLE}
     layout = np.array([roles[tag] for tag in stream], np.int64)
     if first:
         sums = np.full(digits.count, kernels.PARTIAL, np.int64)
-        moved = kernels.transition_one(block.stream_bytes, sums, layout, *mesh)
+        moved = kernels.transition_one(block.stream_bytes, sums, sums, layout, *mesh)
         time += 2.0 * sum(moved[:3])
         if not external:
             share = block.embedding_parameters / digits.size
@@ -324,7 +244,7 @@ def ends_cost(
         tables = _head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
         whole = np.where(nodes.reads[0, 0] == kernels.COLUMNS, kernels.WHOLE, nodes.reads[0, 0])
-        moved = kernels.transition_one(block.stream_bytes, layout, whole, *mesh)
+        moved = kernels.transition_one(block.stream_bytes, layout, layout, whole, *mesh)
         parts = parts_of(head_code, digits)
         logits = block.head_bytes / prod(parts.values())
         bandwidth = setting.wafer.chip.hbm.bandwidth_Bps

@@ -1,4 +1,5 @@
-"""Compiled: transitions between layouts on a mesh, and what streaming hides of them.
+"""Compiled: transitions between layouts on a mesh, what streaming hides of them, and tensors
+between operators.
 
 A layout gives every digit a role for one tensor: WHOLE (replicated), one of its dimensions (BATCH,
 SEQUENCE, COLUMNS, EXPERTS), or PARTIAL (sums that are not complete). Moving a tensor from one
@@ -11,6 +12,16 @@ layout to another is decided digit by digit:
 in the order reduce-scatter, all-to-all, all-gather. A tensor is stored between the reduction and
 the gather; digits of an all-reduce are then SUMMED: whole, and gathered once more if they are
 wanted whole again. `docs/wafer.md` has the formulas.
+
+An operator has a code for each of its passes. Along an edge from a to b:
+
+    forward    a's forward layout to b's; kept between a's reduction and b's gather
+    backward   the gradient, from b's data pass to a's
+    fetch      what b's weight gradient wants in its own layout: the input from where it was stored,
+               the gradient of the output from b's data pass. Operators without weights fetch the
+               input for their data pass (attention its output too).
+    away       a stored tensor's journey to another stage's memory, beside b's forward pass, and
+               back, beside b's data pass
 """
 
 from __future__ import annotations
@@ -106,24 +117,95 @@ def exposed_s(link_s, compute_s, streams):
 
 
 @entry
-def transition_one(total, source, target, wires, algorithm):
+def transition_one(total, source, via, target, wires, scatter_algorithm, gather_algorithm):
     """The four figures of one transition, for callers in Python."""
-    return transition(total, source, source, target, of_one_thread(wires), algorithm, algorithm)
+    return transition(
+        total, source, via, target, of_one_thread(wires), scatter_algorithm, gather_algorithm)
+
+
+@kernel
+def edge(
+    totals, source, target, writer_s, reader_s, writer_streams, reader_streams, wires,
+    writer_algorithm, reader_algorithm,
+):
+    """Tensors that travel together, forward or as gradients: the operator that wrote them reduces
+    them, the one that reads them gathers them. Seconds; bytes a die to keep; seconds that running
+    the writer again adds for its reduction; seconds of gather and scatter before any is hidden.
+
+    `totals` (tensors,) are bytes of the whole tensors; layouts are (tensors, digits).
+    """
+    scatter = 0.0
+    exchange = 0.0
+    gather = 0.0
+    stored = 0.0
+    for t in range(totals.shape[0]):
+        if totals[t] > 0.0:
+            found = transition(totals[t], source[t], source[t], target[t], wires, writer_algorithm,
+                               reader_algorithm)
+            scatter += found[0]
+            exchange += found[1]
+            gather += found[2]
+            stored += found[3]
+    again = exchange + exposed_s(scatter, writer_s, writer_streams)
+    seconds = again + exposed_s(gather, reader_s, reader_streams)
+    return seconds, stored, again, gather, scatter
+
+
+@kernel
+def moved(totals, source, via, target, wires, algorithm):
+    """Seconds of exchanges and gathers of tensors without partial sums, from where they wait on
+    their way from `source` to `via`.
+    """
+    exchange = 0.0
+    gather = 0.0
+    for t in range(totals.shape[0]):
+        if totals[t] > 0.0:
+            found = transition(
+                totals[t], source[t], via[t], target[t], wires, algorithm, algorithm)
+            exchange += found[1]
+            gather += found[2]
+    return exchange, gather
 
 
 @entry
-def min_plus(left, right, product, choice):
-    """product[i, j] = min over k of left[i, k] + right[k, j], and which k."""
-    for i in range(left.shape[0]):
-        for j in range(right.shape[1]):
-            product[i, j] = np.inf
-            choice[i, j] = 0
-        for k in range(left.shape[1]):
-            head = left[i, k]
-            if head == np.inf:
-                continue
-            for j in range(right.shape[1]):
-                value = head + right[k, j]
-                if value < product[i, j]:
-                    product[i, j] = value
-                    choice[i, j] = k
+def edge_matrix(
+    totals, source, target, grad_source, grad_target, produce_s, consume_s, produce_back_s,
+    consume_back_s, produce_streams, consume_streams, wires, algorithm, forward, back, kept, again,
+    gather, back_scatter,
+):
+    """Both directions for every pair of a producer's code (row) and a consumer's code (column).
+
+    Layouts are (codes, tensors, digits), times and flags (codes,).
+    """
+    wires = of_one_thread(wires)
+    for i in range(source.shape[0]):
+        for j in range(target.shape[0]):
+            forward[i, j], kept[i, j], again[i, j], gather[i, j], _ = edge(
+                totals, source[i], target[j], produce_s[i], consume_s[j], produce_streams[i],
+                consume_streams[j], wires, algorithm, algorithm)
+            back[i, j], _, _, _, back_scatter[i, j] = edge(
+                totals, grad_source[j], grad_target[i], consume_back_s[j], produce_back_s[i],
+                consume_streams[j], produce_streams[i], wires, algorithm, algorithm)
+
+
+@entry
+def moved_matrix(totals, source, target, wires, algorithm, exchange, gather):
+    """Seconds to re-shard tensors without partial sums between every pair of layouts."""
+    wires = of_one_thread(wires)
+    for i in range(source.shape[0]):
+        for j in range(target.shape[0]):
+            exchange[i, j], gather[i, j] = moved(
+                totals, source[i], source[i], target[j], wires, algorithm)
+
+
+@entry
+def stored_cube(totals, source, target, wanted, wires, algorithm, exchange, gather):
+    """Seconds to fetch tensors, stored on their way from every source to every target, in every
+    layout wanted.
+    """
+    wires = of_one_thread(wires)
+    for i in range(source.shape[0]):
+        for j in range(target.shape[0]):
+            for w in range(wanted.shape[0]):
+                exchange[i, j, w], gather[i, j, w] = moved(
+                    totals, source[i], target[j], wanted[w], wires, algorithm)

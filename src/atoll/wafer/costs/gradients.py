@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from atoll.arrays import BoolArray, FloatArray, IntArray
-from atoll.wafer.costs import edge_kernels
+from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.homes import home_cost
 from atoll.wafer.costs.tables import Nodes, Tables, exposed
 
@@ -41,7 +41,7 @@ class GradientTables:
         tables = np.zeros((each, each)), np.zeros((each, each))
         if node.unit is not None and (node.unit.parameters or node.unit.on_chip):
             layouts = node.gradient_reads[:each]
-            edge_kernels.moved_matrix(
+            kernels.moved_matrix(
                 self._totals(unit), layouts, layouts, *self.tables.mesh, *tables
             )
         return tables
@@ -56,7 +56,7 @@ class GradientTables:
         tables = np.zeros((each, each)), np.zeros((each, each))
         layouts = node.weights[:each]
         size = np.array([each_bytes * node.unit.parameters])
-        edge_kernels.moved_matrix(size, layouts, layouts, *self.tables.mesh, *tables)
+        kernels.moved_matrix(size, layouts, layouts, *self.tables.mesh, *tables)
         return tables
 
     def inputs(
@@ -69,7 +69,7 @@ class GradientTables:
         each = len(node.index)
         shape = len(source), len(target), each
         tables = np.zeros(shape), np.zeros(shape)
-        edge_kernels.stored_cube(
+        kernels.stored_cube(
             self._totals(unit - 1), before.writes[source], node.reads[target], node.reads[:each],
             *self.tables.mesh, *tables,
         )  # fmt: skip

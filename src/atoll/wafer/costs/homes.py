@@ -1,5 +1,5 @@
 """Homes of weights: where the copies of a weight live among the dies that use it, and what that
-costs, for whole arrays of codes (`edge_kernels.home_cost` is its compiled twin).
+costs, for whole arrays of codes.
 
     replicated, optimizer, gradients, weights    ZeRO 0 to 3 over the copies: all state on each die;
                                                  the optimizer's divided; gradients too; weights
@@ -34,12 +34,6 @@ def home_bytes(
     own, summed = node.parameters[forward], node.parameters[weight]
     weights, _, optimizer = states.parts(own, own / node.copies[forward], zero)
     return weights, states.parts(summed, summed / node.copies[weight], zero)[1], optimizer
-
-
-def bytes_per_parameter(states: States) -> FloatArray:
-    """`home_bytes` as a table: (homes, whole or divided over the copies, parts of the states)."""
-    ways = [(states.parts(1.0, 0.0, zero), states.parts(0.0, 1.0, zero)) for zero in range(4)]
-    return np.array([*ways, np.zeros((2, 3))])
 
 
 def home_cost(

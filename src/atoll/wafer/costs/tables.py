@@ -21,7 +21,6 @@ from atoll.fabric.mesh_collectives import gather_s, wires
 from atoll.hardware.wafer import Wafer
 from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs import edge_kernels
 from atoll.wafer.costs.pricing import Pricer, local_shape
 from atoll.wafer.encoding.block_parts import KINDS, Block, Chain, Edge, Product, Unit
 from atoll.wafer.encoding.codes import layouts, legal_codes, parts_of
@@ -115,7 +114,9 @@ class EdgeTable:
         return self.forward_s + self.back_s + self.fetch_s
 
 
-def exposed(link_s: FloatArray, compute_s: FloatArray, streams: BoolArray) -> FloatArray:
+def exposed(
+    link_s: FloatArray | float, compute_s: FloatArray | float, streams: BoolArray | bool
+) -> FloatArray:
     """`exposed_s` of the kernels for whole arrays."""
     pieces = kernels.CHUNKS
     late = np.maximum(0.0, link_s - kernels.SHARE * compute_s) * (pieces - 1.0) / pieces
@@ -135,8 +136,12 @@ class Tables:
         *,
         units: bool = True,
         modes: tuple[bool, ...] | None = None,
+        algorithms: Mapping[str, str] | None = None,
     ) -> None:
-        """`modes`: the ways of an operator's collectives to price (streamed or not)."""
+        """`modes`: the ways of an operator's collectives to price (streamed or not); `algorithms`:
+        those of operators that name their own, for sums over the copies of their weights.
+        """
+        self._algorithms = algorithms or {}
         self.modes = modes or (setting.streaming,)
         self.block, self.digits, self.setting, self.price = block, digits, setting, price
         self._only = only or {}
@@ -193,6 +198,7 @@ class Tables:
         states = self.setting.states
         step = states.update * parameters / self.price.chip.hbm.bandwidth_Bps
         step /= self.setting.microbatches
+        way = self._algorithms.get(unit.name, "")
         tensors = 2 if unit.kind == "attention" else 1
         writes = unit.outputs
         weights = {tag: _WEIGHT.get(tag, kernels.WHOLE) for tag in "bsknhtecr"}
@@ -202,8 +208,9 @@ class Tables:
             layouts(codes, [kind.gradient_reads] * writes),
             layouts(codes, kind.gradient_writes[:tensors]), forward, data, weight, parameters,
             layouts(codes, [weights]), step, copies.astype(np.float64),
-            self._port_s(unit, parameters), self.over_copies_s(member, states.reduced * parameters),
-            self.over_copies_s(member, states.weight * parameters),
+            self._port_s(unit, parameters),
+            self.over_copies_s(member, states.reduced * parameters, way),
+            self.over_copies_s(member, states.weight * parameters, way),
         )  # fmt: skip
 
     def _port_s(self, unit: Unit, parameters: FloatArray) -> FloatArray:
@@ -260,7 +267,7 @@ class Tables:
     def edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
         shape = len(source.codes), len(target.codes)
         forward, back, kept, again, gather, scatter = (np.zeros(shape) for _ in range(6))
-        edge_kernels.edge_matrix(
+        kernels.edge_matrix(
             np.array(edge.totals), source.writes, target.reads, target.gradient_writes,
             source.gradient_reads, source.forward_s, target.forward_s, source.data_s,
             target.data_s, source.streams, target.streams, *self.mesh, forward, back, kept, again,

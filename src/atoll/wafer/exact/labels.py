@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.wafer.exact.label_kernels import undominated_sorted
+from atoll.wafer.exact.path_kernels import undominated_sorted
 from atoll.wafer.exact.steps import Price, Step, Way
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.encoding.genes import AGAIN, KEEP, BlockCost
+from atoll.wafer.exact.path_kernels import min_plus
 from atoll.wafer.exact.steps import Price, Step, Way, taken
 
 
@@ -23,7 +23,7 @@ def scalar_chain(steps: list[Step], price: Price) -> tuple[FloatArray, list[IntA
             continue
         product = np.empty((reach.shape[0], weight.shape[1]))
         choice = np.empty(product.shape, np.int64)
-        kernels.min_plus(reach, weight, product, choice)
+        min_plus(reach, weight, product, choice)
         reach = product
         choices.append(choice)
     assert reach is not None

@@ -26,13 +26,14 @@ from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Rectangle, snake
 from atoll.hardware.wafer import Wafer
 from atoll.step.stages import even_sizes
+from atoll.wafer.costs.layer import tables_of
 from atoll.wafer.costs.tables import OPTIMIZER
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.genes import BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of, tables_of
+from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.others.accpar import accpar_codes
 

@@ -1,4 +1,4 @@
-"""Many mappings of one block at once: the compiled evaluator.
+"""Many mappings of one block at once: the compiled twin of `wafer.costs.layer`.
 
 `Batch` lays the tables of a block out as plain arrays; `evaluate` prices mappings given as indices,
 on all cores. It works out every transition anew instead of reading the exact part's edge tables, so
@@ -15,13 +15,20 @@ import numpy as np
 from atoll.arrays import FloatArray, IntArray
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.jit import over_ranges
-from atoll.wafer.costs import edge_kernels as kernels
-from atoll.wafer.costs.homes import bytes_per_parameter
+from atoll.step.states import States
 from atoll.wafer.costs.tables import HOMES, Nodes, Tables
 from atoll.wafer.encoding.block_parts import KINDS
 from atoll.wafer.encoding.genes import Away, BlockMapping
 
+from . import wafer_batch_kernels as kernels
+
 COLUMNS = 10  # of a priced mapping
+
+
+def bytes_per_parameter(states: States) -> FloatArray:
+    """`home_bytes` as a table: (homes, whole or divided over the copies, parts of the states)."""
+    ways = [(states.parts(1.0, 0.0, zero), states.parts(0.0, 1.0, zero)) for zero in range(4)]
+    return np.array([*ways, np.zeros((2, 3))])
 
 
 @dataclass(frozen=True, eq=False)

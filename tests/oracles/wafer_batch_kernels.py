@@ -1,21 +1,10 @@
-"""Compiled: tensors between operators, and whole blocks in batches.
-
-An operator has a code for each of its passes. Along an edge from a to b:
-
-    forward    a's forward layout to b's; kept between a's reduction and b's gather
-    backward   the gradient, from b's data pass to a's
-    fetch      what b's weight gradient wants in its own layout: the input from where it was stored,
-               the gradient of the output from b's data pass. Operators without weights fetch the
-               input for their data pass (attention its output too).
-    away       a stored tensor's journey to another stage's memory, beside b's forward pass, and
-               back, beside b's data pass
-"""
+"""Compiled: many mappings of a block at once, every transition worked out anew."""
 
 from __future__ import annotations
 
 from atoll.fabric.mesh_kernels import of_one_thread
 from atoll.jit import entry, kernel
-from atoll.wafer.costs.block_kernels import exposed_s, transition
+from atoll.wafer.costs.block_kernels import edge, exposed_s, moved
 
 # Layouts of an operator's tensors under a code.
 READS, WRITES, GRADIENT_READS, GRADIENT_WRITES, WEIGHTS = range(5)
@@ -28,50 +17,6 @@ REPLICATED, _, GRADIENTS, WEIGHTS_HOME, EXTERNAL = range(5)
 
 # Columns of a priced mapping.
 TIME, STATE, KEPT, REBUILT, AWAY, COMPUTE_S, LINKS_S, HOMES_S, RERUN_S, AWAY_S = range(10)
-
-
-@kernel
-def edge(
-    totals, source, target, writer_s, reader_s, writer_streams, reader_streams, wires,
-    writer_algorithm, reader_algorithm,
-):
-    """Tensors that travel together, forward or as gradients: the operator that wrote them reduces
-    them, the one that reads them gathers them. Seconds; bytes a die to keep; seconds that running
-    the writer again adds for its reduction; seconds of gather and scatter before any is hidden.
-
-    `totals` (tensors,) are bytes of the whole tensors; layouts are (tensors, digits).
-    """
-    scatter = 0.0
-    exchange = 0.0
-    gather = 0.0
-    stored = 0.0
-    for t in range(totals.shape[0]):
-        if totals[t] > 0.0:
-            found = transition(totals[t], source[t], source[t], target[t], wires, writer_algorithm,
-                               reader_algorithm)
-            scatter += found[0]
-            exchange += found[1]
-            gather += found[2]
-            stored += found[3]
-    again = exchange + exposed_s(scatter, writer_s, writer_streams)
-    seconds = again + exposed_s(gather, reader_s, reader_streams)
-    return seconds, stored, again, gather, scatter
-
-
-@kernel
-def moved(totals, source, via, target, wires, algorithm):
-    """Seconds of exchanges and gathers of tensors without partial sums, from where they wait on
-    their way from `source` to `via`.
-    """
-    exchange = 0.0
-    gather = 0.0
-    for t in range(totals.shape[0]):
-        if totals[t] > 0.0:
-            found = transition(
-                totals[t], source[t], via[t], target[t], wires, algorithm, algorithm)
-            exchange += found[1]
-            gather += found[2]
-    return exchange, gather
 
 
 @kernel
@@ -115,27 +60,6 @@ def home_cost(
         seconds += gathered / rounds
     seconds += exposed_s(gather, data[DATA], streams)
     return seconds, bytes_
-
-
-@entry
-def edge_matrix(
-    totals, source, target, grad_source, grad_target, produce_s, consume_s, produce_back_s,
-    consume_back_s, produce_streams, consume_streams, wires, algorithm, forward, back, kept, again,
-    gather, back_scatter,
-):
-    """Both directions for every pair of a producer's code (row) and a consumer's code (column).
-
-    Layouts are (codes, tensors, digits), times and flags (codes,).
-    """
-    wires = of_one_thread(wires)
-    for i in range(source.shape[0]):
-        for j in range(target.shape[0]):
-            forward[i, j], kept[i, j], again[i, j], gather[i, j], _ = edge(
-                totals, source[i], target[j], produce_s[i], consume_s[j], produce_streams[i],
-                consume_streams[j], wires, algorithm, algorithm)
-            back[i, j], _, _, _, back_scatter[i, j] = edge(
-                totals, grad_source[j], grad_target[i], consume_back_s[j], produce_back_s[i],
-                consume_streams[j], produce_streams[i], wires, algorithm, algorithm)
 
 
 @entry
@@ -235,26 +159,3 @@ def evaluate_range(
                     size / away_Bps + away_latency, gather, scatter,
                     figures[b, f_b, FORWARD], figures[b, d_b, DATA], streams[b, f_b])
         out[TIME] = out[COMPUTE_S] + out[LINKS_S] + out[HOMES_S] + out[RERUN_S] + out[AWAY_S]
-
-
-@entry
-def moved_matrix(totals, source, target, wires, algorithm, exchange, gather):
-    """Seconds to re-shard tensors without partial sums between every pair of layouts."""
-    wires = of_one_thread(wires)
-    for i in range(source.shape[0]):
-        for j in range(target.shape[0]):
-            exchange[i, j], gather[i, j] = moved(
-                totals, source[i], source[i], target[j], wires, algorithm)
-
-
-@entry
-def stored_cube(totals, source, target, wanted, wires, algorithm, exchange, gather):
-    """Seconds to fetch tensors, stored on their way from every source to every target, in every
-    layout wanted.
-    """
-    wires = of_one_thread(wires)
-    for i in range(source.shape[0]):
-        for j in range(target.shape[0]):
-            for w in range(wanted.shape[0]):
-                exchange[i, j, w], gather[i, j, w] = moved(
-                    totals, source[i], target[j], wanted[w], wires, algorithm)

@@ -1,4 +1,4 @@
-"""Compiled: labels of a shortest path with two resources that no other label beats."""
+"""Compiled: shortest paths, and labels of one with two resources that no other label beats."""
 
 from __future__ import annotations
 
@@ -37,3 +37,21 @@ def undominated_sorted(at, own, away, keep):
                 left += 1
         front[left] = i
         size = left + 1
+
+
+@entry
+def min_plus(left, right, product, choice):
+    """product[i, j] = min over k of left[i, k] + right[k, j], and which k."""
+    for i in range(left.shape[0]):
+        for j in range(right.shape[1]):
+            product[i, j] = np.inf
+            choice[i, j] = 0
+        for k in range(left.shape[1]):
+            head = left[i, k]
+            if head == np.inf:
+                continue
+            for j in range(right.shape[1]):
+                value = head + right[k, j]
+                if value < product[i, j]:
+                    product[i, j] = value
+                    choice[i, j] = k
