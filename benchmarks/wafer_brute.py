@@ -20,7 +20,7 @@ from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.labels import Limits
+from atoll.wafer.exact.hunt import Limits
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles import wafer_brute as brute

@@ -7,13 +7,18 @@ from dataclasses import replace
 import pytest
 
 from atoll.cost.pricer import Pricer, total
+from atoll.fabric.digits import Digits
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.gpu import load_gpu
+from atoll.hardware.wafer_files import load_wafer
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import ChipPricer
 from atoll.training.pricing import GpuPricer
 from atoll.training.stack import STACKS
-from atoll.workload import load_model, prepare
+from atoll.wafer.costs.pricing import DiePricer
+from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.encoding.block import make_block
+from atoll.workload import build_model, load_config, load_model, prepare
 from atoll.workload.graph.layer import Layer
 
 NETWORK = load_network("dgx-a100")
@@ -36,6 +41,12 @@ def chip(faster: float = 1.0) -> Pricer:
     )
 
 
+def die(faster: float = 1.0) -> Pricer:
+    device = load_wafer("default").chip
+    memory = replace(device.hbm, bandwidth_Bps=device.hbm.bandwidth_Bps * faster)
+    return DiePricer(replace(device, clock_Hz=device.clock_Hz * faster, hbm=memory))
+
+
 def layers(pricer: Pricer, sequence: int = 256, tensor: int = 1) -> list[Layer]:
     model = prepare(
         load_model("llama2-7b"), 1, sequence, tensor, tensor > 1, fusion=pricer.fusion
@@ -43,7 +54,7 @@ def layers(pricer: Pricer, sequence: int = 256, tensor: int = 1) -> list[Layer]:
     return [layer for layer, _ in model.layers]
 
 
-pricers = pytest.mark.parametrize("make", [gpu, chip])
+pricers = pytest.mark.parametrize("make", [gpu, chip, die])
 
 
 @pricers
@@ -96,3 +107,22 @@ def test_weight_gradients_apart_take_no_less_than_with_the_rest(make) -> None:
     for layer in layers(pricer):
         times = pricer.layer(layer, 1, 1)
         assert times.backward.total_s <= (times.data + times.weight).total_s * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("model", ["llama2-7b", "gpt2-xl", "mixtral-8x7b"])
+def test_a_wafer_of_one_die_computes_what_its_pricer_says(model) -> None:
+    """Operator by operator; of attention the wafer counts twice the forward pass's traffic."""
+    wafer = replace(load_wafer("default"), rows=1, columns=1)
+    price, block = DiePricer(wafer.chip), make_block(model, 2, 512)
+    tables = Tables(block, Digits((), ()), Setting(wafer, 8, streaming=False), price)
+    built = build_model(load_config(model), 2, 512)
+    layer = max(built.layers, key=lambda pair: pair[1])[0]
+    alone = price.layer(layer, 1, 1).operators
+    total_s = tables.stream_s("") + sum(
+        float(node.compute_s[0]) for chain in tables.nodes for node in chain
+    )
+    attention = next(n for c in tables.nodes for n in c if n.unit.kind == "attention")
+    others_s = total_s - float(attention.data_s[0])
+    expected_s = total(alone.values()).total_s - alone["attention.bwd"].total_s
+    assert others_s == pytest.approx(expected_s, rel=1e-9)
+    assert float(attention.data_s[0]) >= alone["attention.bwd"].total_s * (1 - 1e-9)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer.encoding.genes import AGAIN, KEEP
-from atoll.wafer.exact.labels import Limits
+from atoll.wafer.exact.hunt import Limits
 
 from .wafer_batch import Batch, Genes
 from .wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME

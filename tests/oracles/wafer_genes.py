@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.costs.tables import HOMES
 from atoll.wafer.encoding.genes import KEEP, BlockMapping
-from atoll.wafer.exact.shared import SharedStates
-from atoll.wafer.exact.steps import Way
+from atoll.wafer.exact.paths import Way
+from atoll.wafer.exact.states import SharedStates
 
 from .wafer_batch import Batch, Genes
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.wafer.costs.gradients import GradientTables, fetch_s
+from atoll.wafer.costs.homes import GradientTables, fetch_s
 from atoll.wafer.costs.tables import EdgeTable, Nodes, Tables, exposed
 from atoll.wafer.encoding.genes import Away, BlockMapping
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.shared import Rules
-from atoll.wafer.exact.steps import Step, Way
+from atoll.wafer.exact.paths import Step, Way
+from atoll.wafer.exact.states import Rules
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS
+from atoll.wafer.anneal import mutate
 from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import DEPTHS, LayerBounds, splits
 from atoll.wafer.bounds.step_bounds import StepBound
@@ -20,7 +21,6 @@ from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.codes import legal_codes
 from atoll.wafer.encoding.genes import SCHEDULES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
-from atoll.wafer.encoding.moves import mutate
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options, Planner

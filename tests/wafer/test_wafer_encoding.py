@@ -14,6 +14,7 @@ from atoll.errors import AtollError
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle
 from atoll.fabric.mesh_collectives import wires
+from atoll.wafer.anneal import mutate
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.tables import HOMES
 from atoll.wafer.encoding.block_parts import KINDS
@@ -27,7 +28,6 @@ from atoll.wafer.encoding.mapping import (
     read_mapping,
     validate,
 )
-from atoll.wafer.encoding.moves import count, mutate
 
 from .wafer_cases import small_block, small_model
 
@@ -96,20 +96,6 @@ def test_mutations_reach_every_kind_of_gene():
             changed |= {g for g in ("layers", "helper") if getattr(a, g) != getattr(b, g)}
             changed |= {g for g in block_genes if getattr(a.block, g) != getattr(b.block, g)}
     assert changed == {"streaming", "schedule", "layers", "helper", *block_genes}
-
-
-def test_count_is_what_listing_gives():
-    block = small_block(1)
-    digits = digit_systems(2, 1)[0]
-    expected = len(legal_codes(block.stream_sizes, digits))
-    for unit in block.units:
-        codes = legal_codes(unit.sizes, digits)
-        passes = {(f, d, w if unit.parameters else d) for f in codes for d in codes for w in codes}
-        # Three homes of a weight, four algorithms, streamed or not.
-        expected *= len(passes) * (3 if unit.parameters else 1) * 8
-    assert count(block, 2, 1, 1) == 2 * expected * 2**7  # two schedules
-    # Two stages divide four layers in three ways; each may leave tensors with the other.
-    assert count(block, 2, 1, 2) == 2 * (expected * (2**7 + 3**7)) ** 2 * 3
 
 
 def with_stage(mapping: WaferMapping, **changes) -> WaferMapping:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.costs.layer import block_cost
-from atoll.wafer.costs.pricing import Pricer
+from atoll.wafer.costs.pricing import DiePricer
 from atoll.wafer.costs.tables import HOMES, SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.codes import legal_codes
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, Away
-from atoll.wafer.exact.decoupled import Decoupled
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.labels import Limits
-from atoll.wafer.exact.steps import Price
+from atoll.wafer.exact.hunt import Limits
+from atoll.wafer.exact.paths import Price
+from atoll.wafer.exact.states import Decoupled
 from oracles import wafer_brute as brute
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
@@ -35,7 +35,7 @@ def make(shape, link=2e10, *, streaming=True, microbatch=1, chains=(0, 1), only=
     wafer = small_wafer(shape[1], shape[0], link_Bps=link)
     block = sub_block(small_block(microbatch), chains)
     setting = Setting(wafer, 8, streaming=streaming)
-    return Tables(block, digit_systems(*shape)[0], setting, Pricer(wafer.chip), only, **more)
+    return Tables(block, digit_systems(*shape)[0], setting, DiePricer(wafer.chip), only, **more)
 
 
 def some_codes(shape, count, random, microbatch=1, chains=(0, 1)):

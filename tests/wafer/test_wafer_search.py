@@ -21,12 +21,11 @@ from atoll.hardware.accelerator import MIB
 from atoll.questions import JOBS, WaferQuestion
 from atoll.questions.ask import load_job
 from atoll.step.states import STATES
-from atoll.wafer.anneal import anneal, swap_stages
+from atoll.wafer.anneal import anneal, mutate, swap_stages
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.architectures import explore_wafers, pareto_rows
 from atoll.wafer.costs.tables import HOMES
 from atoll.wafer.encoding.mapping import problems
-from atoll.wafer.encoding.moves import mutate
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.faults import Faults, map_around, sample_faults
 from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between

@@ -92,8 +92,8 @@ class Chips:
             tensor_config=tensor_config,
             pair_config=vector_config[0],
             vector_config=vector_config[1],
-            tensor_configs=_pick(self.tensor_configs, tensor_used),
-            vector_configs=_pick(self.vector_configs, vector_used),
+            tensor_configs=pick(self.tensor_configs, tensor_used),
+            vector_configs=pick(self.vector_configs, vector_used),
         )
 
 
@@ -163,7 +163,7 @@ def distinct_rows(rows: A) -> tuple[A, IntArray]:
     return rows[first], inverse.ravel()
 
 
-def _pick(configs: C, rows: IntArray) -> C:
+def pick(configs: C, rows: IntArray) -> C:
     return type(configs)(**{f.name: getattr(configs, f.name)[rows] for f in fields(configs)})
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost import gemm_kernels, table_kernels
-from atoll.cost.chips import Chips
+from atoll.cost.chips import Chips, TensorConfigs
 from atoll.cost.table_kernels import Costs, Passes
 from atoll.cost.vector import vector_cycles
 from atoll.fabric.nested import collective_s
@@ -32,6 +32,10 @@ _KINDS = {
     Core.LINK: table_kernels.LINK,
     Core.NONE: table_kernels.NONE,
 }
+Shape = tuple[int, int, int, int, float, float, bool]
+"""A product: batch, m, n, k, fraction, bytes that ride along, and whether its output stays on the
+chip."""
+
 _MAX_PASS = 256  # operators in one pass, the compiled bounds' scratch size
 
 
@@ -124,12 +128,39 @@ def link_s(operator: Operator, network: Network) -> float:
     return collective_s(network, collective.kind, collective.bytes, collective.group)
 
 
+def map_products(
+    shapes: Sequence[Shape], configs: TensorConfigs
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds, HBM and GLB bytes of products on core configurations, on all cores."""
+    columns = list(zip(*shapes, strict=True))
+    arguments = (
+        np.array(columns[:4], np.int64).T.copy(),
+        np.array(columns[4], np.float64),
+        np.array(columns[5], np.float64),
+        np.array(columns[6], np.bool_),
+        configs.cores,
+        configs.width,
+        configs.depth,
+        configs.core_buffer_bytes,
+        configs.glb_budget_bytes,
+        configs.hbm_Bps,
+        configs.glb_Bps,
+        configs.clock_Hz,
+    )
+    time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
+    over_ranges(
+        lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, time_s, hbm, glb),
+        len(shapes) * len(configs),
+    )
+    return time_s, hbm, glb
+
+
 def _tensor_costs(
     keys: Sequence[OperatorKey], chips: Chips, profile: Profile
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Seconds, HBM and GLB bytes of the operators' products on each tensor configuration."""
     configs = chips.tensor_configs
-    shapes: dict[tuple[int, int, int, int, float, float, bool], int] = {}
+    shapes: dict[Shape, int] = {}
     uses: list[list[int]] = []
     for key in keys:
         rows = []
@@ -146,26 +177,7 @@ def _tensor_costs(
     time_s, hbm, glb = np.zeros(size), np.zeros(size), np.zeros(size)
     if not shapes:
         return time_s, hbm, glb
-    columns = list(zip(*shapes, strict=True))
-    arguments = (
-        np.array(columns[:4], np.int64).T.copy(),
-        np.array(columns[4], np.float64),
-        np.array(columns[5], np.float64),
-        np.array(columns[6], np.bool_),
-        configs.cores,
-        configs.width,
-        configs.depth,
-        configs.core_buffer_bytes,
-        configs.glb_budget_bytes,
-        configs.hbm_Bps,
-        configs.glb_Bps,
-        configs.clock_Hz,
-    )
-    mapped = tuple(np.zeros((len(shapes), len(configs))) for _ in range(3))
-    over_ranges(
-        lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, *mapped),
-        len(shapes) * len(configs),
-    )
+    mapped = map_products(list(shapes), configs)
     for index, (key, rows) in enumerate(zip(keys, uses, strict=True)):
         for row in rows:
             time_s[index] += mapped[0][row]

@@ -21,10 +21,11 @@ from functools import cached_property
 import numpy as np
 
 from atoll.arrays import FloatArray
+from atoll.cost.table import Shape
 from atoll.fabric.digits import factors
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.costs.block_kernels import CHUNKS
-from atoll.wafer.costs.pricing import Parts, Shape, local_shape, pricer
+from atoll.wafer.costs.pricing import Parts, local_shape, operator_s, pricer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block, Pass, Product, Unit
 from atoll.wafer.stages import Planner
@@ -294,8 +295,7 @@ class LayerBounds:
                     products = k * sum(self.price.product_s(shape) for shape in shapes)
                     if products < least:
                         vectors = self._passes(works, alike)
-                        side_by_side = max(products, vectors, moved_s)
-                        least = min(least, side_by_side if unit.on_chip else products + vectors)
+                        least = min(least, operator_s(products, vectors, moved_s, unit.on_chip))
             found.append(float(least))
         return PassTimes(*found)
 

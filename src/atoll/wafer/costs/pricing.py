@@ -1,4 +1,4 @@
-"""Seconds of products and vector passes on one die, from the mapper and the vector model."""
+"""A die of a wafer as a device: operators one after another, each on all of its cores."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from functools import lru_cache
 
 import numpy as np
 
-from atoll.cost import gemm_kernels
+from atoll.cost.chips import chips_of_accelerator, pick
+from atoll.cost.pricer import Cost, LayerTimes, total
+from atoll.cost.table import Shape, map_products
 from atoll.cost.vector import vector_cycles
 from atoll.hardware.accelerator import Accelerator
-from atoll.jit import over_ranges
 from atoll.profiles import DEFAULT
 from atoll.wafer.encoding.block_parts import Pass, Product, Unit
-from atoll.workload.graph.operator import VectorWork
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, VectorWork
 
-Shape = tuple[int, int, int, int, float, bool]
 Parts = dict[str, int]
 
 
@@ -24,38 +25,31 @@ def split(size: int, parts: int) -> int:
     return -(-size // parts)
 
 
-class Pricer:
-    """Prices products on a die, each distinct shape once."""
+def operator_s(products_s: float, vectors_s: float, memory_s: float, beside: bool) -> float:
+    """Products and vector work one after the other; or beside each other and memory, where nothing
+    between them leaves the chip. (The mapper and the passes know their own traffic.)
+    """
+    return max(products_s, vectors_s, memory_s) if beside else products_s + vectors_s
+
+
+class DiePricer:
+    """Prices products and vector passes on a die, each distinct product once."""
+
+    fusion = "none"
+    schedules_links = False
 
     def __init__(self, chip: Accelerator) -> None:
         self.chip = chip
+        configs = chips_of_accelerator(chip, DEFAULT).tensor_configs
+        self._config = pick(configs, np.array([configs.cores.argmax()]))
         self._known: dict[Shape, float] = {}
 
     def prepare(self, shapes: Iterable[Shape]) -> None:
         """Map all shapes that are not yet known, on all cores."""
         fresh = sorted({shape for shape in shapes if shape not in self._known})
-        if not fresh:
-            return
-        columns = list(zip(*fresh, strict=True))
-        chip = self.chip
-        one = np.ones(1)
-        times = tuple(np.zeros((len(fresh), 1)) for _ in range(3))
-        arguments = (
-            np.array(columns[:4], np.int64).T.copy(),
-            np.array(columns[4], np.float64),
-            np.zeros(len(fresh)),
-            np.array(columns[5], np.bool_),
-            np.array([chip.tensor_cores], np.int64),
-            np.array([chip.width], np.int64),
-            np.array([chip.depth], np.int64),
-            chip.core_buffer_bytes * one,
-            chip.glb_bytes * DEFAULT.glb_share * one,
-            chip.hbm.bandwidth_Bps * one,
-            chip.glb_bandwidth_Bpc * chip.clock_Hz * one,
-            chip.clock_Hz * one,
-        )
-        over_ranges(lambda a, b: gemm_kernels.map_range(a, b, *arguments, *times), len(fresh))
-        self._known |= {shape: float(t) for shape, t in zip(fresh, times[0][:, 0], strict=True)}
+        if fresh:
+            seconds = map_products(fresh, self._config)[0][:, 0]
+            self._known |= zip(fresh, seconds.tolist(), strict=True)
 
     def product_s(self, shape: Shape) -> float:
         if shape not in self._known:
@@ -76,10 +70,42 @@ class Pricer:
     def passes_s(self, works: Iterable[Pass], parts: Parts) -> float:
         return sum(self.pass_s(work, parts) for work in works)
 
+    # -- whole layers, as every device prices them (`cost.pricer`) -----------------------------
+
+    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
+        costs = {op.name: self._cost(layer, op, ring) for op in (*layer.forward, *layer.backward)}
+        return LayerTimes(
+            operators=costs,
+            forward=total(costs[op.name] for op in layer.forward),
+            data=total(costs[op.name] for op in layer.backward if not op.weighs),
+            weight=total(costs[op.name] for op in layer.backward if op.weighs),
+        )
+
+    def kept_bytes(self, layer: Layer) -> float:
+        return 0.0
+
+    def _cost(self, layer: Layer, op: Operator, ring: int) -> Cost:
+        """One operator alone, on one die."""
+        shapes = [
+            (p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip) for p in op.matmuls
+        ]
+        self.prepare(shapes)
+        products = sum(self.product_s(shape) for shape in shapes)
+        moved = float(layer.traffic_bytes(op)) if not op.matmuls or op.on_chip else 0.0
+        # An epilogue (a bias) runs beside its product, as softmax does in attention.
+        beside = bool(op.matmuls)
+        share = 0.0 if beside else moved / max(1, len(op.vectors))
+        vectors = self.passes_s([Pass(work, "", "", share) for work in op.vectors], {})
+        memory = moved / self.chip.hbm.bandwidth_Bps
+        seconds = operator_s(products, vectors, memory, beside)
+        if op.on_chip:  # attention, whose keys and values go round a ring
+            return Cost(attention_s=ring * seconds)
+        return Cost(matrix_s=seconds) if beside else Cost(vector_s=seconds)
+
 
 @lru_cache(maxsize=16)
-def pricer(chip: Accelerator) -> Pricer:
-    return Pricer(chip)
+def pricer(chip: Accelerator) -> DiePricer:
+    return DiePricer(chip)
 
 
 def _share(parts: Parts, tags: str) -> int:
@@ -106,11 +132,11 @@ def local_shape(unit: Unit, item: Product, parts: Parts, chunks: int = 1) -> Sha
             if tag == "s":
                 cut *= rows_more
             sizes.append(split(size, cut))
-        return (local_batch, sizes[0], sizes[1], sizes[2], float(p.fraction), True)
+        return (local_batch, sizes[0], sizes[1], sizes[2], float(p.fraction), 0.0, True)
     batch = split(p.batch, _share(parts, item.batch))
     m = split(p.m, _share(parts, item.m))
     n = split(p.n, _share(parts, item.n))
     k = split(p.k, _share(parts, item.k))
     if chunks > 1:
         m = split(m, chunks)
-    return (batch, m, n, k, 1.0, False)
+    return (batch, m, n, k, 1.0, 0.0, False)

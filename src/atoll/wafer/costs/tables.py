@@ -21,7 +21,7 @@ from atoll.fabric.mesh_collectives import gather_s, wires
 from atoll.hardware.wafer import Wafer
 from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.pricing import Pricer, local_shape
+from atoll.wafer.costs.pricing import DiePricer, local_shape, operator_s
 from atoll.wafer.encoding.block_parts import KINDS, Block, Chain, Edge, Product, Unit
 from atoll.wafer.encoding.codes import layouts, legal_codes, parts_of
 
@@ -131,7 +131,7 @@ class Tables:
         block: Block,
         digits: Digits,
         setting: Setting,
-        price: Pricer,
+        price: DiePricer,
         only: Mapping[str, tuple[str, ...]] | None = None,
         *,
         units: bool = True,
@@ -236,15 +236,9 @@ class Tables:
         vectors_b = price.passes_s(unit.backward_passes, parts)
         forward, data = products(unit.forward, chunks), products(unit.data_gradient, chunks)
         weight = products(unit.weight_gradient, 1)
-        if unit.on_chip:
-            # Products, vector work and memory run side by side.
-            share = prod(parts.values())
-            bandwidth = price.chip.hbm.bandwidth_Bps
-            forward = max(forward, vectors_f, unit.traffic_bytes / share / bandwidth)
-            data = max(data, vectors_b, 2.0 * unit.traffic_bytes / share / bandwidth)
-        else:
-            forward += vectors_f
-            data += vectors_b
+        memory = unit.traffic_bytes / prod(parts.values()) / price.chip.hbm.bandwidth_Bps
+        forward = operator_s(forward, vectors_f, memory, unit.on_chip)
+        data = operator_s(data, vectors_b, 2.0 * memory, unit.on_chip)
         held = prod(parts.get(tag, 1) for tag in KINDS[unit.kind].weight)
         return forward, data, weight, unit.parameters / held
 

@@ -7,7 +7,7 @@ block's genes: the stream's layout; for every operator a code (split of every lo
 on the mesh axes) for each of its passes and the way of its collectives; a home for every weight;
 and a fate for every saved tensor: keep, run its producer again, or leave it with the helper.
 
-`validate` names what is wrong. Mappings are saved as JSON. `moves.py` changes them.
+`validate` names what is wrong. Mappings are saved as JSON.
 """
 
 from __future__ import annotations

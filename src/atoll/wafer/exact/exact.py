@@ -2,10 +2,10 @@
 
 Given the stream's layout, a block falls into chains of operators. A mapping picks a code for each
 operator, a home for each weight, and a fate for each saved tensor (keep, again, offload). Seconds
-and bytes add up along a chain, step by step (`steps.py`).
+and bytes add up along a chain, step by step (`paths.py`).
 
-Without a limit this is a shortest path for each stream layout (`paths.py`). With one it is a
-shortest path with resources: Lagrangian bounds first, then labels (`hunt.py`, `labels.py`). The
+Without a limit this is a shortest path for each stream layout. With one it is a
+shortest path with resources: Lagrangian bounds first, then labels (`hunt.py`). The
 result is optimal over all mappings of a block of these tables; `tests/wafer` holds it against brute
 force.
 """
@@ -22,13 +22,10 @@ import numpy as np
 from atoll.arrays import FloatArray
 from atoll.wafer.costs.tables import SEARCHED_HOMES, Tables
 from atoll.wafer.encoding.genes import Away, Solved
-from atoll.wafer.exact.decoupled import Decoupled
-from atoll.wafer.exact.hunt import Found, Hunt
-from atoll.wafer.exact.labels import Limits
-from atoll.wafer.exact.paths import Paths
+from atoll.wafer.exact.hunt import Found, Hunt, Limits
+from atoll.wafer.exact.paths import Paths, Price
 from atoll.wafer.exact.refine import Refiner
-from atoll.wafer.exact.shared import Rules, SharedStates
-from atoll.wafer.exact.steps import Price
+from atoll.wafer.exact.states import Decoupled, Rules, SharedStates
 
 _FREE = Price(0.0, 0.0, 0.0, 0.0)
 

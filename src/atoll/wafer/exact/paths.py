@@ -1,15 +1,131 @@
-"""Shortest paths through the chains of a block, for every stream layout at once."""
+"""Shortest paths through the chains of a block, for every stream layout at once.
+
+One step leads into one operator, from every state of the last. A state is what the path
+must remember of an operator (its code). A step costs
+
+    time_s                       re-sharding and compute of the pair of states
+    one option of the operator   seconds and bytes of state (home of the weight)
+    one fate of the tensor       keep (bytes of every microbatch in flight), again (its producer's
+                                 seconds, bytes of one microbatch), offload (seconds of its journey,
+                                 bytes of one microbatch here and of all in flight elsewhere)
+
+Bytes here and bytes elsewhere are the two resources of the path.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.wafer.encoding.genes import AGAIN, KEEP, BlockCost
+from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
 from atoll.wafer.exact.path_kernels import min_plus
-from atoll.wafer.exact.steps import Price, Step, Way, taken
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds a byte here and a byte elsewhere are worth; how often a layer's bytes count.
+
+    `per_kept` bytes of the stage for each kept byte of a layer and microbatch, `per_state` for each
+    byte of state.
+    """
+
+    own: float
+    away: float
+    per_kept: float
+    per_state: float
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Arrays are (from, to) by state; options are (options, from or 1, to)."""
+
+    time_s: FloatArray
+    kept: FloatArray
+    again_s: FloatArray
+    away_s: FloatArray | None
+    """None: nowhere to go."""
+    droppable: bool
+    option_s: FloatArray
+    state: FloatArray
+
+    def fates(self) -> tuple[int, ...]:
+        if not self.droppable:
+            return (KEEP,)
+        return (KEEP, AGAIN) if self.away_s is None else (KEEP, AGAIN, OFFLOAD)
+
+    def fate(
+        self, fate: int, per_kept: float
+    ) -> tuple[FloatArray | float, FloatArray | float, FloatArray | float]:
+        """Seconds, bytes here and bytes elsewhere of what happens to the saved tensor."""
+        if not self.droppable:
+            return 0.0, 0.0, 0.0
+        if fate == KEEP:
+            return 0.0, per_kept * self.kept, 0.0
+        if fate == AGAIN:
+            return self.again_s, self.kept, 0.0
+        assert self.away_s is not None
+        return self.away_s, self.kept, per_kept * self.kept
+
+    def scalar(self, price: Price) -> FloatArray:
+        """Least seconds + price x bytes of every pair of states."""
+        edge = self.time_s
+        if self.droppable:
+            least: FloatArray | float = price.own * price.per_kept * self.kept
+            least = np.minimum(least, self.again_s + price.own * self.kept)
+            if self.away_s is not None:
+                bytes_s = (price.own + price.away * price.per_kept) * self.kept
+                least = np.minimum(least, self.away_s + bytes_s)
+            edge = edge + least
+        node = (self.option_s + price.own * price.per_state * self.state).min(axis=0)
+        return np.ascontiguousarray(edge + node)
+
+    def choose(self, before: int, here: int, price: Price) -> tuple[int, int]:
+        """The option and the fate that `scalar` takes at a pair of states."""
+        at = 0 if self.option_s.shape[1] == 1 else before
+        cost = self.option_s[:, at, here] + price.own * price.per_state * self.state[:, at, here]
+        option = int(cost.argmin())
+        if not self.droppable:
+            return option, KEEP
+        kept = float(self.kept[before, here])
+        fate, least = KEEP, price.own * price.per_kept * kept
+        again = float(self.again_s[before, here]) + price.own * kept
+        if again < least:
+            fate, least = AGAIN, again
+        if self.away_s is not None:
+            bytes_s = (price.own + price.away * price.per_kept) * kept
+            if float(self.away_s[before, here]) + bytes_s < least:
+                fate = OFFLOAD
+        return option, fate
+
+    def least_bytes(self, per_state: float) -> FloatArray:
+        """The fewest bytes here that the step can take."""
+        node = per_state * self.state.min(axis=0)
+        return np.asarray((self.kept if self.droppable else 0.0) + node + np.zeros_like(self.kept))
+
+
+class Way(NamedTuple):
+    """One way through all chains: states by chain, options by operator, fates by saved tensor."""
+
+    states: list[list[int]]
+    options: list[int]
+    fates: list[int]
+
+
+def taken(way: Way, chains: list[list[Step]], stream: int) -> list[tuple[Step, int, int, int, int]]:
+    """The way step by step: step, state before, state, option, fate."""
+    options, fates = iter(way.options), iter(way.fates)
+    walked = []
+    for steps, path in zip(chains, way.states, strict=True):
+        before = stream
+        for step, here in zip(steps, [*path, stream], strict=True):
+            fate = next(fates) if step.droppable else KEEP
+            option = 0 if step is steps[-1] else next(options)
+            walked.append((step, before, here, option, fate))
+            before = here
+    return walked
 
 
 def scalar_chain(steps: list[Step], price: Price) -> tuple[FloatArray, list[IntArray]]:

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.wafer.costs.gradients import GradientTables, fetch_s
+from atoll.wafer.costs.homes import GradientTables, fetch_s
 from atoll.wafer.costs.tables import EdgeTable, Nodes, exposed
 from atoll.wafer.encoding.genes import OFFLOAD, Away, BlockCost, BlockMapping
-from atoll.wafer.exact.shared import SharedStates
-from atoll.wafer.exact.steps import Way
+from atoll.wafer.exact.paths import Way
+from atoll.wafer.exact.states import SharedStates
 
 
 class Refiner:
