@@ -254,7 +254,7 @@ def _search_folder(path: Path) -> Any:
 
 def _wafer_folder(path: Path) -> Any:
     from atoll.report import open_folder, write_report
-    from atoll.wafer.answer.why import explain_wafer_result
+    from atoll.wafer.answer.explain import explain_wafer_result
 
     write_report(path)
     source = open_folder(path)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from atoll.errors import InfeasibleError
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.others.baselines import run_baselines
+from atoll.wafer.others.baselines import run_baseline
 from atoll.wafer.search import WaferSearch
 
 WORKLOADS = ("llama2-7b:128:4096", "llama2-13b:128:4096", "llama2-70b:128:4096")
@@ -24,7 +24,8 @@ def main() -> None:
     wafer = load_wafer("default")
     for workload in sys.argv[1:] or WORKLOADS:
         model, batch, sequence = workload.rsplit(":", 2)
-        others = run_baselines(wafer, model, int(batch), int(sequence), list(PUBLISHED))
+        asked = wafer, model, int(batch), int(sequence)
+        others = {name: run_baseline(name, *asked) for name in PUBLISHED}
         for name, ratio in PUBLISHED.items():
             other = others[name]
             if other is None:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from atoll.questions import keywords
     from atoll.training.estimate import Estimate
     from atoll.training.plan import Plan
-    from atoll.wafer.answer.result import WaferResult
-    from atoll.wafer.estimate import WaferEstimate
+    from atoll.wafer.answer.result import WaferEstimate, WaferResult
     from atoll.workload import StoredModel
 
 
@@ -66,11 +65,9 @@ def search(
     question = ask(_SEARCHED, job, fields)
     _check_files(question)
     if isinstance(question, WaferQuestion):
-        from atoll.wafer.api import search_wafer, write_wafer_result
+        from atoll.wafer.api import search_wafer
 
-        found = search_wafer(question, progress=progress)
-        if question.out is not None:
-            write_wafer_result(found, question.out)
+        found = search_wafer(question, stop=stop, progress=progress)
         _trace_search(found, question.trace)
         return found
     from atoll.explore.run import run_search

@@ -64,7 +64,7 @@ def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
 
 def test_states_are_the_same_everywhere_where_nothing_is_said():
     planned = atoll.estimate("gpt2-xl", "h100", 8, batch=8).run.states
-    assert options_of(WaferQuestion.of(model=SMALL)).states == planned
+    assert options_of(WaferQuestion.of(model=SMALL), load_wafer("default")).states == planned
     assert load_states(DEFAULT.optimizer) == planned
 
 

@@ -18,6 +18,7 @@ from atoll.serve.query import compile_all
 from atoll.serve.runs import SearchRun, open_runs
 from atoll.serve.server import Explorer
 from atoll.store import DesignRow, RunReader, RunStore
+from wafer.wafer_cases import small_file, small_model
 
 TINY = Path(__file__).parents[2] / "examples" / "jobs" / "tiny.yaml"
 JOB = {
@@ -30,6 +31,13 @@ JOB = {
 def write_search(folder: Path) -> Path:
     """A real search, of a moment."""
     atoll.search(TINY, out=folder, baselines=False, pareto=True)
+    return folder
+
+
+def write_wafer_search(folder: Path) -> Path:
+    """A real search on a small wafer."""
+    wafer, model = str(small_file(folder.parent)), small_model(heads=8)
+    atoll.search(wafer=wafer, model=model, batch=8, sequence=64, microbatch=(1,), out=folder)
     return folder
 
 

@@ -20,6 +20,7 @@ from serve_runs import (
     serving,
     write_designs,
     write_wafer,
+    write_wafer_search,
 )
 
 from atoll.cli import main
@@ -217,6 +218,18 @@ def test_a_folder_of_runs_gives_all_of_them(tmp_path: Path) -> None:
     assert list(open_runs([tmp_path / "a", tmp_path / "else" / "a"])[0]) == ["a", "a-2"]
 
 
+def test_a_wafer_search_is_shown_with_its_progress_and_proof(tmp_path: Path) -> None:
+    folder = write_wafer_search(tmp_path / "on-wafer")
+    app = make_app(folder)
+    (listed,) = ask_json(app, "/api/runs")["runs"]
+    assert (listed["kind"], listed["state"], listed["devices"]) == ("wafer", "finished", 8)
+    shown = ask_json(app, "/api/runs/on-wafer")
+    assert shown["result"]["certificate"]["sentence"].startswith("Proven optimal")
+    assert ask_json(app, "/api/runs/on-wafer/progress")["progress"][-1]["bound"] > 0.0
+    assert ask_json(app, "/api/runs/on-wafer/result.json")["score"] == listed["score"]
+    assert "no whatif" in ask_json(app, "/api/runs/on-wafer/whatif", 404)["error"]
+
+
 def test_a_wafer_among_the_runs_is_said_to_be_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,8 +237,8 @@ def test_a_wafer_among_the_runs_is_said_to_be_left_out(
     write_designs(tmp_path / "a", random_designs(3))
     wafer = write_wafer(tmp_path / "wafer")
     reason = (
-        f"{wafer} holds the answer of a wafer search, which the explorer does not show; "
-        f"`atoll report {wafer}` draws it."
+        f"{wafer} holds the answer of a wafer search without its records, which the explorer "
+        f"needs; `atoll report {wafer}` draws it."
     )
     app = make_app(tmp_path)
     listed = ask_json(app, "/api/runs")
@@ -289,7 +302,7 @@ def empty(folder: Path) -> Path:
     [
         (lambda folder: folder, "no such folder"),
         (empty, "neither search.sqlite nor plan.json in it"),
-        (write_wafer, "holds the answer of a wafer search, which the explorer does not show"),
+        (write_wafer, "holds the answer of a wafer search without its records"),
         (lambda folder: write_wafer(folder / "w").parent, "/w` draws it"),
         (newer, "written by a newer atoll"),
         (no_plan, "not a plan of atoll plan: device is missing"),

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from serve_runs import design, open_store, random_designs, serving, write_designs, write_wafer
+from serve_runs import (
+    design,
+    open_store,
+    random_designs,
+    serving,
+    write_designs,
+    write_wafer,
+    write_wafer_search,
+)
 
 from atoll.serve.server import Explorer
 
@@ -261,6 +269,16 @@ def test_a_token_is_taken_from_the_address_and_not_left_there(
         assert "token" not in page.eval("location.href")
         page.goto(page.eval("location.href"))
         page.wait_for(ROWS)
+        assert_clean(page)
+
+
+def test_a_wafer_search_is_drawn(browser: Browser, tmp_path: Path) -> None:
+    write_wafer_search(tmp_path / "on-wafer")
+    with serving(tmp_path / "on-wafer") as explorer, browser.page(1280, 900) as page:
+        page.goto(explorer.address)
+        page.wait_for("document.querySelector('#certificate')?.textContent.includes('optimal')")
+        assert page.eval("document.querySelector('#answer h2').textContent").endswith("on 8 dies")
+        assert page.eval("document.querySelectorAll('#tabs button').length") == 1
         assert_clean(page)
 
 

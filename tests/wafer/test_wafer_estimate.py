@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from atoll.cli import app
 from atoll.errors import AtollError, InfeasibleError
-from atoll.wafer.api import estimate_wafer, search_wafer, write_wafer_result
+from atoll.wafer.answer.result import write_wafer_result
+from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.encoding.mapping import problems
 
 from .wafer_cases import small_file, small_model

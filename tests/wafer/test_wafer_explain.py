@@ -11,11 +11,12 @@ from atoll.cli import app
 from atoll.errors import AtollError
 from atoll.questions import WaferQuestion
 from atoll.report.plan_file import FORMAT
-from atoll.wafer.answer.explain import explain
-from atoll.wafer.answer.why import explain_wafer_result
-from atoll.wafer.api import search_wafer, write_wafer_result
+from atoll.wafer.answer.explain import CHANGES, explain_wafer_result, worth
+from atoll.wafer.answer.result import write_wafer_result
+from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.mapping import from_dict
-from atoll.wafer.run import make_search, run_wafer_search
+from atoll.wafer.job import options_of
+from atoll.wafer.run import run_wafer_search
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.stages import Options
 
@@ -29,7 +30,8 @@ def test_more_of_what_is_short_is_worth_more():
     gains = {}
     for name, wafer in (("slow", slow), ("quick", quick)):
         found = WaferSearch(wafer, small_model(), 16, 24, None, (1, 2)).run().best
-        rows = {row.resource: row for row in explain(wafer, found, Options())}
+        every = (worth(name, wafer, found, Options(), ()) for name in CHANGES)
+        rows = {row.resource: row for row in every if row is not None}
         assert set(rows) == {"compute", "SRAM", "HBM", "links"}
         assert all(row.gain > -1e-3 for name, row in rows.items() if name != "HBM")
         assert rows["links"].gain_per_1000_mm2 is None
@@ -121,8 +123,8 @@ def test_the_zero_bubble_schedule_can_be_left_out(tmp_path):
     assert whole.mapping.schedule == "zb-h1"
     assert without.mapping.schedule == "1f1b"
     assert whole.step_s < without.step_s
-    assert not make_search(job.changed(ablations=("no-zero-bubble",)),
-                           small_wafer()).planner.options.zero_bubble  # fmt: skip
+    shortened = job.changed(ablations=("no-zero-bubble",))
+    assert not options_of(shortened, small_wafer()).zero_bubble
 
 
 def test_mapping_files_from_before_the_schedule_gene_run_1f1b():

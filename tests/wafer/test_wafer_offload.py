@@ -133,5 +133,6 @@ def test_pairs_are_other_stages_and_helpers_have_one_guest(stages):
 
 
 def test_the_ablation_switches_it_off():
-    assert options_of(WaferQuestion.of()).offload
-    assert not options_of(WaferQuestion.of(ablations="no-offload")).offload
+    wafer = small_wafer()
+    assert options_of(WaferQuestion.of(), wafer).offload
+    assert not options_of(WaferQuestion.of(ablations="no-offload"), wafer).offload

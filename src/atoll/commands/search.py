@@ -20,17 +20,16 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
     from atoll.api import search as run
     from atoll.explore.stop import Stop
 
+    noun = "chips"
+    show_result: Callable[[Any], None] = printing.print_result
     if isinstance(question, WaferQuestion):
         from atoll.wafer.answer.printing import print_wafer_result
 
-        with printing.progress(quiet=as_json, noun="candidates") as show:
-            found = run(question, progress=show)
-        answer(found, as_json, print_wafer_result)
-        return
+        noun, show_result = "candidates", print_wafer_result
     stop = Stop(began=began)
-    with stop.on_interrupt(), printing.progress(quiet=as_json) as show:
+    with stop.on_interrupt(), printing.progress(quiet=as_json, noun=noun) as show:
         result = run(question, stop=stop, progress=show)
-    answer(result, as_json, printing.print_result)
+    answer(result, as_json, show_result)
     if stop.interrupted:
         again = "" if question.out is None else "; the same command continues"
         print(f"atoll: interrupted{again}", file=sys.stderr)
@@ -50,8 +49,8 @@ def explain(question: ExplainQuestion, as_json: bool) -> None:
     show: Callable[[Mapping[str, Any]], None] = printing.print_explanation
     explained: Callable[[dict[str, Any]], dict[str, Any]] = explain_result
     if source.kind == "wafer":
+        from atoll.wafer.answer.explain import explain_wafer_result
         from atoll.wafer.answer.printing import print_wafer_explanation
-        from atoll.wafer.answer.why import explain_wafer_result
 
         show, explained = print_wafer_explanation, explain_wafer_result
     with source.read_whole():

@@ -3,5 +3,6 @@
 from atoll.executors.base import Executor, InProcess, LostWorkerError
 from atoll.executors.choose import choose_executor
 from atoll.executors.crew import Call, Crew
+from atoll.executors.pieces import Pieces
 
-__all__ = ["Call", "Crew", "Executor", "InProcess", "LostWorkerError", "choose_executor"]
+__all__ = ["Call", "Crew", "Executor", "InProcess", "LostWorkerError", "Pieces", "choose_executor"]

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
-from atoll.errors import InfeasibleError
 from atoll.explore.energy import StepEnergy, energy_per_token_J
 from atoll.explore.journal import Evaluation, Found, Journal, Key
 from atoll.explore.result import SearchResult
@@ -24,7 +23,7 @@ from atoll.hardware.space import ARRAYS
 from atoll.identity import this_code
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
-from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint
+from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint, opened
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -42,7 +41,6 @@ class StoredJournal(Journal):
         self._profile = profile
         self._told = 0.0
         self._told_score = -1.0
-        self.ending = "failed"
 
     def bounds(self, batch: int) -> Mapping[int, FloatArray]:
         rows = self.store.bounds(batch)
@@ -117,9 +115,9 @@ class StoredJournal(Journal):
     def keep(self, result: SearchResult) -> None:
         """Keep the answer, and how the search ended."""
         self.store.put_note("result", result.to_dict())
-        self.ending = "stopped" if result.ended_early else "finished"
+        self.store.ending = "stopped" if result.ended_early else "finished"
         self.store.put_progress(
-            self.ending,
+            self.store.ending,
             0,
             result.certificate.items,
             None,
@@ -156,17 +154,8 @@ def open_run(
     code = this_code()
     network = load_network(job.network or profile.network)
     described = identity(job, content, network, variants, code)
-    store = RunStore(folder, described, executor, code["version"])
-    journal = StoredJournal(store, variants, profile)
-    try:
-        yield journal
-    except InfeasibleError:
-        store.discard_if_new()
-        raise
-    except BaseException as error:
-        store.abandon("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-        raise
-    store.close(journal.ending)
+    with opened(folder, described, executor) as store:
+        yield StoredJournal(store, variants, profile)
 
 
 def chip_parameters(chips: Chips, chip: int, profile: Profile) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 from atoll import units
 from atoll.questions import fields as f
 from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
-from atoll.questions.question import Area, Named, Power, Question, Seconds, Several, option
+from atoll.questions.question import Area, Named, Power, Question, Several, option
 from atoll.yamlfile import MOST_BYTES, Count, FileModel
 
 LEAST_HBM_BYTES = 2**20
@@ -113,7 +113,7 @@ class SearchQuestion(Question):
     tolerance: Annotated[float, Field(ge=0, lt=1)] = option(
         "Gap that counts as optimal.", SEARCH, 1e-3
     )
-    time_limit: Seconds = option('Stop after "10 min".', SEARCH, 3600.0, shown="1 h")
+    time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
     baselines: f.Baselines = True
     beside: Annotated[tuple[f.DeviceName, ...], Several] = option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.questions.question import Named, Several, option
+from atoll.questions.question import Named, Seconds, Several, option
 from atoll.yamlfile import Count
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
@@ -35,6 +35,7 @@ Microbatches = Annotated[
     Counts, AtLeastOne, option("Sequences in a microbatch.", LAYOUT, old=("microbatches",))
 ]
 Seed = Annotated[Whole, option("Seed of what is sampled.", SEARCH)]
+TimeLimit = Annotated[Seconds, option('Stop after "10 min".', SEARCH, shown="1 h")]
 Pareto = Annotated[bool, option("Also find the fronts against area, power and energy.", SEARCH)]
 Baselines = Annotated[bool, option("Lay known designs beside the answer.", SEARCH)]
 Workers = Annotated[

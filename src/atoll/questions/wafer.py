@@ -14,7 +14,6 @@ from atoll.yamlfile import Count, FileModel
 
 Size = Annotated[int, Field(ge=1)]
 Place = tuple[Whole, Whole]
-ModelName = Annotated[str, Named(loader="atoll.workload:load_config", file=True)]
 WaferName = Annotated[str, Named(loader="atoll.hardware.wafer_files:load_wafers", file=True)]
 Ablation = Literal[
     "no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble", "no-offload",
@@ -34,7 +33,9 @@ class WaferQuestion(Question):
     """The best mapping of a model on a wafer, or on the best wafer of a space, with its bound."""
 
     kind: Literal["wafer"] = "wafer"
-    model: ModelName = option("Zoo name, config.json, folder or id.", TRAINED, "llama2-70b")
+    model: f.ModelName = option(
+        "Zoo name, config.json, captured model, folder or id.", TRAINED, "llama2-70b"
+    )
     batch: f.Batch = 128
     sequence: f.Sequence = None
     optimizer: f.OptimizerName = option("Bytes of its states.", TRAINED, "mixed")
@@ -68,14 +69,19 @@ class WaferQuestion(Question):
     )
     samples: Whole = option("Wafers with dead dies to sample.", WAFER, 0)
     explain: bool = option("Say what more of each resource would be worth.", WAFER, False)
+    time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
     baselines: f.Baselines = True
     seed: f.Seed = 0
-    out: f.Out = None
+    workers: f.Workers = None
+    cluster: f.Cluster = None
+    out: f.Kept = None
     trace: f.Trace = None
 
     example = "atoll search --wafer default --model llama2-70b"
-    answer_keys: ClassVar[Mapping[str, str]] = {"microbatch": "microbatches"}
+    answer_keys: ClassVar[Mapping[str, str]] = {
+        "microbatch": "microbatches", "time_limit": "time_limit_s",
+    }  # fmt: skip
 
     @model_validator(mode="after")
     def _one_start(self) -> Self:

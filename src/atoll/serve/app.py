@@ -142,7 +142,7 @@ class App:
     def _answer(self, run: Run, rest: list[str], query: Query) -> Response:
         if not rest:
             return _json(run.details())
-        if rest[0] == "whatif" and len(rest) <= 2:
+        if rest[0] == "whatif" and len(rest) <= 2 and run.kind != "wafer":
             return _whatif(run, rest[1:], query)
         if isinstance(run, PlanRun):
             if rest == ["plan.json"]:

@@ -27,16 +27,17 @@ from atoll.store import FILE, ProgressPoint, RunReader
 from atoll.wholefile import as_written
 
 WAFER = ("result.json", "mapping.json")
-"""What a wafer search leaves in its folder."""
+"""What is left of a wafer search whose records are not there."""
 LOOK_S = 0.5
 """How often a store is asked whether it has changed."""
 MOST_PROGRESS = 600
 
 
 class SearchRun:
-    """A folder of `atoll search --out`; a thread of its own keeps the picture up to date."""
+    """A folder of `atoll search --out`; a thread of its own keeps the picture up to date.
 
-    kind = "search"
+    Of kind "search", or "wafer": mappings on a wafer, without designs to explore.
+    """
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -48,8 +49,13 @@ class SearchRun:
                 self._told: dict[str, Any] = {}
                 self._progress: list[dict[str, Any]] = []
                 self._read_status(reader)
-                self.whatif = ChipWhatIf(self.identity)
-                _ = [model["name"] for model in self.identity["models"]], self.identity["devices"]
+                self.kind = "wafer" if "wafer" in self.identity else "search"
+                if self.kind == "search":
+                    self.whatif = ChipWhatIf(self.identity)
+                    self.models = [model["name"] for model in self.identity["models"]]
+                else:
+                    self.models = [self.identity["model"]]
+                _ = self.identity["devices"]
         self.columns = Columns.empty()
         self.read = 0
         """Designs read so far of a picture that is not yet complete."""
@@ -90,7 +96,7 @@ class SearchRun:
             "id": self.name,
             "kind": self.kind,
             "folder": str(self.folder),
-            "models": [model["name"] for model in self.identity["models"]],
+            "models": self.models,
             "devices": self.identity["devices"],
             "loaded": len(self.columns),
             "reading": self.read,
@@ -285,8 +291,8 @@ def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
 
 def _wafer_words(folder: Path) -> str:
     return (
-        f"{folder} holds the answer of a wafer search, which the explorer does not show; "
-        f"`atoll report {folder}` draws it."
+        f"{folder} holds the answer of a wafer search without its records, which the explorer "
+        f"needs; `atoll report {folder}` draws it."
     )
 
 

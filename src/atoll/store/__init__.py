@@ -3,7 +3,7 @@
 from atoll.store.fingerprint import canonical_json, fingerprint
 from atoll.store.reader import DESIGN_COLUMNS, Incumbent, ProgressPoint, RunReader, RunStatus
 from atoll.store.schema import FILE, SCHEMA_VERSION
-from atoll.store.writer import DesignRow, EvaluationRow, RunStore
+from atoll.store.writer import DesignRow, EvaluationRow, RunStore, opened
 
 __all__ = [
     "DESIGN_COLUMNS",
@@ -18,4 +18,5 @@ __all__ = [
     "RunStore",
     "canonical_json",
     "fingerprint",
+    "opened",
 ]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, InfeasibleError
 from atoll.identity import code_words
 from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
 from atoll.store.lock import FolderLock
@@ -65,6 +65,24 @@ _PUT_DESIGN = (
 )
 
 
+@contextmanager
+def opened(folder: Path, job: Mapping[str, Any], executor: str) -> Iterator[RunStore]:
+    """The store of a folder for one job, locked as long as its search runs.
+
+    A job that turns out to have no answer leaves no new folder behind.
+    """
+    store = RunStore(folder, job, executor, job["version"])
+    try:
+        yield store
+    except InfeasibleError:
+        store.discard_if_new()
+        raise
+    except BaseException as error:
+        store.abandon("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    store.close(store.ending)
+
+
 class RunStore:
     """Opens or creates the store of a folder for one job; the only writer until closed."""
 
@@ -72,6 +90,8 @@ class RunStore:
         self.folder = folder
         self.path = folder / FILE
         self._created = not folder.exists()
+        self.ending = "failed"
+        """How the run ended, once it did."""
         self._synced = self._began = time.time()
         with in_sentences(self.path):
             folder.mkdir(parents=True, exist_ok=True)

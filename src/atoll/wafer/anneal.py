@@ -8,7 +8,7 @@ every move; what does not fit never becomes the answer. Deterministic for a seed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp
 from typing import TypeVar
 
@@ -27,17 +27,10 @@ HOT = 0.01  # relative: a move this much worse is taken at first with probabilit
 COLD = 1e-5
 
 
-@dataclass(frozen=True)
-class Annealed:
-    best: Evaluation
-    gain: float
-    """Relative throughput won over the start."""
-
-
 def anneal(
-    wafer: Wafer, start: Evaluation, seed: int, moves: int = MOVES,
-    dead_links: Sequence[Link] = (), homes: Sequence[str] = SEARCHED_HOMES,
-) -> Annealed:  # fmt: skip
+    wafer: Wafer, start: Evaluation, seed: int, dead_links: Sequence[Link] = (),
+    homes: Sequence[str] = SEARCHED_HOMES, moves: int = MOVES,
+) -> Evaluation:  # fmt: skip
     random = np.random.default_rng(seed)
     here = best = start
     for step in range(moves):
@@ -53,7 +46,7 @@ def anneal(
             here = found
             if here.step_s < best.step_s:
                 best = here
-    return Annealed(best, start.step_s / best.step_s - 1.0)
+    return best
 
 
 def _neighbour(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.wafer import Wafer
+from atoll.stopping import StoppedError
 from atoll.wafer.search import Found, Progress, WaferSearch
 
 
@@ -25,6 +26,8 @@ class Explored:
     pruned: dict[str, int]
     bound_samples_per_s: float
     """No wafer of the space is faster."""
+    stopped: bool = False
+    """Whether some were not looked at, or not thoroughly, because the search had to end."""
 
 
 def explore_wafers(
@@ -33,38 +36,51 @@ def explore_wafers(
     thorough: Callable[[Wafer], WaferSearch] | None = None,
     progress: Progress | None = None,
 ) -> Explored:
-    """Solve as few wafers as the bounds allow; `thorough` solves again what the bound hangs on."""
+    """Solve as few wafers as the bounds allow; `thorough` solves again what the bound hangs on.
+
+    Where it has to end early, the bounds of those that are left count.
+    """
     bounds = [search.batch / search.ideal_step_s() for search in searches]
     order = sorted(range(len(searches)), key=lambda i: (-bounds[i], searches[i].wafer.cost_dollars))
     solved: list[tuple[Wafer, Found]] = []
     pruned = {"bound": 0, "memory": 0}
     reason: AtollError | None = None
+    left_bound, stopped = 0.0, False
     for place, index in enumerate(order):
         search = searches[index]
         _report(progress, len(order) - place, len(order), solved, bounds[index])
         if _ruled_out(search.wafer, bounds[index], solved, front):
             pruned["bound"] += 1
             continue
+        for other in order[place + 1 : place + 3]:
+            if not _ruled_out(searches[other].wafer, bounds[other], solved, front):
+                searches[other].pieces.ahead([("search",)])
         try:
-            found = search.run()
+            found = search.whole()
         except InfeasibleError as error:
             reason = reason or error
             pruned["memory"] += 1
             continue
+        except StoppedError:
+            left_bound, stopped = bounds[index], True
+            break
         solved.append((search.wafer, found))
     if not solved:
+        if stopped:
+            raise StoppedError
         raise InfeasibleError(f"space: no wafer of it holds the model; the first: {reason}")
     solved.sort(key=_fastest_first)
-    if thorough is not None:
+    if thorough is not None and not stopped:
         # The one with the highest bound: the gap hangs on it.
         _report(progress, 1, len(order), solved, 0.0)
         place = min(range(len(solved)), key=lambda i: solved[i][1].bound_s)
         wafer, found = solved[place]
         more = thorough(wafer).run([found.best])
+        stopped = more.stopped
         solved[place] = wafer, replace(more, bound_s=max(more.bound_s, found.bound_s))
         solved.sort(key=_fastest_first)
-    batch = searches[0].batch
-    return Explored(tuple(solved), pruned, max(batch / found.bound_s for _, found in solved))
+    known = [searches[0].batch / found.bound_s for _, found in solved]
+    return Explored(tuple(solved), pruned, max(left_bound, *known), stopped)
 
 
 def _report(
@@ -106,20 +122,16 @@ def _ruled_out(
 
 def pareto_rows(explored: Explored) -> list[Wafer]:
     """Wafers that no other beats in throughput, peak power and cost at once."""
-    chosen = []
-    for wafer, found in explored.solved:
-        beaten = any(
-            other is not wafer
-            and rival.best.samples_per_s >= found.best.samples_per_s
-            and other.peak_power_W <= wafer.peak_power_W
-            and other.cost_dollars <= wafer.cost_dollars
-            and (
-                rival.best.samples_per_s > found.best.samples_per_s
-                or other.peak_power_W < wafer.peak_power_W
-                or other.cost_dollars < wafer.cost_dollars
-            )
-            for other, rival in explored.solved
+    figures = [
+        (-found.best.samples_per_s, wafer.peak_power_W, wafer.cost_dollars)
+        for wafer, found in explored.solved
+    ]
+
+    def beaten(own: tuple[float, ...]) -> bool:
+        """By another that is no worse in anything and better in something."""
+        return any(
+            other != own and all(a <= b for a, b in zip(other, own, strict=True))
+            for other in figures
         )
-        if not beaten:
-            chosen.append(wafer)
-    return chosen
+
+    return [w for (w, _), own in zip(explored.solved, figures, strict=True) if not beaten(own)]

@@ -6,70 +6,21 @@ exact part then finds the best block mapping of each stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.fabric.mesh import snake
-from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
-from atoll.placement.plan import Placement
 from atoll.questions import WaferQuestion
-from atoll.wafer.answer.draw import text_map, wafer_object
-from atoll.wafer.answer.result import placement_of, running_power_W, wafer_mfu
+from atoll.step.states import load_states
+from atoll.wafer.answer.result import WaferEstimate
+from atoll.wafer.costs.tables import SEARCHED_HOMES
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.mapping import WaferMapping, read_mapping, validate
-from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.evaluate import evaluate
 from atoll.wafer.job import options_of, tokens_of
-from atoll.wafer.search import best_plan
 from atoll.wafer.stages import Planner
-
-
-@dataclass(frozen=True)
-class WaferEstimate:
-    """What a mapping costs."""
-
-    wafer: Wafer
-    evaluation: Evaluation
-    detailed: Mapping[str, Any]
-    """The replay with links as queues: its difference from the fast model."""
-
-    @cached_property
-    def placement(self) -> Placement:
-        return placement_of(self.evaluation)
-
-    @cached_property
-    def picture(self) -> dict[str, Any]:
-        return wafer_object(self.wafer, self.evaluation)
-
-    @property
-    def mfu(self) -> float:
-        return wafer_mfu(self.wafer, self.evaluation)
-
-    def to_dict(self) -> dict[str, Any]:
-        found = self.evaluation
-        return {
-            "model": found.mapping.model,
-            "step_time_s": found.step_s,
-            "samples_per_s": found.samples_per_s,
-            "tokens_per_s": found.samples_per_s * found.mapping.sequence,
-            "mfu": self.mfu,
-            "power_W": running_power_W(self.wafer, found),
-            "fits": found.fits,
-            "memory_bytes_per_die": found.memory_bytes,
-            "placement": self.placement.to_dict(),
-            "accelerator": accelerator_dict(self.wafer.chip),
-            "wafer": self.wafer.to_dict(),
-            "picture": self.picture,
-            "detailed": dict(self.detailed),
-            "mapping": found.mapping.to_dict(),
-        }
-
-    def text_map(self) -> str:
-        return text_map(self.picture)
 
 
 def estimate_mapping(wafer: Wafer, mapping: WaferMapping) -> WaferEstimate:
@@ -84,7 +35,7 @@ def given_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
     if job.mapping is not None:
         mapping = read_mapping(job.mapping)
         asked = {"model": job.model, "batch": job.batch, "sequence": tokens_of(job),
-                 "optimizer": options_of(job).states.name}  # fmt: skip
+                 "optimizer": load_states(job.optimizer).name}  # fmt: skip
         for name, ours in asked.items():
             theirs = getattr(mapping, name)
             if theirs != ours:
@@ -104,8 +55,9 @@ def given_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
         raise AtollError(
             f"job: layout: microbatch {microbatch} is larger than the batch of {job.batch}."
         )
-    planner = Planner(wafer, job.model, job.batch, tokens_of(job), options_of(job))
-    planned = best_plan(planner, rectangles, microbatch)
+    options = replace(options_of(job, wafer), homes=SEARCHED_HOMES)
+    planner = Planner(wafer, job.model, job.batch, tokens_of(job), options)
+    planned = planner.best(rectangles, microbatch)
     if planned is None:
         raise InfeasibleError(
             f"job: layout: {job.model} on {stages} stages of {width} x {height} dies does not fit "

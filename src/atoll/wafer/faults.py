@@ -6,17 +6,16 @@ get layers in proportion to what they can do, and transfers are routed around wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
-from atoll.wafer.encoding.genes import ONE_F_ONE_B, SCHEDULES
 from atoll.wafer.encoding.mapping import problems
-from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.stages import INFINITY, Planner
 from atoll.wafer.tiling import guillotine
 
@@ -56,29 +55,25 @@ def map_around(
             continue
         for microbatch in microbatches:
             stop = INFINITY if best is None else best.step_s
-            mapping = planner.plan(rectangles, microbatch, broken, stop)
-            if mapping is None:
-                continue
-            several = len(rectangles) > 1 and planner.options.zero_bubble
-            for schedule in SCHEDULES if several else (ONE_F_ONE_B,):
-                found = evaluate(wafer, replace(mapping, schedule=schedule), broken)
-                if found.fits and (best is None or found.step_s < best.step_s):
-                    best = found
+            found = planner.best(rectangles, microbatch, stop, broken)
+            if found is not None and found.step_s < stop:
+                best = found
     if best is not None and problems(best.mapping, wafer.rows, wafer.columns, faults.dies):
         raise AssertionError("a mapping around faults uses what is dead")
     return best
 
 
 def degraded(
-    planner: Planner, healthy: Evaluation, dead_share: float, samples: int, seed: int
-) -> dict[str, Any]:
-    """Throughput over sampled wafers, as shares of the healthy one's."""
+    wafer: Wafer, healthy: Evaluation, dead_share: float, samples: int, seed: int,
+    around: Callable[[Faults], Evaluation | None],
+) -> dict[str, Any]:  # fmt: skip
+    """Throughput over sampled wafers, as shares of the healthy one's; `around` maps on one."""
     random = np.random.default_rng(seed)
     kept: list[float] = []
     rows: list[dict[str, Any]] = []
     for _ in range(samples):
-        faults = sample_faults(planner.wafer, dead_share, random)
-        found = healthy if not faults.dies else map_around(planner, faults, SMALL)
+        faults = sample_faults(wafer, dead_share, random)
+        found = healthy if not faults.dies else around(faults)
         share = 0.0 if found is None else found.samples_per_s / healthy.samples_per_s
         kept.append(min(1.0, share))
         rows.append({"dead_dies": [list(d) for d in faults.dies], "kept": share})

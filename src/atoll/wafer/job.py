@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from atoll.hardware.wafer import Wafer
 from atoll.questions import WaferQuestion
 from atoll.step.states import load_states
+from atoll.wafer.costs.tables import SEARCHED_HOMES
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.stages import Options
 
+ABLATIONS = {
+    "no-recompute": ("recompute", False),
+    "one-axis": ("one_axis", True),
+    "volume-only": ("volume_only", True),
+    "no-streaming": ("streaming", False),
+    "no-zero-bubble": ("zero_bubble", False),
+    "no-offload": ("offload", False),
+    "shared-codes": ("passes", False),
+}
+"""What each sets of a search's options."""
 
-def options_of(job: WaferQuestion) -> Options:
-    return Options(
-        streaming="no-streaming" not in job.ablations,
-        recompute="no-recompute" not in job.ablations,
-        offload="no-offload" not in job.ablations,
-        passes="shared-codes" not in job.ablations,
-        one_axis="one-axis" in job.ablations,
-        volume_only="volume-only" in job.ablations,
-        zero_bubble="no-zero-bubble" not in job.ablations,
-        states=load_states(job.optimizer),
-    )
+
+def options_of(job: WaferQuestion, wafer: Wafer) -> Options:
+    """What a search on a wafer may use."""
+    homes: tuple[str, ...] = SEARCHED_HOMES
+    if wafer.sram_memory:  # weights with their optimizer state do not live in SRAM
+        homes = ("external",)
+    elif wafer.parameter_store:
+        homes = (*homes, "external")
+    switched: Any = dict(ABLATIONS[name] for name in job.ablations)
+    return Options(**switched, states=load_states(job.optimizer), homes=homes)
 
 
 def tokens_of(job: WaferQuestion) -> int:

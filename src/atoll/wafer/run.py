@@ -3,112 +3,290 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from atoll.errors import AtollError, InfeasibleError
+from atoll.executors import Pieces, choose_executor
+from atoll.explore.files import check_folder
+from atoll.explore.stop import Stop
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
+from atoll.identity import this_code
+from atoll.jit import set_threads, threads
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
+from atoll.stopping import StoppedError
+from atoll.store import RunStore, fingerprint, opened
 from atoll.units import counted
-from atoll.wafer.anneal import anneal
-from atoll.wafer.answer.explain import Worth, explain
-from atoll.wafer.answer.result import WaferResult, running_power_W
+from atoll.wafer.answer.explain import Worth
+from atoll.wafer.answer.result import WaferResult, running_power_W, write_wafer_result
 from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
 from atoll.wafer.detailed import replay_mapping
+from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
-from atoll.wafer.faults import SMALL, Faults, degraded, map_around
+from atoll.wafer.faults import SMALL, Faults, degraded
 from atoll.wafer.job import options_of, tokens_of
-from atoll.wafer.others.baselines import Baseline, run_baselines
+from atoll.wafer.others.baselines import NAMES, Baseline
 from atoll.wafer.search import QUICK_CODES, Candidate, Progress, WaferSearch
 from atoll.wafer.stages import MANY_CODES
+from atoll.workload import load_model
 
 TOLERANCE = 0.01
 STREAMED = "weight-streaming"
+PROGRESS_S = 0.5
 
 
-def run_wafer_search(job: WaferQuestion, progress: Progress | None = None) -> WaferResult:
-    """Find the best mapping (and wafer, where a space is given), and lay baselines beside it."""
-    began = mark = time.monotonic()
-    phases: dict[str, float] = {}
+def run_wafer_search(
+    job: WaferQuestion, progress: Progress | None = None, stop: Stop | None = None
+) -> WaferResult:
+    """Find the best mapping (and wafer, where a space is given), and lay baselines beside it.
 
-    def timed(name: str) -> None:
-        nonlocal mark
-        now = time.monotonic()
-        phases[name], mark = now - mark, now
-
-    wafers = load_wafers(job.wafer)
-    for wafer in wafers:
+    With a folder (`out`) every piece is kept in it, and a search that was interrupted continues.
+    """
+    began = time.monotonic()
+    stop = stop or Stop()
+    stop.limit(job.time_limit)
+    if job.out is not None:
+        check_folder(job.out)
+    problem = WaferProblem(job, load_wafers(job.wafer), stop)
+    for wafer in problem.wafers:
         _check_places(job, wafer)
-    baselines: dict[str, Baseline | None] = {}
-    if len(wafers) == 1:
-        if job.baselines:
-            baselines = _baselines(job, wafers[0])
-            timed("baselines")
-        search = make_search(job, wafers[0], progress)
-        found = search.run(_seeds(job, wafers[0], baselines))
-        explored = Explored(((wafers[0], found),), {}, job.batch / found.bound_s)
-        timed("search")
-    else:
-        searches = [make_search(job, wafer, None, QUICK_CODES) for wafer in wafers]
-        explored = explore_wafers(searches, job.pareto, lambda w: make_search(job, w), progress)
-        search = next(s for s in searches if s.wafer is explored.solved[0][0])
-        timed("search")
-        if job.baselines:
-            baselines = _baselines(job, search.wafer)
-            timed("baselines")
-    wafer, found = explored.solved[0]
-    best, faults = _with_faults(job, search, found.best)
-    if faults:
-        timed("faults")
-    annealed = None
-    broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
-    if not job.ablations:
-        homes = search.planner.options.homes
-        annealed = anneal(wafer, best, job.seed, dead_links=broken, homes=homes)
-        best = annealed.best
-        timed("annealing")
-    detailed = replay_mapping(wafer, best, broken)
-    timed("replay")
-    worth: tuple[Worth, ...] = ()
-    if job.explain:
+    alone = job.workers is None and job.cluster is None  # most are over before workers pay
+    executor = choose_executor(0 if alone else job.workers, job.cluster)
+    before = set_threads(job.workers or threads())
+    try:
+        if job.out is None:
+            pieces = Pieces(make_piece, problem, None, executor, stop)
+            return _Road(problem, pieces, stop, began, progress).result()
+        with opened(job.out, _identity(problem), executor.describe()) as store:
+            pieces = Pieces(make_piece, problem, store, executor, stop)
+            result = _Road(problem, pieces, stop, began, _kept(store, progress)).result()
+            write_wafer_result(result, job.out)
+            store.put_note("result", result.to_dict())
+            store.ending = "stopped" if result.stopped or result.left_out else "finished"
+            return result
+    finally:
+        executor.close()
+        set_threads(before)
+
+
+@dataclass(frozen=True)
+class WaferProblem:
+    """A job and its wafers: what computes its pieces, here or in a worker."""
+
+    job: WaferQuestion
+    wafers: tuple[Wafer, ...]
+    stop: Stop
+    _made: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
+
+    def search(self, number: int, quick: bool) -> WaferSearch:
+        """With less effort where many wafers are compared (`quick`); made once."""
+        if (number, quick) not in self._made:
+            self._made[number, quick] = make_search(self, number, quick)
+        return self._made[number, quick]
+
+
+def make_piece(problem: WaferProblem, number: int, quick: bool, *call: Any) -> Any:
+    """A piece of the search on one wafer of a job."""
+    return problem.search(number, quick).pieces.make(*call)
+
+
+def make_search(
+    problem: WaferProblem, number: int, quick: bool = False, progress: Progress | None = None
+) -> WaferSearch:
+    job, wafer = problem.job, problem.wafers[number]
+    codes = QUICK_CODES if quick or wafer.sram_memory else MANY_CODES
+    return WaferSearch(
+        wafer, job.model, job.batch, tokens_of(job), options_of(job, wafer), job.microbatch,
+        progress,
+        codes, _accept(job) if job.restricted else None, problem.stop,
+    )  # fmt: skip
+
+
+@dataclass
+class _Road:
+    """From a job to its answer."""
+
+    problem: WaferProblem
+    pieces: Pieces
+    stop: Stop
+    began: float
+    progress: Progress | None
+    phases: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def result(self) -> WaferResult:
+        job, wafers = self.problem.job, self.problem.wafers
+        baselines: dict[str, Baseline | None] = {}
+        try:
+            if len(wafers) == 1:
+                search = self._search(0, False, self.progress)
+                baselines = self._baselines(search)
+                with self._timed("search"):
+                    found = search.run(_seeds(job, wafers[0], baselines))
+                explored = Explored(
+                    ((wafers[0], found),), {}, job.batch / found.bound_s, found.stopped
+                )
+            else:
+                with self._timed("search"):
+                    explored = self._space()
+                search = self._search(wafers.index(explored.solved[0][0]), True)
+                baselines = self._baselines(search)
+            wafer, found = explored.solved[0]
+            best, faults = self._with_faults(search, found.best)
+        except StoppedError:
+            if self.stop.interrupted:
+                raise KeyboardInterrupt from None
+            raise AtollError(
+                f"job: the search ended ({self.stop.reason}) before a mapping was found; give it "
+                "more time."
+            ) from None
         broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
-        worth = explain(wafer, best, search.planner.options, tuple(broken))
-        timed("explanation")
-    rows = [design_row(w, f.best) for w, f in explored.solved]
-    return WaferResult(
-        job=job,
-        wafer=wafer,
-        best=best,
-        certificate=Certificate(
-            score=_healthy(job, found.best, best),
-            bound=explored.bound_samples_per_s,
-            tolerance=TOLERANCE,
-            items=len(wafers),
-            kind="architecture",
-            evaluated=len(explored.solved),
-            ruled_out=explored.pruned,
-            tightened=found.solved,
-            subject=_subject(job, len(wafers)),
-        ),
-        baselines=baselines,
-        detailed=detailed | {"annealing_gain": annealed.gain if annealed else 0.0},
-        designs=rows,
-        pareto=_front(explored) if job.pareto else {},
-        runners_up=found.runners_up,
-        faults=faults,
-        explanation=worth,
-        phases_s=phases,
-        wall_time_s=time.monotonic() - began,
-    )
+        start = best
+        if not job.ablations:
+            with self._optional("annealing"):
+                best = search.pieces.annealed(best, job.seed, broken)
+        with self._timed("replay"):
+            detailed = replay_mapping(wafer, best, broken)
+        worth: tuple[Worth, ...] = ()
+        if job.explain:
+            with self._optional("explanation"):
+                worth = search.pieces.explained(best, broken)
+        return WaferResult(
+            job=job,
+            wafer=wafer,
+            best=best,
+            certificate=Certificate(
+                score=_healthy(job, found.best, best),
+                bound=explored.bound_samples_per_s,
+                tolerance=TOLERANCE,
+                items=len(wafers),
+                kind="architecture",
+                evaluated=len(explored.solved),
+                ruled_out=explored.pruned,
+                tightened=found.solved,
+                subject=_subject(job, len(wafers)),
+            ),
+            baselines=baselines,
+            detailed=detailed | {"annealing_gain": start.step_s / best.step_s - 1.0},
+            designs=[design_row(w, f.best) for w, f in explored.solved],
+            pareto=_front(explored) if job.pareto else {},
+            runners_up=found.runners_up,
+            faults=faults,
+            explanation=worth,
+            phases_s=self.phases,
+            wall_time_s=time.monotonic() - self.began,
+            stopped=self.stop.reason if explored.stopped else "",
+            left_out=self.left_out,
+        )
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.phases[name] = time.monotonic() - began
+
+    @contextmanager
+    def _optional(self, name: str) -> Iterator[None]:
+        """What an answer can do without, where there is no time for it."""
+        try:
+            with self._timed(name):
+                yield
+        except StoppedError:
+            self.left_out[name] = self.stop.reason
+
+    def _search(
+        self, number: int, quick: bool, progress: Progress | None = None
+    ) -> WaferSearch:
+        """A search that asks for its pieces what keeps them and sends them out."""
+        search = make_search(self.problem, number, quick, progress)
+        search.pieces.ask = partial(self.pieces.ask, number, quick)
+        search.pieces.ahead = lambda calls: self.pieces.ahead(
+            [(number, quick, *call) for call in calls]
+        )
+        return search
+
+    def _space(self) -> Explored:
+        job, wafers = self.problem.job, self.problem.wafers
+        searches = [self._search(number, True) for number in range(len(wafers))]
+        thorough = lambda wafer: self._search(wafers.index(wafer), False)  # noqa: E731
+        return explore_wafers(searches, job.pareto, thorough, self.progress)
+
+    def _baselines(self, search: WaferSearch) -> dict[str, Baseline | None]:
+        if not self.problem.job.baselines:
+            return {}
+        found: dict[str, Baseline | None] = {}
+        with self._timed("baselines"):
+            search.pieces.ahead([("baseline", name) for name in NAMES])
+            for name in NAMES:
+                with self._optional(f"baseline {name}"):
+                    found[name] = search.pieces.baseline(name)
+                self.phases.pop(f"baseline {name}", None)
+        return found
+
+    def _with_faults(
+        self, search: WaferSearch, healthy: Evaluation
+    ) -> tuple[Evaluation, dict[str, Any]]:
+        """The mapping around given faults, and the throughput over sampled wafers."""
+        job, shown, best = self.problem.job, dict[str, Any](), healthy
+
+        def around(faults: Faults) -> Evaluation | None:
+            return search.pieces.around(faults, SMALL)
+
+        if job.dead_dies or job.dead_links:
+            given = Faults(job.dead_dies, job.dead_links)
+            with self._timed("faults"):
+                mapped = around(given)
+            if mapped is None:
+                raise InfeasibleError(
+                    f"model {job.model}: no mapping fits the {search.wafer.dies - len(given.dies)} "
+                    f"working dies of wafer {search.wafer.name}; use a smaller model or a wafer "
+                    "with fewer dead dies."
+                )
+            best = mapped
+            shown["kept"] = best.samples_per_s / healthy.samples_per_s
+        if job.samples:
+            share = search.wafer.dead_share if job.dead_share is None else job.dead_share
+            with self._optional("faults"):
+                where = search.wafer, healthy, share, job.samples, job.seed
+                shown |= degraded(*where, around)
+        return best, shown
 
 
-def _baselines(job: WaferQuestion, wafer: Wafer) -> dict[str, Baseline | None]:
-    states = options_of(job).states.name
-    return run_baselines(wafer, job.model, job.batch, tokens_of(job), optimizer=states)
+def _kept(store: RunStore, progress: Progress | None) -> Progress:
+    """Progress for whoever listens, and into the store."""
+    last = 0.0
+
+    def tell(phase: str, left: int, total: int, score: float, bound: float) -> None:
+        nonlocal last
+        if progress is not None:
+            progress(phase, left, total, score, bound)
+        if time.monotonic() - last > PROGRESS_S or phase == "proven":
+            last = time.monotonic()
+            store.put_progress(phase, left, total, None, score, bound)
+
+    return tell
+
+
+def _identity(problem: WaferProblem) -> Mapping[str, Any]:
+    """What pieces depend on: a folder belongs to one such job."""
+    job = problem.job
+    asked = job.to_dict()
+    for name in ("time_limit_s", "baselines", "explain", "pareto", "samples"):
+        del asked[name]
+    given = None if job.mapping is None else read_mapping(job.mapping).to_dict()
+    return asked | {
+        "devices": max(wafer.dies for wafer in problem.wafers),
+        "wafer_content": fingerprint({"wafers": [asdict(wafer) for wafer in problem.wafers]}),
+        "model_content": fingerprint({"config": repr(load_model(job.model))}),
+        "mapping_content": given and fingerprint(given),
+        **this_code(),
+    }
 
 
 def _subject(job: WaferQuestion, wafers: int) -> str:
@@ -124,22 +302,6 @@ def _healthy(job: WaferQuestion, found: Evaluation, best: Evaluation) -> float:
     return found.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
 
 
-def make_search(
-    job: WaferQuestion, wafer: Wafer, progress: Progress | None = None, most_codes: int = MANY_CODES
-) -> WaferSearch:
-    options = options_of(job)
-    if wafer.sram_memory:
-        # Weights with their optimizer state do not live in SRAM.
-        options = replace(options, homes=("external",))
-        most_codes = min(most_codes, QUICK_CODES)
-    elif wafer.parameter_store:
-        options = replace(options, homes=(*options.homes, "external"))
-    return WaferSearch(
-        wafer, job.model, job.batch, tokens_of(job), options, job.microbatch, progress, most_codes,
-        _accept(job) if job.restricted else None,
-    )  # fmt: skip
-
-
 def _accept(job: WaferQuestion) -> Callable[[Candidate], bool]:
     def accept(candidate: Candidate) -> bool:
         shape = candidate.width, candidate.height
@@ -151,7 +313,7 @@ def _accept(job: WaferQuestion) -> Callable[[Candidate], bool]:
 
 
 def _seeds(
-    job: WaferQuestion, wafer: Wafer, baselines: dict[str, Baseline | None]
+    job: WaferQuestion, wafer: Wafer, baselines: Mapping[str, Baseline | None]
 ) -> Sequence[Evaluation]:
     """Baselines are points of the same space. Ablations ask what a part of it is worth: then
     nothing from outside may help.
@@ -165,29 +327,6 @@ def _seeds(
     ]
     start = given_mapping(job, wafer)
     return known if start is None else [*known, estimate_mapping(wafer, start).evaluation]
-
-
-def _with_faults(
-    job: WaferQuestion, search: WaferSearch, healthy: Evaluation
-) -> tuple[Evaluation, dict[str, Any]]:
-    """The mapping around given faults, and the throughput over sampled wafers."""
-    shown: dict[str, Any] = {}
-    best = healthy
-    if job.dead_dies or job.dead_links:
-        given = Faults(job.dead_dies, job.dead_links)
-        around = map_around(search.planner, given, SMALL)
-        if around is None:
-            raise InfeasibleError(
-                f"model {job.model}: no mapping fits the {search.wafer.dies - len(given.dies)} "
-                f"working dies of wafer {search.wafer.name}; use a smaller model or a wafer with "
-                "fewer dead dies."
-            )
-        best = around
-        shown["kept"] = best.samples_per_s / healthy.samples_per_s
-    if job.samples:
-        share = search.wafer.dead_share if job.dead_share is None else job.dead_share
-        shown |= degraded(search.planner, healthy, share, job.samples, job.seed)
-    return best, shown
 
 
 def design_row(wafer: Wafer, found: Evaluation) -> dict[str, Any]:
@@ -225,4 +364,3 @@ def _check_places(job: WaferQuestion, wafer: Wafer) -> None:
                 f"job: dead_links: ({a}, {b}) and ({c}, {d}) are not neighbours, so that there is "
                 "no link between them."
             )
-

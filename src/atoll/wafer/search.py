@@ -5,6 +5,8 @@ Candidates are (microbatch, shape of a stage's rectangle, number of stages), bes
 exact part's fastest layer before it is solved). A candidate whose bound is no better than the best
 mapping known is never solved. The bound on all mappings, whatever their tiling of the wafer, is
 `StepBound.lowest`.
+
+What takes long is asked for in pieces (`pieces.py`).
 """
 
 from __future__ import annotations
@@ -12,21 +14,24 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from atoll.errors import InfeasibleError
 from atoll.fabric.mesh import Rectangle, snake
 from atoll.hardware.wafer import Wafer
 from atoll.step.certificate import relative_gap
+from atoll.stopping import Asked, StoppedError, never
 from atoll.units import format_bytes
 from atoll.wafer.bounds.step_bounds import Lowest, StepBound
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.genes import ONE_F_ONE_B, SCHEDULES
+from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.faults import Faults, map_around
-from atoll.wafer.stages import INFINITY, MANY_CODES, Options, Planner
+from atoll.wafer.faults import Faults
+from atoll.wafer.pieces import Call, Pieces, plan_call, told
+from atoll.wafer.stages import INFINITY, MANY_CODES, MICROBATCHES, Options
 from atoll.wafer.tiling import pack
 
-MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 10  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
@@ -55,6 +60,8 @@ class Found:
     """No mapping of the encoding on this wafer has a shorter step."""
     solved: int
     runners_up: tuple[Evaluation, ...] = ()
+    stopped: bool = False
+    """Whether the search had to end before it was done."""
 
     @property
     def gap(self) -> float:
@@ -69,26 +76,24 @@ class WaferSearch:
         self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
         microbatches: Sequence[int] = MICROBATCHES, progress: Progress | None = None,
         most_codes: int = MANY_CODES, accept: Callable[[Candidate], bool] | None = None,
+        stop: Asked = never,
     ) -> None:  # fmt: skip
         self.accept = accept
         self.most_codes = most_codes
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
-        chosen = options or Options()
-        self.fine = Planner(wafer, model, batch, sequence, chosen, most_codes)
-        # Candidates are compared with the genes that matter most; the best are solved with all.
-        rough = replace(chosen, each_way=False, passes=False, offload=False)
-        modes = (rough, replace(rough, streaming=False)) if chosen.streaming else (rough,)
-        self.planners = tuple(
-            Planner(wafer, model, batch, sequence, mode, most_codes) for mode in modes
-        )
+        asked = wafer, model, batch, sequence
+        self.pieces = Pieces(*asked, options or Options(), most_codes, stop)
+        self.pieces.kinds["search"] = self._search_piece
+        self.planners, self.fine = self.pieces.rough, self.pieces.fine
         self.planner = self.planners[0]
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
-        self.bounds = StepBound((self.fine,), self.microbatches)
+        self.bounds = StepBound((self.fine,), self.microbatches, partial(self.pieces.size, True))
         """On everything; `_reach` is on what candidates are compared with."""
-        self._reach = StepBound(self.planners, self.microbatches)
+        self._reach = StepBound(self.planners, self.microbatches, partial(self.pieces.size, False))
         self._overall_s: float | None = None
         """No mapping has a shorter step, as far as is known; None before the first mapping."""
+        self._solved = 0
 
     # -- candidates ----------------------------------------------------------------------------
 
@@ -117,13 +122,28 @@ class WaferSearch:
 
     def run(self, seeds: Sequence[Evaluation] = ()) -> Found:
         """`seeds` are mappings known already (baselines are points of the same space)."""
-        if not any(seed.fits for seed in seeds):
+        kept = [seed for seed in seeds if seed.fits]
+        stopped = False
+        try:
+            best, bound_s = self._run(kept)
+        except StoppedError:
+            if not kept:
+                raise
+            best, stopped = min(kept, key=_step_s), True
+            bound_s = min(best.step_s, self._overall_s or self.ideal_step_s())
+        kept.sort(key=_step_s)
+        others = tuple(e for e in kept if e is not best)
+        return Found(best, bound_s, self._solved, others[:3], stopped)
+
+    def _run(self, kept: list[Evaluation]) -> tuple[Evaluation, float]:
+        """The best mapping and the bound; what is found on the way is added to `kept`."""
+        if not kept:
             self._check_memory()
         queue = self.candidates()
         total = len(queue)
-        kept = [seed for seed in (*seeds, self._seed(queue)) if seed is not None and seed.fits]
-        best = min(kept, key=lambda e: e.step_s) if kept else None
-        solved = 0
+        first = self._seed(queue)
+        kept += [] if first is None else [first]
+        best = min(kept, key=_step_s, default=None)
         self._report("mappings", len(queue), total, best)
         while queue:
             candidate = heapq.heappop(queue)
@@ -137,14 +157,16 @@ class WaferSearch:
                 continue
             # Bytes moved bound no time: mappings chosen by them alone are not pruned by bounds.
             loose = self.most_codes <= QUICK_CODES or self.planner.options.volume_only
-            quick = loose and (len(kept) > QUICK_SOLVED or solved >= QUICK_TRIED)
-            if solved >= MOST_SOLVED or quick:
+            quick = loose and (len(kept) > QUICK_SOLVED or self._solved >= QUICK_TRIED)
+            if self._solved >= MOST_SOLVED or quick:
                 break
-            for planner in sorted(self.planners, key=lambda p: self._fastest_s(p, candidate)):
+            self._look_ahead([candidate, *heapq.nsmallest(2, queue)], limit)
+            order = sorted(range(len(self.planners)), key=lambda p: self._fastest_s(p, candidate))
+            for planner in order:
                 limit = INFINITY if best is None else best.step_s
                 if self._fastest_s(planner, candidate) >= limit:
                     continue
-                solved += 1
+                self._solved += 1
                 found = self._solve(candidate, limit, planner)
                 if found is not None:
                     kept.append(found)
@@ -166,9 +188,17 @@ class WaferSearch:
         best, lowest = self._suggested(best, kept)
         self._overall_s = lowest.bound_s
         self._report("proven", 0, total, best)
-        kept.sort(key=lambda e: e.step_s)
-        others = tuple(e for e in kept if e is not best)
-        return Found(best, lowest.bound_s, solved, others[:3])
+        return best, lowest.bound_s
+
+    def _look_ahead(self, candidates: Sequence[Candidate], limit: float) -> None:
+        """What is asked for next, unless a better mapping is found before."""
+        planners = range(len(self.planners))
+        shapes = [(c.width, c.height, c.microbatch) for c in candidates]
+        calls: list[Call] = [("fastest", p, *shape) for shape in shapes for p in planners]
+        laid = self._laid(candidates[0])
+        if laid is not None:
+            calls += [plan_call(p, laid, candidates[0].microbatch, limit) for p in planners]
+        self.pieces.ahead(calls)
 
     def _report(self, phase: str, left: int, total: int, best: Evaluation | None) -> None:
         """How far the search is, under the bound on all mappings: that of the certificate.
@@ -191,14 +221,15 @@ class WaferSearch:
         Where nothing fits so far, `candidates` are tried: stages that help each other may fit.
         """
         for candidate in [c for c in candidates if c.stages > 1][:MOST_HELPED]:
-            found = self._solve(candidate, INFINITY, self.fine)
+            found = self._solve(candidate, INFINITY, len(self.planners))
             if found is not None:
                 kept.append(found)
         if not kept:
             return None
-        best = min(kept, key=lambda e: e.step_s)
+        best = min(kept, key=_step_s)
         rectangles = [stage.rectangle for stage in best.mapping.stages]
-        found = best_plan(self.fine, rectangles, best.mapping.microbatch, best.step_s)
+        fine = len(self.planners)
+        found = self.pieces.plan(fine, rectangles, best.mapping.microbatch, best.step_s)
         if found is None or found.step_s >= best.step_s:
             return best
         kept.append(found)
@@ -215,15 +246,15 @@ class WaferSearch:
                 break
             rectangles = pack(self.wafer.rows, self.wafer.columns, sizes)
             found = [
-                best_plan(planner, rectangles, lowest.microbatch, best.step_s)
-                for planner in self.planners
+                self.pieces.plan(planner, rectangles, lowest.microbatch, best.step_s)
+                for planner in range(len(self.planners))
                 if rectangles is not None
             ]
             better = [e for e in found if e is not None and e.step_s < best.step_s]
             if not better:
                 break
             kept += better
-            best = min(better, key=lambda e: e.step_s)
+            best = min(better, key=_step_s)
         return best, self.bounds.lowest(best.step_s)
 
     def _sharper(self, candidate: Candidate, limit: float) -> Candidate:
@@ -235,20 +266,21 @@ class WaferSearch:
             return candidate
         return replace(candidate, bound_s=bound)
 
-    def _fastest_s(self, planner: Planner, candidate: Candidate) -> float:
+    def _fastest_s(self, planner: int, candidate: Candidate) -> float:
         """No step is shorter that this planner finds for the candidate."""
         layers = make_block(self.model, candidate.microbatch, self.sequence).layers
-        layer = planner.fastest_s(candidate.width, candidate.height, candidate.microbatch)
-        rounds, share = planner.rounds(candidate.microbatch), -(-layers // candidate.stages)
-        fill = 0.0 if planner.options.zero_bubble else (layers - share) * layer
-        return rounds * share * layer + fill
+        shape = candidate.width, candidate.height, candidate.microbatch
+        layer = self.pieces.ask("fastest", planner, *shape)
+        rounds, share = self.planner.rounds(candidate.microbatch), -(-layers // candidate.stages)
+        fill = 0.0 if self.planner.options.zero_bubble else (layers - share) * layer
+        return float(rounds * share * layer + fill)
 
     def _mixed(self, best: Evaluation | None) -> Evaluation | None:
         """Stages of different shapes, where equal ones leave dies idle or do not fit at all."""
         full = best is not None and len(set(best.mapping.dies)) == self.wafer.dies
         if full or self.accept is not None:
             return None
-        found = map_around(self.planner, Faults(), [b for b in self.microbatches if b <= 2])
+        found = self.pieces.around(Faults(), [b for b in self.microbatches if b <= 2])
         better = found is not None and (best is None or found.step_s < best.step_s)
         return found if better else None
 
@@ -277,33 +309,34 @@ class WaferSearch:
                     return found
         return None
 
+    def _search_piece(self) -> Any:
+        try:
+            found = self.run()
+        except InfeasibleError as error:
+            return str(error)
+        shown = [told(e) for e in (found.best, *found.runners_up)]
+        return {"mappings": shown, "bound_s": found.bound_s, "solved": found.solved}
+
+    def whole(self) -> Found:
+        """`run` as one piece."""
+        known = self.pieces.ask("search")
+        if isinstance(known, str):
+            raise InfeasibleError(known)
+        best, *others = (evaluate(self.wafer, from_dict(m)) for m in known["mappings"])
+        return Found(best, known["bound_s"], known["solved"], tuple(others))
+
+    def _laid(self, candidate: Candidate) -> tuple[Rectangle, ...] | None:
+        shape = candidate.width, candidate.height
+        return snake(self.wafer.rows, self.wafer.columns, *shape, candidate.stages)
+
     def _solve(
-        self, candidate: Candidate, limit: float, planner: Planner | None = None
+        self, candidate: Candidate, limit: float, planner: int = 0
     ) -> Evaluation | None:
-        rectangles = snake(
-            self.wafer.rows, self.wafer.columns, candidate.width, candidate.height,
-            candidate.stages,
-        )  # fmt: skip
-        if rectangles is None:
+        laid = self._laid(candidate)
+        if laid is None:
             return None
-        return best_plan(planner or self.planner, rectangles, candidate.microbatch, limit)
+        return self.pieces.plan(planner, laid, candidate.microbatch, limit)
 
 
-def best_plan(
-    planner: Planner, rectangles: Sequence[Rectangle], microbatch: int, limit: float = INFINITY
-) -> Evaluation | None:
-    """The best that fits, run under either schedule; solved for the memory of both as well where
-    every gene is free.
-    """
-    several = len(rectangles) > 1 and planner.options.zero_bubble
-    schedules = SCHEDULES if several else (ONE_F_ONE_B,)
-    best: Evaluation | None = None
-    for solved_for in schedules if planner.options.each_way else (ONE_F_ONE_B,):
-        mapping = planner.plan(rectangles, microbatch, stop_s=limit, schedule=solved_for)
-        if mapping is None:
-            continue
-        for schedule in schedules:
-            found = evaluate(planner.wafer, replace(mapping, schedule=schedule))
-            if found.fits and (best is None or found.step_s < best.step_s):
-                best = found
-    return best
+def _step_s(found: Evaluation) -> float:
+    return found.step_s

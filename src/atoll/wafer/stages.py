@@ -17,18 +17,20 @@ from atoll.fabric.routes import boundaries
 from atoll.hardware.wafer import Wafer
 from atoll.step.bubbles import held, waiting
 from atoll.step.states import STATES, States
+from atoll.stopping import Asked, go_on, never
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import OPTIMIZER, SEARCHED_HOMES, Setting, Tables
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import code_sets, most_codes
-from atoll.wafer.encoding.genes import OFFLOAD, ONE_F_ONE_B, Away, Solved
+from atoll.wafer.encoding.genes import OFFLOAD, ONE_F_ONE_B, SCHEDULES, Away, Solved
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Ends, ends_cost, head_codes
+from atoll.wafer.evaluate import Ends, Evaluation, ends_cost, evaluate, head_codes
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.offload import Line, plan_with_helpers
 
 INFINITY = float("inf")
+MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
 TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
 PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
@@ -58,6 +60,11 @@ class Options:
     states: States = STATES[OPTIMIZER]
 
 
+def rough(options: Options) -> Options:
+    """With only the genes that matter most: those that candidates are compared with."""
+    return replace(options, each_way=False, passes=False, offload=False)
+
+
 @dataclass(frozen=True)
 class _Choice:
     digits: Digits
@@ -69,9 +76,10 @@ class Planner:
 
     def __init__(
         self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
-        most_codes: int = MANY_CODES,
+        most_codes: int = MANY_CODES, stop: Asked = never,
     ) -> None:  # fmt: skip
         """Shapes with more codes an operator than `most_codes` are solved over a part of them."""
+        self.stop = stop
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         self.options = options or Options()
         self.most_codes = most_codes
@@ -97,14 +105,14 @@ class Planner:
             both = self.options.streaming and self.options.each_way
             one_axis = self.options.one_axis
             modes = (True, False) if both else None
-            self._exacts[key] = [
-                (digits, self._exact(Tables(
-                    block, digits, self.setting(microbatch), pricer(self.wafer.chip), only,
-                    modes=modes,
-                )))
-                for digits in digit_systems(width, height)
-                for only in code_sets(block, digits, self.most_codes, one_axis=one_axis)
-            ]  # fmt: skip
+            found = []
+            setting, price = self.setting(microbatch), pricer(self.wafer.chip)
+            for digits in digit_systems(width, height):
+                for only in code_sets(block, digits, self.most_codes, one_axis=one_axis):
+                    go_on(self.stop)
+                    tables = Tables(block, digits, setting, price, only, modes=modes)
+                    found.append((digits, self._exact(tables)))
+            self._exacts[key] = found
         return self._exacts[key]
 
     def complete(self, width: int, height: int, microbatch: int) -> bool:
@@ -135,6 +143,7 @@ class Planner:
         if key not in self._solved:
             best: _Choice | None = None
             for digits, exact in self.exacts(*shape, microbatch):
+                go_on(self.stop)
                 if best is not None and exact.bound_s >= best.solved.cost.time_s:
                     continue
                 solver = exact if away is None else self._reaching(exact, away)
@@ -151,6 +160,25 @@ class Planner:
         return self._with_away[key]
 
     # -- stages --------------------------------------------------------------------------------
+
+    def best(
+        self, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float = INFINITY,
+        dead_links: Sequence[Link] = (),
+    ) -> Evaluation | None:  # fmt: skip
+        """The best that fits, run under either schedule; solved for the memory of both as well
+        where every gene is free.
+        """
+        several = len(rectangles) > 1 and self.options.zero_bubble
+        schedules = SCHEDULES if several else (ONE_F_ONE_B,)
+        best: Evaluation | None = None
+        for solved_for in schedules if self.options.each_way else (ONE_F_ONE_B,):
+            mapping = self.plan(rectangles, microbatch, dead_links, limit_s, solved_for)
+            for schedule in schedules if mapping is not None else ():
+                assert mapping is not None
+                found = evaluate(self.wafer, replace(mapping, schedule=schedule), dead_links)
+                if found.fits and (best is None or found.step_s < best.step_s):
+                    best = found
+        return best
 
     def plan(
         self, rectangles: Sequence[Rectangle], microbatch: int, dead_links: Sequence[Link] = (),

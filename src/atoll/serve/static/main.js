@@ -12,6 +12,7 @@ import { WhatIf } from "./whatif.js";
 
 const VIEWS = {
   search: { run: "Run", designs: "Designs", compare: "Compare", whatif: "What if" },
+  wafer: { run: "Run" },
   plan: { layouts: "Layouts", compare: "Compare", whatif: "What if" },
 };
 const byId = (id) => document.getElementById(id);
@@ -69,7 +70,7 @@ function drawHead(run, name) {
   const badge = byId("badge");
   const done = run.kind === "plan" ? "plan" : run.state;
   const reading = run.reading && !run.loaded ? `, reading ${counted(run.reading, "design")}` : "";
-  const text = run.state === "running" ? `running: ${number(run.left)} of ${counted(run.total, "chip")} left${reading}` : `${done}${reading}`;
+  const text = run.state === "running" ? `running: ${number(run.left)} of ${counted(run.total, run.kind === "wafer" ? "candidate" : "chip")} left${reading}` : `${done}${reading}`;
   if (badge.textContent !== text) badge.textContent = text;
   badge.className = `badge ${run.state}`;
   const tabs = byId("tabs");

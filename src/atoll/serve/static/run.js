@@ -42,9 +42,9 @@ export class RunView {
       : status.gap !== null && status.gap !== undefined
         ? `So far: the best of ${counted(status.total, "architecture")} may be up to ${percent(status.gap / (1 - status.gap), 2)} better.`
         : "Nothing is found yet.";
-    const chip = !live && result.accelerator;
+    const chip = !live && result.accelerator, wafer = details.kind === "wafer";
     this.top.replaceChildren(...[
-      h("h2", {}, `${details.models.join(", ")} on ${counted(details.devices, "device")}`),
+      h("h2", {}, `${details.models.join(", ")} on ${counted(details.devices, wafer ? "die" : "device")}`),
       h("p", { id: "certificate" }, sentence),
       chip ? h("p", {}, `${chip.tensor_cores} tensor cores ${chip.width}×${chip.depth}, ${chip.vector_cores} vector cores ×${chip.vector_width}, ${number(chip.glb_MiB)} MiB buffer, ${number(chip.hbm_GiB)} GiB HBM, ${number(chip.peak_TFLOPs)} TFLOP/s peak`) : null,
       details.trouble ? h("p", { class: "warn", role: "alert" }, details.trouble) : null,
@@ -52,20 +52,22 @@ export class RunView {
         [`Best ${COLUMNS.score.label.toLowerCase()}`, number(status.score || NaN), unit],
         ["Gap to the bound", status.gap === null ? "–" : percent(status.gap, 2)],
         ...(chip ? [["Area", number(chip.area_mm2), "mm²"]] : []),
-        ["May still be better", number(status.left), "chips"],
-        ["Evaluated", number(status.evaluated), "chips"],
-        ["Designs on record", number(status.designs)],
+        ["May still be better", number(status.left), wafer ? "candidates" : "chips"],
+        ...(wafer ? [] : [["Evaluated", number(status.evaluated), "chips"], ["Designs on record", number(status.designs)]]),
         ["Searched for", seconds(status.seconds)],
       ]),
       h("div", { class: "row" },
-        h("button", { type: "button", onclick: () => state.set({ view: "designs" }, true) }, "Explore the designs"),
+        wafer ? null : h("button", { type: "button", onclick: () => state.set({ view: "designs" }, true) }, "Explore the designs"),
         proof ? h("a", { class: "button", href: `/api/runs/${this.run}/result.json` }, "Result as JSON") : null),
     ].filter(Boolean));
     const baselines = Object.entries(result.baselines ?? {});
     const job = details.job;
-    const rows = [["Devices", number(job.devices)], ["Global batch", number(job.global_batch)], ["Microbatches", job.microbatches.join(", ")],
-      ["Tensor widths", job.tensor_widths.join(", ")], ["Space", job.space], ["Profile", job.profile], ["Recomputation", job.recompute],
-      ["Tolerance", percent(job.tolerance, 2)], ["Runs on", `${status.executor} (process ${status.pid} on ${status.host})`], ["Phase", status.phase]];
+    const asked = wafer
+      ? [["Wafer", job.wafer], ["Batch", number(job.batch)], ["Microbatches", job.microbatches.join(", ")], ["Optimizer", job.optimizer]]
+      : [["Devices", number(job.devices)], ["Global batch", number(job.global_batch)], ["Microbatches", job.microbatches.join(", ")],
+        ["Tensor widths", job.tensor_widths.join(", ")], ["Space", job.space], ["Profile", job.profile], ["Recomputation", job.recompute],
+        ["Tolerance", percent(job.tolerance, 2)]];
+    const rows = [...asked, ["Runs on", `${status.executor} (process ${status.pid} on ${status.host})`], ["Phase", status.phase]];
     this.side.replaceChildren(...[
       baselines.length ? h("section", { class: "card" }, h("h2", {}, "Beside"),
         plainBars([["this search", status.score], ...baselines], (v) => `${number(v)} ${unit}`),

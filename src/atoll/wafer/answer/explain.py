@@ -1,21 +1,30 @@
-"""What a little more of each resource would be worth: finite differences around a found mapping.
+"""Why this mapping: a stored wafer result turned into reasons, and what more would be worth.
 
-Each change makes a wafer with more of one thing (the usable area grows with it, and links follow
+What a little more of each resource is worth are finite differences around a found mapping. Each
+change makes a wafer with more of one thing (the usable area grows with it, and links follow
 from the free edge as the template says). The found mapping's stages, microbatch, streaming and
 schedule stay; layers, codes, homes and recomputation are solved again on the changed wafer, and the
-old genes are priced there too, so that the better of the two counts.
+old genes are priced there too, so that the better of the two counts. Where the job did not ask for
+this, the stored mapping is priced again, on the wafer that the job names, and the question asked
+then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from atoll.errors import AtollError
 from atoll.fabric.mesh import Link
 from atoll.hardware.wafer import Wafer
+from atoll.hardware.wafer_files import load_wafers
+from atoll.questions import WaferQuestion
+from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.stages import Options, Planner
+from atoll.wafer.faults import Faults
+from atoll.wafer.job import options_of
+from atoll.wafer.stages import Options, Planner, rough
 
 MORE = 1.125  # an eighth: core counts with many factors keep many
 UNLIMITED = float("inf")
@@ -32,13 +41,8 @@ class Worth:
     """Relative throughput; negative where what it takes away costs more."""
     area_mm2: float
     """More area of the whole wafer."""
-
-    @property
-    def gain_per_1000_mm2(self) -> float | None:
-        return self.gain / self.area_mm2 * 1e3 if self.area_mm2 > 0.0 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"gain_per_1000_mm2": self.gain_per_1000_mm2}
+    gain_per_1000_mm2: float | None
+    """None: it takes no area."""
 
 
 def _more_cores(wafer: Wafer) -> tuple[str, Wafer]:
@@ -82,23 +86,24 @@ CHANGES: dict[str, Callable[[Wafer], tuple[str, Wafer]]] = {
 }
 
 
-def explain(
-    wafer: Wafer, found: Evaluation, options: Options, dead_links: tuple[Link, ...] = ()
-) -> tuple[Worth, ...]:
-    """Each resource's worth; HBM only where a die has DRAM, ports only where weights stream."""
+def worth(
+    resource: str, wafer: Wafer, found: Evaluation, options: Options, dead_links: Sequence[Link]
+) -> Worth | None:
+    """What more of a resource brings; HBM only where a die has DRAM, ports only where weights
+    stream.
+    """
     streamed = any("external" in stage.block.homes for stage in found.mapping.stages)
+    if (resource == "HBM" and wafer.sram_memory) or (resource == "ports" and not streamed):
+        return None
     # A stated area would hide what a change takes: the model's area is added to it.
     roomy = replace(wafer, usable_mm2=UNLIMITED, max_power_W=None)
-    rows = []
-    for resource, change in CHANGES.items():
-        if (resource == "HBM" and wafer.sram_memory) or (resource == "ports" and not streamed):
-            continue
-        words, changed = change(roomy)
-        more_mm2 = _site_mm2(changed) - _site_mm2(roomy)
-        best = _again(changed, found, options, dead_links)
-        gain = best.samples_per_s / found.samples_per_s - 1.0
-        rows.append(Worth(resource, words, best.samples_per_s, gain, more_mm2 * wafer.dies))
-    return tuple(rows)
+    words, changed = CHANGES[resource](roomy)
+    more_mm2 = _site_mm2(changed) - _site_mm2(roomy)
+    best = _again(changed, found, options, dead_links)
+    gain = best.samples_per_s / found.samples_per_s - 1.0
+    area_mm2 = more_mm2 * wafer.dies
+    per_area = gain / area_mm2 * 1e3 if area_mm2 > 0.0 else None
+    return Worth(resource, words, best.samples_per_s, gain, area_mm2, per_area)
 
 
 def _site_mm2(wafer: Wafer) -> float:
@@ -106,7 +111,7 @@ def _site_mm2(wafer: Wafer) -> float:
 
 
 def _again(
-    wafer: Wafer, found: Evaluation, options: Options, dead_links: tuple[Link, ...]
+    wafer: Wafer, found: Evaluation, options: Options, dead_links: Sequence[Link]
 ) -> Evaluation:
     mapping = found.mapping
     best = evaluate(wafer, mapping, dead_links)
@@ -121,3 +126,69 @@ def _again(
         if other.fits and (not best.fits or other.step_s < best.step_s):
             best = other
     return best
+
+
+SAME = 1e-9
+"""Relative difference of a step's time up to which a mapping is as it was recorded."""
+
+
+def explain_wafer_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the time goes, which stage sets the pace, what the runners-up lack, what more of each
+    resource would be worth.
+    """
+    best, picture = result["best"], result["wafer"]
+    model = best["models"][0]
+    stages = picture["stages"]
+    slowest = max(stages, key=lambda stage: float(stage["load_s"]))
+    fullest = max(picture["dies"], key=lambda die: float(die["memory_total_bytes"]))
+    # Around faults nothing else was mapped: the runners-up are those of the whole wafer.
+    faulty = picture["dead_dies"] or picture["dead_links"]
+    runners_up = [] if faulty else result["runners_up"]
+    worth, note = list(result["explanation"]), ""
+    if not worth:
+        try:
+            worth = _worth(result)
+        except AtollError as error:
+            note = f"What more of a resource would be worth cannot be said: {error}"
+    return {
+        "wafer": best["wafer"],
+        "model": model["model"],
+        "samples_per_s": model["samples_per_s"],
+        "mfu": model["mfu"],
+        "step_time_s": best["placement"]["step_time_s"],
+        "time_parts_s": best["placement"]["time_parts_s"],
+        "stages": len(stages),
+        "slowest_stage": {
+            name: slowest[name] for name in ("stage", "rectangle", "layers", "load_s")
+        },
+        "memory_bytes": fullest["memory_bytes"],
+        "memory_bytes_per_die": picture["memory_bytes_per_die"],
+        "explanation": worth,
+        "note": note,
+        "runners_up": [
+            other | {"slower_by": 1.0 - other["samples_per_s"] / model["samples_per_s"]}
+            for other in runners_up
+        ],
+        "baselines": result["baselines"],
+        "certificate": result["certificate"],
+    }
+
+
+def _worth(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What `explain` in the job would have said."""
+    job = WaferQuestion.from_dict(result["job"])
+    name = result["best"]["wafer"]["name"]
+    wafer = next((wafer for wafer in load_wafers(job.wafer) if wafer.name == name), None)
+    if wafer is None:
+        raise AtollError(f"{job.wafer} no longer holds the wafer {name}; run the search again.")
+    broken = tuple(Faults(job.dead_dies, job.dead_links).all_links(wafer))
+    found = evaluate(wafer, from_dict(result["best"]["mapping"]), broken)
+    recorded_s = float(result["best"]["placement"]["step_time_s"])
+    if abs(found.step_s / recorded_s - 1.0) > SAME:
+        raise AtollError(
+            f"the mapping takes {found.step_s:.6g} s here, {recorded_s:.6g} s are on record: the "
+            "wafer's file, the model or atoll has changed; run the search again."
+        )
+    options = rough(options_of(job, wafer))
+    rows = (worth(name, wafer, found, options, broken) for name in CHANGES)
+    return [asdict(row) for row in rows if row is not None]

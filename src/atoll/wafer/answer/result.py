@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.fabric.mesh import Die, Link
 from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.wafer import Wafer
@@ -21,18 +24,16 @@ from atoll.wafer.encoding.codes import parts_of
 from atoll.wafer.encoding.genes import AGAIN
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.others.baselines import Baseline
-from atoll.workload import load_config
+from atoll.wholefile import write_folder
+from atoll.workload import load_model
 from atoll.workload.flops import model_flops
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def wafer_mfu(wafer: Wafer, found: Evaluation) -> float:
-    """Model FLOPs over what all dies together could do."""
-    mapping = found.mapping
-    flops = model_flops(load_config(mapping.model), mapping.sequence)
-    return flops * found.samples_per_s / wafer.peak_flops
+RESULT = "result.json"
+MAPPING = "mapping.json"
 
 
 def running_power_W(wafer: Wafer, found: Evaluation) -> float:
@@ -104,6 +105,59 @@ def time_parts_s(found: Evaluation) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
+class WaferEstimate:
+    """What a mapping costs."""
+
+    wafer: Wafer
+    evaluation: Evaluation
+    detailed: Mapping[str, Any]
+    """The replay with links as queues: its difference from the fast model."""
+    dead_dies: tuple[Die, ...] = ()
+    dead_links: tuple[Link, ...] = ()
+
+    @cached_property
+    def placement(self) -> Placement:
+        return placement_of(self.evaluation)
+
+    @cached_property
+    def picture(self) -> dict[str, Any]:
+        return wafer_object(self.wafer, self.evaluation, self.dead_dies, self.dead_links)
+
+    @cached_property
+    def mfu(self) -> float:
+        """Model FLOPs over what all dies together could do."""
+        mapping = self.evaluation.mapping
+        flops = model_flops(load_model(mapping.model), mapping.sequence)
+        return flops * self.evaluation.samples_per_s / self.wafer.peak_flops
+
+    @property
+    def power_W(self) -> float:
+        return running_power_W(self.wafer, self.evaluation)
+
+    def to_dict(self) -> dict[str, Any]:
+        found = self.evaluation
+        return {
+            "model": found.mapping.model,
+            "step_time_s": found.step_s,
+            "samples_per_s": found.samples_per_s,
+            "tokens_per_s": found.samples_per_s * found.mapping.sequence,
+            "mfu": self.mfu,
+            "power_W": self.power_W,
+            "fits": found.fits,
+            "memory_bytes_per_die": found.memory_bytes,
+            "placement": self.placement.to_dict(),
+            "accelerator": accelerator_dict(self.wafer.chip),
+            "wafer": self.wafer.to_dict(),
+            "picture": self.picture,
+            "detailed": dict(self.detailed),
+            "mapping": found.mapping.to_dict(),
+        }
+
+    def text_map(self) -> str:
+        return text_map(self.picture)
+
+
+@dataclass(frozen=True)
 class WaferResult:
     """The answer to a wafer job."""
 
@@ -122,6 +176,10 @@ class WaferResult:
     """What a little more of each resource is worth, where the job asks for it."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
+    stopped: str = ""
+    """Why the search ended before it was done, if it did."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What there was no time for, and why."""
 
     @property
     def throughput_samples_per_s(self) -> float:
@@ -132,49 +190,44 @@ class WaferResult:
         return self.best.samples_per_s * self.best.mapping.sequence
 
     @cached_property
+    def found(self) -> WaferEstimate:
+        """What the best mapping costs."""
+        dead = self.job.dead_dies, self.job.dead_links
+        return WaferEstimate(self.wafer, self.best, self.detailed, *dead)
+
+    @property
     def mfu(self) -> float:
-        return wafer_mfu(self.wafer, self.best)
+        return self.found.mfu
 
-    @cached_property
+    @property
     def placement(self) -> Placement:
-        return placement_of(self.best)
-
-    @cached_property
-    def picture(self) -> dict[str, Any]:
-        return wafer_object(self.wafer, self.best, self.job.dead_dies, self.job.dead_links)
+        return self.found.placement
 
     @cached_property
     def replay_difference(self) -> float:
         return replay_placement(self.placement).difference
 
     def to_dict(self) -> dict[str, Any]:
-        power = running_power_W(self.wafer, self.best)
-        model = {
-            "model": self.job.model,
-            "samples_per_s": self.best.samples_per_s,
-            "tokens_per_s_per_device": self.tokens_per_s / self.wafer.dies,
-            "mfu": self.mfu,
-            "placement": self.placement.to_dict(),
+        found = self.found.to_dict()
+        plan = {
+            "placement": found["placement"],
             "microbatch": self.best.mapping.microbatch,
             "recompute": self.placement.recompute,
-            "power_W": power,
-            "energy_per_token_J": power / self.tokens_per_s,
-            "replay_difference": self.replay_difference,
-            "detailed": dict(self.detailed),
         }
-        chip = accelerator_dict(self.wafer.chip)
+        model = plan | {
+            **{name: found[name] for name in ("model", "samples_per_s", "mfu", "power_W")},
+            "tokens_per_s_per_device": self.tokens_per_s / self.wafer.dies,
+            "energy_per_token_J": found["power_W"] / self.tokens_per_s,
+            "replay_difference": self.replay_difference,
+            "detailed": found["detailed"],
+        }
+        area_mm2, watts = self.wafer.site_mm2 * self.wafer.dies, self.wafer.peak_power_W
+        chip = found["accelerator"] | {"area_mm2": area_mm2, "peak_power_W": watts}
         return {
-            "best": {
-                "accelerator": chip
-                | {
-                    "area_mm2": self.wafer.site_mm2 * self.wafer.dies,
-                    "peak_power_W": self.wafer.peak_power_W,
-                },
-                "wafer": self.wafer.to_dict(),
-                "placement": self.placement.to_dict(),
-                "microbatch": self.best.mapping.microbatch,
-                "recompute": self.placement.recompute,
-                "mapping": self.best.mapping.to_dict(),
+            "best": plan | {
+                "accelerator": chip,
+                "wafer": found["wafer"],
+                "mapping": found["mapping"],
                 "models": [model],
             },
             "throughput_samples_per_s": self.best.samples_per_s,
@@ -186,9 +239,11 @@ class WaferResult:
             "baseline_details": {
                 name: b.to_dict() for name, b in self.baselines.items() if b is not None
             },
-            "wafer": self.picture,
+            "wafer": found["picture"],
             "faults": dict(self.faults),
-            "explanation": [row.to_dict() for row in self.explanation],
+            "explanation": [asdict(row) for row in self.explanation],
+            "stopped": self.stopped,
+            "left_out": dict(self.left_out),
             "wall_time_s": self.wall_time_s,
             "phases_s": dict(self.phases_s),
             "runners_up": [
@@ -214,7 +269,7 @@ class WaferResult:
         return pd.DataFrame(list(self.designs))
 
     def text_map(self) -> str:
-        return text_map(self.picture)
+        return self.found.text_map()
 
     def __str__(self) -> str:
         where = self.placement
@@ -237,3 +292,12 @@ def baseline_words(baseline: Baseline | None, ours: float) -> str:
         return f"out of memory ({baseline.needed_bytes / 2**30:.0f} GiB a die)"
     note = "" if baseline.fits_as_published else " (out of memory as published)"
     return f"{baseline.samples_per_s:,.2f} samples/s ({ours / baseline.samples_per_s:.2f}x){note}"
+
+
+def write_wafer_result(result: WaferResult, folder: Path) -> None:
+    """result.json and mapping.json, whole or not at all."""
+    contents = {
+        RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
+        MAPPING: result.best.mapping.to_json() + "\n",
+    }
+    write_folder(folder, contents)

@@ -14,9 +14,10 @@ so that a layer which is done within t seconds holds at least (V - t) / price by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from atoll.arrays import FloatArray
 from atoll.cost.table import Shape
 from atoll.fabric.digits import factors
 from atoll.hardware.wafer import Wafer
+from atoll.step.replay import PassTime
+from atoll.stopping import go_on
 from atoll.wafer.costs.block_kernels import CHUNKS
 from atoll.wafer.costs.pricing import Parts, local_shape, operator_s, pricer
 from atoll.wafer.encoding.block import make_block
@@ -35,15 +38,6 @@ PEAK, OPERATORS, EXACT = range(3)
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Microbatches in flight for which curves are computed; others take the next smaller."""
 PRICES = 2.0 ** np.arange(-7.0, 3.0)  # of a die's bytes, in seconds of a layer
-
-
-@dataclass(frozen=True)
-class PassTimes:
-    """Seconds at the best split, each pass for itself."""
-
-    forward: float
-    data: float
-    weight: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +62,14 @@ class SizeBound:
     level: int
     """What is known: `PEAK`, `OPERATORS` or `EXACT`."""
 
+    def to_dict(self) -> dict[str, Any]:
+        return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
+
+    @staticmethod
+    def from_dict(told: Mapping[str, Any]) -> SizeBound:
+        arrays = {k: np.array(v) for k, v in told.items() if isinstance(v, list)}
+        return SizeBound(**dict(told) | arrays)
+
     def least_bytes(
         self, layer_s: FloatArray, depth: int, *, pooled: bool = False
     ) -> FloatArray:
@@ -76,6 +78,10 @@ class SizeBound:
         short = curves[depth][None, :] - layer_s[:, None]
         least: FloatArray = (short / self.prices[None, :]).max(axis=1)
         return np.maximum(0.0, least)
+
+
+Sharper = Callable[[int, int, int], SizeBound]
+"""Microbatch, dies and level: what is known then."""
 
 
 def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
@@ -98,8 +104,10 @@ def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
 class LayerBounds:
     """Bounds of layers of one model, batch and sequence on one wafer."""
 
-    def __init__(self, planners: Sequence[Planner]) -> None:
+    def __init__(self, planners: Sequence[Planner], ask: Sharper | None = None) -> None:
+        """`ask` makes bounds sharper instead of `sharper`, which does it here."""
         first = planners[0]
+        self._ask = ask or self.sharper
         self.planners = tuple(planners)
         self.wafer: Wafer = first.wafer
         self.options = first.options
@@ -143,23 +151,24 @@ class LayerBounds:
 
         Shapes that are not solved over all of their codes say nothing about a bound.
         """
-        key = microbatch, dies
-        known = self.at(*key)
-        if known.level == PEAK:
-            self._known[key] = self._by_operators(*key)
-            self.known += 1
-            return True
-        if not solve or known.level == EXACT or self.options.volume_only:
+        level = self.at(microbatch, dies).level
+        if level == OPERATORS:
+            shape = self.shapes_of()[dies][0]
+            if not solve or self.options.volume_only:
+                return False
+            if not self.planners[0].complete(*shape, microbatch):
+                return False
+        if level == EXACT:
             return False
-        width, height = self.shapes_of()[dies][0]
-        if not self.planners[0].complete(width, height, microbatch):
-            return False
-        self._known[key] = self._by_shapes(*key, known)
+        self._known[microbatch, dies] = self._ask(microbatch, dies, level + 1)
         self.known += 1
         return True
 
-    def _by_shapes(self, microbatch: int, dies: int, plain: SizeBound) -> SizeBound:
-        """The exact part's bounds over all shapes of this size."""
+    def sharper(self, microbatch: int, dies: int, level: int) -> SizeBound:
+        """The bound of a size by its operators, or by the exact part over all of its shapes."""
+        plain = self._by_operators(microbatch, dies)
+        if level == OPERATORS:
+            return plain
         layers = self.block(microbatch).layers
         solvers = [
             exact
@@ -173,6 +182,7 @@ class LayerBounds:
             if not self._memory_matters(plain, depth, layers):
                 continue
             for j, price in enumerate(plain.prices):
+                go_on(self.planners[0].stop)
                 value = min(e.priced_s(price, in_flight, layers, offload=False) for e in solvers)
                 pooled[depth, j] = max(pooled[depth, j], value)
                 if self.options.offload:
@@ -202,7 +212,7 @@ class LayerBounds:
             return sum(float(p.matmul.flops * p.matmul.fraction) for p in items) / peak
 
         times = {
-            unit.name: PassTimes(
+            unit.name: PassTime(
                 seconds(unit.forward), seconds(unit.data_gradient), seconds(unit.weight_gradient)
             )
             for unit in (*block.units, *([block.head] if block.head else []))
@@ -221,7 +231,7 @@ class LayerBounds:
         return self._bound(microbatch, dies, times, entries, others, OPERATORS)
 
     def _bound(
-        self, microbatch: int, dies: int, times: dict[str, PassTimes], entries: Sequence[float],
+        self, microbatch: int, dies: int, times: dict[str, PassTime], entries: Sequence[float],
         others: Sequence[float], level: int,
     ) -> SizeBound:  # fmt: skip
         """From seconds of passes to seconds and bytes of a layer and of the ends."""
@@ -231,15 +241,15 @@ class LayerBounds:
         parameters = sum(unit.parameters for unit in block.units)
         update = 0.0 if self.external else states.update / (dies * bandwidth * rounds)
         inside = [times[unit.name] for unit in block.units]
-        but_weight = sum(t.forward + t.data for t in inside) + sum(entries) + sum(others)
+        but_weight = sum(t.forward_s + t.backward_s for t in inside) + sum(entries) + sum(others)
         but_weight += update * parameters
-        layer = but_weight + sum(t.weight for t in inside)
+        layer = but_weight + sum(t.weight_s for t in inside)
         head_s = head_but = head_bytes = 0.0
         if block.head is not None:
             head = times[block.head.name]
-            head_but = head.forward + head.data + update * block.head.parameters
+            head_but = head.forward_s + head.backward_s + update * block.head.parameters
             head_but += 3.0 * block.head_bytes / dies / bandwidth
-            head_s = head_but + head.weight
+            head_s = head_but + head.weight_s
             head_bytes = block.head_bytes / dies
             head_bytes += 0.0 if self.external else states.held * block.head.parameters / dies
         scale = layer if 0.0 < layer < np.inf else 1.0
@@ -255,7 +265,7 @@ class LayerBounds:
                 for i, edge in enumerate(chain.edges):
                     if not edge.kept_name:
                         continue
-                    again = entry if i == 0 else times[chain.units[i - 1].name].forward
+                    again = entry if i == 0 else times[chain.units[i - 1].name].forward_s
                     again = again if self.options.recompute else np.inf
                     curves[depth] += np.minimum(prices * in_flight * sum(edge.totals) / dies, again)
         embedding = 0.0 if self.external else states.held * block.embedding_parameters / dies
@@ -269,12 +279,12 @@ class LayerBounds:
     def _passes(self, passes: Sequence[Pass], among: Iterable[Parts]) -> float:
         return min(self.price.passes_s(passes, parts) for parts in among)
 
-    def _unit(self, unit: Unit, dies: int) -> PassTimes:
+    def _unit(self, unit: Unit, dies: int) -> PassTime:
         among = splits(unit.sizes, dies)
         if not among:
-            return PassTimes(np.inf, np.inf, np.inf)
+            return PassTime(np.inf, np.inf, np.inf)
         if self.options.volume_only:
-            return PassTimes(0.0, 0.0, 0.0)
+            return PassTime(0.0, 0.0, 0.0)
         linear = self.pieces if unit.kind == "linear" else (1,)
         bandwidth = self.price.chip.hbm.bandwidth_Bps
         traffic = unit.traffic_bytes / dies / bandwidth
@@ -297,7 +307,7 @@ class LayerBounds:
                         vectors = self._passes(works, alike)
                         least = min(least, operator_s(products, vectors, moved_s, unit.on_chip))
             found.append(float(least))
-        return PassTimes(*found)
+        return PassTime(*found)
 
 
 def _grouped(

@@ -24,8 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.arrays import IntArray
+from atoll.stopping import go_on
 from atoll.wafer.bounds.bound_kernels import least_bytes, least_fill
-from atoll.wafer.bounds.layer_bounds import DEPTHS, PEAK, LayerBounds, SizeBound, port_step_s
+from atoll.wafer.bounds.layer_bounds import (
+    DEPTHS,
+    PEAK,
+    LayerBounds,
+    Sharper,
+    SizeBound,
+    port_step_s,
+)
 from atoll.wafer.stages import Planner
 
 Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
@@ -50,9 +58,12 @@ class Lowest:
 class StepBound:
     """Bounds of one model on one wafer."""
 
-    def __init__(self, planners: Sequence[Planner], microbatches: Sequence[int]) -> None:
+    def __init__(
+        self, planners: Sequence[Planner], microbatches: Sequence[int],
+        ask: Sharper | None = None,
+    ) -> None:  # fmt: skip
         self.planners = tuple(planners)
-        self.layers = LayerBounds(planners)
+        self.layers = LayerBounds(planners, ask)
         self.microbatches = tuple(microbatches)
         self.wafer = planners[0].wafer
         self.zero_bubble = planners[0].options.zero_bubble
@@ -197,6 +208,7 @@ class StepBound:
                 # Fill is not worked out before the interval is the lowest.
                 heapq.heappush(heap, (rounds * low, b, low, high, UNKNOWN, 0, ()))
         while heap:
+            go_on(self.planners[0].stop)
             bound, b, low, high, fill, known, stages = heapq.heappop(heap)
             rounds = self.planners[0].rounds(b)
             narrow = rounds * (high - low) <= NARROW * best_s

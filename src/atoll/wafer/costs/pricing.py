@@ -74,12 +74,10 @@ class DiePricer:
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         costs = {op.name: self._cost(layer, op, ring) for op in (*layer.forward, *layer.backward)}
-        return LayerTimes(
-            operators=costs,
-            forward=total(costs[op.name] for op in layer.forward),
-            data=total(costs[op.name] for op in layer.backward if not op.weighs),
-            weight=total(costs[op.name] for op in layer.backward if op.weighs),
-        )
+        data = total(costs[op.name] for op in layer.backward if not op.weighs)
+        weight = total(costs[op.name] for op in layer.backward if op.weighs)
+        forward = total(costs[op.name] for op in layer.forward)
+        return LayerTimes(costs, forward, data + weight, data, weight)
 
     def kept_bytes(self, layer: Layer) -> float:
         return 0.0

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.wafer.encoding.block_parts import Block, Chain, Edge, Pass, Product, Unit
-from atoll.workload import build_model, load_config
+from atoll.wafer.encoding.captured import Form, as_built, head_as_built
+from atoll.workload import StoredModel, load_model, prepare
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Matmul, Operator, Role
@@ -172,7 +173,7 @@ class _Reader:
 
     # -- chains --------------------------------------------------------------------------------
 
-    def chains(self, config: ModelConfig) -> list[Chain]:
+    def chains(self, config: Form | ModelConfig) -> list[Chain]:
         """Attention, then the MLP or the experts, then shared experts."""
         stream = self.bytes("proj")
         entries = self._entries(config)
@@ -186,7 +187,7 @@ class _Reader:
         found[1] = Chain(found[1].units, found[1].edges, found[1].entry_passes, tuple(rest))
         return found
 
-    def _entries(self, config: ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _entries(self, config: Form | ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What runs on the stream before the first operator of each branch."""
         if config.post_norm:
             return (), ("norm1",)
@@ -195,8 +196,7 @@ class _Reader:
         return ("norm1",), ("norm2", "choose")
 
     def _attention_chain(self, stream: float, entry: tuple[str, ...], read: str) -> Chain:
-        q, k, v = (self.op("qkv").writes[i].removeprefix(self.prefix) for i in range(3))
-        inputs = [n.removeprefix(self.prefix) for n in self.op("attention").reads[:3]]
+        q, k, v = inputs = [n.removeprefix(self.prefix) for n in self.op("attention").reads[:3]]
         return Chain(
             units=(self.linear("qkv"), self.attention(), self.linear("proj")),
             edges=(
@@ -273,7 +273,48 @@ def _age(model: str) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=128)
 def _block(model: str, age: object, microbatch: int, sequence: int | None) -> Block:
-    config = load_config(model)
+    config = load_model(model)
+    if not isinstance(config, StoredModel):
+        _check_form(model, config)
+    whole = prepare(config, microbatch, sequence, fusion="none")
+    repeats = [repeat for _, repeat in whole.layers]
+    which = max(range(len(repeats)), key=lambda i: (repeats[i], len(whole.layers[i][0].forward)))
+    layer, layers = whole.layers[which]
+    ends = 2 if isinstance(config, StoredModel) else 3  # embedding, head; built ones' loss
+    if sum(repeats) - layers > ends:
+        raise AtollError(
+            f"model {model}: its blocks differ; a wafer maps models that repeat one block."
+        )
+    form: Form | ModelConfig
+    if isinstance(config, StoredModel):
+        layer, form = as_built(layer, model)
+        head_layer, loss_bytes = head_as_built(whole.layers[-1][0], model)
+    else:
+        named = {entry.name: entry for entry, _ in whole.layers}
+        form, head_layer, loss = config, named["head"], named["loss"]
+        loss_bytes = float(sum(loss.tensors[n].bytes for n in loss.saved))
+    chains = tuple(
+        chain for prefix in _prefixes(layer) for chain in _Reader(whole, layer, prefix).chains(form)
+    )
+    head_reader = _Reader(whole, head_layer)
+    more = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
+    return Block(
+        model=model,
+        layers=layers,
+        microbatch=microbatch,
+        sequence=whole.sequence,
+        hidden=layer.tensors[layer.input].shape[-1],
+        stream_bytes=float(layer.tensors[layer.input].bytes),
+        always_bytes=_kept_always(layer, chains),
+        chains=chains,
+        head=head_reader.linear("logits", more),
+        head_bytes=loss_bytes + head_reader.bytes("logits"),
+        embedding_parameters=whole.layers[0][0].parameters,
+        parameters=whole.parameters,
+    )
+
+
+def _check_form(model: str, config: ModelConfig) -> None:
     form = [
         words
         for words, present in (
@@ -289,35 +330,3 @@ def _block(model: str, age: object, microbatch: int, sequence: int | None) -> Bl
             f"model {model}: its blocks have {form[0]}; a wafer maps transformer blocks of plain "
             "attention and an MLP or experts (GPT, BERT, Llama, Mixtral and like families)."
         )
-    whole = build_model(config, microbatch, sequence)
-    repeats = [repeat for _, repeat in whole.layers]
-    which = max(range(len(repeats)), key=lambda i: (repeats[i], len(whole.layers[i][0].forward)))
-    layer, layers = whole.layers[which]
-    if sum(repeats) - layers > 3:
-        raise AtollError(
-            f"model {model}: its blocks differ; a wafer maps models that repeat one block."
-        )
-    chains = tuple(
-        chain
-        for prefix in _prefixes(layer)
-        for chain in _Reader(whole, layer, prefix).chains(config)
-    )
-    ends = {entry.name: entry for entry, _ in whole.layers}
-    head_layer, loss = ends["head"], ends["loss"]
-    head_reader = _Reader(whole, head_layer)
-    more = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
-    return Block(
-        model=model,
-        layers=layers,
-        microbatch=microbatch,
-        sequence=whole.sequence,
-        hidden=layer.tensors[layer.input].shape[-1],
-        stream_bytes=float(layer.tensors[layer.input].bytes),
-        always_bytes=_kept_always(layer, chains),
-        chains=chains,
-        head=head_reader.linear("logits", more),
-        head_bytes=float(sum(loss.tensors[n].bytes for n in loss.saved))
-        + head_reader.bytes("logits"),
-        embedding_parameters=ends["embedding"].parameters,
-        parameters=whole.parameters,
-    )

@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from atoll.fabric.digits import Digits, digit_systems
-from atoll.fabric.mesh import Rectangle, snake
+from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.step.stages import even_sizes
 from atoll.wafer.costs.layer import tables_of
@@ -37,7 +37,6 @@ from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.others.accpar import accpar_codes
 
-NAMES = ("accpar", "deepspeed", "megatron", "weight-streaming")
 POLICIES = ("none", "selective", "full")
 
 
@@ -72,19 +71,12 @@ class Baseline:
         }
 
 
-@dataclass(frozen=True)
-class _Recipe:
+class _Setting(NamedTuple):
     """One setting of a method, before memory is looked at."""
 
     words: str
-    rectangles: tuple[Rectangle, ...]
-    digits: Digits
-    microbatch: int
-    stream: str
-    codes: tuple[str, ...]
-    home: str
-    keep: tuple[bool, ...]
-    streaming: bool
+    mapping: WaferMapping | None
+    """None: not legal on this wafer."""
     variant: str = ""
 
 
@@ -100,30 +92,43 @@ class _Task(NamedTuple):
     def block(self, microbatch: int) -> Block:
         return make_block(self.model, microbatch, self.sequence)
 
+    def mapping(
+        self, rectangles: Sequence[Rectangle], digits: Digits, microbatch: int, genes: BlockMapping,
+        streaming: bool,
+    ) -> WaferMapping | None:  # fmt: skip
+        """Layers evenly over the stages, all with the same genes; None where that is not legal."""
+        block = self.block(microbatch)
+        heads = head_codes(block, digits, genes.stream)
+        units = zip(genes.codes, block.units, strict=True)
+        fits = all(legal(code, unit.sizes, digits) for code, unit in units)
+        if not fits or not heads or not legal(genes.stream, block.stream_sizes, digits):
+            return None
+        if len(rectangles) > block.layers:
+            return None
+        sizes = even_sizes(block.layers, len(rectangles))
+        stages = tuple(
+            StageMapping(rectangle, digits, layers, genes, heads[-1])
+            for rectangle, layers in zip(rectangles, sizes, strict=True)
+        )
+        return WaferMapping(
+            self.model, self.batch, microbatch, self.sequence, stages, streaming, "ring",
+            optimizer=self.optimizer,
+        )  # fmt: skip
 
-def run_baselines(
-    wafer: Wafer, model: str, batch: int, sequence: int, names: Sequence[str] = NAMES,
-    optimizer: str = OPTIMIZER,
-) -> dict[str, Baseline | None]:  # fmt: skip
-    """The best setting of every method; None where nothing of it can run on this wafer at all."""
-    makers = {
-        "accpar": _accpar,
-        "deepspeed": _deepspeed,
-        "megatron": _megatron,
-        "weight-streaming": _weight_streaming,
-    }
-    task = _Task(wafer, model, batch, sequence, optimizer)
-    return {name: _best(name, task, makers[name](task)) for name in names}
 
+def run_baseline(
+    name: str, wafer: Wafer, model: str, batch: int, sequence: int, optimizer: str = OPTIMIZER
+) -> Baseline | None:
+    """The best setting of a method; None where nothing of it can run on this wafer at all.
 
-def _best(name: str, task: _Task, recipes: Iterator[_Recipe]) -> Baseline | None:
-    """The fastest that fits as published; else the fastest with the least recomputation; else the
+    The fastest that fits as published; else the fastest with the least recomputation; else the
     one that needs the least memory, marked as not fitting.
     """
-    wafer = task.wafer
-    built = [(recipe, _build(recipe, task)) for recipe in recipes]
+    task = _Task(wafer, model, batch, sequence, optimizer)
     priced = [
-        (recipe, evaluate(wafer, mapping)) for recipe, mapping in built if mapping is not None
+        (setting, evaluate(wafer, setting.mapping))
+        for setting in _METHODS[name](task)
+        if setting.mapping is not None
     ]
     if not priced:
         return None
@@ -133,46 +138,22 @@ def _best(name: str, task: _Task, recipes: Iterator[_Recipe]) -> Baseline | None
         for kind in dict.fromkeys(r.variant for r, _ in priced if r.variant)
     }
     if fitting:
-        recipe, found = min(fitting, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return Baseline(name, recipe.words, found, True, found.memory_bytes, variants)
+        setting, found = min(fitting, key=lambda pair: (pair[1].step_s, pair[0].words))
+        return Baseline(name, setting.words, found, True, found.memory_bytes, variants)
     least = min(e.memory_bytes for _, e in priced)
     rescued = []
-    for recipe, found in priced:
+    for setting, found in priced:
         smaller = _least_recompute(wafer, found.mapping)
         if smaller is not None:
             again = evaluate(wafer, smaller)
             if again.fits:
-                rescued.append((recipe, again))
+                rescued.append((setting, again))
     if rescued:
-        recipe, found = min(rescued, key=lambda pair: (pair[1].step_s, pair[0].words))
-        words = recipe.words + ", least recomputation"
+        setting, found = min(rescued, key=lambda pair: (pair[1].step_s, pair[0].words))
+        words = setting.words + ", least recomputation"
         return Baseline(name, words, found, False, least, variants)
-    recipe, found = min(priced, key=lambda pair: (pair[1].memory_bytes, pair[0].words))
-    return Baseline(name, recipe.words, found, False, least, variants)
-
-
-def _build(recipe: _Recipe, task: _Task) -> WaferMapping | None:
-    block = task.block(recipe.microbatch)
-    genes = BlockMapping(
-        recipe.stream, recipe.codes, tuple(recipe.home for _ in recipe.codes), recipe.keep
-    )
-    for unit, code in zip(block.units, recipe.codes, strict=True):
-        if not legal(code, unit.sizes, recipe.digits):
-            return None
-    heads = head_codes(block, recipe.digits, recipe.stream)
-    if not legal(recipe.stream, block.stream_sizes, recipe.digits) or not heads:
-        return None
-    count = len(recipe.rectangles)
-    if count > block.layers:
-        return None
-    stages = tuple(
-        StageMapping(rectangle, recipe.digits, n, genes, heads[-1])
-        for rectangle, n in zip(recipe.rectangles, even_sizes(block.layers, count), strict=True)
-    )
-    return WaferMapping(
-        task.model, task.batch, recipe.microbatch, task.sequence, stages, recipe.streaming, "ring",
-        optimizer=task.optimizer,
-    )  # fmt: skip
+    setting, found = min(priced, key=lambda pair: (pair[1].memory_bytes, pair[0].words))
+    return Baseline(name, setting.words, found, False, least, variants)
 
 
 def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None:
@@ -197,12 +178,16 @@ def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None
 # --- the methods ----------------------------------------------------------------------------------
 
 
-def _kept(block: Block, policy: str) -> tuple[bool, ...]:
+def _genes(
+    block: Block, stream: str, codes: Sequence[str], home: str, policy: str = "none"
+) -> BlockMapping:
+    """The same home for all weights; selective recomputation runs the attention core again (its
+    scores are never kept here).
+    """
     names = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
-    if policy == "full":
-        return tuple(False for _ in names)
-    # Selective recomputation runs the attention core again (its scores are never kept here).
-    return tuple(not (policy == "selective" and "context" in name) for name in names)
+    dropped = {"none": (), "selective": ("context",), "full": ("",)}[policy]
+    keep = tuple(not any(part in name for part in dropped) for name in names)
+    return BlockMapping(stream, tuple(codes), (home,) * len(codes), keep)
 
 
 def _columns(block: Block) -> Iterator[str]:
@@ -217,7 +202,7 @@ def _columns(block: Block) -> Iterator[str]:
                 yield "h" if unit.kind == "attention" else "c"
 
 
-def _megatron(task: _Task) -> Iterator[_Recipe]:
+def _megatron(task: _Task) -> Iterator[_Setting]:
     wafer, batch = task.wafer, task.batch
     for tensor in (4, 8):
         for data, width, height in _consecutive(wafer, tensor):
@@ -244,10 +229,9 @@ def _megatron(task: _Task) -> Iterator[_Recipe]:
                             f"{microbatch}, {'sequence parallel, ' if sequence_parallel else ''}"
                             f"{'no' if policy == 'none' else policy} recomputation"
                         )
-                        yield _Recipe(
-                            words, rectangles, digits, microbatch, stream, codes, "optimizer",
-                            _kept(block, policy), False, f"{policy} recomputation",
-                        )  # fmt: skip
+                        genes = _genes(block, stream, codes, "optimizer", policy)
+                        mapping = task.mapping(rectangles, digits, microbatch, genes, False)
+                        yield _Setting(words, mapping, f"{policy} recomputation")
 
 
 def _consecutive(wafer: Wafer, tensor: int) -> Iterator[tuple[int, int, int]]:
@@ -284,7 +268,7 @@ def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rect
     )
 
 
-def _deepspeed(task: _Task) -> Iterator[_Recipe]:
+def _deepspeed(task: _Task) -> Iterator[_Setting]:
     wafer, batch = task.wafer, task.batch
     for width in range(1, wafer.columns + 1):
         for height in range(1, wafer.rows + 1):
@@ -301,16 +285,15 @@ def _deepspeed(task: _Task) -> Iterator[_Recipe]:
                     continue
                 block = task.block(microbatch)
                 code = "b" * digits.count
+                rectangles = _row_major(wafer, width, height, stages)
                 for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
-                    yield _Recipe(
-                        f"ZeRO-{stage}, data {dies} x pipeline {stages}, microbatch {microbatch}",
-                        _row_major(wafer, width, height, stages), digits, microbatch, code,
-                        (code,) * len(block.units), home, _kept(block, "none"), True,
-                        f"ZeRO-{stage}",
-                    )  # fmt: skip
+                    words = f"data {dies} x pipeline {stages}, microbatch {microbatch}"
+                    genes = _genes(block, code, (code,) * len(block.units), home)
+                    mapping = task.mapping(rectangles, digits, microbatch, genes, True)
+                    yield _Setting(f"ZeRO-{stage}, {words}", mapping, f"ZeRO-{stage}")
 
 
-def _accpar(task: _Task) -> Iterator[_Recipe]:
+def _accpar(task: _Task) -> Iterator[_Setting]:
     wafer, batch = task.wafer, task.batch
     for rows in (wafer.rows, wafer.rows - wafer.rows % 2 or 1):
         for columns in (wafer.columns, wafer.columns - wafer.columns % 2 or 1):
@@ -322,15 +305,14 @@ def _accpar(task: _Task) -> Iterator[_Recipe]:
                 chosen = accpar_codes(block, digits)
                 if chosen is None:
                     continue
-                stream, codes = chosen
-                yield _Recipe(
-                    f"{rows} x {columns} dies, microbatch {microbatch}, types "
-                    + "/".join(codes), (Rectangle(0, 0, columns, rows),), digits, microbatch,
-                    stream, codes, "replicated", _kept(block, "none"), False,
-                )  # fmt: skip
+                words = f"{rows} x {columns} dies, microbatch {microbatch}, types "
+                genes = _genes(block, *chosen, "replicated")
+                whole = (Rectangle(0, 0, columns, rows),)
+                mapping = task.mapping(whole, digits, microbatch, genes, False)
+                yield _Setting(words + "/".join(genes.codes), mapping)
 
 
-def _weight_streaming(task: _Task) -> Iterator[_Recipe]:
+def _weight_streaming(task: _Task) -> Iterator[_Setting]:
     wafer, batch = task.wafer, task.batch
     width, height = wafer.columns, wafer.rows
     digits = digit_systems(width, height)[0]
@@ -347,9 +329,15 @@ def _weight_streaming(task: _Task) -> Iterator[_Recipe]:
         rows = prod(int(r) for r, t in zip(digits.radix, tags, strict=True) if t == "s")
         if rows > task.sequence:
             continue
-        rectangles = snake(wafer.rows, wafer.columns, width, height, 1)
-        assert rectangles is not None
-        yield _Recipe(
-            f"rows of the batch on all dies, microbatch {microbatch}", rectangles, digits,
-            microbatch, code, (code,) * len(block.units), "external", _kept(block, "none"), True,
-        )  # fmt: skip
+        genes = _genes(block, code, (code,) * len(block.units), "external")
+        mapping = task.mapping((Rectangle(0, 0, width, height),), digits, microbatch, genes, True)
+        yield _Setting(f"rows of the batch on all dies, microbatch {microbatch}", mapping)
+
+
+_METHODS = {
+    "accpar": _accpar,
+    "deepspeed": _deepspeed,
+    "megatron": _megatron,
+    "weight-streaming": _weight_streaming,
+}
+NAMES = tuple(_METHODS)

@@ -1,0 +1,80 @@
+"""Pieces of a deterministic search: on record, under way in a worker, or computed here.
+
+A search asks for its pieces in the order of one process. Each is a pure task with plain data (JSON)
+as its result and a name of its own, so that a search that was killed and started again, or that has
+pieces computed ahead of their turn, ends as one that ran through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from atoll.executors.base import Executor, InProcess, Task
+from atoll.executors.crew import Call, Crew
+from atoll.stopping import Asked, StoppedError, go_on, never
+
+
+class Notes(Protocol):
+    """What keeps small results by their names (`store.RunStore`)."""
+
+    def note(self, key: str) -> Any: ...
+
+    def put_note(self, key: str, value: Any) -> None: ...
+
+
+class Pieces:
+    """The pieces of one search, all with the same task and context."""
+
+    def __init__(
+        self, task: Task, context: Any, notes: Notes | None = None,
+        executor: Executor | None = None, stop: Asked = never,
+    ) -> None:  # fmt: skip
+        self._task, self._context, self._notes, self._stop = task, context, notes, stop
+        self._crew = Crew(executor or InProcess(), stop)
+        self._crew.executor.start(context)
+        self._sent: dict[str, Call] = {}
+
+    def ask(self, *args: Any) -> Any:
+        """The result of `task(context, *args)`."""
+        name = _name(args)
+        known = None if self._notes is None else self._notes.note(name)
+        if known is not None:
+            return known["value"]
+        go_on(self._stop)
+        self._crew.consider()
+        call = self._sent.pop(name, None)
+        if call is None:
+            value = self._task(self._context, *args)
+        elif (held := self._crew.result(call)) is None:
+            raise StoppedError
+        else:
+            value = held[0]
+        if self._notes is not None:
+            self._notes.put_note(name, {"value": value})
+        return value
+
+    def ahead(self, calls: Sequence[tuple[Any, ...]]) -> None:
+        """Begin pieces that may be asked for soon, where other processes wait for work."""
+        executor = self._crew.executor
+        if executor.in_process:
+            return
+        for args in calls:
+            name = _name(args)
+            busy = self._crew.in_flight(self._sent.values())
+            if busy >= self._crew.room:
+                return
+            known = name in self._sent or (
+                self._notes is not None and self._notes.note(name) is not None
+            )
+            if not known:
+                self._sent[name] = self._crew.send(Call(_held, (self._task, *args)))
+
+
+def _held(context: Any, task: Task, *args: Any) -> tuple[Any]:
+    """The result in a tuple: None means that the crew was stopped."""
+    return (task(context, *args),)
+
+
+def _name(args: tuple[Any, ...]) -> str:
+    return " ".join(str(arg) for arg in args)
