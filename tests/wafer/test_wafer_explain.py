@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from typer.testing import CliRunner
@@ -64,7 +65,7 @@ def test_a_wafers_folder_is_explained_with_what_more_of_each_resource_is_worth(t
     ended = CliRunner().invoke(app, ["explain", str(folder), "--json"])
     assert ended.exit_code == 0
     shown = json.loads(ended.output)
-    assert shown["explanation"] == [row.to_dict() for row in asked.explanation] != []
+    assert shown["explanation"] == [asdict(row) for row in asked.explanation] != []
     assert sum(shown["time_parts_s"].values()) == pytest.approx(shown["step_time_s"])
     assert shown["runners_up"] == [], "those of the whole wafer are no runners-up of this one"
     words = CliRunner().invoke(app, ["explain", str(folder)]).output
