@@ -2,8 +2,8 @@
 
     python benchmarks/plan_clusters.py
 
-Prints the seconds of each plan, the layouts of its space and how many are estimated in a second,
-then plan and published layout under the same model. Fails if a plan is slower than what was
+Prints the seconds of each plan, the layouts of its space and how many are bounded in a second, then
+plan and published layout under the same model. Fails if a plan is slower than what was
 published.
 """
 
@@ -65,9 +65,8 @@ def show(cluster: Cluster, found: Plan, beside: Estimate, spent_s: float) -> Non
     proof = found.certificate
     print(f"\n## {cluster.name}\n")
     print(
-        f"planned in {spent_s:.1f} s: {proof.layouts:,} layouts estimated at "
-        f"{proof.bounded_per_s:,.0f} a second, {proof.too_large:,} too large, "
-        f"{proof.too_slow:,} too slow, {proof.estimated:,} estimated\n"
+        f"planned in {spent_s:.1f} s: {proof.items:,} layouts bounded at "
+        f"{found.space.bounded_per_s:,.0f} a second; {found.proof()}\n"
     )
     print("| | layout | step s | tokens/s a device | MFU | memory needed GiB |")
     print("|---|---|---|---|---|---|")

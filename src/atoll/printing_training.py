@@ -77,10 +77,9 @@ def print_plan(result: Plan) -> None:
 
     console = console_for_output()
     print_estimate(result.best)
-    proof = result.certificate
-    console.print(f"\n{proof.sentence()}", markup=False)
-    if proof.excluded:
-        console.print(proof.left_out(), markup=False)
+    console.print(f"\n{result.proof()}", markup=False)
+    if result.excluded:
+        console.print(result.left_out(), markup=False)
     replayed = replay_estimate(result.best)
     console.print(
         f"replayed pass by pass: {format_seconds(replayed.time_s, result.best.digits)} "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -214,3 +214,15 @@ def format_mfu(mfu: float, decimals: int = 1) -> str:
 def counted(number: int, noun: str) -> str:
     """"1 design", "1,024 designs"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def ranges(noun: str, numbers: Sequence[int]) -> str:
+    """"stage 3", "stages 0 to 3, 7": ascending numbers, those in a row together."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(words)}"

@@ -9,16 +9,18 @@ import pytest
 from training_cases import all_layouts, dense, grouped, is_allowed, mixture, small_run
 
 from atoll.errors import AtollError
-from atoll.step.layout import Layout
+from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
 from atoll.training.run import Run
 from atoll.training.space import Axes
+from atoll.training.stack import STACKS
 
 AXES = Axes(
     tp=(1, 2, 3, 4),
     pp=(1, 2, 3, 6),
     cp=(1, 2),
     ep=(1, 2, 4),
+    etp=(1, 2, 4),
     vpp=(1, 2, 3),
     microbatch=(1, 3),
     sp=(True, False),
@@ -86,7 +88,7 @@ def test_every_allowed_layout_is_enumerated_once(run: Run, schedules: tuple[str,
 
 def test_every_tensor_width_of_experts_is_enumerated_once() -> None:
     run = small_run(mixture(4), devices=16, global_batch=48)
-    axes = replace(AXES, etp=(1, 2))
+    axes = replace(AXES, etp=(1, 2), schedule=("1f1b",))
     listed = all_layouts(run, axes)
     assert len(listed) == len(set(listed))
     assert set(listed) == by_brute_force(run, axes)
@@ -107,28 +109,32 @@ def test_default_axes_are_as_documented(model: object) -> None:
     listed = all_layouts(run, Axes())
     assert len(listed) == len(set(listed))
     assert all(is_allowed(layout, run) for layout in listed)
-    layers = run.model.layers
     assert {x.tp for x in listed} == {1, 2, 4, 8}
-    assert {x.cp for x in listed} == {1, 2}
+    assert {x.cp for x in listed} == {1, 2, 4, 8}
     assert {x.ep for x in listed} == ({1, 2, 4} if run.model.experts else {1})
-    assert {x.microbatch for x in listed} == {1, 2, 4, 8}
-    assert all(x.sp == (x.tp > 1) for x in listed)
-    for x in listed:
-        if x.vpp > 1:
-            assert layers % (x.pp * x.vpp) == 0 or (layers + 2) % (x.pp * x.vpp) == 0
+    assert {x.etp for x in listed} == {1, 2, 4, 8}
+    assert {x.microbatch for x in listed} == {b for b in range(1, 97) if 96 % b == 0}
+    assert {x.sp for x in listed if x.tp > 1} == {True, False}
+    assert {x.zero for x in listed} == {0, 1, 2, 3}
+    assert {x.hsdp for x in listed} >= {1, 2, 3, 4, 6, 8, 12, 16, 24, 48}
+    assert {x.recompute for x in listed} == set(RECOMPUTE)
+    assert {x.schedule for x in listed} == set(ORDERS) - {"gpipe"}
+    assert {x.vpp for x in listed if x.pp == 2} >= set(range(1, run.model.layers // 2 + 2))
 
 
 def test_values_given_twice_and_both_names_of_a_schedule_count_once() -> None:
     run = small_run(dense(4), devices=8)
     twice = Axes(tp=(2, 2), schedule=("1f1b", "interleaved"))
     assert sorted(map(str, all_layouts(run, twice))) == sorted(
-        map(str, all_layouts(run, Axes(tp=(2,))))
+        map(str, all_layouts(run, Axes(tp=(2,), schedule=("1f1b",))))
     )
 
 
-def test_long_sequences_try_more_context_ranks() -> None:
-    run = small_run(dense(4, max_sequence=16384), devices=16, sequence=16384)
-    assert {x.cp for x in all_layouts(run, Axes())} == {1, 2, 4, 8}
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_tries_the_orders_that_it_runs(name: str) -> None:
+    run = small_run(dense(6), devices=8, stack=STACKS[name])
+    listed = {x.schedule for x in all_layouts(run, Axes(recompute=("none",)))}
+    assert listed == set(STACKS[name].orders) - {"gpipe"}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +144,7 @@ def test_long_sequences_try_more_context_ranks() -> None:
         ({"microbatch": (True,)}, "microbatch: expected positive integers, got True"),
         ({"zero": (5,)}, "zero: 5 is not one of 0, 1, 2, 3"),
         ({"recompute": ("all",)}, "recompute: 'all' is not one of none, selective"),
-        ({"schedule": ()}, "schedule: no value to try"),
+        ({"zero": ()}, "zero: no value to try"),
     ],
 )
 def test_axes_refuse_values_that_mean_nothing(axes: dict[str, tuple[int]], sentence: str) -> None:

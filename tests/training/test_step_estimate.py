@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from training_cases import (
     WIDE,
-    block_of,
     dense,
     flat,
     gpu,
@@ -18,7 +18,6 @@ from training_cases import (
     network,
     random_runs,
     small_run,
-    variants,
 )
 
 from atoll.errors import AtollError
@@ -30,6 +29,7 @@ from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.layers import HALF
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import Run
+from atoll.training.space import block_of, families
 from atoll.training.stack import STACKS
 from atoll.workload.families.model_config import ModelConfig
 
@@ -39,10 +39,12 @@ CLOSE = 1e-9
 @st.composite
 def runs_with_layouts(draw: st.DrawFn) -> tuple[Run, Layout]:
     run = draw(random_runs())
-    blocks = [b for v in variants(run, WIDE) if len(b := block_of(run, WIDE, v))]
+    blocks = [b for v in families(run, WIDE) if len(b := block_of(run, WIDE, v))]
     assume(blocks)
     block = draw(st.sampled_from(blocks))
-    return run, block.layout(draw(st.integers(0, len(block) - 1)))
+    rows = np.array([draw(st.integers(0, len(block) - 1))])
+    (layout,) = block.layouts(rows, draw(st.sampled_from(WIDE.recompute)))
+    return run, layout
 
 
 @settings(max_examples=40, deadline=None)
@@ -323,7 +325,7 @@ def test_a_ring_of_unfused_attention_is_refused() -> None:
     run = small_run(dense(), devices=8, attention="unfused")
     with pytest.raises(AtollError, match="cp is 2, but only flash attention goes round a ring"):
         estimate(run, Layout(dp=4, cp=2))
-    assert all(v.cp == 1 for v in variants(run, WIDE))
+    assert all(v.cp == 1 for v in families(run, WIDE))
 
 
 def test_stages_share_the_layers_evenly_and_the_ends_get_fewer() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
+from random import Random
 
+import numpy as np
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
@@ -15,7 +17,7 @@ from atoll.step.layout import Layout, check_layout
 from atoll.step.states import STATES
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
-from atoll.training.space import Axes, block_of, variants
+from atoll.training.space import Axes, block_of, families
 from atoll.training.stack import STACKS
 from atoll.workload.families.model_config import ModelConfig
 
@@ -111,10 +113,27 @@ def with_memory(run: Run, hbm_bytes: float) -> Run:
 def all_layouts(run: Run, axes: Axes) -> list[Layout]:
     """Every layout of a space, one by one."""
     found = []
-    for variant in variants(run, axes):
-        block = block_of(run, axes, variant)
-        found += [block.layout(i) for i in range(len(block))]
+    for family in families(run, axes):
+        block = block_of(run, axes, family)
+        for policy in axes.recompute:
+            found += block.layouts(np.arange(len(block)), policy)
     return found
+
+
+def restricted(run: Run, axes: Axes, random: Random) -> Axes:
+    """Some of the values that a space has on some of its axes."""
+    listed = all_layouts(run, replace(axes, recompute=("none",)))
+    changes: dict[str, object] = {}
+    for item in fields(Axes):
+        if random.random() < 0.6 or not listed:
+            continue
+        values = sorted({getattr(layout, item.name) for layout in listed})
+        if item.name == "recompute":
+            values = list(axes.recompute)
+        if item.name == "schedule":
+            values = list(axes.orders(run))
+        changes[item.name] = tuple(random.sample(values, random.randint(1, len(values))))
+    return replace(axes, **changes)  # type: ignore[arg-type]
 
 
 def estimates(run: Run, axes: Axes) -> list[Estimate]:

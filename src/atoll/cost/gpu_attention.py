@@ -36,9 +36,11 @@ def attention_times_s(
     backward: bool = False,
     dtype: str = "bf16",
     sustained: bool = False,
+    even: bool = False,
 ) -> Floats:
     """Seconds of flash attention, for arrays of sizes at once; as many keys as queries unless
-    `keys` says how many (then without a causal mask).
+    `keys` says how many (then without a causal mask). `even`: as if blocks were spread evenly, and
+    without the launch, what no larger batch takes less of for each of its samples.
     """
     sizes = (batch, heads, kv_heads, seq, head_dim, seq if keys is None else keys)
     arrays = (np.asarray(a, dtype=np.float64) for a in sizes)
@@ -55,6 +57,8 @@ def attention_times_s(
     mean_s = square_s * visited + direction.block_s
     share = b * h * rows / gpu.sms
     busy_s = np.minimum(np.ceil(share) * longest_s, share * mean_s + longest_s)
+    if even:
+        busy_s = share * mean_s
 
     bandwidth_Bps = gpu.calibration.hbm * gpu.hbm_Bps
     element, key = 2 * b * s * d, 2 * b * sk * d
@@ -64,7 +68,8 @@ def attention_times_s(
         busy_s = busy_s + moved / bandwidth_Bps  # mostly kernels before and after the main one
     else:
         busy_s = np.maximum(busy_s, 2 * (element * h + key * hk) / bandwidth_Bps)
-    return throttled_s(gpu.calibration, busy_s, sustained=sustained) + direction.kernel_s
+    launch_s = 0.0 if even else direction.kernel_s
+    return throttled_s(gpu.calibration, busy_s, sustained=sustained) + launch_s
 
 
 def _min_head(gpu: Gpu, direction: AttentionFit) -> float:

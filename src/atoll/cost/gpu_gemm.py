@@ -76,6 +76,15 @@ def gemm_times_s(
     return throttled_s(fit, best_s, sustained=sustained) + fit.kernel_s
 
 
+def fastest_flops(gpu: Gpu, dtype: str) -> float:
+    """FLOPs a second that no product exceeds at the power limit: full waves of the tile that its
+    operands reach fastest.
+    """
+    fit = gpu.calibration
+    delivery = 1 + fit.tile_half * float((TILES.sum(axis=1) / TILES.prod(axis=1)).min())
+    return gpu.loop_flops(dtype) / delivery / (1 + fit.throttle)
+
+
 def _alignment(fit: Calibration, operand_row: Floats, output_row: Floats) -> Floats:
     """Slowdown of the kernels for rows that do not start at 16-byte addresses."""
     words = (operand_row % VECTOR_ELEMENTS != 0) | (output_row % VECTOR_ELEMENTS != 0)

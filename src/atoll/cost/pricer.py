@@ -7,11 +7,15 @@ is a schedule of its operators, collectives among them, so that a pass takes les
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +83,19 @@ class Pricer(Protocol):
 
     def kept_bytes(self, layer: Layer) -> float:
         """Bytes that a layer keeps for its backward pass beyond the graph's tensors."""
+
+    def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
+        """Of some operators of a layer for one sample, what no microbatch takes less of for each of
+        its samples, launches of kernels apart.
+        """
+
+    def beyond(
+        self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
+    ) -> NDArray[np.float64]:
+        """What microbatches of so many samples take beyond that, as far as it is known without
+        building them; experts are spread over `ep` devices.
+        """
+
+    @property
+    def launch_s(self) -> float:
+        """What any kernel takes however little it does."""

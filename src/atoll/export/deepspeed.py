@@ -13,7 +13,9 @@ from typing import Any
 from atoll.export.plan import Export, Plan, Values, refuse
 
 TARGET = "deepspeed"
-VALUES: Values = {"recompute": ("none", "full"), "sp": (False,), "vpp": (1,)}
+VALUES: Values = {
+    "recompute": ("none", "full"), "sp": (False,), "vpp": (1,), "hsdp": (1,), "schedule": ("1f1b",),
+}  # fmt: skip
 """Of the axes of a plan, those that it can say."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.export.plan import Plan, Values, refuse
 from atoll.step.orders import groups
 
-VALUES: Values = {"recompute": ("none", "selective", "full")}
+VALUES: Values = {"recompute": ("none", "selective", "full"), "schedule": ("1f1b",)}
 """Of the axes of a plan, those that it can say."""
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}

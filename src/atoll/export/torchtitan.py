@@ -15,7 +15,9 @@ from atoll.export.torchtitan_models import Flavor, find_flavor
 from atoll.step.orders import groups
 
 TARGET = "torchtitan"
-VALUES: Values = {"recompute": ("none", "alternate", "full"), "sp": (True,)}
+VALUES: Values = {
+    "recompute": ("none", "alternate", "full"), "sp": (True,), "schedule": ("1f1b", "zb-v"),
+}  # fmt: skip
 """Of the axes of a plan, those that it can say; alternate is its selective mode by operator."""
 SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe", "zb-v": "ZBVZeroBubble"}
 """More chunks by vpp run Interleaved1F1B."""

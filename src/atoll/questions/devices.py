@@ -84,21 +84,22 @@ class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):
 class PlanQuestion(FilesQuestion, RunQuestion):
     """The fastest layout that fits, proven over all layouts of the space, with the runners-up."""
 
-    tp: Counts = option("Tensor parallel degrees.", LAYOUT, (), shown="powers of 2 in a node")
+    tp: Counts = option("Tensor parallel degrees.", LAYOUT, (), shown="all in a node")
     pp: Counts = option("Pipeline stages.", LAYOUT, (), shown="all divisors")
-    cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1, 2; long sequences: to 8")
-    ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="powers of 2")
-    etp: Counts = option("Tensor widths of the experts.", LAYOUT, (), shown="tp")
-    vpp: Counts = option("Model chunks a stage.", LAYOUT, (), shown="all divisors")
-    microbatch: Counts = option("Sequences in a microbatch.", LAYOUT, (), shown="1, 2, 4, 8")
+    cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1 to 8")
+    ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="all divisors")
+    etp: Counts = option("Tensor widths of the experts.", LAYOUT, (), shown="1, tp")
+    vpp: Counts = option("Model chunks a stage.", LAYOUT, (), shown="any")
+    microbatch: Counts = option("Sequences in a microbatch.", LAYOUT, (), shown="any")
     zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
         "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
     )
-    hsdp: Counts = option("Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="1")
+    hsdp: Counts = option("Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="any")
     recompute: Annotated[tuple[f.RecomputeName, ...], Several] = option(
-        "What is computed again.", LAYOUT, (), shown="none, selective, full, optimal"
+        "What is computed again.", LAYOUT, (), shown="all"
     )
     order: Annotated[tuple[f.OrderName, ...], Several] = option(
-        "Pipeline orders; 1f1b has interleaved in it.", LAYOUT, (), shown="1f1b", old=("schedule",)
+        "Pipeline orders; 1f1b has interleaved in it.", LAYOUT, (),
+        shown="those of the stack", old=("schedule",),
     )
     example = "atoll plan --model gpt3-175b --device h100 --devices 1024 --batch 2048"

@@ -13,7 +13,6 @@ from atoll.explore.files import check_folder
 from atoll.export import EXPORTERS, export_run
 from atoll.fabric.nested import collective_s
 from atoll.jsonfile import read_object
-from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import operator_costs
@@ -99,13 +98,9 @@ def _parts(spent: Pass) -> dict[str, float]:
     return {name: seconds for name, seconds in named.items() if seconds > 0.0}
 
 
-def _chosen(best: Estimate) -> Layout:
-    return replace(best.layout, recompute=best.policy) if best.policy else best.layout
-
-
 def _stages(best: Estimate) -> list[dict[str, Any]]:
     """Each stage's layers and memory by part."""
-    layout = _chosen(best)
+    layout = best.layout
     costs = Estimator(best.run).costs(layout)
     shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
     found = []
@@ -122,7 +117,7 @@ def _stages(best: Estimate) -> list[dict[str, Any]]:
 
 def _operators(best: Estimate) -> list[dict[str, Any]]:
     """Every kind of layer, operator by operator, in the order in which a device runs them."""
-    run, layout = best.run, _chosen(best)
+    run, layout = best.run, best.layout
     estimator = Estimator(run)
     model = estimator.model(layout)
     found = []

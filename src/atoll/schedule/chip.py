@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.pricer import Cost, LayerTimes
@@ -28,9 +29,11 @@ class ChipPricer:
     """Prices layers on one chip by scheduling them; equal layers are scheduled once."""
 
     schedules_links = True
+    launch_s = 0.0
 
     def __init__(self, chip: Accelerator, network: Network, profile: Profile) -> None:
         self.chips = chips_of_accelerator(chip, profile)
+        self.peak_flops = chip.peak_flops
         self.network = network
         self.profile = profile
         self.fusion = profile.fusion
@@ -46,6 +49,17 @@ class ChipPricer:
 
     def kept_bytes(self, layer: Layer) -> float:
         return 0.0
+
+    def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
+        """Products at the chip's peak: all else may run beside them."""
+        flops = sum(p.flops * p.fraction for op in operators for p in op.matmuls)
+        return Cost(matrix_s=flops / self.peak_flops)
+
+    def beyond(
+        self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
+    ) -> NDArray[np.float64]:
+        """Nothing is known without schedules."""
+        return np.zeros(len(samples))
 
     def _times(self, layer: Layer, ring: int) -> LayerTimes:
         turned = in_turns(layer, ring)

@@ -44,8 +44,12 @@ class Certificate:
         return relative_gap(self.score, self.bound)
 
     @property
+    def proven(self) -> bool:
+        return is_optimal(self.gap, self.tolerance)
+
+    @property
     def status(self) -> str:
-        return "optimal" if is_optimal(self.gap, self.tolerance) else "gap"
+        return "optimal" if self.proven else "gap"
 
     @property
     def over(self) -> str:

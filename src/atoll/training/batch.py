@@ -1,8 +1,8 @@
-"""Exact estimates of many layouts of one variant at once: tables for the compiled loops.
+"""Exact estimates of many layouts of one variant at once: their tables.
 
 Every rule stands in the readable estimate (`step`, `memory`, `step.bubbles`). Its functions are
 called here for each kind of layer, each content of a stage and each way to divide parameters, of
-which there are few; `batch_kernels` adds their results up for every layout and choice of
+which there are few; `batch_sums` adds their results up for every layout and choice of
 recomputation.
 """
 
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from itertools import chain
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
 from atoll.step.orders import LATE, SPLIT, arrivals, chunks_of
 from atoll.step.stages import stage_counts
+from atoll.training.batch_sums import Sums
 from atoll.training.layers import LayerCost
 from atoll.training.memory import (
     buffers_bytes,
@@ -39,9 +39,8 @@ Ints = NDArray[np.int64]
 
 LEAST = "least"
 """A choice that runs nothing again and keeps no more than "full": bounds every other, in time
-(`batch_kernels.bound_s`) and in memory."""
-FEW = 4096  # estimates that are done before other threads have begun
-SAME = 1e-12  # of a step: choices that differ by less take as long
+(`Sums.bound_s`) and in memory."""
+AT_ONCE = 400_000  # stages times choices: the length of arrays
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
 
 Structure = tuple[tuple[bool, int, bool], ...]
@@ -49,26 +48,8 @@ Structure = tuple[tuple[bool, int, bool], ...]
 """
 
 
-class Software(NamedTuple):
-    """Of the stack, what the kernels ask for."""
-
-    pipeline: float
-    gradient: float
-    gather: float
-    """Shares that may hide (`stack.Overlap`)."""
-    gather_efficiency: float
-    regathers: float
-    step_s: float
-    slack: float
-    late_gradients: float
-    gradient_bytes: float
-    sends_held: float
-    fragmentation: float
-    context_bytes: float
-
-
 class Tables(NamedTuple):
-    """What the kernels read."""
+    """What is summed up."""
 
     rows: Ints
     """(layouts, 11): stages, microbatches, copies, ZeRO stage, 1 where weight passes run apart,
@@ -119,7 +100,7 @@ class Tables(NamedTuple):
     """(losses, contents)."""
     bounds: NDArray[np.bool_]
     """(choices,): those that are bounds."""
-    stack: Software
+    run: Run
 
 
 class Stages(NamedTuple):
@@ -146,29 +127,23 @@ class Pipe(NamedTuple):
 def batch_estimates(
     priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]
 ) -> tuple[Floats, Floats]:
-    """Seconds of a step and bytes that the fullest device needs: (layouts, choices) of layouts of
-    one variant, under each choice of recomputation.
+    """Seconds of a step and bytes that the fullest device needs: (layouts, choices + 1) of layouts
+    of one variant, under each choice of recomputation and under the best of them stage by stage.
     """
-    # Compiled: slow to import, and a single layout needs none of it.
-    from atoll.jit import over_ranges
-    from atoll.training.batch_kernels import estimate_rows
-
     tables = tables_of(priced, layouts, choices)
-    time_s = np.empty((len(layouts), len(choices)))
-    needed = np.empty_like(time_s)
-    if time_s.size < FEW:
-        estimate_rows(tables, time_s, needed, 0, len(layouts))
-    else:
-        over_ranges(lambda a, b: estimate_rows(tables, time_s, needed, a, b), len(layouts))
-    return time_s, needed
+    stages = np.cumsum(tables.rows[:, 0])
+    cuts = np.searchsorted(stages, np.arange(0, stages[-1], max(1, AT_ONCE // len(choices))))
+    parts = [Sums(tables, rows).figures() for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
+    return np.concatenate([x for x, _, _ in parts]), np.concatenate([x for _, x, _ in parts])
 
 
-def chosen(time_s: Floats, needed: Floats, hbm_bytes: float) -> int:
-    """Of choices, the fastest that fits, of equal ones the first; else the one that needs least."""
-    fits = needed <= hbm_bytes
-    if not fits.any():
-        return int(needed.argmin())
-    return int(np.argmax(fits & (time_s <= time_s[fits].min() * (1 + SAME))))
+def stage_choices(priced: Priced, layout: Layout, choices: Sequence[str]) -> tuple[str, ...]:
+    """The best choices of recomputation of a layout, one a stage: the fastest that fits it, where
+    no single one for all is faster; where none fits, the one that needs least.
+    """
+    tables = tables_of(priced, [layout], choices)
+    _, _, picks = Sums(tables, tables.rows).figures()
+    return tuple(choices[choice] for choice in picks)
 
 
 def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -> Tables:
@@ -210,8 +185,13 @@ def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str])
         peaks=np.concatenate([pipe.peaks for pipe in held_by]),
         came=np.concatenate([of.came for of in stages]),
         content=np.concatenate(content),
-        parameters=np.array([_per_parameter(run, x) for x in divisions.first]),
-        **_collectives(run, costs, groups.first),
+        parameters=np.array(
+            [
+                per_parameter(priced, x, x.microbatches(run.global_batch) > x.copies)
+                for x in divisions.first
+            ]
+        ),
+        **_collectives(priced, costs, groups.first),
         kinds=np.array([_kind(run, cost) for cost in costs], dtype=np.float64),
         passes=np.array([_passes(run, x, costs, choices) for x in sides.first]),
         kept=np.array([[kept_bytes(run, c, _as_held(x)) for x in choices] for c in costs]),
@@ -229,7 +209,7 @@ def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str])
             ]
         ),
         bounds=np.array([choice == LEAST for choice in choices]),
-        stack=_software(run),
+        run=run,
     )
 
 
@@ -300,40 +280,61 @@ def _filled(rows: Sequence[tuple[float, ...]], length: int) -> list[tuple[float,
     return [*rows, *[(0.0,) * len(rows[0])] * (length - len(rows))]
 
 
-def _per_parameter(run: Run, layout: Layout) -> Floats:
-    """All are linear in the parameters: those of one dense and of one expert parameter."""
-    m = layout.microbatches(run.global_batch)
-    found = [
-        (
-            *run.states.parts(dense + expert, layout.divided(dense, expert), layout.zero),
-            accumulation_s(run, layout, m, dense, expert),
-            update_s(run, layout, dense, expert),
-        )
-        for dense, expert in UNITS
-    ]
-    return np.array(found).T
+def per_parameter(priced: Priced, layout: Layout, accumulates: bool) -> Floats:
+    """(5, 2): bytes of weights, gradients and optimizer, seconds of accumulation and update, all
+    linear in the parameters: those of one dense and of one expert parameter.
+    """
+    run, x = priced.run, layout
+
+    def made() -> Floats:
+        found = [
+            (
+                *run.states.parts(dense + expert, x.divided(dense, expert), x.zero),
+                accumulation_s(run, x, x.copies + accumulates, dense, expert),
+                update_s(run, x, dense, expert),
+            )
+            for dense, expert in UNITS
+        ]
+        return np.array(found).T
+
+    key = "parameter", x.ranks, x.expert_ranks, x.zero, x.hsdp, x.copies, accumulates
+    return priced.once(key, made)
 
 
-def _collectives(
-    run: Run, costs: Sequence[LayerCost], layouts: Sequence[Layout]
-) -> dict[str, NDArray[Any]]:
-    """What ranks that share parameters send, and one activation between stages."""
-    boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
-    steppers = [Stepper(run, layout) for layout in layouts]
-    shared = [stepper.shared() for stepper in steppers]
-    ends = np.cumsum([len(of) for of in shared])
-    listed = [*chain.from_iterable(shared)]
+def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats]:
+    """Collectives of weights and gradients: (collectives, 4) and (collectives, levels) of
+    `Tables.collective` and `Tables.s_per_byte`.
+    """
+    listed = Stepper(run, layout).shared()
     known = [terms(run.network, x.kind, x.group, x.stride) for x in listed]
     found = [
         (x.gathers, x.dense, x.expert, term.fixed_s) for x, term in zip(listed, known, strict=True)
     ]
     levels = len(run.network.levels)
+    slopes = np.array([term.s_per_byte for term in known]).reshape(-1, levels)
+    return np.array(found, dtype=np.float64).reshape(-1, 4), slopes
+
+
+def _collectives(
+    priced: Priced, costs: Sequence[LayerCost], layouts: Sequence[Layout]
+) -> dict[str, NDArray[Any]]:
+    """What ranks that share parameters send, and one activation between stages."""
+    run = priced.run
+    boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
+    shared = [
+        priced.once(
+            ("shared", x.dp, x.tp, x.pp, x.cp, x.ep, x.etp, x.zero > 0, x.hsdp, x.copies),
+            partial(shared_terms, run, x),
+        )
+        for x in layouts
+    ]
+    ends = np.cumsum([len(found) for found, _ in shared])
     sizes, shares = curves(run.network)
     return {
         "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1),
-        "sends_s": np.array([stepper.send_s(boundary) for stepper in steppers]),
-        "collective": np.array(found, dtype=np.float64).reshape(-1, 4),
-        "s_per_byte": np.array([term.s_per_byte for term in known]).reshape(-1, levels),
+        "sends_s": np.array([Stepper(run, layout).send_s(boundary) for layout in layouts]),
+        "collective": np.concatenate([found for found, _ in shared]),
+        "s_per_byte": np.concatenate([slopes for _, slopes in shared]),
         "sizes": sizes,
         "shares": shares,
     }
@@ -378,21 +379,3 @@ def _layer_passes(stepper: Stepper, cost: LayerCost, choice: str) -> tuple[float
         *stepper.host_s(cost, choice),
     )
 
-
-def _software(run: Run) -> Software:
-    stack, overlap = run.stack, run.stack.overlap
-    found = Software(
-        overlap.pipeline,
-        overlap.gradient,
-        overlap.gather,
-        stack.gather_efficiency,
-        stack.regathers,
-        stack.step_s,
-        stack.slack,
-        stack.late_gradients,
-        run.states.gradient,
-        stack.sends_held,
-        stack.fragmentation,
-        stack.context_bytes,
-    )
-    return Software(*map(float, found))  # of one type, or kernels would be compiled anew

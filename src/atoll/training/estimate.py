@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from atoll.errors import AtollError
@@ -13,13 +14,13 @@ from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
-from atoll.training.batch import batch_estimates, chosen
+from atoll.training.batch import stage_choices
 from atoll.training.layers import LayerCost, Share, choices_of
 from atoll.training.memory import Memory, stage_memory
 from atoll.training.priced import Priced
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Step, Stepper, accumulation_s, update_s
-from atoll.units import format_bytes, format_mfu, format_seconds
+from atoll.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.workload.flops import model_flops
 
 
@@ -32,10 +33,10 @@ class Estimate:
     step: Step
     memory: tuple[Memory, ...]
     stages: tuple[StageTime, ...]
-    policy: str = ""
-    """The recomputation choice that "optimal" came to."""
+    policies: tuple[str, ...]
+    """What each stage recomputes: what "optimal" came to, or the layout's policy."""
     rerun: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Under it, the operators of each kind of block that run again."""
+    """Under "optimal", the operators of each kind of block that run again."""
 
     @property
     def worst(self) -> Memory:
@@ -63,10 +64,10 @@ class Estimate:
 
     @property
     def recomputed(self) -> str:
-        """The recomputation policy that it comes to."""
-        if self.policy and not any(operators for _, operators in self.rerun):
+        """The recomputation policy that it comes to, if it is one for all stages."""
+        if self.rerun and not any(operators for _, operators in self.rerun):
             return "none"
-        return self.policy or self.layout.recompute
+        return self.policies[0] if len(set(self.policies)) == 1 else self.layout.recompute
 
     @property
     def fits(self) -> bool:
@@ -155,7 +156,9 @@ class Estimator(Priced):
     """Estimates layouts of one run; variants of its model are priced once."""
 
     def estimate(self, layout: Layout) -> Estimate:
-        """What one layout costs; "optimal" recomputation is the fastest choice that fits."""
+        """What one layout costs; under "optimal" recomputation every stage has the fastest choice
+        that fits it, where no single one for all is faster.
+        """
         run = self.run
         check_layout(layout, run.model, run.devices, run.global_batch, run.sequence)
         if layout.cp > 1 and run.attention == "unfused":
@@ -163,30 +166,24 @@ class Estimator(Priced):
                 f"cp is {layout.cp}, but only flash attention goes round a ring; use cp 1 or "
                 "attention flash"
             )
-        if layout.recompute != "optimal":
-            return self._estimate(layout)
-        policy = self._policy(layout)
-        best = self._estimate(replace(layout, recompute=policy))
-        rerun = tuple((c.name, c.kept(policy).rerun) for c in self.costs(layout) if c.optimal)
-        return replace(best, layout=layout, policy=policy, rerun=rerun)
+        choices = choices_of(self.costs(layout), layout.recompute)
+        if layout.recompute == "optimal":
+            return self._estimate(layout, stage_choices(self, layout, choices))
+        return self._estimate(layout, choices * layout.pp)
 
-    def _policy(self, layout: Layout) -> str:
-        """What "optimal" comes to: the fastest choice that fits, or the one that needs least."""
-        choices = choices_of(self.costs(layout), "optimal")
-        (time_s,), (needed,) = batch_estimates(self, [layout], choices)
-        return choices[chosen(time_s, needed, self.run.gpu.hbm_bytes)]
-
-    def _estimate(self, layout: Layout) -> Estimate:
-        run = self.run
-        costs = self.costs(layout)
+    def _estimate(self, layout: Layout, policies: tuple[str, ...]) -> Estimate:
+        run, costs = self.run, self.costs(layout)
         shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         stepper = Stepper(run, layout)
-        stages = tuple(stepper.stage_time(chunks) for chunks in shares)
+        stages = tuple(map(stepper.stage_time, shares, policies))
         step = self._step(stepper, shares, stages)
-        memory = tuple(self._memory(stepper, stage, chunks) for stage, chunks in enumerate(shares))
-        return Estimate(run, layout, step, memory, stages)
+        memory = tuple(map(partial(self._memory, stepper), range(layout.pp), shares, policies))
+        rerun = _rerun(costs, policies) if layout.recompute == "optimal" else ()
+        return Estimate(run, layout, step, memory, stages, policies, rerun)
 
-    def _memory(self, stepper: Stepper, stage: int, chunks: Sequence[Share]) -> Memory:
+    def _memory(
+        self, stepper: Stepper, stage: int, chunks: Sequence[Share], recompute: str
+    ) -> Memory:
         layout = stepper.layout
         came, _ = arrivals(layout.schedule, layout.pp, len(chunks))[stage]
         boundary = max((c.boundary_bytes for x in chunks for c, _ in x if c.is_block), default=0)
@@ -196,6 +193,7 @@ class Estimator(Priced):
             stage,
             chunks,
             stepper.microbatches,
+            recompute,
             shared_parameters=self.shared(layout, _costs(chunks)),
             entering_bytes=boundary if came else 0.0,
         )
@@ -250,6 +248,18 @@ class Estimator(Priced):
             optimizer_s=optimizer_s,
             host_s=m * slowest.host_s + run.stack.step_s + time_s - parts_s,
         )
+
+
+def _rerun(
+    costs: Sequence[LayerCost], policies: Sequence[str]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The operators that run again, by kind of block, and by stages where these differ."""
+    found = []
+    for policy in dict.fromkeys(policies):
+        there = [stage for stage, other in enumerate(policies) if other == policy]
+        where = "" if len(there) == len(policies) else f" of {ranges('stage', there)}"
+        found += [(f"{c.name}{where}", c.kept(policy).rerun) for c in costs if c.optimal]
+    return tuple(found)
 
 
 def _costs(chunks: Sequence[Share]) -> list[LayerCost]:

@@ -8,16 +8,17 @@ import numpy as np
 
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
-from atoll.training.search import Bools, Space
+from atoll.training.search import Space
+from atoll.training.space import Bools
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from atoll.training.plan import Plan
 
 AXES = (
-    "tp", "pp", "cp", "ep", "vpp", "microbatch", "zero", "hsdp", "recompute", "sp", "schedule",
+    "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute", "sp",
+    "schedule",
 )  # fmt: skip
-MOST_TRIED = 20  # layouts looked at for how much memory is missing
 
 
 def reasons(plan: Plan) -> list[dict[str, str]]:
@@ -34,12 +35,11 @@ def reasons(plan: Plan) -> list[dict[str, str]]:
 
 def _reason(plan: Plan, axis: str) -> str:
     best, space = plan.best, plan.space
-    rows = _others(space, best.layout, axis)
-    if not rows.any():
+    rows, names = _others(space, best.layout, axis)
+    if not (rows.any() and names.any()):
         return ""
     name = f"{axis} {_value(best.layout, axis)}"
-    chosen = best.recomputed if axis == "recompute" else ""
-    nearest = space.search(1, rows, lambda other: other.recomputed != chosen).best
+    nearest = space.search(1, rows, names).best
     if nearest:
         other = nearest[0]
         slower = other.step.time_s / best.step.time_s - 1
@@ -47,7 +47,7 @@ def _reason(plan: Plan, axis: str) -> str:
         if slower == 0:
             return f"{name}: {value} takes as long, as {other.layout}"
         return f"{name}: {value} takes {slower:+.1%} as {other.layout}, {_where(best, other)}"
-    least = _least(space, rows)
+    least = space.smallest(rows, names)
     if least.fits:  # fits, but cannot be used
         return ""
     over = least.worst.needed - plan.run.gpu.hbm_bytes
@@ -57,36 +57,29 @@ def _reason(plan: Plan, axis: str) -> str:
     )
 
 
-def _others(space: Space, layout: Layout, axis: str) -> Bools:
-    """Rows with another value; sequence parallelism only where there is a tensor group, schedules
-    only where there is a pipeline.
+def _others(space: Space, layout: Layout, axis: str) -> tuple[Bools, Bools]:
+    """Rows and recomputation policies with another value; sequence parallelism only where there is
+    a tensor group, schedules only where there is a pipeline.
     """
-    table = space.table
-    none = np.zeros(len(space), dtype=np.bool_)
-    if axis in ("tp", "cp", "ep", "microbatch", "sp"):
-        if axis == "sp" and layout.tp == 1:
-            return none
-        known = [getattr(block.variant, axis) for block in space.blocks]
-        rows = np.asarray(np.array(known)[table.owner] != getattr(layout, axis))
-        if axis == "sp":
-            rows &= np.array([block.variant.tp > 1 for block in space.blocks])[table.owner]
-        return rows
+    every = np.ones(len(space.names), dtype=np.bool_)
     if axis == "recompute":
-        return np.asarray(np.array(table.names)[table.recompute] != layout.recompute)
-    if axis == "schedule":
-        if layout.pp == 1:
-            return none
-        names = ["1f1b" if name == "interleaved" else name for name in table.schedules]
-        mine = "1f1b" if layout.schedule == "interleaved" else layout.schedule
-        return np.asarray((np.array(names)[table.schedule] != mine) & (table.pp > 1))
-    return np.asarray(getattr(table, axis) != getattr(layout, axis))
-
-
-def _least(space: Space, rows: Bools) -> Estimate:
-    """Of some rows, the layout that needs least memory, as far as bounds tell."""
-    listed = np.flatnonzero(rows)
-    order = listed[np.argsort(space.needed[listed], kind="stable")][:MOST_TRIED]
-    return min((space.estimate(int(at)) for at in order), key=lambda e: e.worst.needed)
+        return np.ones(len(space.slot), dtype=np.bool_), np.array(space.names) != layout.recompute
+    if axis == "etp" and not space.run.model.experts:
+        return np.zeros(len(space.slot), dtype=np.bool_), every
+    if axis in ("tp", "cp", "ep", "etp", "sp"):
+        mine = getattr(layout, axis)
+        there = [
+            getattr(block.family, axis) != mine
+            and (axis != "sp" or min(layout.tp, block.family.tp) > 1)
+            for block in space.blocks
+        ]
+        return np.repeat(there, [len(block) for block in space.blocks]), every
+    if axis != "schedule":
+        return space.column(axis) != getattr(layout, axis), every
+    names = np.array(["1f1b" if n == "interleaved" else n for n in space.blocks[0].schedules])
+    mine = "1f1b" if layout.schedule == "interleaved" else layout.schedule
+    pipes = (space.column("pp") > 1) & (layout.pp > 1)
+    return pipes & (names[space.column("schedule")] != mine), every
 
 
 def _where(best: Estimate, other: Estimate) -> str:

@@ -91,13 +91,14 @@ Share = tuple[tuple[LayerCost, int], ...]
 
 
 def choices_of(costs: Iterable[LayerCost], policy: str) -> tuple[str, ...]:
-    """What a recomputation policy may come to: "optimal" to the choices by operator, and to the
-    named policies, which need not lie on the hull of those.
+    """What a recomputation policy may come to on a stage: "optimal" to the choices by operator, and
+    to the named policies, which need not lie on the hull of those.
     """
     if policy != "optimal":
         return (policy,)
     levels = max((len(cost.optimal) for cost in costs), default=0)
-    return (*(f"optimal-{level}" for level in range(levels)), "selective", "full")
+    by_operator = (f"optimal-{level}" for level in range(levels))
+    return ("none", *by_operator, "selective", "alternate", "full")
 
 
 def layer_costs(
@@ -243,6 +244,10 @@ def spread_experts(layer: Layer, ep: int) -> Layer:
     )
 
 
+def _has_experts(layer: Layer) -> bool:
+    return any(t.role is Role.WEIGHT and len(t.shape) == 3 for t in layer.tensors.values())
+
+
 def _expert_weight(layer: Layer, op: Operator) -> int:
     """Experts in the weight that an operator reads or whose gradient it writes; 0 for none.
 
@@ -264,11 +269,15 @@ def _bundled(tensor: Tensor, op: Operator) -> bool:
 
 
 def _expert_s(layer: Layer, operators: Sequence[Operator], costs: Mapping[str, Cost]) -> float:
+    if not _has_experts(layer):
+        return 0.0
     return sum(costs[op.name].matrix_s for op in operators if _expert_weight(layer, op))
 
 
 def experts_of(layer: Layer) -> int:
     """Expert networks in a layer; 0 for none."""
+    if not _has_experts(layer):
+        return 0
     return max((_expert_weight(layer, op) for op in layer.forward), default=0)
 
 
@@ -299,7 +308,7 @@ def _exchange(layer: Layer) -> float:
     for op in layer.forward:
         if op.kind == "dispatch":
             return float(sum(layer.tensors[name].bytes for name in op.writes))
-    for op in layer.forward:
+    for op in layer.forward if _has_experts(layer) else ():
         if _expert_weight(layer, op):
             read = [layer.tensors[name] for name in op.reads]
             return float(max(t.bytes for t in read if t.role is not Role.WEIGHT))

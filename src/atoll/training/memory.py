@@ -86,6 +86,7 @@ def stage_memory(
     stage: int,
     chunks: Sequence[Share],
     microbatches: int,
+    recompute: str,
     *,
     shared_parameters: int = 0,
     entering_bytes: float = 0.0,
@@ -102,14 +103,14 @@ def stage_memory(
     )
     where = layout.schedule, layout.pp, stage, microbatches, layout.vpp
     kept = sum(
-        weight * n * kept_bytes(run, cost, layout.recompute)
+        weight * n * kept_bytes(run, cost, recompute)
         for weight, chunk in zip(chunk_weights(*where), chunks, strict=True)
         for cost, n in chunk
     )
     late = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
     activations = float(held_bytes(*where, kept_bytes=kept, waiting_bytes=late))
     logits = logits_bytes(run, layout, layers, microbatches)
-    transient = transient_bytes(run, layers, layout.recompute)
+    transient = transient_bytes(run, layers, recompute)
     buffers = buffers_bytes(run, layers, layout.zero)
     if layout.zero < 3:
         weights += sum(fp8_bytes(run, cost) * n for cost, n in layers)

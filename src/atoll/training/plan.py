@@ -7,96 +7,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
-from atoll.step.certificate import is_optimal, most_better, percent_at_most, relative_gap
+from atoll.step.certificate import Certificate
 from atoll.training.estimate import Estimate
 from atoll.training.run import Run
-from atoll.training.search import Found, Space, Usable
+from atoll.training.search import Found, Space, UnusableError, Usable
 from atoll.training.space import Axes, excluded
-from atoll.units import format_bytes
+from atoll.units import counted, format_bytes
 
 RUNNERS_UP = 4
 TOLERANCE = 0.0  # the search goes on until nothing can be faster
-MOST_TRIED = 200  # layouts looked at for a sentence on why nothing fits
+TOO_LARGE, TOO_SLOW, REFUSED = "memory", "time", "target"  # what rules layouts out
 MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
-
-
-class UnusableError(AtollError):
-    """Layouts fit, but what they are asked for can use none of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What was tried and what was ruled out, and how."""
-
-    variants: int
-    layouts: int
-    too_large: int
-    """Ruled out by the bound on memory."""
-    too_slow: int
-    """Ruled out by the bound on time."""
-    refused: int
-    """Not usable by the target of an export; others of that kind may be among the too slow."""
-    estimated: int
-    score: float
-    """Samples a second of the plan."""
-    bound: float
-    """Samples a second that no layout of the space exceeds."""
-    tolerance: float
-    bounded_per_s: float
-    """Layouts bounded per second of bounding."""
-    excluded: tuple[str, ...]
-    """Values of the axes that the space leaves out."""
-    target: str = ""
-    """The space is restricted to what this target of exports can run."""
-
-    @property
-    def gap(self) -> float:
-        """How far the plan may be from the best of its space."""
-        return relative_gap(self.score, self.bound)
-
-    @property
-    def proven(self) -> bool:
-        return is_optimal(self.gap, self.tolerance)
-
-    @property
-    def status(self) -> str:
-        return "optimal" if self.proven else "gap"
-
-    def sentence(self) -> str:
-        space = f"{self.layouts:,} layouts in {self.variants} variants"
-        if self.target:
-            space += f", of those that {self.target} can run"
-        verdict = f"proven best of {space}"
-        if not self.proven:
-            more = percent_at_most(most_better(self.gap))
-            verdict = f"best known of {space}; another may be up to {more} better"
-        counts = [
-            f"{self.too_large:,} cannot fit",
-            f"{self.too_slow:,} cannot be faster",
-            *([f"{self.refused:,} cannot be run by {self.target}"] if self.target else []),
-            f"{self.estimated:,} estimated",
-        ]
-        proof = f"gap {self.gap:.2%}, tolerance {self.tolerance:.2%}"
-        return f"{verdict}: {', '.join(counts)} ({proof})"
-
-    def left_out(self) -> str:
-        """What the proof does not speak about, on one line."""
-        return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        shown = {name: getattr(self, name) for name in self.__slots__}
-        return {
-            **shown,
-            "excluded": list(self.excluded),
-            "status": self.status,
-            "gap": self.gap,
-            "most_better": most_better(self.gap),
-            "proven": self.proven,
-        }
 
 
 @dataclass(frozen=True)
@@ -108,7 +31,26 @@ class Plan:
     best: Estimate
     runners_up: tuple[Estimate, ...]
     certificate: Certificate
+    excluded: tuple[str, ...]
+    """Values of the axes that the space leaves out."""
+    target: str
+    """The space is restricted to what this target of exports can run."""
     space: Space = field(repr=False, compare=False)
+
+    def proof(self) -> str:
+        """What is proven, and what was done with the layouts of the space."""
+        ruled_out = self.certificate.ruled_out
+        counts = [
+            f"{ruled_out[TOO_LARGE]:,} cannot fit",
+            f"{ruled_out[TOO_SLOW]:,} cannot be faster",
+            *([f"{ruled_out[REFUSED]:,} cannot be run by {self.target}"] if self.target else []),
+            f"{self.certificate.evaluated:,} written out",
+        ]
+        return f"{self.certificate.sentence()}; {', '.join(counts)}"
+
+    def left_out(self) -> str:
+        """What the proof does not speak about, on one line."""
+        return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
 
     @cached_property
     def reasons(self) -> list[dict[str, str]]:
@@ -121,17 +63,23 @@ class Plan:
             (str(e.layout), f"{e.step.time_s / self.best.step.time_s - 1:+.2%}")
             for e in self.runners_up
         ]
-        return answer_html(*self.best.summary(), self.certificate.sentence(), others)
+        return answer_html(*self.best.summary(), self.proof(), others)
 
     def __str__(self) -> str:
-        proof = self.certificate
-        return "\n".join(filter(None, (str(self.best), proof.sentence(), proof.left_out())))
+        return "\n".join(filter(None, (str(self.best), self.proof(), self.left_out())))
 
     def to_dict(self) -> dict[str, Any]:
         from atoll.training.replay import replay_estimate
 
+        proof = self.certificate
         return {
             **self.best.to_dict(),
+            "best": {
+                "layout": str(self.best.layout),
+                "step_time_s": self.best.step.time_s,
+                "throughput_samples_per_s": proof.score,
+                "fits": self.best.fits,
+            },
             "runners_up": [
                 {
                     "layout": str(e.layout),
@@ -142,7 +90,18 @@ class Plan:
             ],
             "reasons": self.reasons,
             "replay": replay_estimate(self.best).to_dict(),
-            "certificate": self.certificate.to_dict(),
+            "certificate": {
+                **proof.to_dict(),
+                "proven": proof.proven,
+                "variants": self.space.variants,
+                "too_large": proof.ruled_out[TOO_LARGE],
+                "too_slow": proof.ruled_out[TOO_SLOW],
+                "refused": proof.ruled_out[REFUSED],
+                "estimated": proof.evaluated,
+                "bounded_per_s": self.space.bounded_per_s,
+                "excluded": list(self.excluded),
+                "target": self.target,
+            },
         }
 
 
@@ -164,35 +123,44 @@ def plan(
     if not found.best:
         if found.refused:
             raise UnusableError(
-                f"{found.refusal} (so it is with all {found.refused:,} layouts that may fit)"
+                f"{found.refusal} (so it is with all {found.refused:,} layouts that fit)"
             )
         raise _nothing_fits(space)
-    return Plan(run, axes, found.best[0], found.best[1:], _certificate(space, found, target), space)
+    return Plan(
+        run,
+        axes,
+        found.best[0],
+        found.best[1:],
+        _certificate(space, found, target),
+        excluded(run, axes),
+        target,
+        space,
+    )
 
 
 def _certificate(space: Space, found: Found, target: str) -> Certificate:
-    run, step_s = space.run, found.best[0].step.time_s
+    batch, step_s = space.run.global_batch, found.best[0].step.time_s
+    over = f"{counted(len(space), 'layout')}{f' that {target} can run' if target else ''}"
     return Certificate(
-        variants=len(space.blocks),
-        layouts=len(space),
-        too_large=found.too_large,
-        too_slow=found.too_slow,
-        refused=found.refused,
-        estimated=found.estimated,
-        score=run.global_batch / step_s,
-        bound=run.global_batch / min(found.bound_s, step_s),
+        score=batch / step_s,
+        bound=batch / min(found.bound_s, step_s),
         tolerance=TOLERANCE,
-        bounded_per_s=space.bounded_per_s,
-        excluded=excluded(run, space.axes),
-        target=target,
+        items=len(space),
+        kind="layout",
+        evaluated=found.estimated,
+        ruled_out={
+            TOO_LARGE: found.too_large,
+            TOO_SLOW: found.too_slow,
+            REFUSED: found.refused,
+        },
+        subject=over,
     )
 
 
 def _nothing_fits(space: Space) -> InfeasibleError:
     """Which part is too much in the layout that needs least, by how much, and what would fit."""
     run = space.run
-    candidates = np.argsort(space.needed, kind="stable")[:MOST_TRIED]
-    nearest = min((space.estimate(int(at)) for at in candidates), key=lambda e: e.worst.needed)
+    nearest = space.smallest()
     parts = nearest.worst.parts()
     largest = max(parts, key=lambda name: parts[name])
     over = nearest.worst.needed - run.gpu.hbm_bytes
@@ -217,7 +185,7 @@ def _nearest_fit(run: Run) -> Estimate | None:
     Memory is least with microbatches of one sequence, everything divided and recomputed; only
     such layouts are looked at.
     """
-    axes = Axes(microbatch=(1,), zero=(1, 3), recompute=("full",))
+    axes = Axes(microbatch=(1,), zero=(1, 3), hsdp=(1,), recompute=("full",))
     most = run.network.levels[-1].devices
     for doubling in range(MOST_DOUBLINGS):
         if run.devices << doubling > most:
@@ -227,10 +195,6 @@ def _nearest_fit(run: Run) -> Estimate | None:
             space = Space(larger, axes)
         except AtollError:  # nothing divides
             continue
-        for at in np.argsort(space.needed, kind="stable")[:MOST_TRIED]:
-            if space.needed[at] > run.gpu.hbm_bytes:
-                break
-            estimate = space.estimate(int(at))
-            if estimate.fits:
-                return estimate
+        if (estimate := space.smallest()).fits:
+            return estimate
     return None

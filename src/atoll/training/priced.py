@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from atoll.cost.pricer import Pricer
 from atoll.hardware.device import Chip
@@ -15,6 +16,7 @@ from atoll.workload.graph.layer import Model
 from atoll.workload.joint import joined
 from atoll.workload.prepare import prepare
 
+T = TypeVar("T")
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
 
@@ -27,6 +29,14 @@ class Priced:
         self._variants: dict[tuple[int, int, int, int, int, bool, bool], tuple[LayerCost, ...]]
         self._variants = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
+        self._known: dict[tuple[object, ...], Any] = {}
+
+    def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """What a function makes of what the key names, made once."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
 
     def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
         """Layer costs of the layout's variant of the model."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
 from atoll.cost.gpu_attention import attention_times_s
-from atoll.cost.gpu_gemm import gemm_times_s
+from atoll.cost.gpu_gemm import Floats, fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import (
     KERNELS,
     LEAST_BYTES,
@@ -81,11 +83,12 @@ class GpuPricer:
             self.attention_factor *= AMPERE_ON_HOPPER
         self.dtype = dtype
         self.half = gpu.half_dtype if dtype == "fp8" else dtype
-        self.product_s = cache(self._product_s)
+        self._products_s: dict[tuple[int, int, int, int, str, int], float] = {}
         self.attention_s = cache(self._attention_s)
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         """Operators one after another."""
+        self._price_products(layer)
         costs = {
             op.name: self.cost(layer, op, ring, samples)
             for op in (*layer.forward, *layer.backward)
@@ -108,6 +111,61 @@ class GpuPricer:
             if op.kind == "activation" and len(op.vectors) == 2:
                 found += kept.get("gate", 0.0) * op.vectors[0].elements
         return found
+
+    @property
+    def launch_s(self) -> float:
+        fit = self.gpu.calibration
+        return min(fit.kernel_s, fit.vector_kernel_s, fit.forward.kernel_s, fit.backward.kernel_s)
+
+    def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
+        """Products at the fastest rate that any reaches, attention spread evenly, and bytes of
+        activations; launches and what does not grow with the samples apart.
+        """
+        matrix = attention_s = moved = 0.0
+        for op in operators:
+            if op.kind in ("attention", "attention_bwd"):
+                attention_s += self._attention(op, ring, 1, even=True).attention_s
+                continue
+            matrix += sum(product.flops * product.fraction for product in op.matmuls)
+            if not self.stored:
+                weights = _largest_weight(layer, op)
+                works = [w for w in self._passes_of(op) if w.elements > weights]
+                moved += sum(w.elements * self._passes(w).bytes for w in works)
+        return Cost(
+            matrix / fastest_flops(self.gpu, self.dtype),
+            attention_s,
+            moved / self.gpu.stream_Bps,
+        )
+
+    def beyond(
+        self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
+    ) -> Floats:
+        """Linear products of as many times the tokens, each as it is priced, launches apart."""
+        found: list[tuple[float, ...]] = []
+        for op in operators:
+            if self.stored or not op.kind.startswith("linear"):
+                continue
+            for product in op.matmuls:
+                experts = product.batch > 1
+                if experts and not _even_experts(layer):
+                    continue
+                spread = ep if experts else 1
+                for m, n, k, batch, _, row in self._sizes(layer, op, product):
+                    of = (m, n, k * spread) if op.kind == "linear_wgrad" else (m * spread, n, k)
+                    grows = op.kind == "linear_wgrad"
+                    found.append((*of, batch // spread, row, grows, product.fraction))
+        if not found:
+            return np.zeros(len(samples))
+        m, n, k, batch, row, deeper, fraction = np.array(found, dtype=np.float64).T[:, :, None]
+        times = np.array(samples, dtype=np.float64)[None, :]
+        m, k = np.where(deeper, m, m * times), np.where(deeper, k * times, k)
+        exact_s = gemm_times_s(
+            self.gpu, m, n, k, batch, self.dtype,
+            sustained=True, operand_row=np.broadcast_to(row, m.shape),
+        )  # fmt: skip
+        least_s = 2 * m * n * k * batch / fastest_flops(self.gpu, self.dtype)
+        more_s = fraction * (exact_s - self.launch_s - least_s)
+        return np.asarray(np.maximum(0.0, more_s).sum(axis=0))
 
     def cost(self, layer: Layer, op: Operator, ring: int = 1, samples: int = 1) -> Cost:
         """One operator; `ring` devices share the sequences of its attention (context parallel), of
@@ -163,16 +221,44 @@ class GpuPricer:
         return kept
 
     def _products(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
+        sizes = self._sizes(layer, op, product)
+        if any(size not in self._products_s for size in sizes):
+            self._price(sizes)
+        total_s = sum(self._products_s[size] for size in sizes)
+        cost = Cost(matrix_s=total_s * product.fraction, kernels=len(sizes))
+        return cost + self._casts(product) if sizes[0][4] == "fp8" else cost
+
+    def _price_products(self, layer: Layer) -> None:
+        """All products of a layer at once, which takes little longer than one."""
+        wanted = {
+            size
+            for op in (*layer.forward, *layer.backward)
+            if op.kind not in ("attention", "attention_bwd")
+            for product in op.matmuls
+            for size in self._sizes(layer, op, product)
+        }
+        new = wanted - self._products_s.keys()
+        for dtype in {size[4] for size in new}:
+            self._price([size for size in new if size[4] == dtype])
+
+    def _price(self, sizes: Sequence[tuple[int, int, int, int, str, int]]) -> None:
+        """Products (rows, columns, depth, batch, format, row of an operand) of one format."""
+        m, n, k, batch, dtype, row = zip(*sizes, strict=True)
+        found = gemm_times_s(
+            self.gpu, m, n, k, batch, dtype[0], sustained=True, operand_row=row
+        )
+        self._products_s.update(zip(sizes, found.tolist(), strict=True))
+
+    def _sizes(
+        self, layer: Layer, op: Operator, product: Matmul
+    ) -> list[tuple[int, int, int, int, str, int]]:
         dtype = self.dtype if op.kind.startswith("linear") else self.half
         parts = self._parts(layer, op, product)
         if op.kind == "linear_wgrad" and self.stored:  # outputs x inputs, as torch runs it
-            total_s = sum(self.product_s(p.m, p.n, p.k, p.batch, dtype, p.m) for p in parts)
-        elif op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
-            total_s = sum(self.product_s(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts)
-        else:
-            total_s = sum(self.product_s(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts)
-        cost = Cost(matrix_s=total_s * product.fraction, kernels=len(parts))
-        return cost + self._casts(product) if dtype == "fp8" else cost
+            return [(p.m, p.n, p.k, p.batch, dtype, p.m) for p in parts]
+        if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
+            return [(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts]
+        return [(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts]
 
     def _casts(self, product: Matmul) -> Cost:
         """An 8-bit operand in the two orders in which a product and its gradients read it, written
@@ -197,20 +283,25 @@ class GpuPricer:
             parts.append(Matmul(product.batch, m, n, k))
         return parts
 
-    def _product_s(self, m: int, n: int, k: int, batch: int, dtype: str, row: int) -> float:
-        return float(gemm_times_s(self.gpu, m, n, k, batch, dtype, sustained=True, operand_row=row))
-
     def _attention_s(
-        self, h: float, hk: float, s: int, d: int, causal: bool, backward: bool, keys: int
+        self,
+        h: float,
+        hk: float,
+        s: int,
+        d: int,
+        causal: bool,
+        backward: bool,
+        keys: int,
+        even: bool = False,
     ) -> float:
         return float(
             attention_times_s(
                 self.gpu, 1, h, hk, s, d, causal,
-                keys=keys, backward=backward, dtype=self.half, sustained=True,
+                keys=keys, backward=backward, dtype=self.half, sustained=True, even=even,
             )
         )  # fmt: skip
 
-    def _attention(self, op: Operator, ring: int, samples: int) -> Cost:
+    def _attention(self, op: Operator, ring: int, samples: int, even: bool = False) -> Cost:
         """Flash attention; a window or a different value width scales by the products' share."""
         scores, values = op.matmuls[:2]
         backward = op.kind == "attention_bwd"
@@ -226,10 +317,10 @@ class GpuPricer:
         # Several sequences over a ring are as much work as fewer whole ones on each device.
         whole = min(samples, ring)
         seconds = self.attention_s(
-            heads / whole, kv_heads / whole, sequence, head, causal, backward, sequence
+            heads / whole, kv_heads / whole, sequence, head, causal, backward, sequence, even
         )
         seconds *= whole / ring
-        if ring > 1:  # the same in smaller kernels, which take no less
+        if ring > 1 and not even:  # the same in smaller kernels, which take no less
             turns_s = self._turns_s(heads, kv_heads, own, head, causal, backward, ring)
             seconds = max(seconds, turns_s)
         seconds *= self.attention_factor
@@ -289,6 +380,22 @@ class GpuPricer:
         if name.startswith("softmax") and not self.stack.split_products:
             traffic /= 2  # measured in fp32, to which plain modules cast their 16-bit scores
         return Passes(traffic, KERNELS.get(name, 1))
+
+
+def _even_experts(layer: Layer) -> bool:
+    """Whether all experts get as many tokens without rounding."""
+    for op in layer.forward:
+        if op.kind == "dispatch":
+            sent, choices = layer.tensors[op.writes[0]], layer.tensors[op.reads[1]]
+            return sent.shape[0] * sent.shape[1] == choices.elements
+    return False
+
+
+def _largest_weight(layer: Layer, op: Operator) -> int:
+    """Elements of the largest weight, or gradient of one, that an operator reads or writes."""
+    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
+    return max((t.elements for t in tensors if t.role in roles), default=0)
 
 
 def _widths(layer: Layer, op: Operator) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.step.orders import copies_of
@@ -97,13 +97,12 @@ class ReplayedStep:
 def stage_passes(estimate: Estimate) -> list[list[PassTime]]:
     """Seconds of every chunk of every stage on one microbatch, host time spread over both ways."""
     run, layout = estimate.run, estimate.layout
-    if estimate.policy:
-        layout = replace(layout, recompute=estimate.policy)
     costs = Estimator(run).costs(layout)
     stepper = Stepper(run, layout)
+    shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
     return [
-        [stepper.stage_time([chunk]).passes for chunk in chunks]
-        for chunks in stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+        [stepper.stage_time([chunk], policy).passes for chunk in chunks]
+        for chunks, policy in zip(shares, estimate.policies, strict=True)
     ]
 
 

@@ -1,16 +1,18 @@
 """All layouts of a run: which values each axis may take, and the arrays of their combinations.
 
 A variant fixes what one device computes in a microbatch (tensor, context and expert degrees, the
-experts' tensor width, microbatch, sequence parallelism). The layouts of a variant differ in
-pipeline, interleaving, ZeRO stage, recomputation and schedule; there may be thousands, so they are
-held as arrays.
+experts' tensor width, sequence parallelism, microbatch); a family is all variants that differ in
+the microbatch alone. The layouts of a family are held as arrays, for there may be a hundred
+thousand; each may have any of the recomputation policies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from itertools import product
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,10 @@ from atoll.step.orders import ORDERS
 from atoll.training.run import Run
 
 Ints = NDArray[np.int64]
-ARRAYS = ("pp", "dp", "vpp", "zero", "hsdp", "recompute", "schedule", "microbatches")
-"""Of a block, what differs between its layouts."""
+Bools = NDArray[np.bool_]
+COLUMNS = ("pp", "dp", "vpp", "microbatch", "zero", "hsdp", "schedule")
+"""Of a family, what differs between its layouts, recomputation apart."""
+MOST_CONTEXT = 8  # ranks of context parallelism that are tried unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -31,28 +35,30 @@ class Axes:
     """Values to try on each axis; an empty one takes its default."""
 
     tp: tuple[int, ...] = ()
-    """Powers of two up to the node that divide heads and feed-forward columns."""
+    """Those inside the node that divide heads and feed-forward columns."""
     pp: tuple[int, ...] = ()
-    """Divisors of what the other axes leave, up to the number of layers."""
+    """Divisors of what the other axes leave, up to the layers, embedding and head counted too."""
     cp: tuple[int, ...] = ()
-    """1, 2; and 4, 8 for sequences of 8,192 tokens and more; those that divide the sequence."""
+    """1 to 8, those that divide the sequence."""
     ep: tuple[int, ...] = ()
-    """Powers of two that divide the experts."""
+    """Divisors of the experts."""
     etp: tuple[int, ...] = ()
-    """Tensor widths of the experts; by default that of the rest."""
+    """Tensor widths of the experts: that of the rest, or 1."""
     vpp: tuple[int, ...] = ()
-    """Divisors of the layers of a stage, embedding and head counted as layers or not."""
-    microbatch: tuple[int, ...] = (1, 2, 4, 8)
-    sp: tuple[bool, ...] = (True,)
+    """As many chunks as there are layers for, embedding and head counted too."""
+    microbatch: tuple[int, ...] = ()
+    """Divisors of the batch of a data-parallel rank."""
+    sp: tuple[bool, ...] = (True, False)
     """Matters where tp is above 1."""
-    zero: tuple[int, ...] = (0, 1, 2, 3)
+    zero: tuple[int, ...] = ZERO_STAGES
     """2 without a pipeline only."""
-    hsdp: tuple[int, ...] = (1,)
-    """Those that divide the ranks that share a parameter; above 1 from ZeRO 1 on."""
-    recompute: tuple[str, ...] = ("none", "selective", "full", "optimal")
-    schedule: tuple[str, ...] = ("1f1b",)
+    hsdp: tuple[int, ...] = ()
+    """Divisors of the number of ranks that share a parameter; above 1 from ZeRO 1 on."""
+    recompute: tuple[str, ...] = RECOMPUTE
+    schedule: tuple[str, ...] = ()
     """Of pipelines (layouts without one are always tried); 1f1b stands for interleaved where vpp is
-    above 1."""
+    above 1. By default those that the stack runs, but for gpipe, which takes as long as 1f1b and
+    holds more."""
 
     def __post_init__(self) -> None:
         for item in fields(self):  # a value given twice is one value
@@ -71,163 +77,142 @@ class Axes:
                 if value not in allowed:
                     known = ", ".join(str(a) for a in allowed)
                     raise AtollError(f"{name}: {value!r} is not one of {known}")
-        open_ = ("tp", "pp", "cp", "ep", "etp", "vpp")
-        for item in fields(self):
-            if item.name not in open_ and not getattr(self, item.name):
-                raise AtollError(f"{item.name}: no value to try")
+        for name in ("sp", "zero", "recompute"):
+            if not getattr(self, name):
+                raise AtollError(f"{name}: no value to try")
+
+    def orders(self, run: Run) -> tuple[str, ...]:
+        """The orders of pipelines that are tried."""
+        return self.schedule or tuple(order for order in run.stack.orders if order != "gpipe")
 
 
 @dataclass(frozen=True)
-class Variant:
-    """What one device computes in one microbatch."""
+class Family:
+    """What one device computes of a sequence."""
 
     tp: int
     cp: int
     ep: int
     etp: int
-    microbatch: int
     sp: bool
 
     def __str__(self) -> str:
         own = f" etp{self.etp}" if self.etp != self.tp else ""
-        return f"tp{self.tp} cp{self.cp} ep{self.ep}{own} mbs{self.microbatch}"
+        return f"tp{self.tp} cp{self.cp} ep{self.ep}{own}"
 
     def layout(self, **rest: Any) -> Layout:
-        """A layout of this variant; the other axes as given."""
-        own = {name: getattr(self, name) for name in ("tp", "cp", "ep", "etp", "microbatch", "sp")}
-        return Layout(**own, **rest)
+        """A layout of this family; the other axes as given."""
+        return Layout(tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp, **rest)
 
 
-@dataclass(frozen=True)
 class Block:
-    """All layouts of one variant, one entry an array position."""
+    """Layouts of one family, one entry an array position."""
 
-    variant: Variant
-    pp: Ints
-    dp: Ints
-    vpp: Ints
-    zero: Ints
-    hsdp: Ints
-    recompute: Ints  # index into `names`
-    schedule: Ints  # index into `schedules`
-    names: tuple[str, ...]
-    schedules: tuple[str, ...]
-    microbatches: Ints = field(repr=False)
+    def __init__(self, family: Family, schedules: tuple[str, ...], columns: NDArray[Any]) -> None:
+        self.family = family
+        self.schedules = schedules
+        self.columns = columns  # (COLUMNS, layouts)
+        self.pp, self.dp, self.vpp, self.microbatch, self.zero, self.hsdp, self.schedule = columns
 
     def __len__(self) -> int:
-        return int(self.pp.size)
+        return int(self.columns.shape[1])
 
-    def bases(self) -> tuple[Ints, Ints]:
-        """The first of those that differ in recomputation alone, and for each layout which."""
-        columns = [getattr(self, name) for name in ARRAYS if name != "recompute"]
-        shape = tuple(int(column.max()) + 1 for column in columns)
-        keys = np.ravel_multi_index(tuple(columns), shape)
-        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-        return first, which
-
-    def part(self, rows: NDArray[np.bool_]) -> Block:
-        """Some of its layouts."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in ARRAYS})
-
-    def layout(self, i: int) -> Layout:
-        v = self.variant
-        vpp = int(self.vpp[i])
-        schedule = self.schedules[int(self.schedule[i])]
-        if self.pp[i] == 1:
-            schedule = "1f1b"
-        elif schedule == "1f1b" and vpp > 1:
-            schedule = "interleaved"
-        return v.layout(
-            dp=int(self.dp[i]),
-            pp=int(self.pp[i]),
-            vpp=vpp,
-            zero=int(self.zero[i]),
-            hsdp=int(self.hsdp[i]),
-            recompute=self.names[int(self.recompute[i])],
-            schedule=schedule,
-        )
+    def layouts(self, rows: Ints, recompute: str) -> list[Layout]:
+        """Some of them, under a recomputation policy."""
+        of, found = self.family, []
+        for pp, dp, vpp, microbatch, zero, hsdp, schedule in self.columns[:, rows].T.tolist():
+            order = self.schedules[schedule]
+            if pp == 1:
+                order = "1f1b"
+            elif order == "1f1b" and vpp > 1:
+                order = "interleaved"
+            found.append(
+                Layout(
+                    dp, of.tp, pp, of.cp, of.ep, of.etp, vpp, microbatch, of.sp, zero, hsdp,
+                    recompute, order,
+                )
+            )  # fmt: skip
+        return found
 
 
-class Table:
-    """The layouts of all variants side by side."""
-
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        sizes = [len(b) for b in blocks]
-        self.owner = np.repeat(np.arange(len(blocks)), sizes)
-        self.inside = np.concatenate([np.arange(n) for n in sizes])
-        self.pp = np.concatenate([b.pp for b in blocks])
-        self.vpp = np.concatenate([b.vpp for b in blocks])
-        self.zero = np.concatenate([b.zero for b in blocks])
-        self.hsdp = np.concatenate([b.hsdp for b in blocks])
-        self.recompute = np.concatenate([b.recompute for b in blocks])
-        self.schedule = np.concatenate([b.schedule for b in blocks])
-        self.schedules = blocks[0].schedules
-        self.names = blocks[0].names
-
-    def __len__(self) -> int:
-        return int(self.pp.size)
-
-
-def variants(run: Run, axes: Axes) -> Iterator[Variant]:
-    """Every variant that the devices, the batch and the model allow."""
+def families(run: Run, axes: Axes) -> Iterator[Family]:
+    """Every family that the devices and the model allow."""
     model = run.model
-    tps = axes.tp or _powers(min(run.network.node, run.devices))
-    tps = tuple(t for t in tps if _tensor_fits(run, t))
-    cps = axes.cp or _contexts(run)
-    eps = axes.ep or _powers(max(1, model.experts))
-    for tp, cp, ep, microbatch in product(tps, cps, eps, axes.microbatch):
+    tps = axes.tp or range(1, min(run.network.node, run.devices) + 1)
+    cps = axes.cp or range(1, MOST_CONTEXT + 1)
+    eps = axes.ep or _divisors(max(1, model.experts))
+    whole = run.stored is not None or model.encoder_layers or model.recurrent
+    for tp, cp, ep in product((t for t in tps if _tensor_fits(run, t)), cps, eps):
         if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
             continue
-        if cp > 1 and (run.stored is not None or model.encoder_layers or model.recurrent):
-            continue
-        if cp > 1 and run.attention == "unfused":  # rings pass blocks of flash attention on
+        # Rings pass blocks of flash attention on.
+        if cp > 1 and (whole or run.attention == "unfused"):
             continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue
         for sp in axes.sp if tp > 1 and run.stored is None else (False,):
             if sp and (run.sequence // cp) % tp:
                 continue
-            for etp in axes.etp or (tp,):
+            for etp in axes.etp or ((1, tp) if model.experts and tp > 1 else (tp,)):
                 if _experts_fit(run, tp, etp, sp):
-                    yield Variant(tp, cp, ep, etp, microbatch, sp)
+                    yield Family(tp, cp, ep, etp, sp)
 
 
-def block_of(run: Run, axes: Axes, variant: Variant) -> Block:
-    """The arrays of one variant's layouts."""
-    rest = run.devices // (variant.tp * variant.cp)
-    pps = axes.pp or tuple(p for p in range(1, run.model.layers + 1) if rest % p == 0)
-    rows: list[tuple[int, ...]] = []
-    for pp in pps:
-        if rest % pp or pp > run.model.layers + 2:
-            continue
+def block_of(run: Run, axes: Axes, family: Family) -> Block:
+    """The arrays of one family's layouts."""
+    rest = run.devices // (family.tp * family.cp)
+    schedules = axes.orders(run)
+    parts = []
+    for pp in axes.pp or _divisors(rest):
         dp = rest // pp
-        per_step, ranks = dp * variant.microbatch, dp * variant.cp * variant.tp
-        if run.global_batch % per_step or ranks % (variant.ep * variant.etp):
+        ranks = dp * family.cp * family.tp
+        if rest % pp or pp > run.model.layers + 2 or ranks % (family.ep * family.etp):
             continue
-        m = run.global_batch // per_step
-        copies = dp * variant.cp, ranks // (variant.ep * variant.etp)
-        orders = [
-            (vpp, s)
-            for vpp in _chunks(run, axes, pp)
-            for s, order in enumerate(axes.schedule)
-            if _ordered(order, run.model.layers, pp, vpp, m, axes.schedule)
+        if run.global_batch % dp:
+            continue
+        copies = gcd(dp * family.cp, ranks // (family.ep * family.etp))
+        parts.append(
+            _of_stages(axes, schedules, run.model.layers, run.global_batch // dp, pp, dp, copies)
+        )
+    empty = np.empty((len(COLUMNS), 0), dtype=np.int32)
+    return Block(family, schedules, np.concatenate([empty, *parts], axis=1))
+
+
+@lru_cache(maxsize=512)
+def _of_stages(
+    axes: Axes, schedules: tuple[str, ...], layers: int, batch: int, pp: int, dp: int, copies: int
+) -> NDArray[np.int32]:
+    """Columns of the layouts with so many stages and data ranks, each of a part of the batch."""
+    sizes = np.array([b for b in axes.microbatch or _divisors(batch) if batch % b == 0])
+    orders = np.array(
+        [
+            (vpp, s, order == "dualpipe" and pp > 1)
+            for vpp in _chunks(axes, layers, pp)
+            for s, order in enumerate(schedules)
+            if _ordered(order, layers, pp, vpp, schedules)
         ]
-        for (vpp, s), zero, hsdp, r in product(
-            orders, axes.zero, axes.hsdp, range(len(axes.recompute))
-        ):
-            if zero == 2 and pp > 1:
-                continue
-            if hsdp > 1 and (zero == 0 or any(n % hsdp for n in copies)):
-                continue
-            rows.append((pp, dp, vpp, zero, hsdp, r, s, m))
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(ARRAYS))
-    arrays: dict[str, Any] = {n: np.ascontiguousarray(table[:, i]) for i, n in enumerate(ARRAYS)}
-    return Block(variant, names=axes.recompute, schedules=axes.schedule, **arrays)
+    ).reshape(-1, 3)
+    divisions = np.array(
+        [
+            (zero, hsdp)
+            for zero in axes.zero
+            if zero != 2 or pp == 1
+            for hsdp in axes.hsdp or (_divisors(copies) if zero else (1,))
+            if hsdp == 1 or (zero and copies % hsdp == 0)
+        ]
+    ).reshape(-1, 2)
+    shape = len(sizes), len(orders), len(divisions)
+    size, order, division = (at.reshape(-1) for at in np.indices(shape))
+    columns = np.empty((len(COLUMNS), size.size), dtype=np.int32)
+    columns[0], columns[1] = pp, dp
+    columns[2], columns[6] = orders[order, 0], orders[order, 1]
+    columns[3] = sizes[size]
+    columns[4], columns[5] = divisions[division].T
+    even = (batch // columns[3]) % 2 == 0
+    return columns[:, even | (orders[order, 2] == 0)]
 
 
-def _ordered(
-    order: str, layers: int, pp: int, vpp: int, microbatches: int, wanted: tuple[str, ...]
-) -> bool:
+def _ordered(order: str, layers: int, pp: int, vpp: int, wanted: tuple[str, ...]) -> bool:
     """Whether a schedule makes sense there. Without stages there is none: the first stands for all;
     with chunks only one does.
     """
@@ -240,22 +225,13 @@ def _ordered(
     if order == "zb-v":
         return vpp == 1 and 2 * pp <= layers + 2
     if order == "dualpipe":
-        return vpp == 1 and pp % 2 == 0 and microbatches % 2 == 0
+        return vpp == 1 and pp % 2 == 0
     return vpp == 1
 
 
-def _chunks(run: Run, axes: Axes, pp: int) -> Iterator[int]:
-    layers = run.model.layers
-    wanted = axes.vpp or tuple(range(1, (layers + 2) // pp + 1))
-    for vpp in wanted:
-        if vpp == 1:
-            yield vpp
-        elif pp > 1:
-            if axes.vpp:
-                if pp * vpp <= layers + 2:
-                    yield vpp
-            elif layers % (pp * vpp) == 0 or (layers + 2) % (pp * vpp) == 0:
-                yield vpp
+def _chunks(axes: Axes, layers: int, pp: int) -> Iterator[int]:
+    most = (layers + 2) // pp if pp > 1 else 1
+    return (vpp for vpp in axes.vpp or range(1, most + 1) if vpp == 1 or vpp <= most)
 
 
 def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
@@ -264,40 +240,39 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
     model = run.model
     if axes.tp:
         found.append(_other("tp", axes.tp))
-    elif run.devices > 1:
-        found.append(f"tp above {min(run.network.node, run.devices)} or no power of two")
+    elif run.devices > run.network.node:
+        found.append(f"tp above {run.network.node}")
     if axes.pp:
         found.append(_other("pp", axes.pp))
     whole = run.stored is not None or model.encoder_layers or run.attention == "unfused"
     if not whole:
-        found.append(_other("cp", axes.cp) if axes.cp else f"cp above {max(_contexts(run))}")
+        found.append(_other("cp", axes.cp) if axes.cp else f"cp above {MOST_CONTEXT}")
     if model.experts:
-        found.append(_other("ep", axes.ep) if axes.ep else "ep that is no power of two")
-        found.append(_other("etp", axes.etp) if axes.etp else "etp other than tp")
-    found.append(_other("vpp", axes.vpp) if axes.vpp else "vpp with unequal chunks")
-    found.append(_other("microbatch", axes.microbatch))
-    found.append(_other("hsdp", axes.hsdp))
+        if axes.ep:
+            found.append(_other("ep", axes.ep))
+        found.append(_other("etp", axes.etp) if axes.etp else "etp other than 1 and tp")
+    for name in ("vpp", "microbatch", "hsdp"):
+        if getattr(axes, name):
+            found.append(_other(name, getattr(axes, name)))
     if len(axes.sp) == 1 and run.stored is None:
         found.append("sp off" if axes.sp[0] else "sp on")
+    orders = axes.orders(run)
+    if "1f1b" in orders:  # stands for interleaved, and gpipe is never faster
+        orders = (*orders, "interleaved", "gpipe")
     known: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
         ("zero", ZERO_STAGES, axes.zero),
         ("recompute", RECOMPUTE, axes.recompute),
-        # 1f1b stands for interleaved.
-        ("schedule", ORDERS, (*axes.schedule, *(("interleaved",) * ("1f1b" in axes.schedule)))),
+        ("schedule", ORDERS, orders),
     )
     for name, values, tried in known:
         rest = [str(value) for value in values if value not in tried]
         if rest:
             found.append(f"{name} {', '.join(rest)}")
-    return tuple(found)
+    return (*found, "stages less even than can be")
 
 
 def _other(name: str, values: tuple[int, ...]) -> str:
     return f"{name} other than {', '.join(str(value) for value in values)}"
-
-
-def _contexts(run: Run) -> tuple[int, ...]:
-    return (1, 2, 4, 8) if run.sequence >= 8192 else (1, 2)
 
 
 def _tensor_fits(run: Run, tp: int) -> bool:
@@ -315,5 +290,6 @@ def _experts_fit(run: Run, tp: int, etp: int, sp: bool) -> bool:
     return run.model.expert_width % etp == 0 and (etp == tp or bool(own))
 
 
-def _powers(limit: int) -> tuple[int, ...]:
-    return tuple(1 << i for i in range(max(1, limit).bit_length()) if 1 << i <= limit)
+@lru_cache(maxsize=4096)
+def _divisors(n: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, n + 1) if n % d == 0)

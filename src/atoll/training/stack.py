@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from atoll.errors import AtollError
+from atoll.step.orders import ORDERS
 from atoll.yamlfile import suggestion
 
 
@@ -109,6 +110,8 @@ class Stack:
     """Host time of recomputing a layer beside its kernels (random states, nested graphs)."""
     host_expert_s: float = 0.0
     """Host time of one expert in one pass: indices that must be read back to be used."""
+    orders: tuple[str, ...] = ORDERS
+    """Pipeline orders that it runs, itself or by an implementation published for it."""
 
 
 # LlamaRMSNorm: cast up, square, mean, scale, cast down, weight; its backward undoes each.
@@ -122,6 +125,12 @@ _GELU_NEW = Passes(36, 8)
 _GELU_NEW_BWD = Passes(56, 12)
 # (BigCode calls the fused one; T5 1.1 and mT5 have it in their gate, BLOOM a formula of its own.)
 COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})
+
+# torch.distributed.pipelining's, and DeepSeek's release of DualPipe.
+TORCH_ORDERS = ("1f1b", "interleaved", "gpipe", "zb-v", "dualpipe")
+# Before zero bubble (arXiv:2401.10241, published as a change of Megatron-LM), and today in NeMo and
+# in programs of XLA, which hold whole backward passes.
+FUSED_ORDERS = ("1f1b", "interleaved", "gpipe")
 
 # Host times: fitted on small models of h200_steps.csv, which launches bind (docs/training.md).
 EAGER = Stack(
@@ -153,6 +162,7 @@ EAGER = Stack(
     host_kernel_s=10.7e-6,
     host_checkpoint_s=2.2e-3,
     host_expert_s=0.2e-3,
+    orders=TORCH_ORDERS,
 )
 
 # Fused: one kernel reads each operand once and writes its result once.
@@ -187,6 +197,7 @@ COMPILED = Stack(
     keeps_gathered=False,
     overlap=Overlap(gradient=1.0),
     late_gradients=True,
+    orders=TORCH_ORDERS,
 )
 
 # Megatron-LM since 2023: fused kernels, gradients reduced while the last backward pass runs.
@@ -227,6 +238,7 @@ MEGATRON_2021 = replace(
     expert_workspaces=0,
     overlap=Overlap(tensor=0.3),
     slack=1.06,
+    orders=FUSED_ORDERS,
 )
 
 # DeepSpeed's ZeRO 3 of the same time gathered parameter by parameter, each from its owner.
@@ -239,6 +251,7 @@ NEMO = replace(
     name="nemo",
     overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8),
     fp8_copies=0,
+    orders=FUSED_ORDERS,
 )
 
 # PyTorch modules with flash attention and nothing else fused, under Megatron-like parallelism.
@@ -304,6 +317,7 @@ XLA = replace(
     host_layer_s=0.0,
     host_kernel_s=0.0,
     host_checkpoint_s=0.0,
+    orders=FUSED_ORDERS,
 )
 
 # A chip of the template: a compiler places tensors and schedules operators; nothing hides behind a

@@ -133,34 +133,33 @@ class Stepper:
         self.run = run
         self.layout = layout
         self.microbatches = layout.microbatches(run.global_batch)
-        self._passes: dict[int, tuple[Pass, Pass, Pass]] = {}
+        self._passes: dict[tuple[int, str], tuple[Pass, Pass, Pass]] = {}
         self._links: dict[tuple[TensorLink, ...], float] = {}
 
-    def stage_time(self, chunks: Sequence[Share]) -> StageTime:
-        """One microbatch through so many chunks; of all that a stage holds, the mean over the
-        directions in which it is passed.
+    def stage_time(self, chunks: Sequence[Share], recompute: str) -> StageTime:
+        """One microbatch through so many chunks under a choice of recomputation; of all that a
+        stage holds, the mean over the directions in which it is passed.
         """
-        forward, backward, recompute = Pass(), Pass(), Pass()
+        forward, backward, again = Pass(), Pass(), Pass()
         weight_s = beside_s = waiting_s = 0.0
         directions = max(1, len(chunks) // self.layout.rounds)
         for chunk in chunks:
             for cost, count in chunk:
                 n = count / directions
-                known = self._passes.get(id(cost))
-                if known is None:
-                    known = self.layer_passes(cost, self.layout.recompute)
-                    self._passes[id(cost)] = known
-                f, b, r = known
+                key = id(cost), recompute
+                if key not in self._passes:
+                    self._passes[key] = self.layer_passes(cost, recompute)
+                f, b, r = self._passes[key]
                 forward += f.times(n)
                 backward += b.times(n)
-                recompute += r.times(n)
+                again += r.times(n)
                 weight_s += cost.weight.total_s * n
-                beside, waiting = self.host_s(cost, self.layout.recompute)
+                beside, waiting = self.host_s(cost, recompute)
                 beside_s += beside * n
                 waiting_s += waiting * n
-        device_s = forward.total_s + backward.total_s + recompute.total_s
+        device_s = forward.total_s + backward.total_s + again.total_s
         host_s = max(0.0, beside_s - device_s) + waiting_s
-        return StageTime(forward, backward, recompute, weight_s, host_s)
+        return StageTime(forward, backward, again, weight_s, host_s)
 
     def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer under a choice of the last."""
@@ -201,6 +200,13 @@ class Stepper:
                 0.0,
             ),
         )
+
+    def unhidden(self, cost: LayerCost) -> bool:
+        """Whether products are long enough for all collectives that may hide behind them, so that
+        longer ones take as much longer.
+        """
+        hidden_s = self._links_s(cost.hidden_links)
+        return self.run.stack.overlap.tensor * hidden_s <= cost.backward.matrix_s
 
     def _links_s(self, links: tuple[TensorLink, ...]) -> float:
         if links not in self._links:

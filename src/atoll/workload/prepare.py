@@ -52,6 +52,7 @@ def prepare(
         attention=attention,
         fused_loss=fused_loss,
         whole_periods=whole_periods,
+        backward=tensor_parallel == max(1, expert_tensor) == 1,
     )
     return fuse(shard(whole, tensor_parallel, sequence_parallel, expert_tensor), fusion)
 

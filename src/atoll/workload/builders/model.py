@@ -29,11 +29,12 @@ def build_model(
     attention: str = "flash",
     fused_loss: bool = False,
     whole_periods: bool = True,
+    backward: bool = True,
 ) -> Model:
     """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device.
 
     Blocks that alternate are layers of a whole period each, or stand alone: then the chain has the
-    same layer in several places.
+    same layer in several places. Without `backward` they are to be sharded, which differentiates.
     """
     length = config.sequence if sequence is None else sequence
     last = config.decoder_sequence or length
@@ -42,18 +43,17 @@ def build_model(
     def layer(name: str, write: Callable[[Graph], tuple[str, str]]) -> Layer:
         graph = Graph(config, microbatch, last if name in ("head", "loss") else length)
         source, target = write(graph)
-        return differentiate(
-            Layer(
-                name=name,
-                tensors=graph.tensors,
-                forward=tuple(graph.operators),
-                backward=(),
-                input=source,
-                output=target,
-                more_inputs=graph.more_inputs,
-                more_outputs=graph.more_outputs,
-            )
+        forward = Layer(
+            name=name,
+            tensors=graph.tensors,
+            forward=tuple(graph.operators),
+            backward=(),
+            input=source,
+            output=target,
+            more_inputs=graph.more_inputs,
+            more_outputs=graph.more_outputs,
         )
+        return differentiate(forward) if backward else forward
 
     vision = bool(config.patch_inputs)
     blocks: list[tuple[str, Callable[[Graph], tuple[str, str]], int]]

@@ -1,0 +1,324 @@
+"""Step time and memory of many layouts from the tables of `batch`: sums and maxima over stages.
+
+As `estimate`, `memory.stage_memory` and `step.bubbles.step_with_transfers_s` state them; a test
+draws layouts and compares. Arrays run over the stages of all rows, one row after another, and over
+choices of recomputation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from atoll.training.batch import Tables
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Columns of `Tables.rows`.
+STAGES, MICROBATCHES, COPIES, ZERO, SPLIT, LATE, PIPE, DIVISION, GROUP, SIDE, LOSS = range(11)
+SAME = 1e-12  # of a stage's time: choices that differ by less take as long
+
+
+class States(NamedTuple):
+    """What no choice changes. Of every row: accumulation and update of a step, and the gradients'
+    collectives behind the last backward pass and behind each one before; of every stage: bytes that
+    are fixed, of gradients, and that wait for weight gradients, and seconds of these.
+    """
+
+    beside_s: Floats
+    last_s: Floats
+    before_s: Floats
+    fixed: Floats
+    gradients: Floats
+    waiting: Floats
+    weight_s: Floats
+
+
+class Passes(NamedTuple):
+    """(stages, choices): seconds of a microbatch, and bytes."""
+
+    forward: Floats
+    backward: Floats
+    device_f: Floats
+    device_b: Floats
+    """Without host time."""
+    own: Floats
+    """All of it, without transfers, and that behind the forward pass."""
+    behind: Floats
+    bytes: Floats
+
+
+class Sums:
+    """Estimates of some rows of the tables."""
+
+    def __init__(self, tables: Tables, rows: Ints) -> None:
+        self.t = tables
+        self.run, self.stack = tables.run, tables.run.stack
+        self.rows = rows
+        sizes = rows[:, STAGES]
+        self.starts = np.cumsum(sizes) - sizes
+        self.row = np.repeat(np.arange(len(rows)), sizes)
+        self.place = np.arange(len(self.row)) - self.starts[self.row]
+        """Of every stage its row, and where it stands there."""
+        self.stage = tables.starts[rows[self.row, PIPE]] + self.place
+        self.m = rows[:, MICROBATCHES].astype(np.float64)[:, None]
+
+    def figures(self) -> tuple[Floats, Floats, Ints]:
+        """Seconds and bytes of every row under each choice, and in the last column where every
+        stage has the fastest choice that fits it, or one for all where that is faster; the choices
+        of stages that this comes to.
+        """
+        t = self.t
+        states = self.states()
+        passes = self.passes(states)
+        bounds = t.bounds
+        picks = np.zeros(len(self.row), dtype=np.int64)
+        if bounds.any():
+            time_s = self.step_s(states, passes, bound=True)
+            needed = self.most(passes.bytes)
+            return np.append(time_s, time_s[:, -1:], 1), np.append(needed, needed[:, -1:], 1), picks
+        picks = self.fastest(passes)
+        mixed = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))
+        every = Passes(*(np.append(x, y, axis=1) for x, y in zip(passes, mixed, strict=True)))
+        time_s, needed = self.step_s(states, every, bound=False), self.most(every.bytes)
+        fitting_s = np.where(needed[:, :-1] <= self.run.gpu.hbm_bytes, time_s[:, :-1], np.inf)
+        one = fitting_s.argmin(axis=1)
+        better = np.flatnonzero(fitting_s[np.arange(len(one)), one] < time_s[:, -1])
+        time_s[better, -1] = time_s[better, one[better]]
+        needed[better, -1] = needed[better, one[better]]
+        mine = np.isin(self.row, better)
+        picks[mine] = one[self.row[mine]]
+        return time_s, needed, picks
+
+    def most(self, values: Floats) -> Floats:
+        """Of every row the largest of its stages'."""
+        return np.maximum.reduceat(values, self.starts, axis=0)
+
+    def total(self, values: Floats) -> Floats:
+        return np.add.reduceat(values, self.starts, axis=0)
+
+    def fastest(self, passes: Passes) -> Ints:
+        """Of every stage the fastest choice that fits, of equal ones the first; else the one that
+        needs least.
+        """
+        fits = passes.bytes <= self.run.gpu.hbm_bytes
+        own_s = np.where(fits, passes.own, np.inf)
+        first = (own_s <= own_s.min(axis=1, keepdims=True) * (1 + SAME)).argmax(axis=1)
+        return np.asarray(np.where(fits.any(axis=1), first, passes.bytes.argmin(axis=1)))
+
+    def states(self) -> States:
+        t, rows = self.t, self.rows
+        mine = rows[self.row]
+        copies, zero = mine[:, COPIES], mine[:, ZERO]
+        held = t.held[t.content[self.stage]]
+        sums = t.counts @ t.kinds
+        sums[:, 0] -= t.held[t.content, 0]
+        dense, expert, waiting, copied, weight_s = sums[self.stage].T
+        per = t.parameters[mine[:, DIVISION]]
+        weights, gradients, optimizer, accumulate_s, update_s = (
+            per[:, i, 0] * dense + per[:, i, 1] * expert for i in range(5)
+        )
+        fixed = weights + optimizer + held[np.arange(len(held)), 2 + zero]
+        fixed += np.where(zero < 3, copied, 0.0)
+        fixed += np.where(t.came[self.stage, 0] > 0, self.stack.sends_held * held[:, 1], 0.0)
+        # Many stages hold as much, and send it over the same groups.
+        alike, number = np.unique(sums[:, 0] + 1j * sums[:, 1], return_inverse=True)
+        keys, key = np.unique(
+            mine[:, GROUP] * len(alike) + number.reshape(-1)[self.stage], return_inverse=True
+        )
+        group, number = np.divmod(keys, len(alike))
+        gather_s, reduce_s = (
+            x[key] for x in self.shared_s(group, alike.real[number], alike.imag[number])
+        )
+        each_s = reduce_s + self.stack.regathers * gather_s
+        return States(
+            self.m[:, 0] * self.most(accumulate_s) + self.most(update_s),
+            np.where(rows[:, ZERO] < 3, self.most(reduce_s + gather_s), 0.0),
+            np.where(rows[:, ZERO] == 2, self.most(each_s), 0.0),
+            fixed,
+            gradients,
+            waiting / copies,
+            weight_s / copies,
+        )
+
+    def shared_s(self, group: Ints, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:
+        """Gathers of weights and sums of gradients of so many parameters, over groups."""
+        t = self.t
+        wires_s = np.zeros((2, len(group)))
+        begin, end = t.spans[group].T
+        for i in range(int((end - begin).max(initial=0))):
+            there = np.flatnonzero(begin + i < end)
+            one = begin[there] + i
+            gathers, per_dense, per_expert, fixed_s = t.collective[one].T
+            bytes_ = per_dense * dense[there] + per_expert * expert[there]
+            size, longest_s = np.log(np.maximum(bytes_, 1e-300)), np.zeros(len(there))
+            for level, (sizes, shares) in enumerate(zip(t.sizes, t.shares, strict=True)):
+                share = np.interp(size, np.log(sizes), shares)
+                longest_s = np.maximum(longest_s, t.s_per_byte[one, level] * bytes_ / share)
+            wire_s = np.where(bytes_ > 0, fixed_s + longest_s, 0.0)
+            wires_s[np.where(gathers > 0, 0, 1), there] += wire_s
+        return wires_s[0], wires_s[1]
+
+    def passes(self, states: States) -> Passes:
+        """Every stage's passes and bytes under each choice."""
+        t, rows = self.t, self.rows
+        mine = rows[self.row]
+        # Rows whose weights are gathered layer by layer differ by group.
+        gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP], -1)
+        ways, way = np.unique(np.stack([rows[:, SIDE], gathered]), axis=1, return_inverse=True)
+        layers = np.stack([self.layers(int(side), int(group)) for side, group in ways.T])
+        n = t.counts[self.stage] / mine[:, COPIES, None]
+        of = layers[way.reshape(-1)[self.row]]  # (stages, kinds, choices, 4)
+        forward, backward, beside, waiting = np.moveaxis(np.einsum("sk,skcx->scx", n, of), 2, 0)
+        device = forward + backward
+        host = np.maximum(0.0, beside - device) + waiting
+        shown_s = ((1.0 - self.stack.overlap.pipeline) * t.sends_s[mine[:, GROUP]])[:, None]
+        came = t.came[self.stage]
+        device_f = forward + shown_s * came[:, :1]
+        device_b = backward + shown_s * came[:, 1:] - states.weight_s[:, None]
+        return Passes(
+            device_f + host / 2,
+            device_b + host / 2,
+            device_f,
+            device_b,
+            device + host,
+            backward + host,
+            self.memory(states),
+        )
+
+    def layers(self, side: int, group: int) -> Floats:
+        """(kinds, choices, 4): seconds of each kind of layer, with gathers that nothing hides."""
+        t = self.t
+        x = t.passes[side]
+        found = x[:, :, [0, 1, 4, 5]]
+        if group >= 0:
+            dense, expert = t.kinds[:, 0], t.kinds[:, 1]
+            both = self.shared_s(np.full(len(dense), group), dense, expert)
+            gather_s, reduce_s = (s[:, None] / self.stack.gather_efficiency for s in both)
+            hidden = self.stack.overlap.gather
+            for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):
+                found[:, :, at] += wire_s - np.minimum(hidden * wire_s, x[:, :, 2 + at])
+        return found
+
+    def memory(self, states: States) -> Floats:
+        """Bytes that every stage needs (`memory.stage_memory`)."""
+        t, rows = self.t, self.rows[self.row]
+        content = t.content[self.stage]
+        kept = (t.weighed @ t.kept)[self.stage]
+        peaks = t.peaks[self.stage]
+        activations = np.zeros_like(kept)
+        for held, late in peaks.transpose(1, 2, 0):
+            late_bytes = (states.waiting * late)[:, None]
+            activations = np.maximum(activations, kept * held[:, None] + late_bytes)
+        logits, transient = t.logits[rows[:, LOSS], content][:, None], t.transient[content]
+        gradients = states.gradients[:, None]
+        peak = gradients + activations + np.maximum(transient, logits)
+        if self.stack.late_gradients:
+            early = np.where(rows[:, MICROBATCHES, None] > 1, gradients, 0.0)
+            summed = 2 * self.run.states.gradient * t.held[content, :1]
+            late_peak = np.maximum(
+                early + activations + logits, gradients + np.maximum(transient, summed)
+            )
+            peak = np.where(rows[:, ZERO, None] < 2, late_peak, peak)
+        needed = (states.fixed[:, None] + peak) * (1 + self.stack.fragmentation)
+        return np.asarray(needed + self.stack.context_bytes)
+
+    def step_s(self, states: States, passes: Passes, *, bound: bool) -> Floats:
+        """The whole step: what stages run, gradients that nothing hides, optimizer."""
+        hidden = self.stack.overlap.gradient
+        if bound:
+            passes_s, behind_s = self.bound_s(states, passes), np.full((1, 1), np.inf)
+        else:
+            passes_s = self.all_passes_s(states, passes)
+            behind_s = np.take_along_axis(passes.behind, self.slowest(passes.own), axis=0)
+        last_s, before_s = states.last_s[:, None], states.before_s[:, None]
+        gradient_s = last_s - hidden * np.minimum(last_s, behind_s)
+        gradient_s = gradient_s + (self.m - 1) * (
+            before_s - hidden * np.minimum(before_s, behind_s)
+        )
+        stack = self.stack
+        step_s = passes_s + states.beside_s[:, None] + gradient_s + stack.step_s
+        return np.asarray(step_s * stack.slack)
+
+    def slowest(self, time_s: Floats) -> Ints:
+        """(rows, choices): the stage that takes longest, the first of such."""
+        longest = time_s == self.most(time_s)[self.row]
+        number = np.arange(len(time_s))[:, None]
+        return np.minimum.reduceat(np.where(longest, number, len(time_s)), self.starts, axis=0)
+
+    def all_passes_s(self, states: States, passes: Passes) -> Floats:
+        """`bubbles.step_with_transfers_s`."""
+        forward, backward, weight = passes.forward, passes.backward, states.weight_s[:, None]
+        slowest = self.slowest(forward + backward + weight)
+        n = np.maximum(1, self.rows[:, STAGES, None] - 1)
+        one_f, one_b = (np.take_along_axis(x, slowest, axis=0) for x in (forward, backward))
+        one_w, sent = states.weight_s[slowest], self.sent_s()[:, None]
+        idle_s = self.longest_way(
+            self.rows,
+            (self.total(forward) - one_f) / n,
+            (self.total(backward) - one_b) / n,
+            self.mean_weight_s(states.weight_s, one_w),
+        )
+        apart_s = self.stack.overlap.pipeline * (self.total(sent) - sent[:, 0][slowest])
+        pipes = self.rows[:, STAGES, None] > 1
+        rest_s = np.where(pipes, idle_s + apart_s, 0.0)
+        return np.asarray(self.m * (one_f + one_b + one_w) + rest_s)
+
+    def sent_s(self) -> Floats:
+        """Transfers into every stage, of one microbatch both ways."""
+        wire_s = self.t.sends_s[self.rows[self.row, GROUP]]
+        return np.asarray(self.t.came[self.stage].sum(axis=1) * wire_s)
+
+    def longest_way(
+        self, rows: Ints, forward: Floats, backward: Floats, weight: Floats
+    ) -> Floats:
+        """The bubble from the mean passes of all stages but the slowest."""
+        found = np.zeros_like(forward)
+        for way in self.t.bubbles[rows[:, PIPE]].transpose(1, 2, 0)[:, :, :, None]:
+            found = np.maximum(found, way[0] * forward + way[1] * backward + way[2] * weight)
+        return found
+
+    def mean_weight_s(self, weight_s: Floats, one_s: Floats) -> Floats:
+        """Weight passes of the stages but the slowest, no longer than that one's where they run
+        apart; where some cannot be put off, of the shortest.
+        """
+        rows = self.rows
+        n = np.maximum(1, rows[:, STAGES, None] - 1)
+        split, late = rows[:, SPLIT, None] > 0, rows[:, LATE]
+        mean = (self.total(weight_s[:, None]) - one_s) / n
+        if not split.any():
+            return mean
+        clipped = np.minimum(weight_s[:, None], one_s[self.row])
+        mean = np.where(split, (self.total(clipped) - one_s) / n, mean)
+        if late.any():
+            # Cut off at the slowest's, that one is the last in order.
+            left = np.where(late > 0, np.minimum(late * n[:, 0], rows[:, MICROBATCHES] - 1), 0)
+            times = np.clip(left[self.row] - late[self.row] * self.place, 0, late[self.row])
+            times[self.place >= n[self.row, 0]] = 0
+            ordered = np.minimum(
+                weight_s[np.lexsort((weight_s, self.row))][:, None], one_s[self.row]
+            )
+            put_off = self.total(ordered * times[:, None]) / np.maximum(1, left)[:, None]
+            mean = np.where(late[:, None] > 0, put_off, mean)
+        return mean
+
+    def bound_s(self, states: States, passes: Passes) -> Floats:
+        """No more than any choice takes whose layers take no less: the slowest stage's
+        microbatches, and the bubble of the others without host time, whichever of them is the
+        slowest.
+        """
+        weight, sent = states.weight_s[:, None], self.sent_s()[:, None]
+        longest_s = self.most(passes.forward + passes.backward + weight)
+        rows = self.rows[self.row]
+        n = np.maximum(1, rows[:, STAGES, None] - 1)
+        means = [
+            (self.total(x)[self.row] - x) / n for x in (passes.device_f, passes.device_b, weight)
+        ]
+        least_s = np.minimum.reduceat(self.longest_way(rows, *means), self.starts, axis=0)
+        apart_s = self.stack.overlap.pipeline * (self.total(sent) - self.most(sent))
+        pipes = self.rows[:, STAGES, None] > 1
+        return self.m * longest_s + np.where(pipes, least_s + apart_s, 0.0)
