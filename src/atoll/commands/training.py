@@ -25,7 +25,7 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
 
 def plan(question: PlanQuestion, as_json: bool) -> None:
     from atoll.api import plan as run
-    from atoll.training.plan import UnusableError
+    from atoll.training.search import UnusableError
 
     refused = None
     with printing_training.progress(quiet=as_json) as show:

@@ -194,7 +194,7 @@ class Sums:
         """(kinds, choices, 4): seconds of each kind of layer, with gathers that nothing hides."""
         t = self.t
         x = t.passes[side]
-        found = x[:, :, [0, 1, 4, 5]]
+        found: Floats = x[:, :, [0, 1, 4, 5]]
         if group >= 0:
             dense, expert = t.kinds[:, 0], t.kinds[:, 1]
             both = self.shared_s(np.full(len(dense), group), dense, expert)
