@@ -8,7 +8,7 @@ recomputation choices are those of one set for all chips.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,15 +26,27 @@ from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.batch import Tables, tables_of
-from atoll.training.batch_kernels import fastest_row, fixed_parts
+from atoll.training.batch_sums import (
+    COPIES,
+    GROUP,
+    MICROBATCHES,
+    PIPE,
+    SIDE,
+    STAGES,
+    ZERO,
+    States,
+    Sums,
+)
+from atoll.training.batch_sums import SPLIT as LATER
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.layers import LayerCost, Share, layer_costs
-from atoll.training.policies import Kept, kept_of
+from atoll.training.policies import kept_of
 from atoll.training.request import stand_in
 from atoll.training.run import Run
 from atoll.training.stack import CHIP
 from atoll.training.step import Stepper
 from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Operator
 from atoll.workload.stored import StoredModel
 
 if TYPE_CHECKING:
@@ -46,7 +58,7 @@ FloatArray = NDArray[np.float64]
 BALANCE = 200.0
 """Operations for each byte of memory traffic of a device whose times decide which recomputation
 choices are tried: about those of an A100 or an H100."""
-CHOSEN = "chosen"
+AT_ONCE = 32  # layouts: few, as the first ones often rule the others out
 _NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
 
 
@@ -55,6 +67,7 @@ class _Free:
 
     fusion = "default"
     schedules_links = True
+    launch_s = 0.0
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         names = [op.name for op in (*layer.forward, *layer.backward)]
@@ -63,12 +76,21 @@ class _Free:
     def kept_bytes(self, layer: Layer) -> float:
         return 0.0
 
+    def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
+        return Cost()
+
+    def beyond(
+        self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
+    ) -> FloatArray:
+        return np.zeros(len(samples))
+
 
 class _Known(Estimator):
     """An estimator of one variant whose layers' costs are known."""
 
     def __init__(self, run: Run, model: Model, costs: tuple[LayerCost, ...]) -> None:
         self.run = run
+        self._known = {}
         self._model = model
         self._costs = costs
 
@@ -78,8 +100,8 @@ class _Known(Estimator):
     def model(self, layout: Layout) -> Model:
         return self._model
 
-    def full(self, layout: Layout) -> Estimate:
-        return self._estimate(layout)
+    def full(self, layout: Layout, policies: tuple[str, ...]) -> Estimate:
+        return self._estimate(layout, policies)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,25 +113,22 @@ class PlannedLayouts:
     block_kind: int
     layouts: tuple[Layout, ...]
     choices: tuple[KeepChoice, ...]
+    """Of recomputation, of which every stage has one."""
     rerun: FloatArray
     """(choices, forward operators of the block)."""
-    kept: tuple[Kept, ...]
-    """The choices as policies of the block."""
     costs: tuple[LayerCost, ...]
     """Of layers that take no time."""
     tables: Tables
     """The planner's, of layers that take no time on a memory of one byte a second."""
     apart: NDArray[np.bool_]
     """(sides,): whether weight gradients run apart."""
-    again_s: FloatArray
-    """(sides, choices): transfers that run again in a block."""
     repeats: NDArray[np.int64]
     steps: Floors
     """Their fixed seconds without those on memory."""
     moved_s: FloatArray
     """(layouts,): these, on a memory of one byte a second."""
     needed: FloatArray
-    """(layouts,): bytes under the choice that needs least."""
+    """(layouts,): bytes under the choices that need least."""
 
     def floors(self, problem: PlacementProblem) -> Floors:
         return self._steps(problem).of(self.needed <= problem.memory_bytes)
@@ -123,32 +142,40 @@ class PlannedLayouts:
         floor_s = np.empty(len(self.layouts))
         layer_s = times.pass_s.sum(axis=1)
         floors_s(self._steps(problem), layer_s, self.repeats, self.block_kind, floor_s)
-        order = np.flatnonzero(floor_s < cutoff_s)
-        if not len(order):
+        hopeful = np.flatnonzero((floor_s < cutoff_s) & (self.needed <= problem.memory_bytes))
+        order = hopeful[np.argsort(floor_s[hopeful], kind="stable")]
+        tables = self.timed(problem, times) if len(order) else self.tables
+        best_s, best = cutoff_s, -1
+        picks = np.zeros(0, np.int64)
+        for first in range(0, len(order), AT_ONCE):
+            if floor_s[order[first]] >= best_s:
+                break
+            rows = order[first : first + AT_ONCE]
+            sums = Sums(tables, tables.rows[rows])
+            step_s, chosen = sums.best(bound=times.weight_s is not None)
+            least = int(step_s.argmin())
+            if step_s[least] < best_s:
+                best_s, best = float(step_s[least]), int(rows[least])
+                picks = chosen[sums.row == least]
+        if best < 0:
             return None
-        order = order[np.argsort(floor_s[order], kind="stable")]
-        again_s = self.rerun @ times.forward_s
-        tables = self._timed(times, again_s, problem.hbm_Bps)
-        step_s, row, choice = fastest_row(
-            tables, order, floor_s, self.needed, cutoff_s, problem.memory_bytes
-        )
-        if row < 0:
-            return None
-        layout = self.layouts[row]
+        layout = self.layouts[best]
+        again_s = (self.rerun @ times.forward_s)[picks]
+        first = tables.starts[tables.rows[best, PIPE]]
+        held = tables.counts[first : first + layout.pp, self.block_kind] / layout.copies
         busy_s = float(layer_s @ self.repeats)
-        share = float(again_s[choice]) * float(self.repeats[self.block_kind])
         return Division(
-            step_time_s=float(step_s),
+            step_time_s=best_s,
             pipeline=layout.pp,
             data=layout.dp,
             starts=(),
-            recompute_share=share / busy_s if busy_s else 0.0,
+            recompute_share=float(held @ again_s) / busy_s if busy_s else 0.0,
             zero=layout.zero,
             layout=layout,
-            choice=int(choice),
+            choices=tuple(picks.tolist()),
         )
 
-    def _timed(self, times: Times, again_s: FloatArray, hbm_Bps: float) -> Tables:
+    def timed(self, problem: PlacementProblem, times: Times) -> Tables:
         """The tables with a chip's times. Of bounds, orders that put weight gradients off count the
         longest of these where they shorten a step and the shortest where they are a part of it.
         """
@@ -157,24 +184,28 @@ class PlannedLayouts:
         for side, apart in enumerate(self.apart):
             back_s = times.halves_s.sum(axis=1) if apart else times.pass_s[:, 1]
             passes[side, :, :, 1] += back_s[:, None]
-            passes[side, self.block_kind, :, 1] += again_s + self.again_s[side]
+        passes[:, self.block_kind, :, 1] += self.rerun @ times.forward_s
         if len(times.halves_s):
             kinds[:, 4] = times.halves_s[:, 1] if times.weight_s is None else times.weight_s
         parameters = self.tables.parameters.copy()
-        parameters[:, 3:] /= hbm_Bps
-        bounds = np.full(len(self.choices), times.weight_s is not None)
+        parameters[:, 3:] /= problem.hbm_Bps
         return self.tables._replace(
-            passes=passes, kinds=kinds, parameters=parameters, bounds=bounds
+            passes=passes, kinds=kinds, parameters=parameters, run=self._on(problem)
         )
+
+    def _on(self, problem: PlacementProblem) -> Run:
+        """The run on devices with the problem's memory."""
+        assert isinstance(self.run.gpu, Chip)
+        bytes_ = max(1, int(problem.memory_bytes))
+        return replace(self.run, gpu=self.run.gpu.with_hbm(bytes_, problem.hbm_Bps))
 
     # --- One of them in full ----------------------------------------------------------------------
 
     def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
         assert division.layout is not None
-        layout = replace(division.layout, recompute=CHOSEN)
-        memory = Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=problem.hbm_Bps)
-        costs = self._timed_costs(times, division.choice)
-        found = _Known(replace(self.run, gpu=memory), self.model, costs).full(layout)
+        layout, costs = division.layout, self._timed_costs(times)
+        names = tuple(_name(choice) for choice in division.choices)
+        found = _Known(self._on(problem), self.model, costs).full(layout, names)
         parts = found.step.breakdown()
         return Placement(
             pipeline=layout.pp,
@@ -183,7 +214,7 @@ class PlannedLayouts:
             microbatch=layout.microbatch,
             microbatches=layout.microbatches(self.run.global_batch),
             step_time_s=found.step.time_s,
-            stages=self._stages(found, division.choice, costs),
+            stages=self._stages(found, division.choices, costs),
             time_parts_s={n: s for n, s in parts.items() if s > 0.0 or n in _NAMES},
             schedule=layout.schedule,
             zero=layout.zero,
@@ -193,17 +224,20 @@ class PlannedLayouts:
             vpp=layout.vpp,
         )
 
-    def _timed_costs(self, times: Times, choice: int) -> tuple[LayerCost, ...]:
-        """The layers with a chip's times and a recomputation choice."""
-        again_s = float(self.rerun[choice] @ times.forward_s)
-        chosen = replace(self.kept[choice], again=Cost(matrix_s=again_s))
+    def _timed_costs(self, times: Times) -> tuple[LayerCost, ...]:
+        """The layers with a chip's times."""
+        again_s = self.rerun @ times.forward_s
         found = []
         for kind, cost in enumerate(self.costs):
-            none = cost.kept("none")
-            own = chosen if kind == self.block_kind else none
             halves = times.halves_s[kind] if len(times.halves_s) else np.zeros(2)
             seconds = (*times.pass_s[kind], *halves)
             forward, backward, data, weight = (Cost(matrix_s=float(s)) for s in seconds)
+            policies = cost.policies
+            if kind == self.block_kind:
+                policies = tuple(
+                    (name, replace(kept, again=Cost(matrix_s=float(s))))
+                    for (name, kept), s in zip(policies, (0.0, *again_s), strict=True)
+                )
             found.append(
                 replace(
                     cost,
@@ -211,14 +245,13 @@ class PlannedLayouts:
                     backward=backward,
                     data=data,
                     weight=weight,
-                    policies=(("none", none), (CHOSEN, own)),
-                    loss_bytes=0.0,
+                    policies=policies,
                 )
             )
         return tuple(found)
 
     def _stages(
-        self, found: Estimate, choice: int, costs: tuple[LayerCost, ...]
+        self, found: Estimate, choices: Sequence[int], costs: tuple[LayerCost, ...]
     ) -> tuple[Stage, ...]:
         layout = found.layout
         stepper = Stepper(found.run, layout)
@@ -227,11 +260,13 @@ class PlannedLayouts:
         shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         came = arrivals(layout.schedule, layout.pp, len(shares[0]))
         block = self.model.layers[self.block_kind][0]
-        words = "+".join(block.forward[i].name for i in self.choices[choice].rerun) or "none"
         stages = []
-        for own, time, memory, chunks in zip(came, found.stages, found.memory, shares, strict=True):
-            each = [stepper.stage_time([chunk]).passes for chunk in chunks]
+        for own, time, memory, chunks, choice in zip(
+            came, found.stages, found.memory, shares, choices, strict=True
+        ):
+            each = [stepper.stage_time([chunk], _name(choice)).passes for chunk in chunks]
             holds = any(cost.name == block.name for chunk in chunks for cost, _ in chunk)
+            again = [block.forward[i].name for i in self.choices[choice].rerun] if holds else []
             stages.append(
                 Stage(
                     layers=_layer_names(chunks),
@@ -242,7 +277,7 @@ class PlannedLayouts:
                     recompute_s=time.recompute.total_s,
                     transfer_s=sum(own) * send_s,
                     receive_s=send_s,
-                    recompute=words if holds else "none",
+                    recompute="+".join(again) or "none",
                     memory_bytes={n: b for n, b in memory.parts().items() if n != "logits"},
                     forward_s=time.forward.total_s,
                     weight_s=time.weight_s if layout.schedule in SPLIT else None,
@@ -260,52 +295,61 @@ def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:
     return tuple(name if n == 1 else f"{name} x{n}" for name, n in counts.items())
 
 
+def _name(choice: int) -> str:
+    return f"choice-{choice}"
+
+
 # --- The layouts of a variant ---------------------------------------------------------------------
 
 
 def planned_layouts(setting: Setting, variant: Variant) -> PlannedLayouts | None:
     """Those that the setting allows a variant; None where there are none."""
-    run = _run(setting, variant)
-    costs = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
-    blocks = sum(cost.repeat for cost in costs if cost.is_block)
+    run, kind = _run(setting, variant), variant.facts.block_kind
+    free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
+    blocks = sum(cost.repeat for cost in free if cost.is_block)
     layouts = tuple(_layouts(setting, variant, blocks))
     if not layouts:
         return None
-    facts = variant.facts
-    block = variant.model.layers[facts.block_kind][0]
+    block = variant.model.layers[kind][0]
     choices = hull_choices(block, _balanced_s(block))
     if setting.recompute != "optimal":
         choices = choices[:1] if setting.recompute == "full" else choices[-1:]
-    nothing = dict.fromkeys((op.name for op in block.forward), Cost())
-    kept = tuple(
-        kept_of(block, float(c.kept_bytes), [block.forward[i] for i in c.rerun], _Free(), nothing)
-        for c in choices
-    )
-    tables = tables_of(_Known(run, variant.model, costs), layouts, ("none",))
-    tables = _chosen(tables, variant, choices)
-    sides = _first_of_each(tables.rows[:, 9])
-    apart = np.array([layouts[i].schedule in SPLIT for i in sides])
-    again_s = np.array([_again_s(run, layouts[i], costs[facts.block_kind], kept) for i in sides])
+    costs = tuple(_with(cost, block if i == kind else None, choices) for i, cost in enumerate(free))
+    names = [_name(choice) for choice in range(len(choices))]
+    tables = tables_of(_Known(run, variant.model, costs), layouts, names)
+    _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
     repeats = np.array([cost.repeat for cost in costs], np.int64)
-    fixed, needed = np.zeros((len(layouts), 3)), np.empty(len(layouts))
-    fixed_parts(tables, repeats.astype(np.float64), fixed, needed)
+    sums = Sums(tables, tables.rows)
+    states = sums.states()
     return PlannedLayouts(
         run=run,
         model=variant.model,
-        block_kind=facts.block_kind,
+        block_kind=kind,
         layouts=layouts,
         choices=choices,
         rerun=rerun_table(choices, len(block.forward)),
-        kept=kept,
         costs=costs,
         tables=tables,
-        apart=apart,
-        again_s=again_s,
+        apart=np.array([layouts[i].schedule in SPLIT for i in sides]),
         repeats=repeats,
-        steps=_steps(tables, layouts, fixed, repeats),
-        moved_s=fixed[:, 0].copy(),
-        needed=needed,
+        steps=_steps(sums, states, repeats),
+        moved_s=states.beside_s,
+        needed=sums.most(sums.memory(states).min(axis=1)),
     )
+
+
+def _with(cost: LayerCost, block: Layer | None, choices: Sequence[KeepChoice]) -> LayerCost:
+    """A layer with the choices as policies: of the block what they say, of others nothing."""
+    none = cost.kept("none")
+    kept = [none] * len(choices)
+    if block is not None:
+        nothing = dict.fromkeys((op.name for op in block.forward), Cost())
+        kept = [
+            kept_of(block, float(c.kept_bytes), again, _Free(), nothing)
+            for c, again in ((c, [block.forward[i] for i in c.rerun]) for c in choices)
+        ]
+    named = ((_name(i), one) for i, one in enumerate(kept))
+    return replace(cost, policies=(("none", none), *named), loss_bytes=0.0)
 
 
 def _run(setting: Setting, variant: Variant) -> Run:
@@ -373,53 +417,29 @@ def _balanced_s(layer: Layer) -> FloatArray:
     return np.array([max(op.flops, BALANCE * layer.traffic_bytes(op)) for op in layer.forward])
 
 
-def _first_of_each(numbers: NDArray[np.int64]) -> list[int]:
-    _, first = np.unique(numbers, return_index=True)
-    return [int(i) for i in first]
-
-
-def _chosen(tables: Tables, variant: Variant, choices: Sequence[KeepChoice]) -> Tables:
-    """The planner's tables with these choices for the block, and all that is saved elsewhere."""
-    block = variant.facts.block_kind
-    saved = np.array([float(layer.saved_bytes) for layer, _ in variant.model.layers])
-    kept = np.repeat(saved[:, None], len(choices), axis=1)
-    kept[block] = [float(choice.kept_bytes) for choice in choices]
-    holds = np.zeros(len(tables.held))
-    np.maximum.at(holds, tables.content, tables.counts[:, block] > 0)
-    return tables._replace(
-        passes=np.repeat(tables.passes, len(choices), axis=2),
-        kept=kept,
-        transient=holds[:, None] * (saved[block] - kept[block]),
-        bounds=np.zeros(len(choices), np.bool_),
-    )
-
-
-def _again_s(
-    run: Run, layout: Layout, cost: LayerCost, kept: Sequence[Kept]
-) -> list[float]:
-    """Transfers of a block that run again under each choice."""
-    stepper = Stepper(run, replace(layout, zero=0, hsdp=1))
-    own = (replace(cost, policies=((CHOSEN, choice),)) for choice in kept)
-    return [stepper.layer_passes(cost, CHOSEN)[2].total_s for cost in own]
-
-
-def _steps(
-    tables: Tables, layouts: Sequence[Layout], fixed: FloatArray, repeats: NDArray[np.int64]
-) -> Floors:
+def _steps(sums: Sums, states: States, repeats: NDArray[np.int64]) -> Floors:
     """From a step's formula: M loads, and of a pass through all stages what the bubble has of it.
     Orders that put weight gradients off may have none.
     """
-    rows = tables.rows
-    stages, rounds, copies, pipe = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 6]
-    split = np.array([layout.schedule in SPLIT for layout in layouts])
-    bubble = np.where(split, 0.0, tables.bubbles[pipe, 0, 0]) / np.maximum(1, stages - 1)
-    came = np.add.reduceat(tables.came.sum(axis=1), tables.starts)[pipe]
-    links_s = (tables.passes[:, :, 0, :2].sum(axis=2) * repeats).sum(axis=1)
+    tables, rows = sums.t, sums.rows
+    stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
+    bubble = np.where(rows[:, LATER] > 0, 0.0, tables.bubbles[pipe, 0, 0])
+    bubble /= np.maximum(1, stages - 1)
+    dense, expert = tables.kinds[:, :2].T
+    gathers_s = np.zeros(len(rows))
+    for n, own, others in zip(repeats, dense, expert, strict=True):
+        gather_s, reduce_s = sums.shared_s(
+            rows[:, GROUP], np.full(len(rows), own), np.full(len(rows), others)
+        )
+        gathers_s += n * (2.0 * gather_s + reduce_s)
+    links_s = (tables.passes[:, :, :, :2].sum(axis=3).min(axis=2) * repeats).sum(axis=1)
     return Floors(
         stages=stages.copy(),
-        copies=copies.copy(),
-        loads=rounds - bubble,
+        copies=rows[:, COPIES].copy(),
+        loads=np.asarray(rows[:, MICROBATCHES] - bubble, np.float64),
         passes=bubble,
-        transfer_s=came * tables.sends_s[rows[:, 8]] + fixed[:, 2] + links_s[rows[:, 9]],
-        fixed_s=fixed[:, 1].copy(),
+        transfer_s=sums.total(sums.sent_s())
+        + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
+        + links_s[side],
+        fixed_s=states.last_s + (rows[:, MICROBATCHES] - 1) * states.before_s,
     )

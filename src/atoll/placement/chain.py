@@ -264,8 +264,8 @@ class Division:
     zero: int = 0
     layout: Layout | None = None
     """Of one of the other layouts; its stages are even."""
-    choice: int = 0
-    """And of these, which recomputation."""
+    choices: tuple[int, ...] = ()
+    """And of its stages, which recomputation each has."""
 
 
 def divide(

@@ -94,6 +94,21 @@ class Sums:
         picks[mine] = one[self.row[mine]]
         return time_s, needed, picks
 
+    def best(self, *, bound: bool) -> tuple[Floats, Ints]:
+        """Seconds of every row with the best choices of its stages, infinite where none fit, and
+        these choices; with `bound` no more than layers take that take no less.
+        """
+        if not bound:
+            time_s, needed, picks = self.figures()
+            fits = needed[:, -1] <= self.run.gpu.hbm_bytes
+            return np.where(fits, time_s[:, -1], np.inf), picks
+        states = self.states()
+        passes = self.passes(states)
+        picks = self.fastest(passes)
+        least = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))
+        fits = self.most(least.bytes)[:, 0] <= self.run.gpu.hbm_bytes
+        return np.where(fits, self.step_s(states, least, bound=True)[:, 0], np.inf), picks
+
     def most(self, values: Floats) -> Floats:
         """Of every row the largest of its stages'."""
         return np.maximum.reduceat(values, self.starts, axis=0)
