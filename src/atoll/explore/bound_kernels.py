@@ -108,8 +108,10 @@ def floors_s(floors, layer_s, repeats, block_layer, found):
 
 
 @entry
-def schedule_bounds(start, stop, costs, passes, node_chip, node_variant, first_layer, lower, upper):
-    """Quick lower and upper bounds on the makespan of each pass of nodes start..stop-1.
+def schedule_bounds(start, stop, costs, passes, node_chip, node_variant, first_layer, ranges, lower,
+                    upper):
+    """Quick lower and upper bounds on the makespan of each pass of nodes start..stop-1, of the
+    layers that a variant's range names.
 
     Fills two arrays (nodes, layers, 2): forward and backward.
     """
@@ -117,7 +119,7 @@ def schedule_bounds(start, stop, costs, passes, node_chip, node_variant, first_l
         chip = node_chip[node]
         v = node_variant[node]
         capacity = capacities(costs, chip)
-        for k in range(first_layer[v + 1] - first_layer[v]):
+        for k in range(ranges[v, 0], ranges[v, 1]):
             for direction in range(2):
                 p = 2 * (first_layer[v] + k) + direction
                 duration, demand = pass_problem(costs, passes, p, chip)

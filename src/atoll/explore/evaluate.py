@@ -7,6 +7,7 @@ exist; both go through the same exact placement, so that a node's true optimum l
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,15 +54,31 @@ class Priced:
         return self.variants.passes
 
     def schedule_bounds(
-        self, node_chip: NDArray[np.int64], node_variant: NDArray[np.int64]
+        self,
+        node_chip: NDArray[np.int64],
+        node_variant: NDArray[np.int64],
+        which: Literal["all", "layers", "halves"] = "all",
     ) -> tuple[FloatArray, FloatArray]:
-        """Quick bounds of many nodes: (nodes, layers, forward and backward)."""
-        most = max(len(variant.passes) for variant in self.variants.variants)
+        """Quick bounds of many nodes: (nodes, layers, forward and backward); of all that is priced,
+        of the model's layers or of the halves of their backward passes, zero for the others.
+        """
+        variants = self.variants.variants
+        most = max(len(variant.passes) for variant in variants)
         lower = np.zeros((len(node_chip), most, 2))
         upper = np.zeros((len(node_chip), most, 2))
+        ranges = np.array(
+            [
+                (
+                    variant.layers if which == "halves" else 0,
+                    variant.layers if which == "layers" else len(variant.passes),
+                )
+                for variant in variants
+            ],
+            np.int64,
+        )
         arguments = (
             self.costs, self.passes.arrays, node_chip, node_variant, self.variants.layer_ranges,
-            lower, upper,
+            ranges, lower, upper,
         )  # fmt: skip
         over_ranges(lambda a, b: schedule_bounds(a, b, *arguments), len(node_chip))
         return lower, upper

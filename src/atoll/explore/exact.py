@@ -16,7 +16,7 @@ from atoll.explore.order import check_step, chip_name
 from atoll.explore.tasks import Solved, solve_node
 from atoll.schedule.solve import Effort
 
-FIRST_BATCH = 64
+FIRST_BATCH = 16
 LARGEST_BATCH = 4096
 EFFORTS: tuple[Effort, ...] = ("linear", "bounded", "exact")
 """The first rules most chips out, at a tenth of the cost of the second."""

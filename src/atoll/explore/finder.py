@@ -36,7 +36,7 @@ class Finder:
         found = self.search.frontier.found[chip]
         alone = chips.subset(np.array([chip]))
         priced = {
-            model: Priced.of(alone, self.search.variants.only(plan.variant), self.search.setting)
+            model: Priced.of(alone, self.search.variants.part([plan.variant]), self.search.setting)
             for model, plan in found.items()
         }
         space, design = self._place_of(int(chips.design[chip]))

@@ -57,7 +57,8 @@ def check_layers(
     ranges = variants.layer_ranges
     for v in np.unique(node_variant):
         nodes = np.flatnonzero(node_variant == v)
-        own = roofline_s[node_chip[nodes], ranges[v] : ranges[v + 1]]
+        layers = variants.variants[v].layers
+        own = roofline_s[node_chip[nodes], ranges[v] : ranges[v] + layers]
         exists = upper_s[nodes, : own.shape[1]].sum(axis=2)
         wrong = np.argwhere(own > exists * (1.0 + ROUNDING))
         if len(wrong):

@@ -85,31 +85,41 @@ def bound_chips(
     """Operator costs and schedule bounds for the open nodes of these chips."""
     # Contiguous, as everywhere: another layout would compile the kernels a second time.
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
-    priced = Priced.of(chips, context.variants, context.setting, context.work)
-    lower, upper = priced.schedule_bounds(chip, variant)
-    check_layers(chips, context.variants, context.setting, context.work, chip, variant, upper)
+    # Most variants are ruled out on all these chips: operators that are theirs alone go unpriced.
+    part, own = np.unique(variant, return_inverse=True)
+    own = np.ascontiguousarray(own.reshape(-1))
+    variants, repeats = _part(context.variants, tuple(part.tolist()))
+    priced = Priced.of(chips, variants, context.setting)
+    lower, upper = priced.schedule_bounds(chip, own, "layers")
+    check_layers(chips, variants, context.setting, priced.work, chip, own, upper)
     rows = rows.copy()
     bounds = context.layouts.step_s(lower.sum(axis=2), variant)
     rows[chip, variant] = np.maximum(rows[chip, variant], bounds)
     hopeful = context.rule.scores(rows) > threshold
     kept = hopeful[chip]
-    chip, variant, lower, upper = chip[kept], variant[kept], lower[kept], upper[kept]
+    chip, variant, own = chip[kept], variant[kept], own[kept]
     if len(chip) == 0:
         return Bounded(rows, {})
-    forward = priced.forward_s(chip, variant)
-    hbm, glb = variant_traffic(priced, context.repeats)
+    lower, upper = (
+        whole[kept] + halves
+        for whole, halves in zip(
+            (lower, upper), priced.schedule_bounds(chip, own, "halves"), strict=True
+        )
+    )
+    forward = priced.forward_s(chip, own)
+    hbm, glb = variant_traffic(priced, repeats)
     nodes = {}
     for position in np.flatnonzero(hopeful):
-        own = slice(*np.searchsorted(chip, [position, position + 1]))
+        its = slice(*np.searchsorted(chip, [position, position + 1]))
         nodes[int(position)] = ChipNodes(
             float(chips.hbm_capacity_bytes[position]),
             float(chips.hbm_Bps[position]),
-            variant[own],
-            lower[own],
-            upper[own],
-            forward[own],
-            hbm[position, variant[own]],
-            glb[position, variant[own]],
+            variant[its],
+            lower[its],
+            upper[its],
+            forward[its],
+            hbm[position, own[its]],
+            glb[position, own[its]],
         )
     return Bounded(rows, nodes)
 
@@ -174,7 +184,7 @@ class Solved:
 
 def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> Solved:
     """Schedules of one chip's variant with more effort, and the placements that follow."""
-    alone = _only(context.variants, variant)
+    alone, repeats = _part(context.variants, (variant,))
     priced = Priced.of(chip, alone, context.setting)
     own = alone.variants[0]
     solved = priced.schedules(
@@ -183,7 +193,7 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
     lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
     upper = np.array([[s.makespan_s for s in pair] for pair in solved])
     least, most = priced.place(0, own, lower, most_s=upper), priced.place(0, own, upper)
-    hbm, glb = variant_traffic(priced, operator_repeats(alone))
+    hbm, glb = variant_traffic(priced, repeats)
     return Solved(
         least_s=np.inf if least is None else least.step_time_s,
         division=most,
@@ -195,6 +205,7 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
 
 
 @lru_cache(maxsize=256)
-def _only(variants: Variants, number: int) -> Variants:
-    """`variants.only(number)`, kept for the next chip."""
-    return variants.only(number)
+def _part(variants: Variants, numbers: tuple[int, ...]) -> tuple[Variants, FloatArray]:
+    """Some of the variants, and how often each of their operators runs; kept for the next chip."""
+    found = variants.part(numbers)
+    return found, operator_repeats(found)

@@ -7,7 +7,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil, floor
@@ -119,20 +119,21 @@ class Variants:
         ends = [variant.first_layer for variant in self.variants]
         return np.array([*ends, len(self.passes.layers)], np.int64)
 
-    def only(self, number: int) -> Variants:
-        """One variant alone, with its own operators: pricing a single chip is then quick."""
-        variant = replace(self.variants[number], first_layer=0)
-        return Variants(self.workloads, (variant,), flatten(variant.passes))
+    def part(self, numbers: Iterable[int]) -> Variants:
+        """Some of the variants, with their own operators: pricing them is then quick."""
+        found: list[Variant] = []
+        layers: list[Layer] = []
+        for number in numbers:
+            variant = self.variants[number]
+            found.append(replace(variant, first_layer=len(layers)))
+            layers.extend(variant.passes)
+        return Variants(self.workloads, tuple(found), flatten(layers))
 
     def of_workload(self, workload: int) -> Variants:
         """Those of one workload alone."""
-        found: list[Variant] = []
-        layers: list[Layer] = []
-        for number in self.of(workload):
-            variant = self.variants[number]
-            found.append(replace(variant, workload=0, first_layer=len(layers)))
-            layers.extend(variant.passes)
-        return Variants((self.workloads[workload],), tuple(found), flatten(layers))
+        found = self.part(self.of(workload))
+        own = tuple(replace(variant, workload=0) for variant in found.variants)
+        return replace(found, workloads=(self.workloads[workload],), variants=own)
 
     def of(self, workload: int) -> list[int]:
         return [i for i, variant in enumerate(self.variants) if variant.workload == workload]
