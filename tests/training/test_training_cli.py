@@ -138,7 +138,7 @@ def test_a_plan_for_a_tool_comes_with_its_launch_file(atoll: Run, tmp_path: Path
         "--export", "torchtitan", "--export-to", str(launch),
     )  # fmt: skip
     assert code == 0
-    assert "of those that torchtitan can run" in printed.replace("\n", " ")
+    assert "layouts that torchtitan can run" in printed.replace("\n", " ")
     assert f"atoll: wrote {launch}" in err
     assert launch.exists()
 

@@ -96,7 +96,7 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     )
     hsdp: Counts = option("Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="any")
     recompute: Annotated[tuple[f.RecomputeName, ...], Several] = option(
-        "What is computed again.", LAYOUT, (), shown="all"
+        "What is computed again.", LAYOUT, (), shown="none, selective, alternate, full, optimal"
     )
     order: Annotated[tuple[f.OrderName, ...], Several] = option(
         "Pipeline orders; 1f1b has interleaved in it.", LAYOUT, (),

@@ -8,8 +8,7 @@ least S / p, and never less than its whole blocks; every order then takes at lea
     M slowest + k (S - slowest)         1f1b, interleaved: k of the others' passes are the bubble
     max(M slowest, M slowest + bubble)  others, by `step.bubbles`, at the least of all weight passes
 
-Stages hold the mean of all states at least, and in every order as many microbatches in the mean as
-under 1f1b. A test holds both bounds against the estimates of drawn layouts.
+Stages hold the mean of all states at least, and of the microbatches that the order holds. A test holds both bounds against the estimates of drawn layouts.
 """
 
 from __future__ import annotations
@@ -89,11 +88,8 @@ class Floor:
         step_s = passes_s + np.where(m > copies, m, 0) * accumulate_s + update_s
         step_s += (1 - hidden.gradient) * behind_s + stack.step_s
 
-        stages, microbatches = block.pp, np.minimum(m, pp)
-        # Of min(p - stage, M) the mean over stages.
-        held = microbatches - microbatches * (microbatches - 1) / (2 * stages)
-        blocks = run.model.layers // (stages * chunks) * chunks
-        needed = weights + optimizer + held * blocks * size * sample.kept_bytes
+        blocks = run.model.layers // (block.pp * chunks) * chunks
+        needed = weights + optimizer + _mean_held(block, m) * blocks * size * sample.kept_bytes
         # Late gradients come as activations go.
         there = zero >= 2 if stack.late_gradients else np.ones_like(whole)
         needed += np.where(there, gradients + (blocks > 0) * size * sample.transient_bytes, 0.0)
@@ -250,6 +246,34 @@ def _sent(layer: Layer, operators: Sequence[Operator]) -> list[Operator]:
 def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
     ways = bubble_terms(order, stages, microbatches, 1)
     return *ways[0], *ways[-1]
+
+
+def _mean_held(block: Block, m: Floats) -> Floats:
+    """Microbatches that a stage holds (`step.bubbles.held`), the mean over the stages of a pipeline:
+    sums over j of min(a + j, most) or min(a + 2 j - 1, most).
+    """
+    p, v = block.pp.astype(np.float64), block.vpp.astype(np.float64)
+    groups = np.maximum(1, m // p)
+    first = np.ceil(m / groups)
+    ahead = np.clip((m * v - (v - 1) * first + 1) // 2, 0, p)
+    interleaved = (ahead**2 + ahead * (v - 1) * first + (p - ahead) * m * v) / v
+    most = np.minimum(m, p)
+    found = np.where(v > 1, interleaved, most * p - most * (most - 1) / 2)
+    for number, order in enumerate(block.schedules):
+        mine = (block.schedule == number) & (block.pp > 1)
+        q, x = p[mine], m[mine]
+        if order == "zb-h2":
+            ahead = np.minimum(q, (x + 1) // 2)
+            found[mine] = ahead**2 + (q - ahead) * x
+        elif order == "zb-v":
+            most = np.minimum(2 * q, 2 * x)
+            ahead = np.clip(most - x, 0, q)
+            found[mine] = (ahead * x + ahead * (ahead + 1) / 2 + (q - ahead) * most) / 2
+        elif order == "dualpipe":
+            most = np.minimum(q + 1, x)
+            ahead = np.clip(most - x / 2, 0, q / 2)
+            found[mine] = ahead * x + ahead * (ahead + 1) + (q - 2 * ahead) * most
+    return np.asarray(found / p)
 
 
 def _own_chunks(block: Block) -> NDArray[np.int64]:
