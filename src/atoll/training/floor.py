@@ -8,7 +8,8 @@ least S / p, and never less than its whole blocks; every order then takes at lea
     M slowest + k (S - slowest)         1f1b, interleaved: k of the others' passes are the bubble
     max(M slowest, M slowest + bubble)  others, by `step.bubbles`, at the least of all weight passes
 
-Stages hold the mean of all states at least, and of the microbatches that the order holds. A test holds both bounds against the estimates of drawn layouts.
+The fullest stage needs no less than the mean of all, of their states and of the microbatches that
+the order holds. A test holds both bounds against the estimates of drawn layouts.
 """
 
 from __future__ import annotations
@@ -249,8 +250,8 @@ def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
 
 
 def _mean_held(block: Block, m: Floats) -> Floats:
-    """Microbatches that a stage holds (`step.bubbles.held`), the mean over the stages of a pipeline:
-    sums over j of min(a + j, most) or min(a + 2 j - 1, most).
+    """Microbatches that a stage holds (`step.bubbles.held`), the mean over a pipeline's stages: sums
+    over j of min(a + j, most) or min(a + 2 j - 1, most).
     """
     p, v = block.pp.astype(np.float64), block.vpp.astype(np.float64)
     groups = np.maximum(1, m // p)
