@@ -189,9 +189,11 @@ class _Sample:
             kernels = np.array([[x.kernels] for x in (cost.forward, cost.data, cost.weight)])
             self.beyond_s += repeat * priced.pricer.launch_s * kernels
             if stepper.unhidden(least):
-                parts = _parts(layer)
-                more_s = [priced.pricer.beyond(layer, x, sizes.tolist(), family.ep) for x in parts]
-                self.beyond_s += repeat * np.array(more_s)
+                spread = family.ep if cost.experts else 1
+                self.beyond_s += repeat * priced.once(
+                    ("beyond", id(layer), spread, *sizes.tolist()),
+                    partial(_beyond_s, priced, layer, sizes.tolist(), spread),
+                )
             beside_s, waiting_s = stepper.host_s(cost, "none")
             self.host_s += repeat * beside_s
             self.waiting_s += repeat * waiting_s / family.ep
@@ -206,6 +208,10 @@ class _Sample:
         shared = model.shared_parameters
         self.dense = float(sum(c.parameters * c.repeat for c in costs) - shared)
         self.expert = sum(c.expert_parameters * c.repeat for c in costs) / family.ep
+
+
+def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats:
+    return np.array([priced.pricer.beyond(layer, x, sizes, ep) for x in _parts(layer)])
 
 
 def _least(priced: Priced, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
@@ -250,8 +256,8 @@ def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
 
 
 def _mean_held(block: Block, m: Floats) -> Floats:
-    """Microbatches that a stage holds (`step.bubbles.held`), the mean over a pipeline's stages: sums
-    over j of min(a + j, most) or min(a + 2 j - 1, most).
+    """Microbatches that a stage holds (`step.bubbles.held`), the mean over all stages: sums over j
+    of min(a + j, most) or min(a + 2 j - 1, most).
     """
     p, v = block.pp.astype(np.float64), block.vpp.astype(np.float64)
     groups = np.maximum(1, m // p)
