@@ -38,7 +38,7 @@ def plan_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "plan"
     found = atoll.plan(
         "gpt3-175b", "a100-80", 128, batch=64, tp=[8], pp=[8], vpp=[1], microbatch=[1],
-        zero=[1], recompute=["none", "selective", "full"],
+        zero=[1], recompute=["none", "selective", "full"], order=["1f1b"],
     )  # fmt: skip
     write_plan(found, folder)
     return folder

@@ -58,4 +58,4 @@ def test_an_estimate_and_a_plan_draw_themselves() -> None:
     )  # fmt: skip
     html = planned._repr_html_()
     check(html)
-    assert "proven best of" in html and "proven best of" in str(planned)
+    assert "proven optimal over" in html and "proven optimal over" in str(planned)

@@ -169,10 +169,12 @@ class Estimator(Priced):
         choices = choices_of(self.costs(layout), layout.recompute)
         if layout.recompute == "optimal":
             return self._estimate(layout, stage_choices(self, layout, choices))
-        return self._estimate(layout, choices * layout.pp)
+        return self._estimate(layout)
 
-    def _estimate(self, layout: Layout, policies: tuple[str, ...]) -> Estimate:
+    def _estimate(self, layout: Layout, policies: tuple[str, ...] = ()) -> Estimate:
+        """With a policy for each stage, or the layout's for all."""
         run, costs = self.run, self.costs(layout)
+        policies = policies or (layout.recompute,) * layout.pp
         shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         stepper = Stepper(run, layout)
         stages = tuple(map(stepper.stage_time, shares, policies))
