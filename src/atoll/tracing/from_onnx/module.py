@@ -15,7 +15,7 @@ from atoll.tracing.from_onnx import ops_math, ops_nn, ops_shape
 from atoll.tracing.from_onnx.graph import Graph, Input, Node
 from atoll.tracing.from_onnx.patterns import OWN
 from atoll.tracing.from_onnx.read import can_evaluate, constant, evaluate, fold
-from atoll.tracing.from_onnx.values import Context, UnsupportedError, Value
+from atoll.tracing.from_onnx.values import Call, Context, UnsupportedError, Value
 from atoll.tracing.record.torch_api import ValueAskedFor, held
 
 _DATA_SIZED = ("NonZero", "Compress", "Unique", "NonMaxSuppression")
@@ -178,7 +178,7 @@ class GraphModule(nn.Module):
             if node.op in _DATA_SIZED and not node.domain:
                 raise UnsupportedError("the size of its result depends on the data")
             raise UnsupportedError("this operator has no counterpart here")
-        result: Any = table[node.op](self.context, node, args)
+        result: Any = table[node.op](Call(self.context, node, args))
         return result if isinstance(result, tuple | list) else (result,)
 
     def _branch(self, node: Node, condition: Value) -> Sequence[Value]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from atoll.tracing.from_onnx.graph import Node
-from atoll.tracing.from_onnx.values import Context, Value, axes_of, ints, need
-
-Operator = Callable[[Context, Node, list[Value]], Any]
+from atoll.tracing.from_onnx.read import type_name
+from atoll.tracing.from_onnx.values import Call, Operator, need
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan,
@@ -37,123 +35,88 @@ _TENSORS_ONLY = ("And", "Or", "Xor")
 
 
 def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Operator:
-    def run(context: Context, _: Node, args: list[Value]) -> torch.Tensor:
-        return function(context.tensor(args[0]))
-
-    return run
+    return lambda call: function(call.x)
 
 
 def _binary(name: str) -> Operator:
-    def run(context: Context, _: Node, args: list[Value]) -> torch.Tensor:
-        left, right = pair(context, args[0], args[1])
+    def run(call: Call) -> torch.Tensor:
+        left, right = call.pair(0, 1)
         if name in _SYMMETRIC and not isinstance(left, torch.Tensor):
             left, right = right, left
         if name in _TENSORS_ONLY or (name != "Pow" and not isinstance(left, torch.Tensor)):
-            left, right = context.tensor(args[0]), context.tensor(args[1])
-        result: torch.Tensor = _BINARY[name](left, right)
-        return result
+            left, right = call.tensors()
+        return _BINARY[name](left, right)
 
     return run
 
 
-def pair(context: Context, left: Value, right: Value) -> tuple[Any, Any]:
-    return context.operand(left, right), context.operand(right, left)
-
-
-def _div(context: Context, _: Node, args: list[Value]) -> torch.Tensor:
-    left, right = pair(context, args[0], args[1])
+def _div(call: Call) -> torch.Tensor:
+    left, right = call.pair(0, 1)
     tensor = left if isinstance(left, torch.Tensor) else right
     if not tensor.is_floating_point():
-        return torch.div(context.tensor(args[0]), right, rounding_mode="trunc")
+        return torch.div(call.x, right, rounding_mode="trunc")
     if not isinstance(left, torch.Tensor):
         return torch.reciprocal(right) * left
     return torch.div(left, right)
 
 
-def _mod(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    left, right = context.tensor(args[0]), context.operand(args[1], args[0])
-    return torch.fmod(left, right) if node.attributes.get("fmod") else torch.remainder(left, right)
+def _mod(call: Call) -> torch.Tensor:
+    _, right = call.pair(0, 1)
+    return torch.fmod(call.x, right) if call.get("fmod") else torch.remainder(call.x, right)
 
 
 def _many(function: Callable[[Any, Any], Any]) -> Operator:
-    def run(context: Context, _: Node, args: list[Value]) -> Any:
-        return reduce(function, (context.tensor(value) for value in args))
-
-    return run
+    return lambda call: reduce(function, call.tensors())
 
 
-def _mean(context: Context, _: Node, args: list[Value]) -> torch.Tensor:
-    tensors = [context.tensor(value) for value in args]
-    return reduce(torch.add, tensors) / len(tensors)
-
-
-def _where(context: Context, _: Node, args: list[Value]) -> torch.Tensor:
-    condition = context.tensor(args[0])
-    left, right = pair(context, args[1], args[2])
+def _where(call: Call) -> torch.Tensor:
+    left, right = call.pair(1, 2)
     if not isinstance(left, torch.Tensor) and not isinstance(right, torch.Tensor):
-        left, right = context.tensor(args[1]), context.tensor(args[2])
-    return torch.where(condition, left, right)
+        left, right = call.tensor(1), call.tensor(2)
+    return torch.where(call.x, left, right)
 
 
-def _clip(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    x = context.tensor(args[0])
-    bounds = [node.attributes.get("min"), node.attributes.get("max")]
-    for i, value in enumerate(args[1:3]):
-        if value is not None:
-            bounds[i] = context.operand(value, x)
-    if bounds == [None, None]:
-        return x
-    return torch.clamp(x, min=bounds[0], max=bounds[1])
+def _clip(call: Call) -> torch.Tensor:
+    low, high = (
+        call.get(name) if call.value(at) is None else call.context.operand(call.value(at), call.x)
+        for at, name in ((1, "min"), (2, "max"))
+    )
+    return call.x if low is None and high is None else torch.clamp(call.x, min=low, max=high)
 
 
-def _prelu(context: Context, _: Node, args: list[Value]) -> torch.Tensor:
-    x, slope = context.tensor(args[0]), context.operand(args[1], args[0])
-    return torch.where(x > 0, x, x * slope)
+def _prelu(call: Call) -> torch.Tensor:
+    _, slope = call.pair(0, 1)
+    return torch.where(call.x > 0, call.x, call.x * slope)
 
 
 def _sloped(function: Callable[[torch.Tensor, float], torch.Tensor], alpha: float) -> Operator:
-    def run(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-        return function(context.tensor(args[0]), float(node.attributes.get("alpha", alpha)))
-
-    return run
+    return lambda call: function(call.x, call.number("alpha", alpha))
 
 
-def _hard_sigmoid(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    alpha, beta = (float(node.attributes.get(n, d)) for n, d in (("alpha", 0.2), ("beta", 0.5)))
-    return torch.clamp(context.tensor(args[0]) * alpha + beta, 0.0, 1.0)
+def _hard_sigmoid(call: Call) -> torch.Tensor:
+    return torch.clamp(call.x * call.number("alpha", 0.2) + call.number("beta", 0.5), 0.0, 1.0)
 
 
-def _gelu(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    approximate = str(node.attributes.get("approximate", "none"))
-    return F.gelu(context.tensor(args[0]), approximate=approximate)
+def _gelu(call: Call) -> torch.Tensor:
+    return F.gelu(call.x, approximate=str(call.get("approximate", "none")))
 
 
-def _silu(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    alpha = float(node.attributes.get("alpha", 1.0))
-    x = context.tensor(args[0])
-    return F.silu(x) if alpha == 1.0 else x * torch.sigmoid(alpha * x)
-
-
-def _cast(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    from atoll.tracing.from_onnx.read import type_name
-
-    if node.op == "CastLike":
-        return context.tensor(args[0]).to(context.tensor(args[1]).dtype)
-    return context.tensor(args[0]).to(context.torch_dtype(type_name(int(node.attributes["to"]))))
+def _silu(call: Call) -> torch.Tensor:
+    alpha = call.number("alpha", 1.0)
+    return F.silu(call.x) if alpha == 1.0 else call.x * torch.sigmoid(alpha * call.x)
 
 
 # --- reductions -----------------------------------------------------------------------------------
 
 
 def _reduction(function: Callable[[torch.Tensor, list[int], bool], torch.Tensor]) -> Operator:
-    def run(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-        x = context.tensor(args[0])
-        axes = axes_of(node, args)
+    def run(call: Call) -> torch.Tensor:
+        axes = call.axes()
         if not axes:
-            if node.attributes.get("noop_with_empty_axes"):
-                return x
-            axes = list(range(x.ndim))
-        return function(x, axes, bool(node.attributes.get("keepdims", 1)))
+            if call.get("noop_with_empty_axes"):
+                return call.x
+            axes = list(range(call.x.ndim))
+        return function(call.x, axes, bool(call.get("keepdims", 1)))
 
     return run
 
@@ -164,70 +127,62 @@ def _product(x: torch.Tensor, axes: list[int], keep: bool) -> torch.Tensor:
     return x
 
 
-def _softmax(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    function = torch.softmax if node.op == "Softmax" else torch.log_softmax
-    x = context.tensor(args[0])
-    if context.opset >= 13:
-        return function(x, int(node.attributes.get("axis", -1)))
-    axis = int(node.attributes.get("axis", 1)) % x.ndim
-    if axis == x.ndim - 1:
-        return function(x, -1)
-    return function(x.flatten(axis), -1).reshape(x.shape)  # older opsets: all dimensions from axis
+def _norm(order: float) -> Operator:
+    return _reduction(lambda x, axes, keep: torch.linalg.vector_norm(x, order, tuple(axes), keep))
 
 
-def _arg(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    function = torch.argmax if node.op == "ArgMax" else torch.argmin
-    keep = bool(node.attributes.get("keepdims", 1))
-    return function(context.tensor(args[0]), int(node.attributes.get("axis", 0)), keep)
+def _softmax(function: Callable[[torch.Tensor, int], torch.Tensor]) -> Operator:
+    def run(call: Call) -> torch.Tensor:
+        x = call.x
+        if call.context.opset >= 13:
+            return function(x, call.whole("axis", -1))
+        axis = call.whole("axis", 1) % x.ndim
+        if axis == x.ndim - 1:
+            return function(x, -1)
+        return function(x.flatten(axis), -1).reshape(x.shape)  # older opsets: all from axis on
+
+    return run
 
 
-def _topk(context: Context, node: Node, args: list[Value]) -> tuple[torch.Tensor, ...]:
-    (k,) = ints(args[1], "number of results") if len(args) > 1 else [int(node.attributes["k"])]
-    largest = bool(node.attributes.get("largest", 1))
-    axis = int(node.attributes.get("axis", -1))
-    return tuple(torch.topk(context.tensor(args[0]), k, axis, largest))
+def _arg(function: Callable[[torch.Tensor, int, bool], torch.Tensor]) -> Operator:
+    return lambda call: function(call.x, call.axis, bool(call.get("keepdims", 1)))
 
 
-def _cumsum(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    need(not node.attributes.get("exclusive"), "exclusive sums")
-    (axis,) = ints(args[1], "axis")
-    x = context.tensor(args[0])
-    if node.attributes.get("reverse"):
-        return x.flip(axis).cumsum(axis).flip(axis)
-    return x.cumsum(axis)
+def _topk(call: Call) -> tuple[torch.Tensor, ...]:
+    (k,) = call.ints(1, "number of results", call.get("k"))
+    return tuple(torch.topk(call.x, k, call.whole("axis", -1), bool(call.get("largest", 1))))
 
 
-def _lp_norm(context: Context, node: Node, args: list[Value]) -> torch.Tensor:
-    axis, order = int(node.attributes.get("axis", -1)), int(node.attributes.get("p", 2))
-    return F.normalize(context.tensor(args[0]), p=float(order), dim=axis)
-
-
-def _dropout(_: Context, __: Node, args: list[Value]) -> Value:
-    """As it runs for inference: the file's forward graph is taken as it is."""
-    return args[0]
-
-
-def _norm(order: float) -> Callable[[torch.Tensor, Sequence[int], bool], torch.Tensor]:
-    return lambda x, axes, keep: torch.linalg.vector_norm(x, order, tuple(axes), keep)
+def _cumsum(call: Call) -> torch.Tensor:
+    need(not call.get("exclusive"), "exclusive sums")
+    (axis,) = call.ints(1, "axis")
+    if call.get("reverse"):
+        return call.x.flip(axis).cumsum(axis).flip(axis)
+    return call.x.cumsum(axis)
 
 
 OPERATORS: dict[str, Operator] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(name) for name in _BINARY},
-    "ArgMax": _arg, "ArgMin": _arg, "Cast": _cast, "CastLike": _cast, "Clip": _clip,
-    "Celu": _sloped(F.celu, 1.0), "CumSum": _cumsum, "Div": _div, "Dropout": _dropout,
+    "ArgMax": _arg(torch.argmax), "ArgMin": _arg(torch.argmin),
+    "Cast": lambda c: c.x.to(c.context.torch_dtype(type_name(int(c.get("to"))))),
+    "CastLike": lambda c: c.x.to(c.tensor(1).dtype),
+    "Celu": _sloped(F.celu, 1.0), "Clip": _clip, "CumSum": _cumsum, "Div": _div,
+    "Dropout": lambda c: c.args[0],  # as for inference: the forward graph is taken as it is
     "Elu": _sloped(F.elu, 1.0), "Gelu": _gelu,
-    "HardSigmoid": _hard_sigmoid, "LeakyRelu": _sloped(F.leaky_relu, 0.01), "LogSoftmax": _softmax,
-    "LpNormalization": _lp_norm, "Max": _many(torch.maximum), "Mean": _mean,
-    "Min": _many(torch.minimum), "Mod": _mod, "PRelu": _prelu, "Softmax": _softmax,
+    "HardSigmoid": _hard_sigmoid, "LeakyRelu": _sloped(F.leaky_relu, 0.01),
+    "LogSoftmax": _softmax(torch.log_softmax),
+    "LpNormalization": lambda c: F.normalize(
+        c.x, p=float(c.whole("p", 2)), dim=c.whole("axis", -1)
+    ),
+    "Max": _many(torch.maximum), "Mean": lambda c: reduce(torch.add, c.tensors()) / len(c.args),
+    "Min": _many(torch.minimum), "Mod": _mod, "PRelu": _prelu,
+    "Softmax": _softmax(torch.softmax),
     "Sum": _many(torch.add), "Swish": _silu, "TopK": _topk, "Where": _where,
-    "ReduceL1": _reduction(_norm(1.0)), "ReduceL2": _reduction(_norm(2.0)),
-    "ReduceLogSumExp": _reduction(lambda x, axes, keep: torch.logsumexp(x, axes, keep)),
-    "ReduceMax": _reduction(lambda x, axes, keep: torch.amax(x, axes, keep)),
-    "ReduceMean": _reduction(lambda x, axes, keep: torch.mean(x, axes, keep)),
-    "ReduceMin": _reduction(lambda x, axes, keep: torch.amin(x, axes, keep)),
-    "ReduceProd": _reduction(_product),
-    "ReduceSum": _reduction(lambda x, axes, keep: torch.sum(x, axes, keep)),
+    "ReduceL1": _norm(1.0), "ReduceL2": _norm(2.0),
+    "ReduceLogSumExp": _reduction(torch.logsumexp), "ReduceMax": _reduction(torch.amax),
+    "ReduceMean": _reduction(torch.mean), "ReduceMin": _reduction(torch.amin),
+    "ReduceProd": _reduction(_product), "ReduceSum": _reduction(torch.sum),
     "ReduceSumSquare": _reduction(lambda x, axes, keep: torch.sum(x * x, axes, keep)),
 }  # fmt: skip
 

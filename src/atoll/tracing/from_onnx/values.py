@@ -67,16 +67,76 @@ def need(condition: object, what: str) -> None:
         raise UnsupportedError(what)
 
 
-def ints(value: Value, what: str) -> list[int]:
-    """A known list of whole numbers (a shape, axes, indices)."""
-    need(not isinstance(value, torch.Tensor), f"its {what} depends on the data")
-    return [int(n) for n in np.asarray(value).reshape(-1)]
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A node while it runs: its inputs and settings, as operators ask for them."""
+
+    context: Context
+    node: Node
+    args: Sequence[Value]
+
+    @property
+    def op(self) -> str:
+        return self.node.op
+
+    @property
+    def x(self) -> torch.Tensor:
+        """The first input."""
+        return self.tensor(0)
+
+    def value(self, at: int) -> Value:
+        """An input as it is; None where it is left out."""
+        return self.args[at] if at < len(self.args) else None
+
+    def tensor(self, at: int) -> torch.Tensor:
+        return self.context.tensor(self.args[at])
+
+    def tensors(self, most: int | None = None) -> list[torch.Tensor]:
+        return [self.context.tensor(value) for value in self.args[:most]]
+
+    def optional(self, at: int) -> torch.Tensor | None:
+        return None if self.value(at) is None else self.tensor(at)
+
+    def index(self, at: int) -> torch.Tensor:
+        return self.tensor(at).to(torch.int64)
+
+    def pair(self, left: int, right: int) -> tuple[Any, Any]:
+        """Two operands, of which one may stay a number."""
+        a, b = self.args[left], self.args[right]
+        return self.context.operand(a, b), self.context.operand(b, a)
+
+    def ints(self, at: int, what: str, setting: object = None) -> list[int]:
+        """A known list of whole numbers (a shape, axes, indices): an input, or, where it is left
+        out, what an attribute says (older opsets)."""
+        given = setting if self.value(at) is None else self.value(at)
+        need(not isinstance(given, torch.Tensor), f"its {what} depends on the data")
+        return [int(n) for n in np.asarray(given).reshape(-1)]
+
+    def axes(self, at: int = 1) -> list[int] | None:
+        """Axes as an attribute (older opsets) or as an input."""
+        setting = self.get("axes")
+        if setting is None and self.value(at) is None:
+            return None
+        return [int(n) for n in setting] if setting is not None else self.ints(at, "axes")
+
+    # --- settings --------------------------------------------------------------------------------
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.node.attributes.get(name, default)
+
+    def whole(self, name: str, default: int) -> int:
+        return int(self.get(name, default))
+
+    def number(self, name: str, default: float) -> float:
+        return float(self.get(name, default))
+
+    def sizes(self, name: str, default: Sequence[int]) -> list[int]:
+        return list(self.get(name, default))
+
+    @property
+    def axis(self) -> int:
+        """Of operators whose axis is the first unless they say otherwise."""
+        return self.whole("axis", 0)
 
 
-def axes_of(node: Node, args: Sequence[Value], at: int = 1) -> list[int] | None:
-    """Axes as an attribute (older opsets) or as an input."""
-    if "axes" in node.attributes:
-        return [int(n) for n in node.attributes["axes"]]
-    if len(args) > at and args[at] is not None:
-        return ints(args[at], "axes")
-    return None
+Operator = Callable[[Call], Any]
