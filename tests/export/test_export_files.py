@@ -7,25 +7,11 @@ from pathlib import Path
 
 import pytest
 from export_cases import DENSE, SHARDED
-from hypothesis import given
-from hypothesis import strategies as st
 
 from atoll.errors import AtollError
 from atoll.export import EXPORTERS, export, write_export
-from atoll.export.plan import even_stages
 from atoll.step.layout import Layout
 from atoll.workload.load import load_config
-
-
-@given(layers=st.integers(1, 200), chunks=st.integers(1, 64))
-def test_stages_are_even_and_light_at_the_ends(layers: int, chunks: int) -> None:
-    chunks = min(layers, chunks)
-    stages = even_stages(layers, chunks)
-    assert sum(stages) == layers
-    assert len(stages) == chunks
-    assert max(stages) - min(stages) <= 1
-    assert stages[0] <= stages[chunks // 2]
-    assert stages[-1] <= stages[chunks // 2]
 
 
 @pytest.mark.parametrize("target", EXPORTERS)

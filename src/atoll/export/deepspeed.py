@@ -8,9 +8,10 @@ recomputation are said in the user's code; a note tells what to say there.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from atoll.export.plan import Export, Plan, Values, refuse
+from atoll.export.plan import Export, Plan, Values, check
 
 TARGET = "deepspeed"
 VALUES: Values = {
@@ -20,7 +21,7 @@ VALUES: Values = {
 
 
 def deepspeed(plan: Plan) -> Export:
-    _check(plan)
+    check(TARGET, _refusals(plan))
     layout = plan.layout
     notes = [
         f"Start with: deepspeed --num_nodes {plan.nodes} --num_gpus {plan.per_node} YOUR_SCRIPT "
@@ -79,55 +80,46 @@ def _full_recompute(plan: Plan, values: dict[str, Any]) -> str:
     )
 
 
-def _check(plan: Plan) -> None:
+def _refusals(plan: Plan) -> Iterator[str]:
     layout = plan.layout
     many = [name for name in ("tp", "pp", "cp") if getattr(layout, name) > 1]
     if len(many) > 1:
-        raise refuse(
-            TARGET,
+        yield (
             f"its configuration cannot join {' and '.join(many)}; keep one of them above 1, or "
-            "export to megatron",
+            "export to megatron"
         )
     if layout.tp > 1 and layout.sp:
-        raise refuse(
-            TARGET,
-            "AutoTP has no sequence parallelism over the tensor group; set sp off",
-        )
+        yield ("AutoTP has no sequence parallelism over the tensor group; set sp off")
     if plan.model.kv_heads % layout.tp:
-        raise refuse(
-            TARGET,
+        yield (
             f"AutoTP leaves ranks without attention when tp {layout.tp} does not divide the "
-            f"{plan.model.kv_heads} key and value heads of {plan.model.name}; lower tp",
+            f"{plan.model.kv_heads} key and value heads of {plan.model.name}; lower tp"
         )
     if plan.model.heads % layout.cp:
-        raise refuse(
-            TARGET,
+        yield (
             f"Ulysses divides heads, but cp {layout.cp} does not divide the {plan.model.heads} of "
-            f"{plan.model.name}; lower cp",
+            f"{plan.model.name}; lower cp"
         )
     if layout.vpp > 1 or (layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved")):
-        raise refuse(TARGET, "its pipelines run 1f1b with one chunk a stage; set vpp 1 and 1f1b")
+        yield "its pipelines run 1f1b with one chunk a stage; set vpp 1 and 1f1b"
     if layout.hsdp > 1:
-        raise refuse(
-            TARGET,
+        yield (
             "it divides over all data-parallel ranks (MiCS was removed, hpZ keeps weights alone in "
-            "smaller groups); set hsdp 1",
+            "smaller groups); set hsdp 1"
         )
     if layout.pp > 1 and layout.zero >= 2:
-        raise refuse(TARGET, f"its pipelines take zero 0 or 1, not {layout.zero}")
+        yield f"its pipelines take zero 0 or 1, not {layout.zero}"
     if layout.etp != layout.tp:
-        raise refuse(TARGET, f"its experts have the tensor width tp, not etp {layout.etp}")
+        yield f"its experts have the tensor width tp, not etp {layout.etp}"
     if layout.ep > 1 and many:
-        raise refuse(
-            TARGET,
+        yield (
             f"ep with {many[0]} above 1 places experts otherwise than Atoll does; set "
-            f"{many[0]} 1, or export to megatron",
+            f"{many[0]} 1, or export to megatron"
         )
     if layout.recompute not in ("none", "full"):
-        raise refuse(
-            TARGET,
+        yield (
             f"it cannot say which operators of a block to recompute, as recompute "
-            f"{layout.recompute} asks; use none or full",
+            f"{layout.recompute} asks; use none or full"
         )
     if plan.precision == "fp8":
-        raise refuse(TARGET, "its configuration has no fp8 products; use bf16 or fp16")
+        yield "its configuration has no fp8 products; use bf16 or fp16"

@@ -7,14 +7,14 @@ releases that carry it are 0.17); the tests give every script to that parser.
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from atoll.export.megatron_core import (
-    FSDP_WITH_PIPELINE,
-    SHARDING,
-    check_core,
     microbatch_group,
-    pipeline_layout,
+    parallel_values,
     recompute_values,
+    sharding_notes,
+    sharding_values,
 )
 from atoll.export.megatron_model import model_arguments
 from atoll.export.plan import Export, Plan
@@ -29,7 +29,7 @@ def megatron(plan: Plan) -> Export:
         "MODEL": model,
         "PARALLEL": _parallel(plan, notes),
         "BATCH": _batch(plan),
-        "MEMORY": _recompute(plan),
+        "MEMORY": _arguments(recompute_values(plan, TARGET)),
         "PRECISION": _precision(plan, notes),
     }
     notes = [
@@ -42,61 +42,27 @@ def megatron(plan: Plan) -> Export:
 
 def _parallel(plan: Plan, notes: list[str]) -> Arguments:
     layout = plan.layout
-    check_core(plan, TARGET)
-    found: Arguments = [
-        ("--tensor-model-parallel-size", str(layout.tp)),
-        ("--pipeline-model-parallel-size", str(layout.pp)),
-        ("--context-parallel-size", str(layout.cp)),
-    ]
-    if layout.cp > 1:
-        found.append(("--cp-comm-type", "p2p"))
-    if layout.tp > 1 and layout.sp:
-        found.append(("--sequence-parallel",))
-    if plan.model.experts:
-        found += [
-            ("--expert-model-parallel-size", str(layout.ep)),
-            ("--expert-tensor-parallel-size", str(layout.etp)),
-        ]
-    if not plan.even:
-        found.append(("--pipeline-model-parallel-layout", pipeline_layout(plan)))
-    elif layout.vpp > 1:
-        found.append(("--num-virtual-stages-per-pipeline-rank", str(layout.vpp)))
-    if (group := microbatch_group(plan, TARGET)) is not None:
-        found.append(("--microbatch-group-size-per-virtual-pipeline-stage", str(group)))
-    return found + _sharding(plan, notes)
+    notes += sharding_notes(plan)
+    values = parallel_values(plan, TARGET) | {
+        "cp_comm_type": "p2p" if layout.cp > 1 else None,
+        "num_virtual_stages_per_pipeline_rank": layout.vpp
+        if plan.even and layout.vpp > 1
+        else None,
+        "microbatch_group_size_per_virtual_pipeline_stage": microbatch_group(plan, TARGET),
+        **sharding_values(plan),
+    }
+    if layout.zero >= 2:
+        values |= {"no_gradient_accumulation_fusion": True, "ckpt_format": "fsdp_dtensor"}
+    return _arguments(values)
 
 
-def _sharding(plan: Plan, notes: list[str]) -> Arguments:
-    """ZeRO stages: the distributed optimizer for 1, Megatron-FSDP for 2 and 3."""
-    layout = plan.layout
-    replicas = layout.dp * layout.cp
-    if layout.zero == 0:
-        return [("--overlap-grad-reduce",)] if replicas > 1 else []
-    found: Arguments = [
-        ("--use-distributed-optimizer",),
-        ("--overlap-grad-reduce",),
-        ("--overlap-param-gather",),
-    ]
-    if layout.hsdp > 1:
-        found.append(("--num-distributed-optimizer-instances", str(layout.hsdp)))
-    if layout.zero == 1:
-        return found
-    if layout.pp > 1:
-        notes.append(FSDP_WITH_PIPELINE)
-    return [
-        *found,
-        ("--use-megatron-fsdp",),
-        ("--data-parallel-sharding-strategy", SHARDING[layout.zero]),
-        ("--no-gradient-accumulation-fusion",),
-        ("--ckpt-format", "fsdp_dtensor"),
-    ]
-
-
-def _recompute(plan: Plan) -> Arguments:
+def _arguments(values: dict[str, Any]) -> Arguments:
+    """Fields as arguments: a switch where it is on, and what there is a value for."""
     found: Arguments = []
-    for field, value in recompute_values(plan, TARGET).items():
-        words = value if isinstance(value, list) else [str(value)]
-        found.append(("--" + field.replace("_", "-"), *words))
+    for field, value in values.items():
+        if value is not None and value is not False:
+            given = value if isinstance(value, list) else [] if value is True else [str(value)]
+            found.append(("--" + field.replace("_", "-"), *given))
     return found
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.export.plan import Plan, Values, refuse
 from atoll.step.orders import groups
 
 VALUES: Values = {"recompute": ("none", "selective", "full"), "schedule": ("1f1b",)}
 """Of the axes of a plan, those that it can say."""
 
-SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""
 
-FSDP_WITH_PIPELINE = (
+_FSDP_WITH_PIPELINE = (
     "Megatron's checks accept Megatron-FSDP with a pipeline, but Atoll has not seen it run: try it "
     "on few devices first."
 )
@@ -27,6 +29,43 @@ def check_core(plan: Plan, target: str) -> None:
         )
     if plan.model.experts and layout.tp > 1 and not layout.sp:
         raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
+
+
+def parallel_values(plan: Plan, target: str) -> dict[str, Any]:
+    """Fields of ModelParallelConfig."""
+    check_core(plan, target)
+    layout = plan.layout
+    values: dict[str, Any] = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "sequence_parallel": layout.tp > 1 and layout.sp,
+    }
+    if plan.model.experts:
+        values["expert_model_parallel_size"] = layout.ep
+        values["expert_tensor_parallel_size"] = layout.etp
+    return values | {"pipeline_model_parallel_layout": None if plan.even else _stages(plan)}
+
+
+def sharding_values(plan: Plan) -> dict[str, Any]:
+    """Fields of DistributedDataParallelConfig: the distributed optimizer is ZeRO 1, Megatron-FSDP
+    2 and 3."""
+    layout = plan.layout
+    values: dict[str, Any] = {
+        "use_distributed_optimizer": layout.zero > 0,
+        "overlap_grad_reduce": layout.zero > 0 or layout.dp * layout.cp > 1,
+        "overlap_param_gather": layout.zero > 0,
+    }
+    if layout.hsdp > 1:
+        values["num_distributed_optimizer_instances"] = layout.hsdp
+    if layout.zero >= 2:
+        values["use_megatron_fsdp"] = True
+        values["data_parallel_sharding_strategy"] = _SHARDING[layout.zero]
+    return values
+
+
+def sharding_notes(plan: Plan) -> list[str]:
+    return [_FSDP_WITH_PIPELINE] if plan.layout.zero >= 2 and plan.layout.pp > 1 else []
 
 
 def microbatch_group(plan: Plan, target: str) -> int | None:
@@ -45,7 +84,7 @@ def microbatch_group(plan: Plan, target: str) -> int | None:
     return sizes[0] if sizes[0] != pp else None
 
 
-def pipeline_layout(plan: Plan) -> str:
+def _stages(plan: Plan) -> str:
     """Stages in Megatron's notation: E embedding, t block, L loss, | between model chunks."""
     chunks = [f"t*{blocks}" for blocks in plan.stages]
     chunks[0] = "E" + chunks[0]
@@ -53,7 +92,7 @@ def pipeline_layout(plan: Plan) -> str:
     return "|".join(chunks)
 
 
-def recompute_values(plan: Plan, target: str) -> dict[str, str | int | list[str]]:
+def recompute_values(plan: Plan, target: str) -> dict[str, Any]:
     """Fields of TransformerConfig."""
     policy = plan.layout.recompute
     if policy == "none":

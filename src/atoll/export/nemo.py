@@ -12,12 +12,11 @@ from typing import Any
 import yaml
 
 from atoll.export.megatron_core import (
-    FSDP_WITH_PIPELINE,
-    SHARDING,
-    check_core,
     microbatch_group,
-    pipeline_layout,
+    parallel_values,
     recompute_values,
+    sharding_notes,
+    sharding_values,
 )
 from atoll.export.plan import Export, Plan
 
@@ -47,7 +46,6 @@ PRECISION = {
 
 
 def nemo(plan: Plan) -> Export:
-    check_core(plan, TARGET)
     recipe = RECIPES.get(plan.model.name)
     values = _values(plan)
     header = [f"# {plan.title}"]
@@ -66,8 +64,7 @@ def nemo(plan: Plan) -> Export:
         notes.append("The recipe's multi-token prediction is turned off: Atoll does not model it.")
     if plan.precision == "fp8":
         notes.append("fp8 is written as current (tensorwise) scaling; the Bridge has more recipes.")
-    if plan.layout.zero >= 2 and plan.layout.pp > 1:
-        notes.append(FSDP_WITH_PIPELINE)
+    notes += sharding_notes(plan)
     text = "\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)
     return Export(TARGET, "recipe.yaml", text, tuple(notes))
 
@@ -76,55 +73,28 @@ def _values(plan: Plan) -> dict[str, Any]:
     layout = plan.layout
     model: dict[str, Any] = {
         "seq_length": plan.sequence,
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
+        **parallel_values(plan, TARGET),
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
-        "pipeline_model_parallel_layout": None if plan.even else pipeline_layout(plan),
         "account_for_embedding_in_pipeline_split": False,
         "account_for_loss_in_pipeline_split": False,
-        "context_parallel_size": layout.cp,
-        "sequence_parallel": layout.sp and layout.tp > 1,
         "mtp_num_layers": None,
     }
     if (group := microbatch_group(plan, TARGET)) is not None:
         model["microbatch_group_size_per_vp_stage"] = group
-    if plan.model.experts:
-        model["expert_model_parallel_size"] = layout.ep
-        model["expert_tensor_parallel_size"] = layout.etp
-    recompute: dict[str, Any] = {
-        "recompute_granularity": None,
-        "recompute_method": None,
-        "recompute_num_layers": None,
-        "recompute_modules": None,
-    }
-    recompute.update(recompute_values(plan, TARGET))
-    return {
-        "model": model | recompute,
+    fields = ("granularity", "method", "num_layers", "modules")
+    recompute = dict.fromkeys(f"recompute_{field}" for field in fields)
+    values = {
+        "model": model | recompute | recompute_values(plan, TARGET),
         "train": {
             "micro_batch_size": layout.microbatch,
             "global_batch_size": plan.global_batch,
         },
         "dataset": {"sequence_length": plan.sequence},
-        **_sharding(plan),
-        "mixed_precision": PRECISION[plan.precision],
+        "ddp": sharding_values(plan),
+        "optimizer": {"use_distributed_optimizer": layout.zero > 0},
     }
-
-
-def _sharding(plan: Plan) -> dict[str, Any]:
-    zero = plan.layout.zero
-    overlap = zero > 0 or plan.layout.dp * plan.layout.cp > 1
-    ddp: dict[str, Any] = {
-        "use_distributed_optimizer": zero > 0,
-        "overlap_grad_reduce": overlap,
-        "overlap_param_gather": zero > 0,
-    }
-    if plan.layout.hsdp > 1:
-        ddp["num_distributed_optimizer_instances"] = plan.layout.hsdp
-    values: dict[str, Any] = {"ddp": ddp, "optimizer": {"use_distributed_optimizer": zero > 0}}
-    if zero >= 2:
-        ddp["use_megatron_fsdp"] = True
-        ddp["data_parallel_sharding_strategy"] = SHARDING[zero]
-        ddp["average_in_collective"] = False
+    if layout.zero >= 2:
+        values["ddp"]["average_in_collective"] = False
         values["dist"] = {"use_megatron_fsdp": True}
         values["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
-    return values
+    return values | {"mixed_precision": PRECISION[plan.precision]}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
 from atoll.step.layout import Layout, check_layout
+from atoll.step.stages import even_sizes
 from atoll.workload.families.model_config import ModelConfig
 
 Values = dict[str, tuple[Any, ...]]
@@ -100,7 +101,7 @@ def make_plan(
 
 def _stages(given: Sequence[int] | None, layers: int, chunks: int) -> tuple[int, ...]:
     if given is None:
-        return even_stages(layers, chunks)
+        return even_sizes(layers, chunks)
     stages = tuple(given)
     if len(stages) != chunks or sum(stages) != layers or min(stages) < 1:
         raise AtollError(
@@ -110,13 +111,12 @@ def _stages(given: Sequence[int] | None, layers: int, chunks: int) -> tuple[int,
     return stages
 
 
-def even_stages(layers: int, chunks: int) -> tuple[int, ...]:
-    """Equal chunks; a remainder goes to the middle, as the ends hold embedding and head."""
-    base, extra = divmod(layers, chunks)
-    first = (chunks - extra + 1) // 2
-    return tuple(base + (first <= i < first + extra) for i in range(chunks))
-
-
 def refuse(target: str, reason: str) -> AtollError:
     """The error for a layout that a target cannot say."""
     return AtollError(f"export to {target}: {reason}")
+
+
+def check(target: str, reasons: Iterable[str]) -> None:
+    """Raise the first reason why a target cannot say a layout, if there is one."""
+    for reason in reasons:
+        raise refuse(target, reason)

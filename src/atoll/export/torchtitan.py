@@ -8,9 +8,10 @@ replicas when nothing else is divided.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from atoll.export.plan import Export, Plan, Values, refuse
+from atoll.export.plan import Export, Plan, Values, check, refuse
 from atoll.export.torchtitan_models import Flavor, find_flavor
 from atoll.step.orders import groups
 
@@ -25,7 +26,7 @@ SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe", "zb-v": "Z
 
 def torchtitan(plan: Plan) -> Export:
     flavor, note = find_flavor(plan.model)
-    _check(plan, flavor)
+    check(TARGET, _refusals(plan, flavor))
     notes = [
         "The file is for torchtitan 0.2: later releases read no TOML.",
         "Set model.hf_assets_path to the model's tokenizer, and the dataset; learning rate and "
@@ -165,93 +166,78 @@ def _fp8(sections: dict[str, dict[str, Any]], notes: list[str]) -> None:
     )
 
 
-def _check(plan: Plan, flavor: Flavor) -> None:
+def _refusals(plan: Plan, flavor: Flavor) -> Iterator[str]:
     layout = plan.layout
     sharded = layout.zero > 0 and layout.dp * layout.cp > 1
     if plan.precision == "fp16":
-        raise refuse(TARGET, "it trains in bf16 or fp8, not fp16")
+        yield "it trains in bf16 or fp8, not fp16"
     if layout.pp > 1 and not flavor.pipeline:
-        raise refuse(TARGET, f"it cannot cut {flavor.name} into pipeline stages; set pp 1")
+        yield f"it cannot cut {flavor.name} into pipeline stages; set pp 1"
     if layout.cp > 1 and not flavor.context:
-        raise refuse(
-            TARGET, f"it cannot divide the sequences of {flavor.name} {flavor.flavor}; set cp 1"
-        )
+        yield f"it cannot divide the sequences of {flavor.name} {flavor.flavor}; set cp 1"
     if layout.tp > 1 and not layout.sp:
-        raise refuse(TARGET, "its tensor parallelism always divides norms too; set sp on")
+        yield "its tensor parallelism always divides norms too; set sp on"
     if plan.model.kv_heads % layout.tp:
-        raise refuse(
-            TARGET,
+        yield (
             f"it gives every tensor rank whole key and value heads, but tp {layout.tp} does not "
-            f"divide the {plan.model.kv_heads} of {plan.model.name}; lower tp",
+            f"divide the {plan.model.kv_heads} of {plan.model.name}; lower tp"
         )
     if plan.sequence % (layout.tp * 2 * layout.cp):
-        raise refuse(
-            TARGET,
+        yield (
             f"sequence {plan.sequence} must be a multiple of tp x 2 cp = "
-            f"{layout.tp * 2 * layout.cp}",
+            f"{layout.tp * 2 * layout.cp}"
         )
     if layout.zero == 0 and (layout.dp > 1 or layout.cp > 1) and layout.dp != layout.devices:
-        raise refuse(
-            TARGET,
+        yield (
             "it replicates a model over data only when nothing else is divided; use zero 3, or 1 "
-            "with a pipeline",
+            "with a pipeline"
         )
     if layout.etp not in (1, layout.tp) or (layout.etp != layout.tp and layout.ep == 1):
-        raise refuse(
-            TARGET,
+        yield (
             f"its experts have the tensor width 1 or tp, the first only with ep above 1, not etp "
-            f"{layout.etp}",
+            f"{layout.etp}"
         )
     if layout.ep > 1 and layout.zero == 0:
-        raise refuse(TARGET, "it spreads experts over sharded data parallelism only; use zero 3")
+        yield "it spreads experts over sharded data parallelism only; use zero 3"
     if layout.zero == 1 and layout.pp == 1 and sharded:
-        raise refuse(
-            TARGET,
-            "without a pipeline it cannot divide optimizer states alone; use zero 2 or 3",
-        )
+        yield ("without a pipeline it cannot divide optimizer states alone; use zero 2 or 3")
     if not sharded and (layout.tp > 1 or layout.pp > 1):
-        raise refuse(
-            TARGET,
+        yield (
             "it mixes precisions only with sharded data parallelism beside tp and pp; choose dp "
-            "above 1",
+            "above 1"
         )
     if layout.hsdp > 1 and (layout.dp % layout.hsdp or layout.hsdp == layout.dp * layout.cp):
-        raise refuse(
-            TARGET,
+        yield (
             f"its replicas divide dp {layout.dp}, and leave ranks to shard over, unlike hsdp "
-            f"{layout.hsdp}; lower hsdp",
+            f"{layout.hsdp}; lower hsdp"
         )
     if layout.pp > 1:
-        _check_pipeline(plan)
+        yield from _pipeline_refusals(plan)
 
 
-def _check_pipeline(plan: Plan) -> None:
+def _pipeline_refusals(plan: Plan) -> Iterator[str]:
     layout, m = plan.layout, plan.microbatches
     if layout.schedule == "dualpipe":
-        raise refuse(
-            TARGET,
-            "its DualPipeV lays one copy of the model in a V, where dualpipe holds two; use zb-v",
+        yield (
+            "its DualPipeV lays one copy of the model in a V, where dualpipe holds two; use zb-v"
         )
     if layout.schedule not in SCHEDULES:
-        raise refuse(
-            TARGET,
+        yield (
             f"its zero-bubble schedules take two chunks a stage, unlike {layout.schedule}; use "
-            "1f1b, interleaved or zb-v",
+            "1f1b, interleaved or zb-v"
         )
     if layout.vpp > 1 and layout.schedule == "gpipe":
-        raise refuse(TARGET, "gpipe has one chunk a stage; set vpp 1 or interleaved")
+        yield "gpipe has one chunk a stage; set vpp 1 or interleaved"
     if layout.schedule == "1f1b" and layout.vpp == 1 and m < layout.pp:
-        raise refuse(
-            TARGET,
+        yield (
             f"its 1F1B needs as many microbatches as stages, but {m} run on pp {layout.pp}; lower "
-            "the microbatch or pp",
+            "the microbatch or pp"
         )
     sizes = groups(layout.pp, m)
     if layout.vpp > 1 and len(set(sizes)) > 1:
-        raise refuse(
-            TARGET,
+        yield (
             f"it interleaves groups of one size, not {m} microbatches in groups of "
-            f"{', '.join(map(str, sizes))}; change the microbatch or dp",
+            f"{', '.join(map(str, sizes))}; change the microbatch or dp"
         )
 
 
