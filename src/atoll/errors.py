@@ -11,5 +11,11 @@ class AtollError(Exception):
     """
 
 
+def check_count(name: str, value: object) -> None:
+    """Refuse what is not a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+
+
 class InfeasibleError(AtollError):
     """The input is well formed, but nothing in the stated space satisfies it."""

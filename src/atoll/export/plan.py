@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, check_count
 from atoll.step.layout import Layout, check_layout
 from atoll.step.stages import even_sizes
 from atoll.workload.families.model_config import ModelConfig
@@ -70,13 +70,9 @@ def make_plan(
     devices_per_node: int,
     stages: Sequence[int] | None,
 ) -> Plan:
-    for name, value in (
-        ("sequence", sequence),
-        ("global batch", global_batch),
-        ("devices per node", devices_per_node),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+    check_count("sequence", sequence)
+    check_count("global batch", global_batch)
+    check_count("devices per node", devices_per_node)
     check_layout(layout, model, layout.devices, global_batch, sequence)
     if precision not in PRECISIONS:
         raise AtollError(f"precision is {precision!r}, but exports know {', '.join(PRECISIONS)}")

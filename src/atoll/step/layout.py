@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, check_count
 from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, chunks_of, copies_of
 from atoll.workload.families.model_config import ModelConfig
 
@@ -198,9 +198,7 @@ def check_layout(
 def check_positive(**values: object) -> None:
     """Refuse what is not a positive integer, by its name."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            shown = name.replace("_", " ")
-            raise AtollError(f"{shown} is {value!r}, but must be a positive integer")
+        check_count(name.replace("_", " "), value)
 
 
 def _check_experts(layout: Layout, model: ModelConfig) -> None:

@@ -8,10 +8,9 @@ its consumer is now inside.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import overload
 
 from atoll.errors import AtollError
-from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.layer import Layer, Model, Whole
 from atoll.workload.graph.operator import Operator, Role, once
 
 LEVELS = ("default", "phaze", "none")
@@ -36,11 +35,7 @@ _AFTER_PRODUCT = ELEMENTWISE | NORMS | {"rotary", "rotary_bwd"}
 _AFTER_ELEMENTWISE = ELEMENTWISE | NORMS | {"softmax", "softmax_bwd"}
 
 
-@overload
-def fuse(whole: Layer, level: str = "default") -> Layer: ...
-@overload
-def fuse(whole: Model, level: str = "default") -> Model: ...
-def fuse(whole: Layer | Model, level: str = "default") -> Layer | Model:
+def fuse(whole: Whole, level: str = "default") -> Whole:
     """The layer or model with its operators fused.
 
     "default": a product takes along its element-wise epilogue (bias, activation, dropout, residual
@@ -53,7 +48,11 @@ def fuse(whole: Layer | Model, level: str = "default") -> Layer | Model:
             f"{whole.name}: fusion is {level!r}, but must be one of {', '.join(LEVELS)}"
         )
     if isinstance(whole, Model):
-        return whole.map(lambda layer: fuse(layer, level))
+        return whole.map(lambda layer: _fused(layer, level))
+    return _fused(whole, level)
+
+
+def _fused(whole: Layer, level: str) -> Layer:
     if level == "none":
         return whole
     weights = {n for n, t in whole.tensors.items() if t.role is Role.WEIGHT_GRADIENT}

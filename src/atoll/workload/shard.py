@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import overload
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, check_count
 from atoll.workload.builders.model import shared_parameters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.backward import differentiate
-from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.layer import Layer, Whole
 from atoll.workload.graph.operator import (
     Collective,
     CollectiveKind,
@@ -37,43 +36,22 @@ SCAN_PRODUCTS = 4  # without a delta rule
 EACH = ("rotary", "conv")  # passes of theirs go over one of their tensors each
 
 
-@overload
 def shard(
-    whole: Layer, tensor_parallel: int, sequence_parallel: bool = False, expert_tensor: int = 0
-) -> Layer: ...
-@overload
-def shard(
-    whole: Model, tensor_parallel: int, sequence_parallel: bool = False, expert_tensor: int = 0
-) -> Model: ...
-def shard(
-    whole: Layer | Model,
-    tensor_parallel: int,
-    sequence_parallel: bool = False,
-    expert_tensor: int = 0,
-) -> Layer | Model:
+    whole: Whole, tensor_parallel: int, sequence_parallel: bool = False, expert_tensor: int = 0
+) -> Whole:
     """One device's share of an unsharded, unfused layer or model; width 1 changes nothing. Experts
     may have a tensor width of their own, where sequence parallelism divides the tokens.
     """
     experts = expert_tensor or tensor_parallel
-    if (
-        isinstance(tensor_parallel, bool)
-        or not isinstance(tensor_parallel, int)
-        or (tensor_parallel < 1)
-    ):
-        raise AtollError(
-            f"{whole.name}: tensor_parallel is {tensor_parallel!r}, but must be a positive integer"
-        )
+    check_count(f"{whole.name}: tensor_parallel", tensor_parallel)
     if tensor_parallel == experts == 1:
         return whole
     if isinstance(whole, Layer):
-        if any(op.collective is not None or "+" in op.kind for op in whole.forward):
-            raise AtollError(
-                f"layer {whole.name}: already sharded or fused, but only a whole, unfused layer "
-                "can be sharded"
-            )
         return _Sharding(whole, tensor_parallel, sequence_parallel, experts).layer()
     try:
-        model = whole.map(lambda layer: shard(layer, tensor_parallel, sequence_parallel, experts))
+        model = whole.map(
+            lambda layer: _Sharding(layer, tensor_parallel, sequence_parallel, experts).layer()
+        )
     except AtollError as error:
         raise AtollError(f"{whole.name}, {error}") from None
     return replace(
@@ -103,6 +81,11 @@ class _Sharding:
     """The per-device forward graph of one layer while it is written."""
 
     def __init__(self, whole: Layer, width: int, sequence: bool, experts: int) -> None:
+        if any(op.collective is not None or "+" in op.kind for op in whole.forward):
+            raise AtollError(
+                f"layer {whole.name}: already sharded or fused, but only a whole, unfused layer "
+                "can be sharded"
+            )
         self.whole = whole
         self.width = width
         self.sequence = sequence

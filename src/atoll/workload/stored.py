@@ -11,7 +11,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, check_count
 from atoll.wholefile import whole_files
 from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.graph.layer import Layer, Model
@@ -180,10 +180,7 @@ def instantiate(
             f"{stored.name}: sequence is {sequence}, but the file holds the model at "
             f"{file.sequence}; capture it again with inputs of that length"
         )
-    if isinstance(microbatch, bool) or not isinstance(microbatch, int) or microbatch < 1:
-        raise AtollError(
-            f"{stored.name}: microbatch is {microbatch!r}, but must be a positive integer"
-        )
+    check_count(f"{stored.name}: microbatch", microbatch)
     if file.microbatch is not None and microbatch != file.microbatch:
         raise AtollError(
             f"{stored.name}: microbatch is {microbatch}, but the file holds the model at "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.workload.builders.graph import FLOAT, HALF, MASK, Graph
 from atoll.workload.builders.latent import latent_projections
-from atoll.workload.graph.operator import Region, Role, Tensor, Uneven, VectorWork
+from atoll.workload.graph.operator import Region, Role, Uneven, VectorWork
 from atoll.workload.graph.products import attention_fraction, scores_product, values_product
 
 
@@ -39,45 +39,31 @@ def attention(
     context = core(graph, q, k, v, (*filter(None, (positions,)), *sinks))
     if gate:  # tanh stands for the sigmoid
         context = graph.gate("context.gated", context, gate, "tanh")
-    if open_end:
-        out = graph.partial("proj", config.hidden)
-        return graph.linear("proj", context, out, bias=False, split="k", inside=True)
-    out = graph.stream("proj", config.hidden)
-    return graph.linear("proj", context, out, bias=config.output_bias, split="k")
+    return graph.closing("proj", context, bias=config.output_bias, open_end=open_end)
 
 
 def _projections(graph: Graph, x: str) -> list[str]:
     """Queries, keys and values, and the output's gate if there is one, in one product."""
-    config = graph.config
-    widths = [("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)]
-    if config.gated_attention:
-        widths.append(("q.gate", config.heads))
-    return _joint(graph, "qkv", x, tuple(widths))
+    gate = ("q.gate",) if graph.config.gated_attention else ()
+    return _joint(graph, "qkv", x, "q", "k", "v", *gate)
 
 
 def _cross_projections(graph: Graph, x: str, source: str) -> tuple[str, str, str]:
     """Queries of one sequence, keys and values of another."""
-    config = graph.config
-    (q,) = _joint(graph, "q", x, (("q", config.heads),))
-    k, v = _joint(graph, "kv", source, (("k", config.kv_heads), ("v", config.kv_heads)))
+    (q,) = _joint(graph, "q", x, "q")
+    k, v = _joint(graph, "kv", source, "k", "v")
     return q, k, v
 
 
-def _joint(graph: Graph, product: str, x: str, widths: tuple[tuple[str, int], ...]) -> list[str]:
+def _joint(graph: Graph, product: str, x: str, *names: str) -> list[str]:
     """Projections of one tensor in one product."""
-    config = graph.config
-    weights: list[str] = []
-    biases: list[str] = []
-    outs: list[str] = []
-    for name, heads in widths:
-        uneven = Uneven.REPLICATE if name in ("k", "v") else Uneven.REFUSE
-        width = heads * config.head_dim
-        weights.append(graph.weight(f"{name}.weight", (config.hidden, width), 1, heads, uneven))
-        outs.append(graph.columns(name, width, heads, uneven))
-        if config.attention_bias:
-            biases += graph.bias(name, outs[-1], "n")
-    graph.product(product, x, tuple(weights), tuple(biases), tuple(outs), "n")
-    return outs
+    config, parts = graph.config, []
+    for name in names:
+        shared = name in ("k", "v")
+        heads = config.kv_heads if shared else config.heads
+        uneven = Uneven.REPLICATE if shared else Uneven.REFUSE
+        parts.append((name, heads * config.head_dim, heads, uneven))
+    return graph.joint(product, x, parts, bias=config.attention_bias)
 
 
 def _query_norm(graph: Graph, x: str) -> str:
@@ -115,15 +101,7 @@ def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     out = _context(graph)
     # One fp32 log-sum-exp a row: all that the backward pass needs to make the scores again.
     statistics = graph.add(
-        Tensor(
-            "context.lse",
-            (b, config.heads, s),
-            FLOAT,
-            Role.ACTIVATION,
-            Region.TENSOR,
-            1,
-            config.heads,
-        )
+        "context.lse", (b, config.heads, s), FLOAT, Region.TENSOR, 1, config.heads
     )
     rows, columns = b * config.heads * s, max(1, round(fraction * keys))
     # The cap's first scaling is the scores' own; scale and mask cost nothing in a product's end.
@@ -152,19 +130,15 @@ def _unfused(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str
 
     def square(name: str, element_bytes: int = HALF) -> str:
         shape = (b, config.heads, s, keys)
-        return graph.add(
-            Tensor(name, shape, element_bytes, Role.ACTIVATION, Region.TENSOR, 1, config.heads)
-        )
+        return graph.add(name, shape, element_bytes, Region.TENSOR, 1, config.heads)
 
     scores = square("scores")
     graph.run("scores", "attention_scores", (q, k), (scores,), matmuls=(product,))
     probabilities = square("probabilities")
     functions = ["mul", "add", "softmax"]  # scale, mask, softmax
     if config.score_cap:
-        capped = square("scores.capped")
-        cap = tuple(graph.vector(function, scores) for function in ("mul", "tanh", "mul"))
-        graph.run("score_cap", "activation", (scores,), (capped,), vectors=cap)
-        scores, functions = capped, functions[1:]
+        scores = graph.cap("score_cap", scores, square("scores.capped"))
+        functions = functions[1:]
     if config.positions == "alibi":
         functions.insert(0, "add")
     if config.positions == "relative":  # not scaled; positions and mask are one addend

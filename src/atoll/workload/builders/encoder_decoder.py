@@ -16,7 +16,7 @@ from atoll.workload.builders.ends import embedding
 from atoll.workload.builders.graph import HALF, Graph
 from atoll.workload.builders.mlp import mlp
 from atoll.workload.families.model_config import ModelConfig
-from atoll.workload.graph.operator import Region, Role, Tensor
+from atoll.workload.graph.operator import Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,7 @@ def _positions(graph: Graph, part: Part, attention: str) -> str:
     config, length = graph.config, graph.sequence
     heads, buckets = config.heads, config.position_buckets
     shape, dim = ((buckets, heads), 1) if attention == "flash" else ((heads, length, length), 0)
-    positions = graph.add(
-        Tensor("relative", shape, HALF, Role.ACTIVATION, Region.TENSOR, dim, heads)
-    )
+    positions = graph.add("relative", shape, HALF, Region.TENSOR, dim, heads)
     if part.first:
         table = graph.weight("relative.weight", (buckets, heads), 1, heads)
         graph.run("relative", "relative", (table,), (positions,))

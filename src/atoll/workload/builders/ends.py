@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from atoll.workload.builders.graph import FLOAT, HALF, TOKEN, Graph
-from atoll.workload.graph.operator import Region, Role, Tensor, Uneven
+from atoll.workload.graph.operator import Region, Uneven
 
 
 def embedding(graph: Graph) -> tuple[str, str]:
     """Token ids to the residual stream: look-up, positions, token types, norm, dropout."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
-    tokens = graph.add(Tensor("tokens", (b, s), TOKEN, Role.ACTIVATION))
+    tokens = graph.add("tokens", (b, s), TOKEN)
     graph.weight("word.weight", (config.vocab, config.word_width), 0, uneven=Uneven.PAD)
     # The table is a parameter, but only the rows of this microbatch's tokens are read: on each
     # device those that fall into its part of the vocabulary.
-    rows = graph.add(
-        Tensor(
-            "word.rows",
-            (graph.tokens, config.word_width),
-            HALF,
-            Role.ACTIVATION,
-            Region.TENSOR,
-            0,
-            uneven=Uneven.PAD,
-        )
-    )
+    shape = (graph.tokens, config.word_width)
+    rows = graph.add("word.rows", shape, HALF, Region.TENSOR, uneven=Uneven.PAD)
     x = graph.stream("word", config.word_width)
     graph.run("word", "lookup", (tokens, rows), (x,), exits=True)
     if config.embedding_width:
@@ -43,19 +34,8 @@ def add_positions(graph: Graph, x: str) -> str:
     rows = []
     if config.positions == "learned":
         graph.weight("positions.weight", (config.position_rows, config.hidden))
-        shape = (graph.sequence, config.hidden)
-        rows.append(
-            graph.add(
-                Tensor(
-                    "positions.rows",
-                    shape,
-                    HALF,
-                    Role.ACTIVATION,
-                    Region.SEQUENCE,
-                    uneven=graph.uneven,
-                )
-            )
-        )
+        shape, uneven = (graph.sequence, config.hidden), graph.uneven
+        rows.append(graph.add("positions.rows", shape, HALF, Region.SEQUENCE, uneven=uneven))
     if config.token_types:
         rows.append(graph.weight("types.weight", (config.token_types, config.hidden)))
     if not rows:
@@ -79,13 +59,8 @@ def logits_of(graph: Graph, x: str) -> str:
         x = graph.norm("final_norm", x)
     x = graph.dropout("final_dropout", x, config.inner_dropout)
     if config.mlm_head:
-        x = graph.linear(
-            "transform",
-            x,
-            graph.stream("transform", config.hidden),
-            bias=config.mlm_bias,
-            split="m",
-        )
+        wide = graph.stream("transform", config.hidden)
+        x = graph.linear("transform", x, wide, bias=config.mlm_bias, split="m")
         x = graph.activation("transform_act", x, graph.stream("transform_act", config.hidden))
         x = graph.norm("transform_norm", x)
     if config.embedding_width:
@@ -106,10 +81,7 @@ def logits_of(graph: Graph, x: str) -> str:
         logits = graph.scale("logits.scale", logits)
     if not config.logit_cap:
         return logits
-    capped = graph.like("logits.capped", logits)
-    cap = tuple(graph.vector(function, logits) for function in ("mul", "tanh", "mul"))
-    graph.run("logit_cap", "activation", (logits,), (capped,), vectors=cap)
-    return capped
+    return graph.cap("logit_cap", logits, graph.like("logits.capped", logits))
 
 
 def loss(graph: Graph, fused: bool) -> tuple[str, str]:
@@ -125,8 +97,7 @@ def loss(graph: Graph, fused: bool) -> tuple[str, str]:
         s, logits = 1, class_logits(graph)
     else:
         logits = graph.columns("logits", graph.config.vocab, uneven=Uneven.PAD)
-    labels = graph.add(Tensor("labels", (b, s), TOKEN, Role.ACTIVATION))
-    out = graph.add(Tensor("loss", (b, s, 2), FLOAT, Role.ACTIVATION))
+    labels, out = graph.add("labels", (b, s), TOKEN), graph.add("loss", (b, s, 2), FLOAT)
     kept = () if fused else (graph.like("softmax", logits, FLOAT),)
     graph.run(
         "loss",
@@ -141,5 +112,4 @@ def loss(graph: Graph, fused: bool) -> tuple[str, str]:
 
 def class_logits(graph: Graph) -> str:
     """What an image classifier says of each image."""
-    shape = (graph.microbatch, 1, graph.config.vocab)
-    return graph.add(Tensor("logits", shape, HALF, Role.ACTIVATION))
+    return graph.add("logits", (graph.microbatch, 1, graph.config.vocab))

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.workload.families.model_config import ModelConfig
-from atoll.workload.graph.operator import Matmul, Operator, Region, Role, Tensor, Uneven, VectorWork
+from atoll.workload.graph.operator import (
+    Matmul,
+    Operator,
+    Region,
+    Role,
+    Tensor,
+    Uneven,
+    VectorWork,
+    pass_over,
+)
 from atoll.workload.graph.products import linear_product
 
 HALF = 2  # bytes of a bfloat16 element
@@ -46,33 +56,43 @@ class Graph:
     def own(self, name: str) -> str:
         return name if name.startswith(self.prefix) else f"{self.prefix}{name}"
 
-    def add(self, tensor: Tensor) -> str:
-        name = self.own(tensor.name)
-        self.tensors[name] = replace(tensor, name=name)
+    def add(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        element_bytes: int = HALF,
+        split: Region = Region.WHOLE,
+        split_dim: int = 0,
+        units: int = 0,
+        uneven: Uneven = Uneven.REFUSE,
+    ) -> str:
+        """An activation."""
+        name = self.own(name)
+        self.tensors[name] = Tensor(
+            name, shape, element_bytes, Role.ACTIVATION, split, split_dim, units, uneven
+        )
         return name
 
     def stream(self, name: str, width: int, element_bytes: int = HALF) -> str:
         """An activation of the residual stream: divided along the sequence, if at all."""
         shape = (self.microbatch, self.sequence, width)
-        return self.add(
-            Tensor(name, shape, element_bytes, Role.ACTIVATION, Region.SEQUENCE, 1, 0, self.uneven)
-        )
+        return self.add(name, shape, element_bytes, Region.SEQUENCE, 1, 0, self.uneven)
 
     def partial(self, name: str, width: int) -> str:
         """A sum over all tokens that is complete only after a reduction over the group."""
-        shape = (self.microbatch, self.sequence, width)
-        return self.add(Tensor(name, shape, HALF, Role.ACTIVATION))
+        return self.add(name, (self.microbatch, self.sequence, width))
 
     def columns(self, name: str, width: int, units: int = 0, uneven: Uneven = Uneven.REFUSE) -> str:
         """An activation inside a tensor-parallel region: divided along its last dimension."""
         shape = (self.microbatch, self.sequence, width)
-        return self.add(Tensor(name, shape, HALF, Role.ACTIVATION, Region.TENSOR, 2, units, uneven))
+        return self.add(name, shape, HALF, Region.TENSOR, 2, units, uneven)
 
     def like(self, name: str, other: str, element_bytes: int = 0) -> str:
         """A tensor of the same shape and layout."""
-        o = self.tensors[other]
+        o, name = self.tensors[other], self.own(name)
         size = element_bytes or o.element_bytes
-        return self.add(replace(o, name=name, element_bytes=size, role=Role.ACTIVATION))
+        self.tensors[name] = replace(o, name=name, element_bytes=size, role=Role.ACTIVATION)
+        return name
 
     def weight(
         self,
@@ -110,9 +130,7 @@ class Graph:
         )
 
     def vector(self, function: str, over: str) -> VectorWork:
-        """One pass of a function over a tensor."""
-        tensor = self.tensors[over]
-        return VectorWork(function, tensor.rows, tensor.shape[-1], tensor.split)
+        return pass_over(function, self.tensors[over])
 
     def norm(self, name: str, x: str) -> str:
         """LayerNorm or RMSNorm over the last dimension. Its tiny statistics are left out, and so is
@@ -190,6 +208,36 @@ class Graph:
             exits=split == "k" and not inside,
         )
         return outs[0]
+
+    def joint(
+        self, name: str, x: str, parts: Sequence[tuple[str, int, int, Uneven]], *, bias: bool
+    ) -> list[str]:
+        """Projections of one tensor in one product, cut by heads: (name, columns, heads, and what
+        to do where these are too few) of each."""
+        hidden = self.tensors[x].shape[-1]
+        outs: list[str] = []
+        weights: list[str] = []
+        biases: list[str] = []
+        for part, width, units, uneven in parts:
+            weights.append(self.weight(f"{part}.weight", (hidden, width), 1, units, uneven))
+            outs.append(self.columns(part, width, units, uneven))
+            biases += self.bias(part, outs[-1], "n") if bias else ()
+        self.product(name, x, tuple(weights), tuple(biases), tuple(outs), "n")
+        return outs
+
+    def closing(self, name: str, x: str, *, bias: bool, open_end: bool) -> str:
+        """The linear that closes a branch; with an `open_end` without its reduction and bias."""
+        hidden = self.config.hidden
+        if open_end:
+            out = self.partial(name, hidden)
+            return self.linear(name, x, out, bias=False, split="k", inside=True)
+        return self.linear(name, x, self.stream(name, hidden), bias=bias, split="k")
+
+    def cap(self, name: str, x: str, out: str) -> str:
+        """c tanh(x / c)."""
+        works = tuple(self.vector(function, x) for function in ("mul", "tanh", "mul"))
+        self.run(name, "activation", (x,), (out,), vectors=works)
+        return out
 
     def activation(self, name: str, x: str, out: str) -> str:
         """Activation function; over a pair (gate, up) side by side when the layer is gated."""

@@ -129,22 +129,12 @@ def _shape(graph: Graph) -> StateSpace:
 
 def _projected(graph: Graph, x: str, parts: Sequence[tuple[str, int]]) -> list[str]:
     """Projections of one tensor in one product, cut by heads, or groups of keys and queries."""
-    shape = _shape(graph)
-    names: list[str] = []
-    weights: list[str] = []
-    biases: list[str] = []
+    shape, cut = _shape(graph), []
     for name, width in parts:
         shared = name in ("b", "c", "keys", "queries") and shape.groups < shape.heads
         units = shape.groups if shared else shape.heads
-        uneven = Uneven.REPLICATE if shared else Uneven.REFUSE
-        out = graph.columns(name, width, units, uneven)
-        names.append(out)
-        weights.append(
-            graph.weight(f"{name}.weight", (graph.config.hidden, width), 1, units, uneven)
-        )
-        biases += graph.bias(name, out, "n") if shape.bias else ()
-    graph.product("in_proj", x, tuple(weights), tuple(biases), tuple(names), "n")
-    return names
+        cut.append((name, width, units, Uneven.REPLICATE if shared else Uneven.REFUSE))
+    return graph.joint("in_proj", x, cut, bias=shape.bias)
 
 
 def _conv(graph: Graph, inputs: tuple[str, ...], function: str) -> list[str]:
@@ -203,10 +193,4 @@ def _scan(
 
 
 def _out(graph: Graph, y: str, *, open_end: bool) -> str:
-    config = graph.config
-    name = "out_proj"
-    if open_end:
-        out = graph.partial(name, config.hidden)
-        return graph.linear(name, y, out, bias=False, split="k", inside=True)
-    out = graph.stream(name, config.hidden)
-    return graph.linear(name, y, out, bias=_shape(graph).bias, split="k")
+    return graph.closing("out_proj", y, bias=_shape(graph).bias, open_end=open_end)

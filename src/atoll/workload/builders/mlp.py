@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.workload.builders.graph import FLOAT, HALF, INDEX, Graph
-from atoll.workload.graph.operator import Region, Role, Tensor, VectorWork
+from atoll.workload.graph.operator import Region, VectorWork
 
 
 def mlp(graph: Graph, x: str, *, open_end: bool = False) -> str:
@@ -24,11 +24,7 @@ def _feed_forward(graph: Graph, x: str, name: str, width: int, open_end: bool) -
     graph.linear(first, x, opened, bias=config.mlp_bias, split="n")
     acted = graph.activation(act, opened, graph.columns(act, width))
     acted = graph.dropout(f"{act}_dropout", acted, config.inner_dropout)
-    if open_end:
-        out = graph.partial(second, config.hidden)
-        return graph.linear(second, acted, out, bias=False, split="k", inside=True)
-    out = graph.stream(second, config.hidden)
-    return graph.linear(second, acted, out, bias=config.mlp_bias, split="k")
+    return graph.closing(second, acted, bias=config.mlp_bias, open_end=open_end)
 
 
 def _experts(graph: Graph, x: str) -> str:
@@ -55,9 +51,7 @@ def _experts(graph: Graph, x: str) -> str:
 
     def bundle(name: str, width: int, units: int = 0) -> str:
         region = Region.TENSOR if units else Region.WHOLE
-        return graph.add(
-            Tensor(name, (experts, share, width), HALF, Role.ACTIVATION, region, 2, units)
-        )
+        return graph.add(name, (experts, share, width), HALF, region, 2, units)
 
     sent = bundle("sent", config.hidden)
     graph.run("dispatch", "dispatch", (x, choices), (sent,), enters=(x, choices))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, check_count
 from atoll.workload.builders.block import block
 from atoll.workload.builders.blocks import Run, block_runs
 from atoll.workload.builders.encoder_decoder import stack_part, stack_parts
@@ -133,9 +133,8 @@ def _further(graph: Graph, attention: str) -> tuple[str, str]:
 
 
 def _check(config: ModelConfig, microbatch: int, sequence: int, attention: str) -> None:
-    for field, value in (("microbatch", microbatch), ("sequence", sequence)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise AtollError(f"{config.name}: {field} is {value!r}, but must be a positive integer")
+    check_count(f"{config.name}: microbatch", microbatch)
+    check_count(f"{config.name}: sequence", sequence)
     if config.positions == "learned" and sequence > config.max_sequence:
         raise AtollError(
             f"{config.name}: sequence is {sequence}, but its position table ends at "

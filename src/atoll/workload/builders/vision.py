@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from atoll.workload.builders.ends import add_positions, class_logits
 from atoll.workload.builders.graph import HALF, Graph
-from atoll.workload.graph.operator import Region, Role, Tensor
+from atoll.workload.graph.operator import Region
 
 
 def patch_embedding(graph: Graph) -> tuple[str, str]:
@@ -14,10 +14,7 @@ def patch_embedding(graph: Graph) -> tuple[str, str]:
     config, b, patches = graph.config, graph.microbatch, graph.sequence - 1
 
     def tokens(name: str, width: int) -> str:
-        shape = (b, patches, width)
-        return graph.add(
-            Tensor(name, shape, HALF, Role.ACTIVATION, Region.SEQUENCE, 1, 0, graph.uneven)
-        )
+        return graph.add(name, (b, patches, width), HALF, Region.SEQUENCE, 1, 0, graph.uneven)
 
     pixels, embedded = tokens("pixels", config.patch_inputs), tokens("patches", config.hidden)
     graph.linear("patches", pixels, embedded, bias=True, split="m")
@@ -34,8 +31,7 @@ def classifier(graph: Graph) -> tuple[str, str]:
     config = graph.config
     x = graph.stream("x", config.hidden)
     normed = graph.norm("final_norm", x)
-    shape = (graph.microbatch, 1, config.hidden)
-    token = graph.add(Tensor("class", shape, HALF, Role.ACTIVATION))
+    token = graph.add("class", (graph.microbatch, 1, config.hidden))
     graph.run("class", "select", (normed,), (token,))
     logits = class_logits(graph)
     graph.linear("classifier", token, logits, bias=config.head_bias, split="")

@@ -54,17 +54,10 @@ def _back(
     grads = tuple(tape.gradient(name) for name in (op.writes if of is None else of))
     kept = tuple(tape.saved(name) for name in keep)
     given = [_given(tape, op, name) for name in (op.reads if to is None else to)]
-    tape.run(
-        f"{op.name}.{label}",
-        kind,
-        (*grads, *kept),
-        tuple(name for name, _ in given),
-        matmuls=matmuls,
-        vectors=backward_vectors(op) if vectors is None else vectors,
-        on_chip=on_chip,
-    )
-    for _, after in given:
-        tape.operators.extend(after)
+    vectors = backward_vectors(op) if vectors is None else vectors
+    reads, writes = (*grads, *kept), tuple(name for name, _ in given)
+    back = Operator(f"{op.name}.{label}", kind, reads, writes, matmuls, vectors, None, on_chip)
+    tape.operators += [back, *(step for _, after in given for step in after)]
 
 
 def _given(tape: Tape, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
@@ -95,13 +88,10 @@ def data_linear(tape: Tape, op: Operator) -> None:
 
 def _linear_weights(tape: Tape, op: Operator, kept: str) -> None:
     grads = tuple(tape.gradient(name) for name in op.writes)
-    tape.run(
-        f"{op.name}.wgrad",
-        "linear_wgrad",
-        (kept, *grads),
-        tuple(tape.weight_gradient(name) for name in _parameters(tape, op)),
-        matmuls=(weight_gradient(op.matmuls[0]),),
-        vectors=_sums(op),
+    writes = tuple(tape.weight_gradient(name) for name in _parameters(tape, op))
+    products = (weight_gradient(op.matmuls[0]),)
+    tape.operators.append(
+        Operator(f"{op.name}.wgrad", "linear_wgrad", (kept, *grads), writes, products, _sums(op))
     )
 
 
@@ -189,8 +179,10 @@ def attention_product(tape: Tape, op: Operator) -> None:
         (left, (dy, right), data_gradient(product)),
         (right, (left, dy), second(product)),
     ):
-        writes = (tape.give(name),)
-        tape.run(f"{op.name}.d{name}", "attention_dgrad", reads, writes, matmuls=(gradient,))
+        back = Operator(
+            f"{op.name}.d{name}", "attention_dgrad", reads, (tape.give(name),), (gradient,)
+        )
+        tape.operators.append(back)
 
 
 def softmax(tape: Tape, op: Operator) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import TypeVar, final
 
 from atoll.workload.graph.operator import Operator, Role, Tensor
 
@@ -17,6 +18,7 @@ EXPERT_WEIGHTS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 """A mixture of experts' own, each with a first dimension that counts them."""
 
 
+@final
 @dataclass(frozen=True)
 class Layer:
     """One layer on one device: its tensors, its forward and its backward operators.
@@ -111,6 +113,7 @@ def _distinct(layers: tuple[tuple[Layer, int], ...]) -> Iterable[tuple[Layer, in
     return {id(layer): (layer, repeat) for layer, repeat in layers}.values()
 
 
+@final
 @dataclass(frozen=True)
 class Model:
     """A chain of layers with repeats: embedding, n x block, head.
@@ -152,3 +155,6 @@ class Model:
     def tokens(self) -> int:
         """Tokens in one microbatch."""
         return self.microbatch * self.sequence
+
+
+Whole = TypeVar("Whole", Layer, Model)

@@ -137,6 +137,11 @@ class VectorWork:
         return self.rows * self.cols
 
 
+def pass_over(function: str, tensor: Tensor) -> VectorWork:
+    """One pass of a function over a tensor."""
+    return VectorWork(function, tensor.rows, tensor.shape[-1], tensor.split)
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """A collective over the tensor-parallel group. `bytes` is the full (gathered) tensor."""

@@ -8,11 +8,11 @@ from dataclasses import replace
 from atoll.workload.graph.operator import (
     Collective,
     CollectiveKind,
-    Matmul,
     Operator,
     Role,
     Tensor,
     VectorWork,
+    pass_over,
 )
 
 
@@ -58,7 +58,8 @@ class Tape:
             return shares[0]
         total = self._declare(f"d{name}", name, Role.ACTIVATION_GRADIENT)
         add = self.vector("add", name)
-        self.run(f"d{name}", "add", tuple(shares), (total,), vectors=(add,) * (len(shares) - 1))
+        adds = (add,) * (len(shares) - 1)
+        self.operators.append(Operator(f"d{name}", "add", tuple(shares), (total,), vectors=adds))
         self._shares[name] = [total]
         return total
 
@@ -120,22 +121,6 @@ class Tape:
             self.operators.append(replace(gather, name=f"{gather.name}.again", writes=(again,)))
         return again
 
-    def run(
-        self,
-        name: str,
-        kind: str,
-        reads: tuple[str, ...],
-        writes: tuple[str, ...],
-        *,
-        matmuls: tuple[Matmul, ...] = (),
-        vectors: tuple[VectorWork, ...] = (),
-        collective: Collective | None = None,
-        on_chip: bool = False,
-    ) -> None:
-        self.operators.append(
-            Operator(name, kind, reads, writes, matmuls, vectors, collective, on_chip)
-        )
-
     def insert_early(self, op: Operator) -> None:
         """Put an operator right behind the one that it waits for: a collective started there runs
         while the weight gradient is computed.
@@ -144,8 +129,7 @@ class Tape:
         self.operators.insert(ready[-1] + 1 if ready else len(self.operators), op)
 
     def vector(self, function: str, over: str) -> VectorWork:
-        tensor = self.tensors[over]
-        return VectorWork(function, tensor.rows, tensor.shape[-1], tensor.split)
+        return pass_over(function, self.tensors[over])
 
     def _declare(self, label: str, like: str, role: Role) -> str:
         self.tensors[label] = replace(self.tensors[like], name=label, role=role)
