@@ -211,7 +211,7 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
             backward = rematerialise(forward, backward, trace.values, set(segment.entering))
         splits = find_splits(forward, backward, trace, segment, outside)
         emission = Emission(
-            segment, trace, trace.values, forward, backward, outside, splits, fused, causal
+            segment, trace, forward, backward, outside, splits, fused, causal
         )
         result.append(emission.layer(repeat))
     return result, chain

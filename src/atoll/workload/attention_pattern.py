@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
 from atoll.workload.graph.operator import once
 from atoll.workload.graph.products import attention_fraction
@@ -90,10 +91,7 @@ class _Uses:
 
 
 def elements(tensor: TensorEntry) -> int:
-    total = 1
-    for size in tensor.shape:
-        total *= size_of(size, _PROBE)
-    return total
+    return prod(size_of(size, _PROBE) for size in tensor.shape)
 
 
 def _functions(op: OperatorEntry) -> set[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from atoll.tracing.emit.cluster import cluster
 from atoll.tracing.emit.kernel import kind_of, passes_of, steps_of
 from atoll.tracing.emit.parts import Parts
-from atoll.tracing.record.node import Kind, Node
+from atoll.tracing.record.node import Kind, Node, Pass
 from atoll.tracing.record.segment import Segment
 from atoll.tracing.record.trace import Source, Trace, Value, View
 from atoll.tracing.split.division import Splits
@@ -30,7 +30,6 @@ class Emission:
 
     segment: Segment
     trace: Trace
-    values: list[Value]
     forward: Sequence[Node]
     backward: Sequence[Node]
     outside: set[int]
@@ -47,7 +46,10 @@ class Emission:
     def layer(self, repeat: int) -> LayerEntry:
         nodes = [*self.forward, *self.backward]
         whole = {*self.segment.entering, *self.segment.leaving, *self.splits.reduced}
+        self.values = self.trace.values
         self.parts = Parts(nodes, self.values, whole)
+        self.late = {v.value for call in self.trace.calls if call.backward for v in call.outs}
+        self.late |= {v.value for node in self.backward for v in node.outs}
         self.weights = {v.number for v in self.values if v.source is Source.WEIGHT}
         self._name_crossing()
         forward_groups, backward_groups = (
@@ -94,7 +96,7 @@ class Emission:
             if v.value not in forward
             and v.value not in self.segment.entering
             and self.values[v.value].source is Source.MADE
-            and v.value in self._backward_values()
+            and v.value in self.late
         ]
         self._match(self.segment.entering, given)
         self._match(self.segment.leaving, foreign)
@@ -110,22 +112,16 @@ class Emission:
         open_ = list(crossing)
         for exact in (True, False):
             for value in list(open_):
-                size = self.values[value].elements
+                size, values = self.values[value].elements, self.values
                 same = [
                     number
                     for number, shape in left.items()
-                    if (shape == shapes.get(value) if exact else self._size(number) == size)
+                    if (shape == shapes.get(value) if exact else values[number].elements == size)
                 ]
                 if same:
                     left.pop(same[-1])
                     open_.remove(value)
                     self.names[same[-1]] = self._unique(f"d{self.names[value]}")
-
-    def _size(self, value: int) -> int:
-        return self.values[value].elements
-
-    def _backward_values(self) -> set[int]:
-        return {v.value for call in self.trace.calls if call.backward for v in call.outs}
 
     def tensor(self, view: View) -> list[str]:
         """The names of the tensors that a view covers, declared on first use."""
@@ -157,9 +153,7 @@ class Emission:
             return "weight_gradient"
         if value.source is not Source.MADE:
             return "activation"
-        made_backward = {v.value for n in self.backward for v in n.outs}
-        late = value.number in made_backward or value.number in self._backward_values()
-        return "activation_gradient" if late else "activation"
+        return "activation_gradient" if value.number in self.late else "activation"
 
     def _whole_view(self, value: int) -> View:
         size = self.values[value]
@@ -213,7 +207,7 @@ class Emission:
             reads=read,
             writes=(*(partial.get(n, n) for n in written), *extra),
             matmuls=tuple(matmuls),
-            vectors=tuple(self._vectors(group)),
+            vectors=tuple(self._vector(work) for work in passes_of(group)),
             on_chip=group[0].kind is Kind.ATTENTION,
             causal=any(v.value in self.causal for node in group for v in node.outs),
             steps={} if group[0].matmuls else steps_of(group, self.splits.labels),
@@ -261,10 +255,8 @@ class Emission:
     def _operator_name(self, group: list[Node], backward: bool) -> str:
         call = group[-1].call
         path = call.path.removeprefix(self.segment.prefix)
-        if f"{call.path}." == self.segment.prefix or not path:
-            path = ""
-        else:
-            path = path.removeprefix(f"{self.segment.name}.")
+        inside = f"{call.path}." != self.segment.prefix
+        path = path.removeprefix(f"{self.segment.name}.") if inside else ""
         if group[0].kind is Kind.PRODUCT:
             label = path or "product"
             if backward:
@@ -276,25 +268,21 @@ class Emission:
         return self._fresh(label + (".grad" if backward else ""))
 
     def _fresh(self, label: str) -> str:
-        used = self.taken[f"operator {label}"]
         self.taken[f"operator {label}"] += 1
-        return label if not used else f"{label}{used + 1}"
+        used = self.taken[f"operator {label}"]
+        return label if used == 1 else f"{label}{used}"
 
     def _lookup(self, node: Node, name: str, backward: bool) -> list[OperatorEntry]:
         """A look-up moves the rows that are asked for, not the table."""
-        table = node.rows_of
+        table, ids = node.rows_of, node.ins[1]
         assert table is not None
-        ids = node.ins[1]
-        width = table.shape[-1]
-        split = self.splits.of_rows(table)
-        rows = TensorEntry(
-            shape=(ids.elements, width),
+        label = self._unique(f"{name}.rows")
+        self.tensors[label] = TensorEntry(
+            shape=(ids.elements, table.shape[-1]),
             element_bytes=table.element_bytes,
             role="activation_gradient" if backward else "activation",
-            split=split,
+            split=self.splits.of_rows(table),
         )
-        label = self._unique(f"{name}.rows")
-        self.tensors[label] = rows
         if backward:
             reads = once(n for v in node.ins for n in self.tensor(v))
             return [OperatorEntry(name=name, kind="scatter_add", reads=reads, writes=(label,))]
@@ -306,16 +294,9 @@ class Emission:
             writes = op.reads
         return [OperatorEntry(name=name, kind="lookup", reads=reads, writes=writes), *behind]
 
-    def _vectors(self, group: list[Node]) -> list[VectorEntry]:
-        return [
-            VectorEntry(
-                function=work.function,
-                rows=work.rows,
-                cols=work.cols,
-                split=self.splits.of_pass(work),
-            )
-            for work in passes_of(group)
-        ]
+    def _vector(self, work: Pass) -> VectorEntry:
+        split = self.splits.of_pass(work)
+        return VectorEntry(function=work.function, rows=work.rows, cols=work.cols, split=split)
 
     # --- the ends --------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +30,6 @@ def region_of(view: View) -> Region:
         else:
             merged.append((stride, size))
     return view.offset, tuple(merged)
-
-
-def _elements(region: Region) -> int:
-    size = 1
-    for _, n in region[1]:
-        size *= n
-    return size
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Parts:
                 value = values[view.value]
                 if value.source is Source.MADE and view.value not in whole:
                     region = region_of(view)
-                    if _elements(region) < value.elements:
+                    if prod(n for _, n in region[1]) < value.elements:
                         found.setdefault(view.value, {}).setdefault(region, view)
         self._pieces: dict[int, list[Piece]] = {}
         for number, regions in found.items():
@@ -99,9 +93,9 @@ def _pieces(size: int, shape: View, regions: dict[Region, View]) -> list[Piece]:
     row = shape.shape[-1] if shape.shape and shape.strides[-1] == 1 else 0
     if not row or size % row:
         return []
-    masks = np.zeros(row, np.int64)
     if len(regions) > 62:
         return []
+    masks = np.zeros(row, np.int64)
     order = list(regions)
     columns_of = []
     for bit, region in enumerate(order):
@@ -115,13 +109,8 @@ def _pieces(size: int, shape: View, regions: dict[Region, View]) -> list[Piece]:
         columns = np.flatnonzero(masks == mask)
         inside = [i for i in range(len(order)) if mask >> i & 1]
         exact = [regions[order[i]] for i in inside if len(columns_of[i]) == len(columns)]
-        result.append(
-            Piece(
-                len(columns) * (size // row),
-                frozenset(order[i] for i in inside),
-                exact[0] if exact else None,
-            )
-        )
+        regions_ = frozenset(order[i] for i in inside)
+        result.append(Piece(len(columns) * (size // row), regions_, next(iter(exact), None)))
     return result
 
 

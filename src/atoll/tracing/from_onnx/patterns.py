@@ -67,17 +67,8 @@ def with_patterns(graph: Graph) -> Graph:
     search = _Search(graph, graph.makers(), graph.readers())
     instead: dict[int, Node] = {}
     for node in graph.nodes:
-        found = None
-        if node.op == "Softmax":
-            found = _attention(search, node)
-        elif node.op == "Erf":
-            found = _erf_gelu(search, node)
-        elif node.op == "Tanh":
-            found = _tanh_gelu(search, node)
-        elif node.op == "Sigmoid":
-            found = _silu(search, node)
-        elif node.op == "MatMul":
-            found = _linear(search, node)
+        find = _PATTERNS.get(node.op)
+        found = None if find is None else find(search, node)
         if found is not None:
             last, group = found
             instead[id(last)] = group
@@ -287,3 +278,13 @@ def _silu(search: _Search, sigmoid: Node) -> tuple[Node, Node] | None:
     if times is None or times.op != "Mul" or x not in times.inputs:
         return None
     return times, _group(times, "Silu", (x,))
+
+
+_PATTERNS = {
+    "Softmax": _attention,
+    "Erf": _erf_gelu,
+    "Tanh": _tanh_gelu,
+    "Sigmoid": _silu,
+    "MatMul": _linear,
+}
+"""By the operator at the heart of a group."""

@@ -7,6 +7,7 @@ writes, and is named in the capture's notes: nothing is dropped in silence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from atoll.tracing.record.aten_names import (
@@ -15,6 +16,7 @@ from atoll.tracing.record.aten_names import (
     ELEMENTWISE,
     FILLS,
     GATHERS,
+    LOSSES,
     MOVES,
     SCATTERS,
     SUMS,
@@ -31,37 +33,35 @@ from atoll.workload.graph.products import (
     weight_gradient,
 )
 
+_WITHOUT_WORK = (
+    (COPIES, Kind.ELEMENTWISE),
+    (GATHERS, Kind.GATHER),
+    (MOVES, Kind.MOVE),
+    (SCATTERS, Kind.SCATTER),
+    (LOSSES, Kind.ROWS),
+)
+
 
 def node_of(call: Call) -> Node:
     """The call with its work."""
     name = call.op.rstrip("_") if call.op.rstrip("_") in ELEMENTWISE else call.op
     if name in _SPECIAL:
         return _SPECIAL[name](call)
-    out = call.outs[0]
-    if name in ELEMENTWISE:
-        over = max((*call.outs, *call.ins), key=lambda view: view.elements)
-        work = (Pass(ELEMENTWISE[name], over),) if over.floating or out.floating else ()
-        return _node(call, Kind.ELEMENTWISE, passes=work)
-    if name in COPIES:
-        return _node(call, Kind.ELEMENTWISE)
+    for names, kind in _WITHOUT_WORK:
+        if name in names:
+            return _node(call, kind)
     if name in FILLS:
-        node = _node(call, Kind.ELEMENTWISE)
-        node.ins = []
-        return node
-    if name in GATHERS:
-        return _node(call, Kind.GATHER)
+        return replace(_node(call, Kind.ELEMENTWISE), ins=[])
     if name in SUMS:
-        return _node(call, Kind.ROWS, passes=(Pass("add", call.ins[0]),))
-    if name in MOVES:
-        return _node(call, Kind.MOVE)
-    if name in SCATTERS:
-        return _node(call, Kind.SCATTER)
+        return _row("add")(call)
     if name in ADDING_SCATTERS:
         return _node(call, Kind.SCATTER, passes=(Pass("add", call.ins[-1]),))
     over = max((*call.outs, *call.ins), key=lambda view: view.elements)
-    node = _node(call, Kind.ROWS, passes=(Pass("add", over),))
-    node.known = False
-    return node
+    if name in ELEMENTWISE:
+        floating = over.floating or call.outs[0].floating
+        work = (Pass(ELEMENTWISE[name], over),) if floating else ()
+        return _node(call, Kind.ELEMENTWISE, passes=work)
+    return replace(_node(call, Kind.ROWS, passes=(Pass("add", over),)), known=False)
 
 
 def _node(
@@ -76,16 +76,10 @@ def _node(
 
 def _mm(call: Call) -> Node:
     a, b = call.ins[-2:]
-    (m, k), n = a.shape, b.shape[1]
-    bias = (Pass("bias", call.outs[0]),) if len(call.ins) == 3 else ()
-    return _node(call, Kind.PRODUCT, matmuls=(Matmul(1, m, n, k),), passes=bias)
-
-
-def _bmm(call: Call) -> Node:
-    a, b = call.ins[-2:]
-    batch, m, k = a.shape
-    plus = (Pass("add", call.outs[0]),) if len(call.ins) == 3 else ()
-    return _node(call, Kind.PRODUCT, matmuls=(Matmul(batch, m, b.shape[2], k),), passes=plus)
+    batch, m, k = a.shape if len(a.shape) == 3 else (1, *a.shape)
+    plus = "add" if len(a.shape) == 3 else "bias"
+    passes = (Pass(plus, call.outs[0]),) if len(call.ins) == 3 else ()
+    return _node(call, Kind.PRODUCT, matmuls=(Matmul(batch, m, b.shape[-1], k),), passes=passes)
 
 
 def _mv(call: Call) -> Node:
@@ -114,9 +108,7 @@ def _grouped(call: Call) -> Node:
     else:
         groups, m, k = a.shape
         product, dealt = Matmul(groups, m, -(-b.shape[1] // groups), k), ("n", b.shape[1])
-    node = _node(call, Kind.PRODUCT, matmuls=(product,))
-    node.dealt_out = dealt
-    return node
+    return replace(_node(call, Kind.PRODUCT, matmuls=(product,)), dealt_out=dealt)
 
 
 def _convolution(call: Call) -> Node:
@@ -151,22 +143,16 @@ def _conv_node(
     product = Matmul(groups, rows, outer, inner * kernel)
     if transposed:
         product = Matmul(groups, rows, inner * kernel, outer)
-    bias = len(call.ins) > 2 and not backward
+    biased = wanted[2:3] == (True,) if backward else len(call.ins) > 2
+    bias = (Pass("bias_grad" if backward else "bias", y),) if biased else ()
     if inner == 1 and outer == 1:
         times = kernel * (sum(wanted[:2]) if backward else 1)
-        work = [Pass("mul", target, times=times)]
-        if bias:
-            work.append(Pass("bias", y))
-        if backward and wanted[2:3] == (True,):
-            work.append(Pass("bias_grad", y))
-        return _node(call, Kind.ROWS, passes=tuple(work))
-    if not backward:
-        passes = (Pass("bias", y),) if bias else ()
-        return _node(call, Kind.PRODUCT, matmuls=(product,), passes=passes)
-    matmuls = [data_gradient(product)] if wanted[0] else []
-    matmuls += [weight_gradient(product)] if wanted[1] else []
-    passes = (Pass("bias_grad", y),) if wanted[2:3] == (True,) else ()
-    return _node(call, Kind.PRODUCT, matmuls=tuple(matmuls), passes=passes)
+        return _node(call, Kind.ROWS, passes=(Pass("mul", target, times=times), *bias))
+    matmuls: tuple[Matmul, ...] = (product,)
+    if backward:
+        gradients = zip(wanted, (data_gradient, weight_gradient), strict=False)
+        matmuls = tuple(gradient(product) for asked, gradient in gradients if asked)
+    return _node(call, Kind.PRODUCT, matmuls=matmuls, passes=bias)
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -211,53 +197,31 @@ def _scores(q: View, k: View, causal: bool, call: Call) -> tuple[Matmul, tuple[P
 # --- norms, softmax, loss, look-ups ---------------------------------------------------------------
 
 
-def _row(function: str, which: int = 0) -> Callable[[Call], Node]:
-    def make(call: Call) -> Node:
-        return _node(call, Kind.ROWS, passes=(Pass(function, call.ins[which]),))
-
-    return make
+def _row(function: str) -> Callable[[Call], Node]:
+    return lambda call: _node(call, Kind.ROWS, passes=(Pass(function, call.ins[0]),))
 
 
 def _layer_norm(call: Call) -> Node:
-    x = call.ins[0]
-    shape = call.args[1]
+    back = call.op.endswith("_backward")  # whose first operand is the gradient
+    shape = call.args[1 + back]
     inner = len(shape) if isinstance(shape, tuple) else 1
-    function = "rmsnorm" if "rms" in call.op else "layernorm"
-    return _node(call, Kind.ROWS, passes=(Pass(function, x, inner),))
-
-
-def _layer_norm_backward(call: Call) -> Node:
-    shape = call.args[2]
-    inner = len(shape) if isinstance(shape, tuple) else 1
-    function = "rmsnorm_bwd" if "rms" in call.op else "layernorm_bwd"
-    return _node(call, Kind.ROWS, passes=(Pass(function, call.ins[1], inner),))
-
-
-def _nothing(call: Call) -> Node:
-    """Parts of the loss whose work stands in its softmax."""
-    return _node(call, Kind.ROWS)
+    function = ("rmsnorm" if "rms" in call.op else "layernorm") + ("_bwd" if back else "")
+    return _node(call, Kind.ROWS, passes=(Pass(function, call.ins[back], inner),))
 
 
 def _embedding(call: Call) -> Node:
-    node = _node(call, Kind.MOVE)
-    node.rows_of = call.ins[0]
-    return node
-
-
-def _embedding_backward(call: Call) -> Node:
-    node = _node(call, Kind.MOVE)
-    node.rows_of = call.outs[0]
-    return node
+    table = call.outs[0] if call.op.endswith("_backward") else call.ins[0]
+    return replace(_node(call, Kind.MOVE), rows_of=table)
 
 
 _SPECIAL: dict[str, Callable[[Call], Node]] = {
-    "mm": _mm, "addmm": _mm, "bmm": _bmm, "baddbmm": _bmm, "mv": _mv, "addmv": _mv, "dot": _mv,
+    "mm": _mm, "addmm": _mm, "bmm": _mm, "baddbmm": _mm, "mv": _mv, "addmv": _mv, "dot": _mv,
     "_grouped_mm": _grouped,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward,
-    "_fused_rms_norm": _layer_norm, "_fused_rms_norm_backward": _layer_norm_backward,
+    "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm,
+    "_fused_rms_norm": _layer_norm, "_fused_rms_norm_backward": _layer_norm,
     "native_group_norm": _row("layernorm"), "native_group_norm_backward": _row("layernorm_bwd"),
     "native_batch_norm": _row("layernorm"), "native_batch_norm_backward": _row("layernorm_bwd"),
     "_native_batch_norm_legit": _row("layernorm"),
@@ -265,8 +229,6 @@ _SPECIAL: dict[str, Callable[[Call], Node]] = {
     "_safe_softmax": _row("softmax"),
     "_log_softmax": _row("cross_entropy"),
     "_log_softmax_backward_data": _row("cross_entropy_bwd"),
-    "nll_loss_forward": _nothing, "nll_loss_backward": _nothing,
-    "nll_loss2d_forward": _nothing, "nll_loss2d_backward": _nothing,
-    "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
+    "embedding": _embedding, "embedding_dense_backward": _embedding,
     "topk": _row("topk"), "sort": _row("topk"), "argsort": _row("topk"),
 }  # fmt: skip

@@ -50,6 +50,10 @@ _SUMMED = """
 """
 SUMS = frozenset(_SUMMED.split())
 
+# Parts of the loss whose work stands in its softmax.
+_LOSS = "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward"
+LOSSES = frozenset(_LOSS.split())
+
 # Elements read by index, and written in order: a compiler reads them so inside the next kernel.
 GATHERS = frozenset(("index", "gather", "index_select", "take_along_dim"))
 

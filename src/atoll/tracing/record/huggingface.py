@@ -165,9 +165,7 @@ def _share(module: Any, query: Any, key: Any, options: dict[str, Any]) -> float 
     kinds = getattr(config, "layer_types", None)
     chunk = getattr(config, "attention_chunk_size", None)
     if kinds and layer is not None and kinds[layer] == "chunked_attention" and chunk:
-        whole, rest = divmod(tokens, min(chunk, tokens))
-        seen = whole * min(chunk, tokens) * (min(chunk, tokens) + 1) + rest * (rest + 1)
-        return float(seen / 2 / tokens**2)
+        return attention_fraction(tokens, True, chunk, chunked=True)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import prod
 
 from atoll.tracing.record.trace import Call, View
 from atoll.workload.graph.operator import Matmul
@@ -30,17 +31,11 @@ class Pass:
 
     @property
     def rows(self) -> int:
-        size = 1
-        for n in self.over.shape[: len(self.over.shape) - self.inner]:
-            size *= n
-        return size
+        return prod(self.over.shape[: len(self.over.shape) - self.inner])
 
     @property
     def cols(self) -> int:
-        size = self.times
-        for n in self.over.shape[len(self.over.shape) - self.inner :]:
-            size *= n
-        return size
+        return self.times * prod(self.over.shape[len(self.over.shape) - self.inner :])
 
 
 @dataclass(slots=True)

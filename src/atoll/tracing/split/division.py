@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from atoll.tracing.record.node import Node, Pass
 from atoll.tracing.record.trace import Source, Value, View
@@ -86,6 +86,10 @@ class Splits:
             if not any(self._open(part) for part in self.sums[value]):
                 self.partial.pop(value, None)
                 self.reduced.discard(value)
+
+    def all_whole(self, views: Iterable[View]) -> None:
+        for view in views:
+            self.whole(view)
 
     def _open(self, value: int) -> bool:
         return value in self.partial and value not in self.reduced

@@ -26,12 +26,13 @@ def find_splits(
 ) -> Splits:  # fmt: skip
     """The division of one layer that keeps the most weights cut."""
     banned: frozenset[int] = frozenset()
+    leaving = {*outside, *segment.leaving} - set(trace.gradient_of)
     while True:
         splits = Splits(trace.values, banned)
         own = {v.value for node in (*forward, *backward) for v in node.outs}
         read = {v.value for node in (*forward, *backward) for v in node.ins}
         splits.constant = {
-            v for v in read if v not in own and v not in segment.entering and not _weight(trace, v)
+            v for v in read - own - set(segment.entering) if not _weight(trace, v)
         } | _without_gradient(forward, trace, segment)
         for nodes in (forward, backward):
             made = {v.value for node in nodes for v in node.outs}
@@ -41,7 +42,7 @@ def find_splits(
         tables = [n.rows_of.value for n in forward if n.rows_of is not None]
         splits.tables = frozenset(sorted(tables, key=lambda v: trace.values[v].elements)[-1:])
         try:
-            _walk(splits, forward, backward, segment, outside, trace)
+            _walk(splits, forward, backward, leaving)
         except ConflictError as conflict:
             new = conflict.origins - banned
             if not new:  # nothing left to blame: everything stays whole
@@ -68,14 +69,9 @@ def _without_gradient(forward: Sequence[Node], trace: Trace, segment: Segment) -
 
 
 def _walk(
-    splits: Splits,
-    forward: Sequence[Node],
-    backward: Sequence[Node],
-    segment: Segment,
-    outside: set[int],
-    trace: Trace,
+    splits: Splits, forward: Sequence[Node], backward: Sequence[Node], leaving: set[int]
 ) -> None:
-    final = set(trace.gradient_of)
+    """Cut by cut through both passes; what leaves the layer is whole."""
     for nodes, splits.backward in ((forward, False), (backward, True)):
         for node in nodes:
             rule = RULES.get(node.op.rstrip("_"), RULES.get(node.op))
@@ -83,9 +79,7 @@ def _walk(
                 rule = elementwise if node.kind == "elementwise" else unknown
             rule(splits, node)
             for view in node.outs:
-                if view.value in final:
-                    continue
-                if view.value in outside or view.value in segment.leaving:
+                if view.value in leaving:
                     label = splits.labels.get(view.value)
                     if label is not None:
                         raise ConflictError(label.origins)

@@ -43,8 +43,7 @@ _NAMES: dict[str, ProductSplit] = {"b": "batch", "m": "m", "n": "n", "k": "k"}
 
 
 def _contract(splits: Splits, node: Node, a: View, ra: str, b: View, rb: str, ro: str) -> None:
-    for view in node.ins:
-        splits.whole(view)
+    splits.all_whole(node.ins)
     left, right = splits.cut(a), splits.cut(b)
     if left is None and right is None:
         if splits.may_cut(b):
@@ -91,8 +90,7 @@ def _contract(splits: Splits, node: Node, a: View, ra: str, b: View, rb: str, ro
 
 def attention(splits: Splits, node: Node) -> None:
     """Heads are divided; key and value heads may be fewer, and are then shared."""
-    for view in node.ins:
-        splits.whole(view)
+    splits.all_whole(node.ins)
     cuts = [(view, splits.cut(view)) for view in node.ins if len(view.shape) >= 3]
     found = [cut for _, cut in cuts if cut is not None]
     if not found:
@@ -121,8 +119,7 @@ def attention(splits: Splits, node: Node) -> None:
 def convolution(splits: Splits, node: Node) -> None:
     """Output channels are cut like columns, input channels like rows, depth-wise ones as heads."""
     back = node.op == "convolution_backward"
-    for view in node.ins:
-        splits.whole(view)
+    splits.all_whole(node.ins)
     x, weight = (node.ins[1], node.ins[2]) if back else (node.ins[0], node.ins[1])
     deep = node.kind is not Kind.PRODUCT
     left, right = splits.cut(x), splits.cut(weight)

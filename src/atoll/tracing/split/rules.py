@@ -44,8 +44,7 @@ def _pass_partial(splits: Splits, node: Node) -> bool:
         for view in node.outs:
             splits.put_partial(view, partial)
         return True
-    for view in partial:
-        splits.whole(view)
+    splits.all_whole(partial)
     return False
 
 
@@ -100,10 +99,9 @@ def _dim_after(node: Node, view: View, out: View, cut: Cut) -> int:
     dim = cut.dim + len(out.shape) - len(view.shape)
     if dim < 0:
         raise ConflictError(cut.origins)
-    if out.shape[dim] != view.shape[cut.dim]:
-        along = node.op in ("cat", "slice_backward", "constant_pad_nd")
-        if not along:
-            raise ConflictError(cut.origins)
+    along = node.op in ("cat", "slice_backward", "constant_pad_nd")
+    if out.shape[dim] != view.shape[cut.dim] and not along:
+        raise ConflictError(cut.origins)
     return dim
 
 
@@ -123,16 +121,14 @@ def _dims(node: Node) -> tuple[set[int], bool]:
 def reduction(splits: Splits, node: Node) -> None:
     if _pass_partial(splits, node):
         return
-    for view in node.ins:
-        splits.whole(view)
+    splits.all_whole(node.ins)
     cut = splits.cut(node.ins[0])
     if cut is None:
         return
     dims, kept = _dims(node)
     if cut.dim in dims:
-        if node.op not in ("sum", "mean"):
-            raise ConflictError(cut.origins)
-        if node.op == "mean" and not splits.backward:  # a norm: what it scales would stay cut too
+        norm = node.op == "mean" and not splits.backward  # what it scales would stay cut too
+        if node.op not in ("sum", "mean") or norm:
             raise ConflictError(cut.origins)
         for view in node.outs:
             splits.partial[view.value] = cut.origins
@@ -147,8 +143,7 @@ def rowwise(splits: Splits, node: Node) -> None:
     work = node.passes[0] if node.passes else None
     inner = work.inner if work is not None else 1
     main = work.over if work is not None else node.ins[0]
-    for view in node.ins:
-        splits.whole(view)
+    splits.all_whole(node.ins)
     cuts = [(view, splits.cut(view)) for view in node.ins]
     found = [(view, cut) for view, cut in cuts if cut is not None]
     if not found:
@@ -171,8 +166,8 @@ def rowwise(splits: Splits, node: Node) -> None:
 
 def nll_loss(splits: Splits, node: Node) -> None:
     """Picks one column a row: where the columns are cut, on the device that has it."""
+    splits.all_whole(node.ins)
     for view in node.ins:
-        splits.whole(view)
         cut = splits.cut(view)
         if cut is not None:
             for out in node.outs:
@@ -198,8 +193,7 @@ def gather(splits: Splits, node: Node) -> None:
     """Rows by index: columns may be divided."""
     if _pass_partial(splits, node):
         return
-    for view in node.ins:
-        splits.whole(view)
+    splits.all_whole(node.ins)
     out = node.outs[0]
     for view in node.ins:
         cut = splits.cut(view)
