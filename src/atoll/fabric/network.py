@@ -8,7 +8,7 @@ level.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 
@@ -49,3 +49,11 @@ class Network:
     def node(self) -> int:
         """Devices of the innermost level."""
         return self.levels[0].devices
+
+    def faster(self, factor: float, only: int | None = None) -> Network:
+        """The network with the bandwidth of all levels, or of one, multiplied by a factor."""
+        levels = list(self.levels)
+        for i, level in enumerate(levels):
+            if only in (None, i):
+                levels[i] = replace(level, bandwidth_Bps=level.bandwidth_Bps * factor)
+        return replace(self, levels=tuple(levels))

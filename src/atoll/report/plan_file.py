@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from atoll.training.step import Pass
 from atoll.wholefile import write_folder
 
 PLAN = "plan.json"
-FORMAT = 1
+FORMAT = 2
+_LEVEL = ("name", "devices", "bandwidth_Bps", "latency_s")
 
 
 def plan_record(result: Plan | Estimate) -> dict[str, Any]:
@@ -45,6 +47,7 @@ def plan_record(result: Plan | Estimate) -> dict[str, Any]:
         record["replay"] = replay_estimate(best).to_dict()
     if isinstance(result, Plan):
         for row, other in zip(record["runners_up"], result.runners_up, strict=True):
+            row["axes"] = asdict(other.layout)
             row["breakdown_s"] = other.step.breakdown()
             row["tokens_per_s_per_device"] = other.tokens_per_s_per_device
             row["memory_bytes"] = other.worst.needed
@@ -128,11 +131,8 @@ def _operators(best: Estimate) -> list[dict[str, Any]]:
             for op in operators:
                 cost = costs[op.name]
                 seconds, lane = cost.total_s, _lane(cost.matrix_s, cost.attention_s, cost.vector_s)
-                if op.collective is not None:
-                    moved = op.collective
-                    seconds = collective_s(
-                        run.network, moved.kind.value, moved.bytes, layout.tp
-                    )
+                if (moved := op.collective) is not None:
+                    seconds = collective_s(run.network, moved.kind.value, moved.bytes, layout.tp)
                     lane = "link"
                 if seconds > 0.0:
                     rows.append([op.name, lane, clock, seconds])
@@ -158,13 +158,7 @@ def _cluster(best: Estimate) -> dict[str, Any]:
         "ep": layout.ep,
         "etp": layout.etp,
         "levels": [
-            {
-                "name": level.name,
-                "devices": level.devices,
-                "bandwidth_Bps": level.bandwidth_Bps,
-                "latency_s": level.latency_s,
-            }
-            for level in run.network.levels
+            {name: getattr(level, name) for name in _LEVEL} for level in run.network.levels
         ],
     }
 
@@ -204,19 +198,14 @@ def _sensitivity(best: Estimate) -> list[dict[str, Any]]:
 def _faster(run: Run) -> dict[str, Callable[[float], Run]]:
     """By name: the run on a machine with one rate multiplied."""
 
-    def network(index: int) -> Callable[[float], Run]:
-        def changed(factor: float) -> Run:
-            levels = list(run.network.levels)
-            bandwidth = levels[index].bandwidth_Bps * factor
-            levels[index] = replace(levels[index], bandwidth_Bps=bandwidth)
-            return replace(run, network=replace(run.network, levels=tuple(levels)))
-
-        return changed
-
     def memory(factor: float) -> Run:
         return replace(run, gpu=run.gpu.with_hbm(hbm_Bps=run.gpu.hbm_Bps * factor))
 
+    def network(factor: float, level: int) -> Run:
+        return replace(run, network=run.network.faster(factor, level))
+
     links = {
-        f"{level.name} link bandwidth": network(i) for i, level in enumerate(run.network.levels)
+        f"{level.name} link bandwidth": partial(network, level=i)
+        for i, level in enumerate(run.network.levels)
     }
     return {"HBM bandwidth": memory, **links}

@@ -71,16 +71,7 @@ def plan_view(source: Source) -> dict[str, Any]:
 
 
 def _layer(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "layer": entry["layer"],
-        "repeat": entry["repeat"],
-        "pass": entry["pass"],
-        "makespan_s": entry["makespan_s"],
-        "operators": [
-            [name, lane, start, seconds, 0, 0, ""]
-            for name, lane, start, seconds in entry["operators"]
-        ],
-    }
+    return {**entry, "operators": [[*row, 0, 0, ""] for row in entry["operators"]]}
 
 
 def _sentence(record: Mapping[str, Any]) -> str:

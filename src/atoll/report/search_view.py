@@ -227,17 +227,7 @@ def _chip_words(chip: Mapping[str, Any]) -> str:
 
 
 def _layer(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "layer": entry["layer"],
-        "repeat": entry["repeat"],
-        "pass": entry["pass"],
-        "makespan_s": entry["makespan_s"],
-        "lower_bound_s": entry["lower_bound_s"],
-        "gap": entry["gap"],
-        "bound": entry["bound"],
-        "operators": [
-            [op["name"], op["core"], op["start_s"], op["duration_s"], op["tensor_cores"],
-             op["vector_cores"], op["limit"]]
-            for op in entry["operators"]
-        ],
-    }  # fmt: skip
+    shown = ("layer", "repeat", "pass", "makespan_s", "lower_bound_s", "gap", "bound")
+    of_each = ("name", "core", "start_s", "duration_s", "tensor_cores", "vector_cores", "limit")
+    operators = [[op[name] for name in of_each] for op in entry["operators"]]
+    return {name: entry[name] for name in shown} | {"operators": operators}

@@ -48,14 +48,13 @@ def sensitivity(content: Mapping[str, Any], job: SearchQuestion) -> dict[str, An
             found = score(changed, where)
             area = accelerator_area_mm2(changed) - own_area
             gain = None if found is None or not base else found / base - 1.0
+            worth = None if found is None or base is None or abs(area) < 1e-9 else found - base
             row[side] = {
                 "change": change,
                 "gain": gain,
                 "area_mm2": area,
                 "score": found,
-                "per_mm2": None
-                if found is None or base is None or abs(area) < 1e-9
-                else (found - base) / area,
+                "per_mm2": None if worth is None else worth / area,
             }
         rows.append(row)
     return {"base": base, "rows": rows}
@@ -66,26 +65,14 @@ Step = tuple[str, Accelerator, Setting]
 
 def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Step]]:
     """(part, a step down, a step up): counts by an eighth (at least one), rates by a tenth."""
-
-    def cores(count: int) -> tuple[int, int]:
+    for name in ("tensor_cores", "vector_cores"):
+        count = getattr(chip, name)
         step = max(1, count // 8)
-        return max(1, count - step), count + step
-
-    def made(change: str, **fields: Any) -> Step:
-        return change, replace(chip, **fields), setting
-
-    few, many = cores(chip.tensor_cores)
-    yield (
-        "tensor cores",
-        made(f"{few - chip.tensor_cores:+d} cores", tensor_cores=few),
-        made(f"{many - chip.tensor_cores:+d} cores", tensor_cores=many),
-    )
-    few, many = cores(chip.vector_cores)
-    yield (
-        "vector cores",
-        made(f"{few - chip.vector_cores:+d} cores", vector_cores=few),
-        made(f"{many - chip.vector_cores:+d} cores", vector_cores=many),
-    )
+        few, many = (
+            (f"{changed - count:+d} cores", replace(chip, **{name: changed}), setting)
+            for changed in (max(1, count - step), count + step)
+        )
+        yield name.replace("_", " "), few, many
     yield "shared buffer", _buffer(chip, setting, 0.75), _buffer(chip, setting, 1.25)
     if setting.profile.hbm_bandwidth_Bps is None:
         yield "HBM bandwidth", _hbm(chip, setting, 0.9), _hbm(chip, setting, 1.1)
@@ -96,9 +83,8 @@ def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
     """Capacity and, with it, the bandwidth of its banks."""
     size = round(chip.glb_bytes * factor)
     change = f"{(size - chip.glb_bytes) / MIB:+g} MiB"
-    return change, replace(
-        chip, glb_bytes=size, glb_bandwidth_Bpc=chip.glb_bandwidth_Bpc * factor
-    ), setting
+    bandwidth_Bpc = chip.glb_bandwidth_Bpc * factor
+    return change, replace(chip, glb_bytes=size, glb_bandwidth_Bpc=bandwidth_Bpc), setting
 
 
 def _hbm(chip: Accelerator, setting: Setting, factor: float) -> Step:
@@ -108,12 +94,8 @@ def _hbm(chip: Accelerator, setting: Setting, factor: float) -> Step:
 
 
 def _links(chip: Accelerator, setting: Setting, factor: float) -> Step:
-    levels = tuple(
-        replace(level, bandwidth_Bps=level.bandwidth_Bps * factor)
-        for level in setting.network.levels
-    )
-    network = replace(setting.network, levels=levels)
-    return f"{factor - 1:+.0%} on all levels", chip, replace(setting, network=network)
+    where = replace(setting, network=setting.network.faster(factor))
+    return f"{factor - 1:+.0%} on all levels", chip, where
 
 
 def _score(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -39,14 +38,11 @@ def parse_change(query: Mapping[str, Sequence[str]]) -> Change:
     return validate_dict({name: text for name, text in given.items() if text}, Change, "")
 
 
-def scaled(network: Network, factor: float | None) -> Network:
-    """The network with every level faster by a factor."""
-    if factor is None or factor == 1.0:
-        return network
-    levels = tuple(
-        replace(level, bandwidth_Bps=level.bandwidth_Bps * factor) for level in network.levels
-    )
-    return replace(network, levels=levels)
+def keep(cache: dict[Any, Any], key: object, value: object, most: int) -> None:
+    """Put a value into a cache of so many, from which the oldest goes first."""
+    if len(cache) >= most:
+        del cache[next(iter(cache))]
+    cache[key] = value
 
 
 def slider(name: str, label: str, unit: str, values: Sequence[float], now: float) -> dict[str, Any]:

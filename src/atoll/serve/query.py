@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from io import StringIO
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.serve.columns import (
-    BINNED,
-    MOST_VALUES,
-    NUMBERS,
-    RANGES,
-    TEXTS,
-    Columns,
-    IntArray,
-)
+from atoll.serve.columns import BINNED, MOST_VALUES, NUMBERS, RANGES, TEXTS, Columns, IntArray
 from atoll.serve.compiled import count_bars, extent, fill_cells, walk_front
 from atoll.store import DESIGN_COLUMNS
 
@@ -129,13 +123,7 @@ def histograms(columns: Columns, filters: Filters) -> tuple[int, list[dict[str, 
     for at, (name, bins) in enumerate(columns.bins.items()):
         if bins.bars > 1 or at in own:
             found.append(
-                {
-                    "column": name,
-                    "values": list(bins.values),
-                    "exact": bins.exact,
-                    "logarithmic": bins.logarithmic,
-                    "counts": counts[at, : bins.bars].tolist(),
-                }
+                {"column": name, "counts": counts[at, : bins.bars].tolist(), **asdict(bins)}
             )
     return int(passed), found
 
@@ -185,16 +173,9 @@ def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
     """The designs as CSV, in pieces."""
     yield (",".join(DESIGN_COLUMNS) + "\r\n").encode()
     for start in range(0, len(positions), 2000):
-        rows = page(columns, positions, start, 2000)
-        lines = (",".join(_cell_text(row[name]) for name in DESIGN_COLUMNS) for row in rows)
-        yield ("\r\n".join(lines) + "\r\n").encode()
-
-
-def _cell_text(value: Any) -> str:
-    if value is None:
-        return ""
-    text = str(value)
-    return f'"{text.replace(chr(34), chr(34) * 2)}"' if set(text) & set(',"\r\n') else text
+        piece = StringIO()
+        csv.DictWriter(piece, DESIGN_COLUMNS).writerows(page(columns, positions, start, 2000))
+        yield piece.getvalue().encode()
 
 
 def json_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:

@@ -91,7 +91,8 @@ class SearchRun:
 
     def summary(self) -> dict[str, Any]:
         """One line of the list of runs."""
-        status = self._status
+        shown = ("state", "phase", "left", "total", "evaluated", "designs", "score", "bound", "gap",
+                 "seconds")  # fmt: skip
         return {
             "id": self.name,
             "kind": self.kind,
@@ -102,14 +103,8 @@ class SearchRun:
             "reading": self.read,
             "version": self.columns.version,
             "trouble": self.trouble,
-            **{
-                name: status[name]
-                for name in (
-                    "state", "phase", "left", "total", "evaluated", "designs", "score", "bound",
-                    "gap", "seconds",
-                )
-            },
-        }  # fmt: skip
+            **{name: self._status[name] for name in shown},
+        }
 
     def details(self) -> dict[str, Any]:
         """The run with its job and, once there is one, its answer."""
@@ -182,24 +177,18 @@ class SearchRun:
 
     def _read_status(self, reader: RunReader) -> None:
         status = reader.status()
-        self._status = asdict(status) | {"gap": status.gap}
-        if status.bound > 1e300:  # nothing is bounded yet
-            self._status["bound"] = None
+        self._status = asdict(status) | {"gap": status.gap, "bound": _known(status.bound)}
         self._progress = thinned(reader.progress())
         result = reader.result()
         if result is not None:
+            proof, best = result["certificate"], result["best"]
+            models = [{k: v for k, v in m.items() if k != "layers"} for m in best["models"]]
             self._told = {
-                "certificate": result["certificate"]
-                | {"sentence": stored_sentence(result["certificate"])},
-                "accelerator": result["best"]["accelerator"],
-                "models": [
-                    {k: v for k, v in model.items() if k != "layers"}
-                    for model in result["best"]["models"]
-                ],
-                "baselines": result["baselines"],
+                "certificate": proof | {"sentence": stored_sentence(proof)},
+                "accelerator": best["accelerator"],
+                "models": models,
                 "baseline_remarks": result.get("baseline_remarks", {}),
-                "wall_time_s": result["wall_time_s"],
-                "stopped": result["stopped"],
+                **{name: result[name] for name in ("baselines", "wall_time_s", "stopped")},
             }
 
 
@@ -276,7 +265,8 @@ def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
     found = (path.resolve() for folder in folders for path in _inside(folder))
     for folder in dict.fromkeys(found):
         if not _is_run(folder):
-            others.append(LeftOut(folder, _wafer_words(folder)))
+            words = "holds the answer of a wafer search without its records, which the explorer needs"
+            others.append(LeftOut(folder, f"{folder} {words}; `atoll report {folder}` draws it."))
             continue
         name = _free_name(folder, runs)
         kind = SearchRun if (folder / FILE).exists() else PlanRun
@@ -287,13 +277,6 @@ def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
     if not runs:
         raise AtollError(others[0].reason)
     return runs, others
-
-
-def _wafer_words(folder: Path) -> str:
-    return (
-        f"{folder} holds the answer of a wafer search without its records, which the explorer "
-        f"needs; `atoll report {folder}` draws it."
-    )
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -337,14 +320,13 @@ def thinned(points: Sequence[ProgressPoint]) -> list[dict[str, Any]]:
     kept = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
     changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
     kept |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
+    shown = ("seconds", "phase", "left", "evaluated", "score")
     return [
-        {
-            "seconds": points[i].seconds,
-            "phase": points[i].phase,
-            "left": points[i].left,
-            "evaluated": points[i].evaluated,
-            "score": points[i].score,
-            "bound": points[i].bound if points[i].bound < 1e300 else None,
-        }
+        {name: getattr(points[i], name) for name in shown} | {"bound": _known(points[i].bound)}
         for i in sorted(kept)
     ]
+
+
+def _known(bound: float) -> float | None:
+    """None where nothing is bounded yet."""
+    return bound if bound < 1e300 else None

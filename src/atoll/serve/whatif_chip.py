@@ -29,7 +29,7 @@ from atoll.hardware import ProductSpace, Space
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.identity import code_words, this_code
 from atoll.questions import SearchQuestion
-from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
+from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, keep, link_slider, slider
 from atoll.step.orders import SPLIT
 from atoll.step.parts import in_words
 from atoll.store import fingerprint
@@ -148,7 +148,7 @@ class ChipWhatIf:
                     apart=any(order in SPLIT for order in setting.orders),
                 ),
             )  # fmt: skip
-            _keep(self._variants, key, made)
+            keep(self._variants, key, made, KEPT)
         return self._variants[key]
 
     # --- The estimate -----------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class ChipWhatIf:
         microbatch = change.microbatch or plan["microbatch"]
         tensor = change.tensor or plan["tensor"]
         devices = change.devices or base.devices
-        setting = replace(base, network=scaled(base.network, change.link), devices=devices)
+        setting = replace(base, network=base.network.faster(change.link or 1.0), devices=devices)
         if tensor * plan["cp"] > devices:
             return {"problem": f"A tensor width of {tensor} needs more than {devices} devices."}
         own = float(design["hbm_capacity_bytes"])
@@ -220,7 +220,7 @@ class ChipWhatIf:
                 found = _solved(priced)
             else:
                 found = _quick(priced, refinable=plan["effort"] != "quick")
-            _keep(self._times, key, found)
+            keep(self._times, key, found, KEPT)
         return self._times[key]
 
     def _accelerator(self, design: Mapping[str, Any], hbm_Bps: float) -> Accelerator:
@@ -266,9 +266,3 @@ def _solved(priced: Priced) -> PassTimes:
 def _gap(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> str:
     share = 1.0 - float(lower.sum() / upper.sum()) if upper.sum() > 0 else 0.0
     return f" (at most {max(0.0, share):.1%} too slow)"
-
-
-def _keep(cache: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(cache) >= KEPT:
-        del cache[next(iter(cache))]
-    cache[key] = value

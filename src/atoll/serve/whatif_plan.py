@@ -8,9 +8,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, link_slider, scaled, slider
+from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, keep, link_slider, slider
 from atoll.step.layout import Layout
-from atoll.step.orders import ORDERS
 from atoll.step.parts import in_words
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.request import make_run
@@ -32,7 +31,7 @@ class PlanWhatIf:
     def layouts(self) -> list[Layout]:
         """The best one, then the runners-up."""
         best = layout_of(self._content["layout"])
-        others = [layout_of(other["layout"]) for other in self._content.get("runners_up", ())]
+        others = [layout_of(other["axes"]) for other in self._content.get("runners_up", ())]
         return [best, *others]
 
     def options(self, number: int) -> dict[str, Any]:
@@ -116,12 +115,9 @@ class PlanWhatIf:
                 gpu = gpu.with_hbm(hbm_bytes=round(change.hbm_GiB * GIB))
             if change.hbm_GBps:
                 gpu = gpu.with_hbm(hbm_Bps=change.hbm_GBps * 1e9)
-            network = scaled(base.network, change.link)
-            if len(self._estimators) >= KEPT:
-                del self._estimators[next(iter(self._estimators))]
-            self._estimators[key] = Estimator(
-                replace(base, gpu=gpu, network=network, devices=devices)
-            )
+            network = base.network.faster(change.link or 1.0)
+            run = replace(base, gpu=gpu, network=network, devices=devices)
+            keep(self._estimators, key, Estimator(run), KEPT)
         return self._estimators[key]
 
 
@@ -154,26 +150,12 @@ def figures(found: Estimate) -> dict[str, Any]:
     return answer
 
 
-def layout_of(told: Mapping[str, Any] | str) -> Layout:
-    """A layout from its fields, or from its one-line form."""
-    if not isinstance(told, str):
-        known = {field.name for field in fields(Layout)}
-        return Layout(**{name: value for name, value in told.items() if name in known})
-    values: dict[str, Any] = {"sp": False, "recompute": "none"}
-    for word in told.split():
-        if word == "sp":
-            values["sp"] = True
-        elif word.startswith("recompute-"):
-            values["recompute"] = word.removeprefix("recompute-")
-        elif word in ORDERS:
-            values["schedule"] = word
-        else:
-            name = word.rstrip("0123456789")
-            axis = {"mbs": "microbatch"}.get(name, name)
-            axes = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp")
-            if axis not in axes:
-                raise AtollError(f"layout: {word!r} is not known, in {told!r}.")
-            values[axis] = int(word[len(name) :] or 0)
-    if values.get("vpp", 1) > 1:
-        values.setdefault("schedule", "interleaved")
-    return Layout(**values)
+def layout_of(told: Mapping[str, Any]) -> Layout:
+    """A layout from its fields, as JSON has them."""
+    known = {field.name for field in fields(Layout)}
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in told.items()
+        if name in known
+    }
+    return Layout(**given)
