@@ -70,17 +70,15 @@ class _Uses:
         self.maker: dict[str, OperatorEntry] = {}
         self.forward: dict[str, list[OperatorEntry]] = {}
         self.backward: dict[str, list[OperatorEntry]] = {}
-        for operators, readers in (
-            (layer.forward, self.forward),
-            (layer.backward, self.backward),
-        ):
+        both = ((layer.forward, self.forward), (layer.backward, self.backward))
+        for operators, readers in both:
             for op in operators:
                 self.maker.update(dict.fromkeys(op.writes, op))
                 for name in op.reads:
                     readers.setdefault(name, []).append(op)
 
     def elements(self, name: str) -> int:
-        return elements(self.layer.tensors[name])
+        return prod(size_of(size, _PROBE) for size in self.layer.tensors[name].shape)
 
     def products(self, readers: Iterable[OperatorEntry]) -> list[OperatorEntry]:
         return [op for op in readers if op.kind == "product" and len(op.matmuls) == 1]
@@ -90,22 +88,15 @@ class _Uses:
         return name not in (*self.layer.inputs, *self.layer.outputs)
 
 
-def elements(tensor: TensorEntry) -> int:
-    return prod(size_of(size, _PROBE) for size in tensor.shape)
-
-
 def _functions(op: OperatorEntry) -> set[str]:
     return {work.function for work in op.vectors}
 
 
 def _find(layer: LayerEntry) -> _Core | None:
     uses = _Uses(layer)
-    for op in layer.forward:
-        if "softmax" in _functions(op) and not op.matmuls:
-            core = _core(uses, op)
-            if core is not None:
-                return core
-    return None
+    softmaxes = (op for op in layer.forward if "softmax" in _functions(op) and not op.matmuls)
+    cores = (_core(uses, op) for op in softmaxes)
+    return next((core for core in cores if core is not None), None)
 
 
 def _core(uses: _Uses, softmax: OperatorEntry) -> _Core | None:
@@ -218,7 +209,7 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
         kind="attention",
         reads=operands,
         writes=(out, statistics),
-        matmuls=tuple(_part(m, fraction) for op in (core.scores, core.values) for m in op.matmuls),
+        matmuls=_products((core.scores, core.values), fraction),
         vectors=_vectors((*core.between,), fraction),
         on_chip=True,
     )
@@ -230,7 +221,7 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
         kind="attention_bwd",
         reads=once((*given, *operands, out, statistics)),
         writes=once(n for op in core.backward for n in op.writes if _leaves(uses, n, core)),
-        matmuls=tuple(_part(m, fraction) for op in products for m in op.matmuls),
+        matmuls=_products(products, fraction),
         vectors=_vectors(core.back, fraction),
         on_chip=True,
     )
@@ -265,8 +256,9 @@ def _leaves(uses: _Uses, name: str, core: _Core) -> bool:
     return not uses.inside(name) or not readers or not readers <= inside
 
 
-def _part(product: MatmulEntry, fraction: float) -> MatmulEntry:
-    return product.model_copy(update={"fraction": fraction})
+def _products(operators: Iterable[OperatorEntry], fraction: float) -> tuple[MatmulEntry, ...]:
+    products = (product for op in operators for product in op.matmuls)
+    return tuple(product.model_copy(update={"fraction": fraction}) for product in products)
 
 
 def _vectors(operators: tuple[OperatorEntry, ...], fraction: float) -> tuple[VectorEntry, ...]:
@@ -306,9 +298,8 @@ def _placed(
 def _without_copies(layer: LayerEntry) -> LayerEntry:
     """Fused attention reads and writes any layout: copies that only change it go."""
     for op in (*layer.forward, *layer.backward):
-        if op.matmuls or op.vectors or op.collective or len(op.reads) != len(op.writes):
-            continue
-        if not op.kind.startswith("activation"):
+        busy = op.matmuls or op.vectors or op.collective or not op.kind.startswith("activation")
+        if busy or len(op.reads) != len(op.writes):
             continue
         for source, copy in zip(op.reads, op.writes, strict=True):
             layer = _without_copy(layer, op.name, source, copy)
@@ -320,18 +311,14 @@ def _without_copy(layer: LayerEntry, name: str, source: str, copy: str) -> Layer
     if not uses.inside(copy) or uses.elements(source) != uses.elements(copy):
         return layer
     users = [*uses.forward.get(copy, []), *uses.backward.get(copy, [])]
-    if users and all(_is_attention(op) for op in users):
+    if users and all(op.on_chip for op in users):
         return _renamed(layer, name, {copy: source}, drop=copy)
     maker = uses.maker.get(source)
     others = [*uses.forward.get(source, []), *uses.backward.get(source, [])]
-    own = maker is not None and _is_attention(maker)
-    if own and uses.inside(source) and all(_is_attention(o) or o.name == name for o in others):
+    own = maker is not None and maker.on_chip
+    if own and uses.inside(source) and all(o.on_chip or o.name == name for o in others):
         return _renamed(layer, name, {source: copy}, drop=source)
     return layer
-
-
-def _is_attention(op: OperatorEntry) -> bool:
-    return op.on_chip
 
 
 def _renamed(layer: LayerEntry, name: str, names: dict[str, str], drop: str) -> LayerEntry:
@@ -352,7 +339,7 @@ def _renamed(layer: LayerEntry, name: str, names: dict[str, str], drop: str) -> 
                 side: once(names.get(n, n) for n in getattr(op, side))
                 for side in ("reads", "writes")
             }
-            result.append(op.model_copy(update=update) if _is_attention(op) else op)
+            result.append(op.model_copy(update=update) if op.on_chip else op)
         return tuple(result)
 
     return layer.model_copy(

@@ -8,20 +8,11 @@ have their products joined from the start.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, once
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """A tree of additions as one: what is added up, and the additions."""
-
-    leaves: tuple[str, ...]
-    operators: frozenset[str]
 
 
 def joined(layer: Layer) -> Layer:
@@ -89,16 +80,13 @@ def _bias_sums(
 
 def _weight(layer: Layer, op: Operator) -> str | None:
     """The matrix of a linear; its bias is a vector."""
-    found = [
-        n
-        for n in op.reads
-        if layer.tensors[n].role is Role.WEIGHT and len(layer.tensors[n].shape) == 2
-    ]
+    weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
+    found = [tensor.name for tensor in weights if len(tensor.shape) == 2]
     return found[0] if len(found) == 1 else None
 
 
-def _only(operators: object) -> Operator | None:
-    found: list[Operator] = list(operators)  # type: ignore[call-overload]
+def _only(operators: Iterable[Operator]) -> Operator | None:
+    found = list(operators)
     return found[0] if len(found) == 1 else None
 
 
@@ -152,17 +140,17 @@ def _summed(
     root = _root(parts[0], readers)
     if root is None or any(_root(part, readers) is not root for part in parts[1:]):
         return _read_together(operators, group, parts, readers)
-    tree = _tree(root, operators, readers)
+    leaves, additions = _tree(root, operators, readers)
     whole = root.writes[0]
-    others = tuple(n for n in tree.leaves if n not in parts)
+    others = tuple(n for n in leaves if n not in parts)
     result = whole if not others else parts[0]
     product = _product(group, result)
     placed = _replaced(operators, group, product, first=False)
     if not others:
-        return tuple(op for op in placed if op.name not in tree.operators)
+        return tuple(op for op in placed if op.name not in additions)
     adds = root.vectors[:1] * len(others)
     addition = replace(root, reads=(*others, result), vectors=adds)
-    kept = [op for op in placed if op.name not in tree.operators or op.name == root.name]
+    kept = [op for op in placed if op.name not in additions or op.name == root.name]
     return tuple(addition if op.name == root.name else op for op in kept)
 
 
@@ -206,9 +194,10 @@ def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
 
 def _tree(
     root: Operator, operators: Sequence[Operator], readers: dict[str, list[Operator]]
-) -> _Sum:
+) -> tuple[list[str], set[str]]:
+    """A tree of additions as one: what is added up, and the additions."""
     makers = {name: op for op in operators for name in op.writes}
-    counted: Counter[str] = Counter()
+    leaves: list[str] = []
     pending, names = list(root.reads), {root.name}
     while pending:
         name = pending.pop()
@@ -217,5 +206,5 @@ def _tree(
             names.add(maker.name)
             pending.extend(maker.reads)
         else:
-            counted[name] += 1
-    return _Sum(tuple(counted), frozenset(names))
+            leaves.append(name)
+    return list(dict.fromkeys(leaves)), names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -133,11 +133,10 @@ def _obstacle(file: ModelFile, width: int) -> str | None:
             if split is None:
                 continue
             units = size_of(split.units, 1)
-            if units % width == 0 or split.uneven == "pad":
-                continue
-            if split.uneven == "replicate" and width % units == 0:
-                continue
-            return f"the {units} units (heads or columns) of tensor {name} in layer {layer.name}"
+            shared = split.uneven == "replicate" and width % units == 0
+            if units % width and split.uneven != "pad" and not shared:
+                where = f"tensor {name} in layer {layer.name}"
+                return f"the {units} units (heads or columns) of {where}"
     return None
 
 
@@ -175,29 +174,9 @@ def instantiate(
     With "flash", attention that the module computes step by step is one operator.
     """
     file = stored.file
-    if sequence is not None and sequence != file.sequence:
-        raise AtollError(
-            f"{stored.name}: sequence is {sequence}, but the file holds the model at "
-            f"{file.sequence}; capture it again with inputs of that length"
-        )
     check_count(f"{stored.name}: microbatch", microbatch)
-    if file.microbatch is not None and microbatch != file.microbatch:
-        raise AtollError(
-            f"{stored.name}: microbatch is {microbatch}, but the file holds the model at "
-            f"{file.microbatch} samples only"
-        )
-    if tensor_parallel != 1:
-        obstacle = _obstacle(file, tensor_parallel)
-        if not file.tensor_parallel:
-            raise AtollError(
-                f"{stored.name}: tensor_parallel is {tensor_parallel}, but the file says nothing "
-                "about how to divide its tensors; only width 1 is possible"
-            )
-        if obstacle is not None:
-            raise AtollError(
-                f"{stored.name}: tensor_parallel is {tensor_parallel}, but does not divide "
-                f"{obstacle}"
-            )
+    for reason in _refusals(file, microbatch, sequence, tensor_parallel):
+        raise AtollError(f"{stored.name}: {reason}")
     vocabularies = _vocabularies(file) if vocabulary_unit > 1 else frozenset()
     share = _Share(microbatch, tensor_parallel, vocabularies, vocabulary_unit)
     entries = stored.fused_layers if attention == "flash" else file.layers
@@ -211,6 +190,28 @@ def instantiate(
         tensor_parallel=tensor_parallel,
         shared_parameters=sum(sizes[name] * (n - 1) for name, n in file.shared.items()),
     )
+
+
+def _refusals(
+    file: ModelFile, microbatch: int, sequence: int | None, width: int
+) -> Iterator[str]:
+    if sequence is not None and sequence != file.sequence:
+        yield (
+            f"sequence is {sequence}, but the file holds the model at {file.sequence}; capture it "
+            "again with inputs of that length"
+        )
+    if file.microbatch is not None and microbatch != file.microbatch:
+        yield (
+            f"microbatch is {microbatch}, but the file holds the model at {file.microbatch} "
+            "samples only"
+        )
+    if width != 1 and not file.tensor_parallel:
+        yield (
+            f"tensor_parallel is {width}, but the file says nothing about how to divide its "
+            "tensors; only width 1 is possible"
+        )
+    if width != 1 and (obstacle := _obstacle(file, width)) is not None:
+        yield f"tensor_parallel is {width}, but does not divide {obstacle}"
 
 
 def _vocabularies(file: ModelFile) -> frozenset[int]:
@@ -280,16 +281,9 @@ def _tensor(name: str, entry: TensorEntry, share: _Share) -> Tensor:
         shape[split.dim] = share.part(whole)
     else:
         shape[split.dim] = -(-whole // share.width)
-    return Tensor(
-        name,
-        tuple(shape),
-        entry.element_bytes,
-        role,
-        Region.TENSOR,
-        split.dim,
-        max(1, units // share.width),
-        Uneven(split.uneven),
-    )
+    units, uneven = max(1, units // share.width), Uneven(split.uneven)
+    size = entry.element_bytes
+    return Tensor(name, tuple(shape), size, role, Region.TENSOR, split.dim, units, uneven)
 
 
 def _operator(
