@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import AtollError
@@ -61,12 +62,9 @@ def capture(
         args = example_inputs
     else:
         args = (example_inputs,)
-    file = _capture_file(
-        run_module, module, args, kwargs,
-        name=name or _name_of(module), sequence=sequence, batch_dim=batch_dim,
-        kind=run_module.dtype_named(dtype), loss=loss, keep=keep,
-    )  # fmt: skip
-    return StoredModel(file.name, file)
+    name = name or str(getattr(module, "__name__", "") or type(module).__name__)
+    kind = run_module.dtype_named(dtype)
+    return captured(module, args, kwargs, Request(name, sequence, batch_dim, kind, keep, loss))
 
 
 def check_request(keep: str, sequence: int | None) -> None:
@@ -89,32 +87,35 @@ def torch_module() -> Any:
     return run_module
 
 
-def _name_of(module: Any) -> str:
-    named = getattr(module, "__name__", None)
-    return str(named) if named else type(module).__name__
+@dataclass(frozen=True)
+class Request:
+    """How a module is captured; fields as in `capture`."""
+
+    name: str
+    sequence: int | None
+    batch_dim: int | None
+    kind: Any
+    """The type of weights and floating inputs, as torch has it; None: as they are."""
+    keep: str
+    loss: Callable[[Any], Any] | None = None
+    samples: int = 1
+    """Where the batch is fixed."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the model should know, before what the capture has to say."""
 
 
-def _capture_file(
-    run_module: Any,
-    module: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    name: str,
-    sequence: int | None,
-    batch_dim: int | None,
-    kind: Any,
-    loss: Callable[[Any], Any] | None,
-    keep: str,
-    samples: int = 1,
-) -> ModelFile:
+def captured(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], request: Request
+) -> StoredModel:
     """Run the module twice on fake tensors, at two batch sizes, and write down what ran."""
+    check_request(request.keep, request.sequence)
+    run_module, batch_dim, keep = torch_module(), request.batch_dim, request.keep
     shapes = run_module.input_shapes([list(args), dict(kwargs)])
     if not shapes:
         raise AtollError("example_inputs: expected at least one tensor")
     if batch_dim is not None and all(batch_dim >= len(shape) for shape in shapes):
         raise AtollError(f"batch_dim is {batch_dim}, but no input has that many dimensions")
-    tokens = sequence or _sequence(shapes, batch_dim)
+    tokens = request.sequence or _sequence(shapes, batch_dim)
 
     def run(batch: int | None) -> Trace:
         def change(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -122,7 +123,9 @@ def _capture_file(
                 return shape
             return (*shape[:batch_dim], batch, *shape[batch_dim + 1 :])
 
-        trace: Trace = run_module.run(module, args, kwargs, batch=change, dtype=kind, loss=loss)
+        trace: Trace = run_module.run(
+            module, args, kwargs, batch=change, dtype=request.kind, loss=request.loss
+        )
         return trace
 
     fixed = None
@@ -130,8 +133,8 @@ def _capture_file(
     if batch_dim is None:
         trace = run(None)
         layers, chain = _layers(trace, keep)
-        fixed = samples
-        if samples == 1:
+        fixed = request.samples
+        if fixed == 1:
             notes.append("microbatch fixed: no dimension of the inputs counts samples")
     else:
         trace = run(_BATCHES[0])
@@ -146,10 +149,10 @@ def _capture_file(
             notes.append(
                 f"microbatch fixed at {fixed}: {problem} does not grow in proportion to the batch"
             )
-    return ModelFile(
+    file = ModelFile(
         format="atoll-model",
         version=1,
-        name=name,
+        name=request.name,
         sequence=tokens,
         microbatch=fixed,
         layers=tuple(summed_steps(layers)),
@@ -160,32 +163,10 @@ def _capture_file(
         },
         tensor_parallel=True,
         kernels="fused" if keep == "fused" else "eager",
-        notes=(*notes, *_notes(trace)),
+        notes=(*request.notes, *notes, *_notes(trace)),
         warnings=caveats(trace),
     )
-
-
-def capture_graph(
-    run_module: Any,
-    module: Any,
-    args: Sequence[Any],
-    *,
-    name: str,
-    sequence: int | None,
-    batch_dim: int | None,
-    kind: Any,
-    keep: str,
-    samples: int,
-    notes: Sequence[str],
-) -> StoredModel:
-    """As `capture`, for a module that was made of a file; `samples` counts where the batch is
-    fixed, `notes` come before the capture's own."""
-    check_request(keep, sequence)
-    file = _capture_file(
-        run_module, module, args, {}, name=name, sequence=sequence, batch_dim=batch_dim,
-        kind=kind, loss=None, keep=keep, samples=samples,
-    )  # fmt: skip
-    return StoredModel(name, file.model_copy(update={"notes": (*notes, *file.notes)}))
+    return StoredModel(file.name, file)
 
 
 def _sequence(shapes: Sequence[tuple[int, ...]], batch_dim: int | None) -> int:

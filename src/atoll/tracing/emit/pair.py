@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from atoll.workload.modelfile import (
-    LayerEntry,
-    MatmulEntry,
-    OperatorEntry,
-    SplitEntry,
-    StepsEntry,
-    TensorEntry,
-    VectorEntry,
-)
+from atoll.workload.modelfile import LayerEntry, OperatorEntry
 
-_SIZES = {
-    TensorEntry: ("shape",),
-    SplitEntry: ("units",),
-    MatmulEntry: ("batch", "m", "n", "k"),
-    VectorEntry: ("rows", "cols"),
-    StepsEntry: ("bytes", "divided"),
-}
-_NAMES = {name for names in _SIZES.values() for name in names}
+_SIZES = frozenset(["shape", "units", "batch", "m", "n", "k", "rows", "cols", "bytes", "divided"])
+"""Fields of a file that are sizes."""
 
 
 class NotProportionalError(Exception):
@@ -79,7 +65,7 @@ def _total(sizes: Iterable[int | str]) -> tuple[int | str, ...]:
 def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> Any:
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         return {
-            key: _pair(a[key], b[key], batches, f"{where}, {key}", size or key in _NAMES)
+            key: _pair(a[key], b[key], batches, f"{where}, {key}", size or key in _SIZES)
             for key in a
         }
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):

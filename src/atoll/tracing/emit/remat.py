@@ -110,24 +110,18 @@ def _with_reruns(backward: Sequence[Node], state: _Kept, values: list[Value]) ->
             outs = [replace(v, value=number) for v in source.outs]
             # It runs where its first reader runs, so that the two may fuse.
             call = replace(source.call, scope=scope.call.scope, path=scope.call.path, backward=True)
-            passes = tuple(
-                replace(p, over=_moved(p.over, source, ins, outs)) for p in source.passes
-            )
-            result.append(
-                replace(source, call=call, ins=ins, outs=outs, passes=passes, again=True)
-            )
+            result.append(replace(_moved(source, ins, outs), call=call, again=True))
         return again[key]
 
     for node in backward:
         ins = [replace(v, value=remade(v.value, node)) for v in node.ins]
-        passes = tuple(replace(p, over=_moved(p.over, node, ins, node.outs)) for p in node.passes)
-        result.append(replace(node, ins=ins, passes=passes))
+        result.append(_moved(node, ins, node.outs))
     return result
 
 
-def _moved(over: View, node: Node, ins: list[View], outs: list[View]) -> View:
-    """A pass follows its tensor to its new value."""
-    for before, after in zip((*node.ins, *node.outs), (*ins, *outs), strict=True):
-        if before == over:
-            return after
-    return over
+def _moved(node: Node, ins: list[View], outs: list[View]) -> Node:
+    """The node on other values; its passes follow their tensors."""
+    views = zip((*node.ins, *node.outs), (*ins, *outs), strict=True)
+    after = dict(reversed(list(views)))  # of equal ones the first counts
+    passes = tuple(replace(p, over=after.get(p.over, p.over)) for p in node.passes)
+    return replace(node, ins=ins, outs=outs, passes=passes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.tracing.capture import capture_graph, few, torch_module
+from atoll.tracing.capture import Request, captured, few, torch_module
 from atoll.tracing.from_onnx.graph import Graph, Input, trained
 from atoll.tracing.from_onnx.paths import with_paths
 from atoll.tracing.from_onnx.patterns import mask_names, with_patterns
@@ -72,10 +72,10 @@ def capture_onnx(
     if tokens is None and batch_dim == 0:
         shape = shapes[first.name]
         tokens = shape[1] if len(shape) == 2 else 1
-    return capture_graph(
-        run_module, module, examples, name=name or Path(path).stem, sequence=tokens,
-        batch_dim=open_dim, kind=kind, keep=keep, samples=samples, notes=notes,
-    )  # fmt: skip
+    request = Request(
+        name or Path(path).stem, tokens, open_dim, kind, keep, samples=samples, notes=tuple(notes)
+    )
+    return captured(module, examples, {}, request)
 
 
 def prepared(path: str | Path) -> tuple[Graph, list[str]]:

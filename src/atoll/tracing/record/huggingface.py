@@ -47,7 +47,8 @@ def module_from_config(
         _check(given, str(config), sequence)
     model_type = str(given.pop("model_type", ""))
     causal = model_type not in (*_MASKED_LM, *_IMAGE)
-    _register(transformers)
+    for name, looks_back in ((_CAUSAL, True), (_FULL, False)):
+        transformers.AttentionInterface.register(name, _attention(looks_back))
     for field in ("atoll", "rope_scaling"):  # ours; and one that changes no shape
         given.pop(field, None)
     given["attn_implementation"] = _CAUSAL if causal else _FULL
@@ -58,13 +59,11 @@ def module_from_config(
     if model_type in _TRANSLATING:
         given.setdefault("decoder_start_token_id", 0)
         given.setdefault("pad_token_id", 0)
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise AtollError(f"transformers knows no model_type {model_type!r}")
     try:
         settings = transformers.AutoConfig.for_model(model_type, **given)
-    except KeyError:
-        raise AtollError(f"transformers knows no model_type {model_type!r}") from None
-    except ValueError as error:
-        if model_type not in transformers.CONFIG_MAPPING:
-            raise AtollError(f"transformers knows no model_type {model_type!r}") from None
+    except (KeyError, ValueError) as error:
         first = str(error).splitlines()[0][:200]
         raise AtollError(f"transformers cannot read this configuration ({first})") from None
     if model_type in _IMAGE:
@@ -126,11 +125,6 @@ def _check(given: dict[str, Any], where: str, sequence: int) -> None:
         )
 
 
-def _register(transformers: Any) -> None:
-    for name, causal in ((_CAUSAL, True), (_FULL, False)):
-        transformers.AttentionInterface.register(name, _attention(causal))
-
-
 def _attention(causal: bool) -> Callable[..., Any]:
     def run(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any
@@ -141,13 +135,9 @@ def _attention(causal: bool) -> Callable[..., Any]:
 
         with scores_seen(_share(module, query, key, options) if causal else None):
             out = scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                is_causal=causal,
-                scale=options.get("scaling"),
+                query, key, value, is_causal=causal, scale=options.get("scaling"),
                 enable_gqa=query.shape[1] != key.shape[1],
-            )
+            )  # fmt: skip
         return out.transpose(1, 2).contiguous(), None
 
     return run

@@ -141,11 +141,12 @@ def _cut_tail(trace: Trace, items: Sequence[str], bounds: list[int], names: list
 
 def _with_gradient(trace: Trace) -> set[int]:
     """Forward values of the model's stream: floating ones that depend on a weight."""
-    found = {v.number for v in trace.values if v.source is Source.WEIGHT}
+    weights = {v.number for v in trace.values if v.source is Source.WEIGHT}
+    found = set(weights)
     for call in trace.calls:
         if not call.backward and any(view.value in found for view in call.ins):
             found.update(view.value for view in call.outs if view.floating)
-    return found - {v.number for v in trace.values if v.source is Source.WEIGHT}
+    return found - weights
 
 
 def _segments(
@@ -169,29 +170,24 @@ def _segments(
             last_reader[view.value] = max(where, last_reader.get(view.value, 0))
         for view in call.outs:
             maker.setdefault(view.value, where)
-    crossing: list[tuple[int, ...]] = []
-    for index in range(len(bounds) + 1):
-        found = [
-            value
-            for value, made in maker.items()
-            if value in with_gradient and made < index <= last_reader.get(value, -1)
-        ]
-        crossing.append(tuple(sorted(found, reverse=True)))
-    result = []
-    for index, name in enumerate(names):
-        if not forward[index] and not backward[index]:
-            continue
-        result.append(
-            Segment(
-                name or _name(forward[index], trace, index == 0),
-                f"{name}." if name else "",
-                tuple(forward[index]),
-                tuple(backward[index]),
-                crossing[index],
-                crossing[index + 1],
-            )
+    stream = {value: made for value, made in maker.items() if value in with_gradient}
+
+    def crossing(index: int) -> tuple[int, ...]:
+        found = (v for v, made in stream.items() if made < index <= last_reader.get(v, -1))
+        return tuple(sorted(found, reverse=True))
+
+    return [
+        Segment(
+            name or _name(forward[index], trace, index == 0),
+            f"{name}." if name else "",
+            tuple(forward[index]),
+            tuple(backward[index]),
+            crossing(index),
+            crossing(index + 1),
         )
-    return result
+        for index, name in enumerate(names)
+        if forward[index] or backward[index]
+    ]
 
 
 def _name(calls: Sequence[Call], trace: Trace, first: bool) -> str:

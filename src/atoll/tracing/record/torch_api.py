@@ -88,15 +88,8 @@ class Recorder(TorchDispatchMode):
             self._alive.append(storage)
         number = len(self.trace.values)
         size = storage.nbytes() // tensor.element_size()
-        self.trace.values.append(
-            Value(
-                number,
-                int(size),
-                tensor.element_size(),
-                source,
-                name,
-            )
-        )
+        value = Value(number, int(size), tensor.element_size(), source, name)
+        self.trace.values.append(value)
         self._values[storage._cdata] = number
         return number
 
