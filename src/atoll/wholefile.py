@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -33,6 +34,17 @@ def whole_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Pa
                 if part != path:
                     part.unlink(missing_ok=True)
         raise AtollError(refusal(error.strerror or str(error))) from None
+
+
+def check_place(refusal: Callable[[str], str], path: Path) -> None:
+    """Refuse, before any work, a place where no file can be written in the end."""
+    parent = path.absolute().parent
+    if path.is_dir():
+        raise AtollError(refusal("it is a folder"))
+    if not parent.is_dir():
+        raise AtollError(refusal(f"there is no folder {parent}"))
+    if not os.access(parent, os.W_OK):
+        raise AtollError(refusal(f"no permission in {parent}"))
 
 
 def write_folder(folder: Path, contents: Mapping[str, str]) -> None:

@@ -220,7 +220,7 @@ def test_output_that_cannot_be_written(
 ) -> None:
     report = ("report", str(tiny_run), "--out")
     assert_refused(command(*report, str(tmp_path)), "is a folder")
-    assert_refused(command(*report, str(tmp_path / "no" / "r.html")), "does not exist")
+    assert_refused(command(*report, str(tmp_path / "no" / "r.html")), "there is no folder")
     monkeypatch.setattr(os, "access", lambda _path, mode, **_: mode != os.W_OK)
     assert_refused(command(*report, str(tmp_path / "r.html")), "cannot be written")
     monkeypatch.undo()
@@ -229,7 +229,7 @@ def test_output_that_cannot_be_written(
     assert_refused(
         command("plan", "--model", "bert-large", "--device", "h100", "--devices", "8",
                 "--batch", "8", "--trace", str(tmp_path / "no" / "t.json")),
-        "does not exist",
+        "there is no folder",
     )  # fmt: skip
     assert not list(tmp_path.iterdir()), "nothing half-written is left"
 

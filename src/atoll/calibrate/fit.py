@@ -45,6 +45,9 @@ SHORT_WEIGHT = 0.35  # of products under 50 us: mostly launch, and little of a t
 ROUNDS = 2
 
 
+Change = Callable[[Calibration, Mapping[str, float]], Calibration]
+
+
 @dataclass(frozen=True, slots=True)
 class Knob:
     """A parameter to fit: where to start, and what is physically possible."""
@@ -126,10 +129,8 @@ def fit_calibration(
 ) -> tuple[Calibration, tuple[str, ...]]:
     """Parameters that fit all of these rows, and the groups too small to fit, left as they were."""
     usable = [row for row in rows if skip_reason(gpu, row) is None]
-    tables = {
-        kind: columns([row for row in usable if row.kind == kind])
-        for kind in dict.fromkeys(row.kind for row in usable)
-    }
+    kinds = dict.fromkeys(row.kind for row in usable)
+    tables = {kind: columns([row for row in usable if row.kind == kind]) for kind in kinds}
     half_peak = gpu.peak_flops(gpu.half_dtype)
     ratio = 0.0 if gpu.measured_flops is None else gpu.measured_flops / half_peak
     base = replace(
@@ -140,12 +141,7 @@ def fit_calibration(
     )
     kept: list[str] = []
 
-    def stage(
-        title: str,
-        kinds: Sequence[str],
-        knobs: Sequence[Knob],
-        change: Callable[[Calibration, Mapping[str, float]], Calibration],
-    ) -> None:
+    def stage(title: str, kinds: Sequence[str], knobs: Sequence[Knob], change: Change) -> None:
         nonlocal base
         chosen = {kind: tables[kind] for kind in kinds if kind in tables}
         if sum(table["m"].size for table in chosen.values()) < 2 * len(knobs):
@@ -161,12 +157,6 @@ def fit_calibration(
     def products(fit: Calibration, values: Mapping[str, float]) -> Calibration:
         return replace(fit, **values)  # type: ignore[arg-type]
 
-    def forward(fit: Calibration, values: Mapping[str, float]) -> Calibration:
-        return replace(fit, forward=AttentionFit(**values))
-
-    def backward(fit: Calibration, values: Mapping[str, float]) -> Calibration:
-        return replace(fit, backward=AttentionFit(**values))
-
     vectors = {kind: table for kind, table in tables.items() if kind in VECTORS}
 
     def streaming(fit: Calibration, values: Mapping[str, float]) -> Calibration:
@@ -175,8 +165,10 @@ def fit_calibration(
 
     stage("products", ("gemm", "bmm"), PRODUCT_KNOBS, products)
     stage("fp8 products", ("gemm_fp8",), FP8_KNOBS, products)
-    stage("attention forward", ("sdpa_fwd",), FORWARD_KNOBS, forward)
-    stage("attention backward", ("sdpa_bwd",), BACKWARD_KNOBS, backward)
+    stage("attention forward", ("sdpa_fwd",), FORWARD_KNOBS,
+          lambda fit, values: replace(fit, forward=AttentionFit(**values)))  # fmt: skip
+    stage("attention backward", ("sdpa_bwd",), BACKWARD_KNOBS,
+          lambda fit, values: replace(fit, backward=AttentionFit(**values)))  # fmt: skip
     stage("streaming", tuple(vectors), VECTOR_KNOBS, streaming)
     return replace(base, matmul_ratio=float(f"{ratio:.4g}")), tuple(kept)
 

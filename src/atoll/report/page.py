@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import html
 import json
-import os
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.report.folder import Source, open_folder
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
 from atoll.report.wafer_view import wafer_view
-from atoll.wholefile import whole_files
+from atoll.wholefile import check_place, whole_files
 
 REPORT = "report.html"
 SCRIPTS = (
@@ -60,19 +58,12 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     """Read a folder, draw it, and write the page, whole or not at all."""
     source = open_folder(folder)
     path = folder / REPORT if out is None else out
-    _check_target(path)
+
+    def refusal(why: str) -> str:
+        return f"out: {path} cannot be written ({why}); give a file such as report.html."
+
+    check_place(refusal, path)
     text = draw(source)
-    with whole_files(lambda why: f"out: {path} cannot be written ({why}).", path) as (part,):
+    with whole_files(refusal, path) as (part,):
         part.write_text(text, encoding="utf-8")
     return path
-
-
-def _check_target(path: Path) -> None:
-    """Refuse, before any work, a file that could not be written in the end."""
-    parent = path.absolute().parent
-    if path.is_dir():
-        raise AtollError(f"out: {path} is a folder; give a file such as report.html.")
-    if not parent.is_dir():
-        raise AtollError(f"out: the folder {parent} does not exist; make it, or give another file.")
-    if not os.access(parent, os.W_OK):
-        raise AtollError(f"out: {parent} cannot be written; give another file with --out.")

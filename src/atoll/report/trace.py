@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
 from atoll.report.timeline import (
     AFTER,
     BACKWARD,
@@ -27,7 +26,7 @@ from atoll.report.timeline import (
     placement_timeline,
     plan_timeline,
 )
-from atoll.wholefile import whole_files
+from atoll.wholefile import check_place, whole_files
 
 NS = 1e9
 NS_PER_US = 1000
@@ -82,9 +81,9 @@ def write_trace(trace: Mapping[str, Any], path: Path) -> Path:
 
 def check_trace_path(path: Path | None) -> None:
     """Refuse, before any work, a file that could not be written in the end."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise AtollError(f"trace: {path} {what}; give a file such as step.json.")
+    if path is not None:
+        words = "give a file such as step.json"
+        check_place(lambda why: f"trace: {path} cannot be written ({why}); {words}.", path)
 
 
 def _file(events: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
@@ -150,9 +149,7 @@ def _parts(pid: int, item: Slice, parts: Mapping[str, float]) -> Iterator[dict[s
         clock = end
 
 
-def _messages(
-    timeline: Timeline, stage: int, pid: int, count: int
-) -> Iterator[dict[str, Any]]:
+def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[dict[str, Any]]:
     """Activations to the next stage and gradients to the one before; they may overlap."""
     if timeline.send_s <= 0.0 or count == 1:
         return
@@ -180,9 +177,7 @@ def _by_layer(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[st
     return found
 
 
-def _schedule_events(
-    pid: int, entries: Sequence[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def _schedule_events(pid: int, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Operators of a chip's schedule: a lane for each that runs beside others on its cores."""
     lanes: dict[tuple[str, int], int] = {}
     clock = 0.0
@@ -203,17 +198,12 @@ def _schedule_events(
                 lanes[core, slot] = len(lanes)
                 name = f"{core} cores" if core in ("tensor", "vector") else core
                 yield _thread(pid, lanes[core, slot], f"{name} {slot}" if slot else name)
-            yield _complete(pid, lanes[core, slot], op["name"], entry["pass"], start, end, {
-                "tensor_cores": op["tensor_cores"],
-                "vector_cores": op["vector_cores"],
-                "limit": op["limit"],
-            })  # fmt: skip
+            about = {name: op[name] for name in ("tensor_cores", "vector_cores", "limit")}
+            yield _complete(pid, lanes[core, slot], op["name"], entry["pass"], start, end, about)
         clock += entry["makespan_s"]
 
 
-def _operator_events(
-    pid: int, entries: Sequence[Mapping[str, Any]]
-) -> Iterator[dict[str, Any]]:
+def _operator_events(pid: int, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Operators of a device that runs one after the other, a lane for each kind."""
     lanes: dict[str, int] = {}
     clock = 0.0

@@ -56,12 +56,11 @@ class Guard:
             return True
         if name in (*LOOPBACK_NAMES, *self.names, self.address):
             return False
-        try:
-            asked = ipaddress.ip_address(name)
-        except ValueError:
+        asked, own = address_of(name), address_of(self.address)
+        if asked is None:
             return True
         # An address cannot be made to resolve elsewhere; bound to all, we cannot list our own.
-        return not (asked.is_loopback or is_wildcard(self.address))
+        return not (asked.is_loopback or (own is not None and own.is_unspecified))
 
     def admits(self, query: Mapping[str, Sequence[str]], headers: Mapping[str, str]) -> bool:
         """Whether the token is there, where one is needed."""
@@ -90,19 +89,16 @@ def split_host(host: str) -> tuple[str, int | None]:
 
 
 def is_loopback(address: str) -> bool:
-    if address in LOOPBACK_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
+    found = address_of(address)
+    return address in LOOPBACK_NAMES or (found is not None and found.is_loopback)
 
 
-def is_wildcard(address: str) -> bool:
+def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that a text is, if it is one."""
     try:
-        return ipaddress.ip_address(address).is_unspecified
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
+        return None
 
 
 def make_guard(address: str, port: int, names: Sequence[str], token: str | None) -> Guard:

@@ -1,7 +1,7 @@
 """One SQLite file for each run: every finished evaluation, readable while the search writes."""
 
 from atoll.store.fingerprint import canonical_json, fingerprint
-from atoll.store.reader import DESIGN_COLUMNS, Incumbent, ProgressPoint, RunReader, RunStatus
+from atoll.store.reader import DESIGN_COLUMNS, ProgressPoint, RunReader, RunStatus
 from atoll.store.schema import FILE, SCHEMA_VERSION
 from atoll.store.writer import DesignRow, EvaluationRow, RunStore, opened
 
@@ -11,7 +11,6 @@ __all__ = [
     "SCHEMA_VERSION",
     "DesignRow",
     "EvaluationRow",
-    "Incumbent",
     "ProgressPoint",
     "RunReader",
     "RunStatus",

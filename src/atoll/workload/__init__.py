@@ -6,25 +6,13 @@ from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.fuse import fuse
 from atoll.workload.graph.backward import differentiate
 from atoll.workload.graph.layer import Layer, Model, predecessors
-from atoll.workload.graph.operator import (
-    Collective,
-    CollectiveKind,
-    Core,
-    Matmul,
-    Operator,
-    Region,
-    Role,
-    Tensor,
-    Uneven,
-    VectorWork,
-)
+from atoll.workload.graph.operator import CollectiveKind, Core, Matmul, Operator, Role
 from atoll.workload.load import load_config, load_model, zoo_names
 from atoll.workload.prepare import layer_table, prepare
 from atoll.workload.shard import shard, widths
 from atoll.workload.stored import StoredModel
 
 __all__ = [
-    "Collective",
     "CollectiveKind",
     "Core",
     "Layer",
@@ -32,12 +20,8 @@ __all__ = [
     "Model",
     "ModelConfig",
     "Operator",
-    "Region",
     "Role",
     "StoredModel",
-    "Tensor",
-    "Uneven",
-    "VectorWork",
     "build_model",
     "config_from_hf",
     "differentiate",

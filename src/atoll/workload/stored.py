@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError, check_count
-from atoll.wholefile import whole_files
+from atoll.wholefile import check_place, whole_files
 from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import (
@@ -109,13 +108,7 @@ def write_stored(file: ModelFile, path: str | Path) -> None:
 
 def check_target(path: str | Path) -> None:
     """Refuse a place where no file can be written, before the work of making one."""
-    target = Path(path)
-    if target.is_dir():
-        raise AtollError(f"{path}: cannot be written (it is a folder)")
-    if not target.parent.is_dir():
-        raise AtollError(f"{path}: cannot be written (there is no folder {target.parent})")
-    if not os.access(target.parent, os.W_OK):
-        raise AtollError(f"{path}: cannot be written (no permission in {target.parent})")
+    check_place(lambda why: f"{path}: cannot be written ({why})", Path(path))
 
 
 def stored_widths(stored: StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
