@@ -16,7 +16,7 @@ from atoll.export.megatron_core import (
     sharding_notes,
     sharding_values,
 )
-from atoll.export.megatron_model import model_arguments
+from atoll.export.megatron_model import model_values
 from atoll.export.plan import Export, Plan
 
 TARGET = "megatron"
@@ -24,12 +24,17 @@ Arguments = list[tuple[str, ...]]
 
 
 def megatron(plan: Plan) -> Export:
-    model, notes = model_arguments(plan)
+    model, notes = model_values(plan)
+    batch = {
+        "micro_batch_size": plan.layout.microbatch,
+        "global_batch_size": plan.global_batch,
+        "seq_length": plan.sequence,
+    }
     groups = {
         "MODEL": model,
         "PARALLEL": _parallel(plan, notes),
-        "BATCH": _batch(plan),
-        "MEMORY": _arguments(recompute_values(plan, TARGET)),
+        "BATCH": batch,
+        "MEMORY": recompute_values(plan, TARGET),
         "PRECISION": _precision(plan, notes),
     }
     notes = [
@@ -37,10 +42,11 @@ def megatron(plan: Plan) -> Export:
         "TRAIN_ITERS in the environment; the defaults run a few steps on mock data.",
         *notes,
     ]
-    return Export(TARGET, "megatron.sh", _script(plan, groups), tuple(notes))
+    given = {name: _arguments(values) for name, values in groups.items()}
+    return Export(TARGET, "megatron.sh", _script(plan, given), tuple(notes))
 
 
-def _parallel(plan: Plan, notes: list[str]) -> Arguments:
+def _parallel(plan: Plan, notes: list[str]) -> dict[str, Any]:
     layout = plan.layout
     notes += sharding_notes(plan)
     values = parallel_values(plan, TARGET) | {
@@ -53,7 +59,7 @@ def _parallel(plan: Plan, notes: list[str]) -> Arguments:
     }
     if layout.zero >= 2:
         values |= {"no_gradient_accumulation_fusion": True, "ckpt_format": "fsdp_dtensor"}
-    return _arguments(values)
+    return values
 
 
 def _arguments(values: dict[str, Any]) -> Arguments:
@@ -66,22 +72,14 @@ def _arguments(values: dict[str, Any]) -> Arguments:
     return found
 
 
-def _batch(plan: Plan) -> Arguments:
-    return [
-        ("--micro-batch-size", str(plan.layout.microbatch)),
-        ("--global-batch-size", str(plan.global_batch)),
-        ("--seq-length", str(plan.sequence)),
-    ]
-
-
-def _precision(plan: Plan, notes: list[str]) -> Arguments:
+def _precision(plan: Plan, notes: list[str]) -> dict[str, Any]:
     if plan.precision != "fp8":
-        return [(f"--{plan.precision}",)]
+        return {plan.precision: True}
     notes.append(
         "fp8 is written as the hybrid format with tensorwise scaling, which needs Transformer "
         "Engine; other recipes are --fp8-recipe delayed, blockwise or mxfp8."
     )
-    return [("--bf16",), ("--fp8-format", "hybrid"), ("--fp8-recipe", "tensorwise")]
+    return {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"}
 
 
 def _script(plan: Plan, groups: dict[str, Arguments]) -> str:

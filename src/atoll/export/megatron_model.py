@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Any
 
 from atoll.errors import AtollError
 from atoll.export.plan import Plan, refuse
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "megatron"
-Arguments = list[tuple[str, ...]]
 
 
-def model_arguments(plan: Plan) -> tuple[Arguments, list[str]]:
-    """The arguments, and notes on what Atoll's description of a model leaves open."""
+def model_values(plan: Plan) -> tuple[dict[str, Any], list[str]]:
+    """Arguments by name (None and False: left out), and notes on what Atoll's description of a
+    model leaves open."""
     model = plan.model
     _check(model)
     notes: list[str] = []
-    found: Arguments = [
-        ("--num-layers", str(model.layers)),
-        ("--hidden-size", str(model.hidden)),
-        ("--ffn-hidden-size", str(model.dense_ffn or model.ffn)),
-        ("--num-attention-heads", str(model.heads)),
-        ("--normalization", "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm"),
-        *_activation(model),
-        *_biases(model),
-        *_positions(plan, notes),
-        *_attention(model, notes),
-        *_experts(model, notes),
-        *_vocabulary(plan, notes),
-        ("--hidden-dropout", str(model.dropout)),
-        ("--attention-dropout", str(model.attention_dropout)),
-    ]
+    found: dict[str, Any] = {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": model.dense_ffn or model.ffn,
+        "num_attention_heads": model.heads,
+        "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "swiglu": _swiglu(model),
+        **_biases(model),
+        **_positions(plan, notes),
+        **(_latent_attention if model.latent_kv else _attention)(model, notes),
+        **(_experts(model, notes) if model.experts else {}),
+        **_vocabulary(plan, notes),
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.attention_dropout,
+    }
     if model.embedding_dropout != model.dropout:
         notes.append(
             f"Megatron drops embeddings at the rate of the residual branches ({model.dropout}); "
@@ -78,28 +79,26 @@ def _no_argument(model: ModelConfig, words: str) -> AtollError:
     )
 
 
-def _activation(model: ModelConfig) -> Arguments:
-    if model.gated and model.activation == "silu":
-        return [("--swiglu",)]
-    if not model.gated and model.activation == "gelu":
-        return []
-    gate = "gated " if model.gated else ""
-    raise _no_argument(model, f"a {gate}{model.activation} feed-forward layer")
+def _swiglu(model: ModelConfig) -> bool:
+    if (model.gated, model.activation) not in ((True, "silu"), (False, "gelu")):
+        gate = "gated " if model.gated else ""
+        raise _no_argument(model, f"a {gate}{model.activation} feed-forward layer")
+    return model.gated
 
 
-def _biases(model: ModelConfig) -> Arguments:
-    given = (model.attention_bias, model.output_bias, model.mlp_bias)
-    if given == (True, True, True):
-        return []
-    if given == (False, False, False):
-        return [("--disable-bias-linear",)]
-    if given == (True, False, False):
-        return [("--disable-bias-linear",), ("--add-qkv-bias",)]
-    raise _no_argument(model, "biases on some of its layers only")
+def _biases(model: ModelConfig) -> dict[str, Any]:
+    queries, *others = model.attention_bias, model.output_bias, model.mlp_bias
+    if others not in ([queries, queries], [False, False]):
+        raise _no_argument(model, "biases on some of its layers only")
+    return {"disable_bias_linear": not any(others), "add_qkv_bias": queries and not any(others)}
 
 
-def _positions(plan: Plan, notes: list[str]) -> Arguments:
+def _positions(plan: Plan, notes: list[str]) -> dict[str, Any]:
     model = plan.model
+    kinds = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+    if model.positions not in kinds:
+        raise _no_argument(model, f"{model.positions} positions")
+    rows = max(model.max_sequence, plan.sequence)
     if model.positions == "learned":
         rows = model.position_rows or model.max_sequence
         if plan.sequence > rows:
@@ -108,89 +107,69 @@ def _positions(plan: Plan, notes: list[str]) -> Arguments:
                 f"sequence {plan.sequence} is longer than the {rows} learned positions of "
                 f"{model.name}; shorten it",
             )
-        return [
-            ("--position-embedding-type", "learned_absolute"),
-            ("--max-position-embeddings", str(rows)),
-        ]
-    rows = max(model.max_sequence, plan.sequence)
-    kinds = {"rotary": "rope", "none": "none"}
-    if model.positions not in kinds:
-        raise _no_argument(model, f"{model.positions} positions")
-    found: Arguments = [
-        ("--position-embedding-type", kinds[model.positions]),
-        ("--max-position-embeddings", str(rows)),
-    ]
-    if model.positions == "rotary":
+    turned = model.positions == "rotary"
+    if turned:
         notes.append(
             "Atoll does not keep the rotary base, its scaling or the norms' epsilon; add "
             "--rotary-base and --norm-epsilon of the model before training for real."
         )
-        if not model.latent_kv and model.rotated != model.head_dim:
-            found.append(("--rotary-percent", str(model.rotated / model.head_dim)))
-    return found
+    part = turned and not model.latent_kv and model.rotated != model.head_dim
+    return {
+        "position_embedding_type": kinds[model.positions],
+        "max_position_embeddings": rows,
+        "rotary_percent": model.rotated / model.head_dim if part else None,
+    }
 
 
-def _attention(model: ModelConfig, notes: list[str]) -> Arguments:
-    if model.latent_kv:
-        return _latent_attention(model, notes)
-    found: Arguments = [("--kv-channels", str(model.head_dim))]
-    if model.kv_heads != model.heads:
-        found += [("--group-query-attention",), ("--num-query-groups", str(model.kv_heads))]
+def _attention(model: ModelConfig, notes: list[str]) -> dict[str, Any]:
     if model.value_dim not in (0, model.head_dim):
         raise _no_argument(model, f"values {model.value_dim} wide beside keys {model.head_dim}")
-    if model.qk_norm:
-        found.append(("--qk-layernorm",))
-    if model.window:
+    grouped = model.kv_heads != model.heads
+    return {
+        "kv_channels": model.head_dim,
+        "group_query_attention": grouped,
+        "num_query_groups": model.kv_heads if grouped else None,
+        "qk_layernorm": model.qk_norm,
         # Megatron counts the tokens to the left of a query; the model's window includes it.
-        found.append(("--window-size", f"{model.window - 1},0"))
-    return found
+        "window_size": f"{model.window - 1},0" if model.window else None,
+    }
 
 
-def _latent_attention(model: ModelConfig, notes: list[str]) -> Arguments:
-    found: Arguments = [("--multi-latent-attention",)]
-    if model.latent_q:
-        found.append(("--q-lora-rank", str(model.latent_q)))
+def _latent_attention(model: ModelConfig, notes: list[str]) -> dict[str, Any]:
     notes.append(
         "Multi-latent attention takes YaRN positions by default; set --rope-type, "
         "--rotary-scaling-factor and --mscale as the model needs."
     )
-    return [
-        *found,
-        ("--kv-lora-rank", str(model.latent_kv)),
-        ("--qk-head-dim", str(model.head_dim - model.rotated)),
-        ("--qk-pos-emb-head-dim", str(model.rotated)),
-        ("--v-head-dim", str(model.value_width)),
-        ("--qk-layernorm",),
-    ]
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": model.latent_q or None,
+        "kv_lora_rank": model.latent_kv,
+        "qk_head_dim": model.head_dim - model.rotated,
+        "qk_pos_emb_head_dim": model.rotated,
+        "v_head_dim": model.value_width,
+        "qk_layernorm": True,
+    }
 
 
-def _experts(model: ModelConfig, notes: list[str]) -> Arguments:
-    if not model.experts:
-        return []
-    found: Arguments = [
-        ("--num-experts", str(model.experts)),
-        ("--moe-router-topk", str(model.experts_per_token)),
-        ("--moe-ffn-hidden-size", str(model.ffn)),
-        ("--moe-token-dispatcher-type", "alltoall"),
-        ("--moe-grouped-gemm",),
-    ]
-    if model.router == "sigmoid":
-        found += [
-            ("--moe-router-score-function", "sigmoid"),
-            ("--moe-router-enable-expert-bias",),
-        ]
-    if model.shared_ffn:
-        found.append(("--moe-shared-expert-intermediate-size", str(model.shared_ffn)))
-    if model.shared_gate:
-        found.append(("--moe-shared-expert-gate",))
-    if model.dense_layers:
-        found.append(("--moe-layer-freq", _layer_pattern(model)))
+def _experts(model: ModelConfig, notes: list[str]) -> dict[str, Any]:
     notes.append(
         "Atoll does not keep how the router balances, scales or groups experts; add "
         "--moe-router-load-balancing-type, --moe-aux-loss-coeff, --moe-router-pre-softmax and "
         "the like."
     )
-    return found
+    sigmoid = model.router == "sigmoid"
+    return {
+        "num_experts": model.experts,
+        "moe_router_topk": model.experts_per_token,
+        "moe_ffn_hidden_size": model.ffn,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": True,
+        "moe_router_score_function": "sigmoid" if sigmoid else None,
+        "moe_router_enable_expert_bias": sigmoid,
+        "moe_shared_expert_intermediate_size": model.shared_ffn or None,
+        "moe_shared_expert_gate": model.shared_gate,
+        "moe_layer_freq": _layer_pattern(model) if model.dense_layers else None,
+    }
 
 
 def _layer_pattern(model: ModelConfig) -> str:
@@ -203,13 +182,11 @@ def _layer_pattern(model: ModelConfig) -> str:
     return "(" + "+".join(f"[{with_experts}]*{length}" for with_experts, length in runs) + ")"
 
 
-def _vocabulary(plan: Plan, notes: list[str]) -> Arguments:
+def _vocabulary(plan: Plan, notes: list[str]) -> dict[str, Any]:
     """The table as it was estimated: padded only as far as the tensor group needs."""
     vocab, tp = plan.model.vocab, plan.layout.tp
     padded = -(-vocab // tp) * tp
     if padded != vocab:
         notes.append(f"The vocabulary of {vocab} is padded to {padded}, a multiple of tp {tp}.")
-    found: Arguments = [("--padded-vocab-size", str(padded))]
-    if not plan.model.tied_embeddings:
-        found.append(("--untie-embeddings-and-output-weights",))
-    return found
+    own_head = not plan.model.tied_embeddings
+    return {"padded_vocab_size": padded, "untie_embeddings_and_output_weights": own_head}
