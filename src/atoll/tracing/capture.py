@@ -48,7 +48,6 @@ def capture(
     compiler would have it, "eager" one kernel an operator and all that autograd keeps.
     """
     run_module = torch_module()
-    check_request(keep, sequence)
     if not callable(module):
         raise AtollError(
             f"expected a torch.nn.Module or a function that returns one, got a "
