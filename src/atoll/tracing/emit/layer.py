@@ -313,18 +313,14 @@ class Emission:
                 self.tensors[name] = entry.model_copy(update={"role": "weight_gradient"})
 
     def _first_input(self) -> str:
-        for node in self.forward:
-            for view in node.ins:
-                if self.values[view.value].source is Source.INPUT:
-                    return self.tensor(view)[0]
-        return self.tensor(self.forward[0].outs[0])[0]
+        reads = (view for node in self.forward for view in node.ins)
+        given = (view for view in reads if self.values[view.value].source is Source.INPUT)
+        return self.tensor(next(given, self.forward[0].outs[0]))[0]
 
     def _last_output(self) -> str:
-        for node in reversed(self.forward):
-            for view in node.outs:
-                if view.value in self.trace.targets:
-                    return self._all_parts(view)[0]
-        return self._all_parts(self.forward[-1].outs[0])[0]
+        made = (view for node in reversed(self.forward) for view in node.outs)
+        ends = (view for view in made if view.value in self.trace.targets)
+        return self._all_parts(next(ends, self.forward[-1].outs[0]))[0]
 
 
 def _reductions_first(operators: list[OperatorEntry]) -> list[OperatorEntry]:

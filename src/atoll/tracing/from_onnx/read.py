@@ -223,14 +223,10 @@ def fold(graph: Graph, more: Collection[str] = ()) -> Graph:
 
 
 def constant(node: Node) -> Array | None:
-    for name, value in node.attributes.items():
-        if name == "value":
-            return np.asarray(value)
-        if name in ("value_int", "value_ints"):
-            return np.asarray(value, np.int64)
-        if name in ("value_float", "value_floats"):
-            return np.asarray(value, np.float32)
-    return None
+    kinds = {"value": None, "value_int": np.int64, "value_ints": np.int64,
+             "value_float": np.float32, "value_floats": np.float32}  # fmt: skip
+    known = ((value, kinds[name]) for name, value in node.attributes.items() if name in kinds)
+    return next((np.asarray(value, kind) for value, kind in known), None)
 
 
 def can_evaluate(node: Node) -> bool:
