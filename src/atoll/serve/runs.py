@@ -265,8 +265,9 @@ def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
     found = (path.resolve() for folder in folders for path in _inside(folder))
     for folder in dict.fromkeys(found):
         if not _is_run(folder):
-            words = "holds the answer of a wafer search without its records, which the explorer needs"
-            others.append(LeftOut(folder, f"{folder} {words}; `atoll report {folder}` draws it."))
+            words = "a wafer search without its records, which the explorer needs"
+            draws = f"`atoll report {folder}` draws it."
+            others.append(LeftOut(folder, f"{folder} holds the answer of {words}; {draws}"))
             continue
         name = _free_name(folder, runs)
         kind = SearchRun if (folder / FILE).exists() else PlanRun
