@@ -25,7 +25,7 @@ from atoll.placement.recompute import KeepChoice, hull_choices, rerun_table
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
-from atoll.training.batch import Tables, tables_of
+from atoll.training.batch import tables_of
 from atoll.training.batch_sums import (
     COPIES,
     GROUP,
@@ -36,6 +36,7 @@ from atoll.training.batch_sums import (
     ZERO,
     States,
     Sums,
+    Tables,
 )
 from atoll.training.batch_sums import SPLIT as LATER
 from atoll.training.estimate import Estimate, Estimator

@@ -21,7 +21,7 @@ from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
 from atoll.step.orders import LATE, SPLIT, arrivals, chunks_of
 from atoll.step.stages import stage_counts
-from atoll.training.batch_sums import Sums
+from atoll.training.batch_sums import Sums, Tables
 from atoll.training.layers import LayerCost
 from atoll.training.memory import (
     buffers_bytes,
@@ -46,61 +46,6 @@ UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
 Structure = tuple[tuple[bool, int, bool], ...]
 """Of every kind of layer: whether it is a block, how often it stands there, whether it has logits.
 """
-
-
-class Tables(NamedTuple):
-    """What is summed up."""
-
-    rows: Ints
-    """(layouts, 11): stages, microbatches, copies, ZeRO stage, 1 where weight passes run apart,
-    weight passes put off; rows of pipelines, divisions, groups, sides and losses."""
-    starts: Ints
-    """(pipelines,): their first stages."""
-    bubbles: Floats
-    """(pipelines, 2, 3): `bubble_terms`."""
-    counts: Floats
-    """(stages, kinds): how many layers of each kind a stage holds."""
-    weighed: Floats
-    """The same, each chunk weighed by the microbatches that it holds."""
-    peaks: Floats
-    """(stages, 3, 2): (held, waiting) where a stage may need most."""
-    came: Floats
-    """(stages, 2): activations and gradients that arrive from other stages."""
-    content: Ints
-    """(stages,): which content it has."""
-    parameters: Floats
-    """(divisions, 5, 2): per dense and per expert parameter, bytes of weights, gradients and
-    optimizer, seconds of accumulation and of the update."""
-    spans: Ints
-    """(groups, 2): their collectives, from one to before the other."""
-    sends_s: Floats
-    """(groups,): one activation to the next stage."""
-    collective: Floats
-    """(collectives, 4): 1 where it gathers, bytes per dense and per expert parameter, fixed time.
-    """
-    s_per_byte: Floats
-    """(collectives, levels)."""
-    sizes: Floats
-    shares: Floats
-    """(levels, points): what messages reach of each level's bandwidth."""
-    kinds: Floats
-    """(kinds, 5): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
-    copies, seconds of weight gradients."""
-    passes: Floats
-    """(sides, kinds, choices, 6), a side for where experts lie and whether weight gradients run
-    apart: forward and backward (recomputation with it), the compute of
-    both, host time beside the device and host time that all wait for."""
-    kept: Floats
-    """(kinds, choices): bytes of one microbatch."""
-    held: Floats
-    """(contents, 6): shared parameters, bytes that enter, buffers by ZeRO stage."""
-    transient: Floats
-    """(contents, choices)."""
-    logits: Floats
-    """(losses, contents)."""
-    bounds: NDArray[np.bool_]
-    """(choices,): those that are bounds."""
-    run: Run
 
 
 class Stages(NamedTuple):

@@ -7,13 +7,12 @@ choices of recomputation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from atoll.training.batch import Tables
+from atoll.training.run import Run
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -21,6 +20,61 @@ Ints = NDArray[np.int64]
 # Columns of `Tables.rows`.
 STAGES, MICROBATCHES, COPIES, ZERO, SPLIT, LATE, PIPE, DIVISION, GROUP, SIDE, LOSS = range(11)
 SAME = 1e-12  # of a stage's time: choices that differ by less take as long
+
+
+class Tables(NamedTuple):
+    """What is summed up."""
+
+    rows: Ints
+    """(layouts, 11): stages, microbatches, copies, ZeRO stage, 1 where weight passes run apart,
+    weight passes put off; rows of pipelines, divisions, groups, sides and losses."""
+    starts: Ints
+    """(pipelines,): their first stages."""
+    bubbles: Floats
+    """(pipelines, 2, 3): `bubble_terms`."""
+    counts: Floats
+    """(stages, kinds): how many layers of each kind a stage holds."""
+    weighed: Floats
+    """The same, each chunk weighed by the microbatches that it holds."""
+    peaks: Floats
+    """(stages, 3, 2): (held, waiting) where a stage may need most."""
+    came: Floats
+    """(stages, 2): activations and gradients that arrive from other stages."""
+    content: Ints
+    """(stages,): which content it has."""
+    parameters: Floats
+    """(divisions, 5, 2): per dense and per expert parameter, bytes of weights, gradients and
+    optimizer, seconds of accumulation and of the update."""
+    spans: Ints
+    """(groups, 2): their collectives, from one to before the other."""
+    sends_s: Floats
+    """(groups,): one activation to the next stage."""
+    collective: Floats
+    """(collectives, 4): 1 where it gathers, bytes per dense and per expert parameter, fixed time.
+    """
+    s_per_byte: Floats
+    """(collectives, levels)."""
+    sizes: Floats
+    shares: Floats
+    """(levels, points): what messages reach of each level's bandwidth."""
+    kinds: Floats
+    """(kinds, 5): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
+    copies, seconds of weight gradients."""
+    passes: Floats
+    """(sides, kinds, choices, 6), a side for where experts lie and whether weight gradients run
+    apart: forward and backward (recomputation with it), the compute of
+    both, host time beside the device and host time that all wait for."""
+    kept: Floats
+    """(kinds, choices): bytes of one microbatch."""
+    held: Floats
+    """(contents, 6): shared parameters, bytes that enter, buffers by ZeRO stage."""
+    transient: Floats
+    """(contents, choices)."""
+    logits: Floats
+    """(losses, contents)."""
+    bounds: NDArray[np.bool_]
+    """(choices,): those that are bounds."""
+    run: Run
 
 
 class States(NamedTuple):
