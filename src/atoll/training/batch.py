@@ -138,7 +138,15 @@ def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str])
         ),
         **_collectives(priced, costs, groups.first),
         kinds=np.array([_kind(run, cost) for cost in costs], dtype=np.float64),
-        passes=np.array([_passes(run, x, costs, choices) for x in sides.first]),
+        passes=np.array(
+            [
+                priced.once(
+                    ("passes", id(costs), x.experts_outside, x.schedule in SPLIT, *choices),
+                    partial(_passes, run, x, costs, choices),
+                )
+                for x in sides.first
+            ]
+        ),
         kept=np.array([[kept_bytes(run, c, _as_held(x)) for x in choices] for c in costs]),
         held=np.array(
             [_held(priced, x, of) for x, of in zip(contents.first, held, strict=True)],
