@@ -21,9 +21,9 @@ import numpy as np
 from atoll.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
-from atoll.training.rows import run_of
 from atoll.training.run import Run
-from atoll.training.run_table import RunRow, read_runs
+from atoll.validation.rows import run_of
+from atoll.validation.run_table import RunRow, read_runs
 
 Change = Callable[[Run, float], Run]
 

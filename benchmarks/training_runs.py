@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from atoll.training.step_rows import H200_STEPS, H200_STEPS_LATER
-from atoll.training.validate import validate_runs, validate_steps
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER
+from atoll.validation.validate import validate_runs, validate_steps
 
 GROUPS = ("by_grade", "by_device", "by_source", "by_feature")
 

@@ -203,8 +203,8 @@ def validate(
     """
     from atoll.calibrate import validate_operators
     from atoll.csvfile import read_csv
-    from atoll.training.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
-    from atoll.training.validate import validate_runs, validate_steps
+    from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
+    from atoll.validation.validate import validate_runs, validate_steps
 
     asked = ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields})
     gpu, expect, out = asked.device, asked.expect, asked.out

@@ -11,9 +11,9 @@ from atoll.errors import AtollError
 from atoll.step.layout import Layout, check_layout
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.memory import WORKSPACE_BYTES
-from atoll.training.rows import peak_of, run_of
-from atoll.training.run_table import RunRow
 from atoll.training.stack import STACKS
+from atoll.validation.rows import peak_of, run_of
+from atoll.validation.run_table import RunRow
 from atoll.workload.builders.model import build_model
 from atoll.workload.families.model_config import ModelConfig
 

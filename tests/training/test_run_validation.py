@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from atoll.api import validate
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
-from atoll.training.rows import run_of
-from atoll.training.run_table import RunRow, read_runs
-from atoll.training.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, step_run_of
-from atoll.training.validate import (
+from atoll.validation.rows import run_of
+from atoll.validation.run_table import RunRow, read_runs
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, step_run_of
+from atoll.validation.validate import (
     FIELDS,
     Prediction,
     predict,

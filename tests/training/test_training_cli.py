@@ -169,7 +169,7 @@ def test_nothing_fits_is_one_sentence_too(atoll: Run) -> None:
 
 
 def test_validate_prints_json_and_tables(atoll: Run, tmp_path: Path) -> None:
-    from atoll.training.step_rows import H200_STEPS_LATER
+    from atoll.validation.step_rows import H200_STEPS_LATER
 
     lines = H200_STEPS_LATER.read_text(encoding="utf-8").splitlines()[:5]
     path = tmp_path / "steps.csv"

@@ -14,11 +14,11 @@ from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
 from atoll.step.states import STATES
 from atoll.training.memory import Memory
-from atoll.training.row_model import model_of
 from atoll.training.run import Run
-from atoll.training.run_table import RunRow
-from atoll.training.sources import SourceFile, facts_of
 from atoll.training.stack import Stack, fused_loss, load_stack
+from atoll.validation.row_model import model_of
+from atoll.validation.run_table import RunRow
+from atoll.validation.sources import SourceFile, facts_of
 from atoll.workload.families.config_fields import MOST_LAYERS
 
 USUAL_GB = 80

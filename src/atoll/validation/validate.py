@@ -15,10 +15,10 @@ from atoll.csvfile import write_csv
 from atoll.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.rows import peak_of, run_of
 from atoll.training.run import Run
-from atoll.training.run_table import RunRow, read_runs
-from atoll.training.step_rows import read_steps, step_run_of
+from atoll.validation.rows import peak_of, run_of
+from atoll.validation.run_table import RunRow, read_runs
+from atoll.validation.step_rows import read_steps, step_run_of
 
 WORST = 10
 

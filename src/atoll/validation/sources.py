@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from pydantic import Field
 
-from atoll.training.run_table import RunRow
+from atoll.validation.run_table import RunRow
 from atoll.yamlfile import FileModel, parse_yaml
 
 

@@ -19,8 +19,8 @@ from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
 from atoll.training.run import Run
-from atoll.training.run_table import RunRow
 from atoll.training.stack import load_stack
+from atoll.validation.run_table import RunRow
 from atoll.workload.families.config_fields import MOST_LAYERS
 from atoll.workload.families.model_config import ModelConfig
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.errors import AtollError
-from atoll.training.run_table import RunRow
+from atoll.validation.run_table import RunRow
 from atoll.workload.families.config_fields import MOST_LAYERS
 from atoll.workload.families.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, with_kinds
 from atoll.workload.families.model_config import ModelConfig, StateSpace

@@ -1,0 +1,1 @@
+"""Measured runs and steps, and predictions held against them."""
