@@ -253,7 +253,7 @@ def test_a_step_takes_the_same_time_within_two_percent(name: str, tmp_path: Path
     for model in (captured(name).save(tmp_path / "captured.json"), config):
         result = atoll.search(
             model=str(model), space=str(space), devices=8, batch=32, sequence=LENGTH,
-            microbatch=[8], tp=[1], baselines=False,
+            microbatch=[8], tp=[1], cp=[1], baselines=False,
         )  # fmt: skip
         steps.append(result.to_dict()["best"]["models"][0]["placement"]["step_time_s"])
     assert steps[0] == pytest.approx(steps[1], rel=0.02)
