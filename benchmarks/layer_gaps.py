@@ -42,7 +42,7 @@ def gaps_of(model: str, profile: str, designs: np.ndarray) -> np.ndarray:
     gaps = []
     for variant in variants.variants:
         for chip in range(len(chips)):
-            for pair in priced.schedules(chip, variant, "exact", TOLERANCE, 10.0):
+            for pair in priced.schedules(chip, variant, "exact", TOLERANCE):
                 gaps.extend(schedule.gap for schedule in pair)
     return np.array(gaps)
 

@@ -49,7 +49,7 @@ def searched(model: str, layout: Layout, network: str, states: str) -> Placement
     )  # fmt: skip
     priced = Priced.of(chips_of_accelerator(chip, DEFAULT), variants, setting)
     variant = variants.variants[0]
-    pairs = priced.schedules(0, variant, EFFORT, 1e-3, 10.0)
+    pairs = priced.schedules(0, variant, EFFORT, 1e-3)
     pass_s = np.array([[forward.makespan_s, back.makespan_s] for forward, back in pairs])
     problem, times = priced.placement_problem(0, variant, 1e15), priced.times(0, variant, pass_s)
     system = problem.system(layout.zero)

@@ -11,11 +11,10 @@ from brute_force import optimum_s, tiny_problems
 from hypothesis import given, settings
 
 from atoll.schedule.bound_kernels import Instance, prepare
-from atoll.schedule.bounds import AllotmentBound, allotment_bound
+from atoll.schedule.bounds import AllotmentBound, allotment_bound, solve_subsets
 from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.problem import RESOURCES, ScheduleProblem
 from atoll.schedule.solve import solve
-from atoll.schedule.subset_kernels import subset_bound
 from atoll.schedule.synthetic import backward_pass
 
 NODES = 1_000_000
@@ -24,10 +23,9 @@ NODES = 1_000_000
 def subsets(problem: ScheduleProblem) -> tuple[float, bool, np.ndarray]:
     p, ordered, _ = prepare(*problem.arrays())
     first = solve(problem, effort="quick")
-    weight = np.zeros(problem.operators)
     start, option = np.array(first.start_s), np.array(first.option)
-    bound, optimal = subset_bound(p, ordered, start, option, np.inf, NODES, weight)
-    return bound, optimal, weight
+    found = solve_subsets(p, ordered, start, option, np.inf, nodes=NODES)
+    return found.lower_bound_s, found.optimal, found.weight_s
 
 
 def allotment(problem: ScheduleProblem, windows: bool = True) -> AllotmentBound:

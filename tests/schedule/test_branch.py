@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.schedule.bound_kernels import prepare
+from atoll.schedule.bounds import solve_subsets
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.problem import Schedule, ScheduleProblem
-from atoll.schedule.subset_kernels import subset_bound
 from oracles.schedule_check import check
 
 
@@ -28,10 +28,8 @@ def search(
     cut = upper * (1.0 - tolerance)
     weight = np.zeros(problem.operators)
     if weighted:
-        subset_bound(p, ordered, start, option, cut, 100_000, weight)
-    lower, found, _ = branch(
-        p, weight, cut, width, start, option, np.zeros(1, np.bool_)
-    )
+        weight = solve_subsets(p, ordered, start, option, cut).weight_s
+    lower, found, _ = branch(p, weight, cut, width, start, option, np.zeros(1, np.bool_))
     return Schedule(tuple(start.tolist()), tuple(option.tolist()), min(upper, found), lower, "", "")
 
 

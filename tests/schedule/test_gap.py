@@ -57,7 +57,7 @@ def test_many_operators_at_once_are_harder() -> None:
 def test_exact_effort_closes_what_bounded_effort_leaves() -> None:
     problem = backward_pass(np.random.default_rng([2, 8, 0]), 20, 8)
     bounded = solve(problem, effort="bounded")
-    exact = solve(problem, effort="exact", time_limit_s=5.0)
+    exact = solve(problem, effort="exact")
     check(problem, exact)
     assert exact.lower_bound_s >= bounded.lower_bound_s
     assert exact.makespan_s <= bounded.makespan_s

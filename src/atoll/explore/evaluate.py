@@ -167,7 +167,6 @@ class Priced:
         variant: Variant,
         effort: Effort,
         tolerance: float,
-        time_limit_s: float,
         stop: Asked = never,
     ) -> list[tuple[Schedule, Schedule]]:
         """Forward and backward schedules of every layer of a variant."""
@@ -178,7 +177,6 @@ class Priced:
                     self.problem(chip, 2 * layer + direction),
                     effort=effort,
                     tolerance=tolerance,
-                    time_limit_s=time_limit_s,
                     stop=stop,
                 )
                 for direction in range(2)

@@ -14,7 +14,6 @@ from atoll.explore.evaluate import Priced
 from atoll.explore.explain import layer_report
 from atoll.explore.journal import Found, Key
 from atoll.explore.result import Design, ModelPlan
-from atoll.explore.tasks import SCHEDULE_LIMIT_S
 from atoll.hardware import Space, peak_power_W
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.space import PARAMETERS
@@ -68,7 +67,7 @@ class Finder:
         if solved is None:
             try:
                 solved = priced.schedules(
-                    0, variant, plan.effort, search.tolerance / 4.0, SCHEDULE_LIMIT_S, search.stop
+                    0, variant, plan.effort, search.tolerance / 4.0, search.stop
                 )
             except StoppedError:
                 return []

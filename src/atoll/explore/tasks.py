@@ -30,9 +30,6 @@ from atoll.schedule.solve import Effort
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-SCHEDULE_LIMIT_S = 10.0
-"""Of the exact scheduler, in its own deterministic seconds."""
-
 
 @dataclass(frozen=True, eq=False)
 class Context:
@@ -187,9 +184,7 @@ def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> S
     alone, repeats = _part(context.variants, (variant,))
     priced = Priced.of(chip, alone, context.setting)
     own = alone.variants[0]
-    solved = priced.schedules(
-        0, own, effort, context.rule.tolerance / 4.0, SCHEDULE_LIMIT_S, context.stop
-    )
+    solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, context.stop)
     lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
     upper = np.array([[s.makespan_s for s in pair] for pair in solved])
     least, most = priced.place(0, own, lower, most_s=upper), priced.place(0, own, upper)

@@ -1,8 +1,9 @@
-"""The allotment bound: a linear programme that chooses options fractionally.
+"""Bounds by linear programmes: the one over feasible subsets, and the allotment bound.
 
-Operator j runs a fraction f[j, o] of itself in option o. Then its duration is the mean of those of
-its options, starts s[j] follow the precedence on these durations, and on every resource the work
-of all operators, or of those that lie behind (ahead of) one of them, fits the time that is left:
+The first is solved in `subset_kernels`. The allotment bound chooses options fractionally: operator
+j runs a fraction f[j, o] of itself in option o. Then its duration is the mean of those of its
+options, starts s[j] follow the precedence on these durations, and on every resource the work of all
+operators, or of those that lie behind (ahead of) one of them, fits the time that is left:
 
     min T   s.t.  sum_o f[j, o] = 1
                   s[j] >= s[i] + sum_o duration[i, o] f[i, o]         i before j
@@ -25,7 +26,43 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from atoll.schedule.bound_kernels import Bools, Floats, Instance
+from atoll.schedule.bound_kernels import Bools, Floats, Instance, Ints
+from atoll.schedule.subset_kernels import subset_bound
+
+SUBSET_NODES = 200_000
+"""Effort on the feasible-subset bound; graphs with few operators at once take little of it."""
+
+
+@dataclass(frozen=True)
+class SubsetBound:
+    """The bound over feasible subsets, with its two solutions."""
+
+    lower_bound_s: float
+    optimal: bool
+    weight_s: Floats  # (operators,): no feasible set of operators earns more than 1 per second
+    seconds: Floats  # (operators,): how long each of the sets runs
+    sets: Ints  # (operators, 2 x operators): pairs operator, option; -1 after the last
+
+
+def solve_subsets(
+    p: Instance,
+    ordered: Bools,
+    start_s: Floats,
+    option: Ints,
+    cut_s: float,
+    *,
+    seed: Ints | None = None,
+    nodes: int = SUBSET_NODES,
+) -> SubsetBound:
+    """The feasible-subset bound on schedules shorter than `cut_s`; see `subset_bound`."""
+    n = start_s.size
+    weight, seconds = np.zeros(n), np.zeros(n)
+    sets = np.full((n, 2 * n), -1, np.int64)
+    seed = np.zeros((0, 2 * n), np.int64) if seed is None else seed
+    value, optimal = subset_bound(
+        p, ordered, start_s, option, cut_s, nodes, weight, seed, seconds, sets
+    )
+    return SubsetBound(float(value), bool(optimal), weight, seconds, sets)
 
 
 @dataclass(frozen=True)

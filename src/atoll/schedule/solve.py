@@ -2,8 +2,8 @@
 
 quick    cheap bounds and a portfolio of list schedules, compiled (about 0.1 ms);
 linear   + the feasible-subset bound, and a narrow branch and bound with its weights (milliseconds);
-bounded  + wider branch and bound;
-exact    + a wider branch and bound, and CP-SAT where that leaves a gap.
+bounded  + wider branch and bound, and one on options and relations;
+exact    + more of both.
 
 The graph is cut where everything earlier precedes everything later, since makespans add up there;
 each part stops as soon as its gap is within the tolerance. All levels are deterministic: who is
@@ -20,28 +20,26 @@ import numpy as np
 
 from atoll.errors import InfeasibleError
 from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Bools, Floats, Instance, prepare
-from atoll.schedule.bounds import allotment_bound
+from atoll.schedule.bounds import allotment_bound, solve_subsets
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.problem import RESOURCES, Schedule, ScheduleProblem
-from atoll.schedule.subset_kernels import subset_bound
+from atoll.schedule.relations import Relations
 from atoll.stopping import Asked, go_on, never, watched
 
 Effort = Literal["quick", "linear", "bounded", "exact"]
 
-WIDTHS: dict[Effort, tuple[tuple[int, float], ...]] = {
+STEPS: dict[Effort, tuple[tuple[int, int], ...]] = {
     "quick": (),
-    "linear": ((100, 0.0),),
-    "bounded": ((100, 0.0), (1_000, 0.0), (10_000, 0.0), (40_000, 0.005)),
-    "exact": ((100, 0.0), (1_000, 0.0), (10_000, 0.0), (100_000, 0.0)),
+    "linear": ((100, 0),),
+    "bounded": ((100, 0), (3_000, 200)),
+    "exact": ((100, 0), (3_000, 200), (30_000, 2_000)),
 }
-"""Nodes per level of the successive branch and bound searches, and the gap that calls for each."""
+"""Successive searches, while there is a gap: nodes per level of the branch and bound in time, and
+nodes of that on options and relations."""
 
 LONG_WIDTH = 10_000
 """From this width on a search takes seconds, and is watched."""
-
-SUBSET_NODES = 200_000
-"""Effort on the feasible-subset bound; graphs with few operators at once take little of it."""
 
 
 def solve(
@@ -49,13 +47,11 @@ def solve(
     *,
     effort: Effort = "bounded",
     tolerance: float = 1e-3,
-    time_limit_s: float = 10.0,
     stop: Asked = never,
 ) -> Schedule:
     """A schedule of `problem` whose gap is at most `tolerance` where the effort allows it.
 
-    `time_limit_s` concerns CP-SAT only, and is in its deterministic seconds: the same problem
-    always gets the same schedule. Raises `StoppedError` once `stop` says so.
+    Raises `StoppedError` once `stop` says so.
     """
     _validate(problem)
     if problem.operators == 0:
@@ -65,13 +61,13 @@ def solve(
         return first
     _, _, cuts = prepare(*problem.arrays())
     if cuts.size == 2:
-        return _solve_part(problem, first, effort, tolerance, time_limit_s, stop)
+        return _solve_part(problem, first, effort, tolerance, stop)
     parts = []
     for lo, hi in pairwise(cuts.tolist()):
         part = _part(problem, lo, hi)
         begun = quick(part)
         if begun.gap > tolerance:
-            begun = _solve_part(part, begun, effort, tolerance, time_limit_s, stop)
+            begun = _solve_part(part, begun, effort, tolerance, stop)
         parts.append(begun)
     return _in_series(parts)
 
@@ -106,7 +102,6 @@ def _solve_part(
     known: Schedule,
     effort: Effort,
     tolerance: float,
-    time_limit_s: float,
     stop: Asked,
 ) -> Schedule:
     """Close the gap of a part that is not in series."""
@@ -115,8 +110,8 @@ def _solve_part(
     backward, _, _ = prepare(*mirror.arrays())
     weight = np.zeros(problem.operators)
     weighted_for = np.inf
-    for width, worth in WIDTHS[effort]:
-        if known.gap <= max(tolerance, worth):
+    for width, nodes in STEPS[effort]:
+        if known.gap <= tolerance:
             break
         go_on(stop)
         if known.makespan_s < weighted_for:
@@ -130,10 +125,8 @@ def _solve_part(
             seen = _mirrored(known, problem)
             seen = _branch(backward, seen, weight[::-1].copy(), tolerance, width, stop)
             known = _mirrored(seen, mirror)
-    if effort == "exact" and known.gap > tolerance:
-        from atoll.schedule.exact import solve_exact
-
-        known = solve_exact(problem, known, weight, tolerance, time_limit_s, stop)
+        if known.gap > tolerance and nodes > 0:
+            known = Relations(problem, weight).search(known, tolerance, nodes, stop)
     return known
 
 
@@ -147,15 +140,15 @@ def _weigh(
 ) -> tuple[Schedule, Floats]:
     """Bounds by linear programmes, and the weights of operators that prove the best one."""
     start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
-    weight = np.zeros(problem.operators)
     # Options too slow for anything shorter than the schedule known are dropped from p.
-    value, optimal = subset_bound(p, ordered, start, option, known.makespan_s, SUBSET_NODES, weight)
-    known = _improved(known, float(value), "feasible subsets")
-    if not optimal and known.gap > tolerance:
+    subsets = solve_subsets(p, ordered, start, option, known.makespan_s)
+    weight = subsets.weight_s
+    known = _improved(known, subsets.lower_bound_s, "feasible subsets")
+    if not subsets.optimal and known.gap > tolerance:
         # Many operators at once: the sets are too many to search, but not their blends.
         allotment = allotment_bound(p, np.tril(ordered), names=_resource_names(problem))
         known = _improved(known, allotment.lower_bound_s, f"allotment, {allotment.binding}")
-        if allotment.weight_s.sum() > value:
+        if allotment.weight_s.sum() > subsets.lower_bound_s:
             weight = allotment.weight_s
     return known, weight
 

@@ -250,15 +250,17 @@ def exchange(column: Floats, level: Floats, inverse: Floats) -> int:
 @entry
 def subset_bound(
     p: Instance, ordered: Bools, start: Floats, option: Ints, cut: float, budget: int,
-    weight: Floats,
+    weight: Floats, seed: Ints, seconds: Floats, sets: Ints,
 ) -> tuple[float, bool]:  # fmt: skip
     """Solve the linear programme by column generation (revised simplex method), for schedules
     shorter than `cut`: options of p that are too slow for that are dropped from it.
 
-    `start` and `option` are a feasible schedule, whose sets make a good first pool. Fills `weight`
-    with valid weights and returns (their sum, which bounds all schedules shorter than `cut`;
-    whether it is the optimum). Stops early when the bound reaches `cut`, or after `budget` nodes of
-    the search for sets.
+    `start` and `option` are a feasible schedule, whose sets make a good first pool, and so do those
+    of `seed`, whose rows are pairs operator, option, with -1 after the last. Fills `weight` with
+    valid weights, and `sets` with the sets of the last basis, which run for `seconds` (0: no set).
+    Returns (the sum of the weights, which bounds all schedules shorter than `cut`; whether it is
+    the optimum). Stops early when the bound reaches `cut`, or after `budget` nodes of the search
+    for sets.
     """
     duration, fastest = p.duration, p.fastest
     n = fastest.shape[0]
@@ -267,12 +269,25 @@ def subset_bound(
     zero = int(np.int64(0))
     heads_and_tails(zero, n, fastest, p.pred_ptr, p.pred_idx, head, tail)
     restrict(zero, n, p, cut, head, tail)
-    room = 40 * n + 100
+    room = 40 * n + 100 + seed.shape[0]
     pool = np.zeros((room, 2 * n), np.int64)
     pool_size = np.zeros(room, np.int64)
     found = np.zeros((n, 2 * n), np.int64)
     found_size = np.zeros(n, np.int64)
     pooled = 2 * n
+    for c in range(seed.shape[0]):
+        size = zero
+        fits = True
+        while size < n and seed[c, 2 * size] >= 0:
+            j = seed[c, 2 * size]
+            slowest = p.options[j, p.useful[j] - 1]
+            fits = fits and duration[j, seed[c, 2 * size + 1]] <= duration[j, slowest]
+            size += 1
+        if fits:
+            for k in range(2 * size):
+                pool[pooled, k] = seed[c, k]
+            pool_size[pooled] = size
+            pooled += 1
     # Rows are scaled by the shortest durations: the first basis, every operator alone, is unity.
     inverse = np.zeros((n, n))
     level = np.zeros(n)  # values of the basic variables
@@ -291,6 +306,7 @@ def subset_bound(
     chain = chains(ordered)
     patience = PATIENCE + zero
     best = 0.0
+    optimal = False
     for _ in range(100 * n):
         objective = 0.0
         for j in range(n):
@@ -333,10 +349,9 @@ def subset_bound(
                         pool[pooled, k] = found[root, k]
                     pooled += 1
                     added += 1
-            if best >= objective * (1.0 - 1e-6):
-                return best, True
-            if best >= cut or budget < 0 or pooled == room:
-                return best, False
+            optimal = best >= objective * (1.0 - 1e-6)
+            if optimal or best >= cut or budget < 0 or pooled == room:
+                break
             if added == 0:
                 patience *= 10
             continue
@@ -352,4 +367,9 @@ def subset_bound(
         if leave < 0:
             break
         basis[leave] = enter
-    return best, False
+    for b in range(n):
+        seconds[b] = level[b] if basis[b] >= 0 else 0.0
+        for k in range(2 * n):
+            held = basis[b] >= 0 and k < 2 * pool_size[basis[b]]
+            sets[b, k] = pool[basis[b], k] if held else -1
+    return best, optimal

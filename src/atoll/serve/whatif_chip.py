@@ -39,7 +39,6 @@ from atoll.workload import widths
 KEPT = 64
 """Models and schedules kept at most, the oldest go first."""
 TOLERANCE = 1e-3
-TIME_LIMIT_S = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +256,7 @@ def _quick(priced: Priced, refinable: bool) -> PassTimes:
 
 def _solved(priced: Priced) -> PassTimes:
     """Schedules with the effort that a search puts into its best designs."""
-    solved = priced.schedules(0, priced.variants.variants[0], "bounded", TOLERANCE, TIME_LIMIT_S)
+    solved = priced.schedules(0, priced.variants.variants[0], "bounded", TOLERANCE)
     upper = np.array([[s.makespan_s for s in pair] for pair in solved])
     lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
     return PassTimes(priced, upper, f"solved again{_gap(lower, upper)}", False)
