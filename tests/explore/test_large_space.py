@@ -61,7 +61,7 @@ def test_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
     job = some_job(tmp_path)
     whole = run_search(job, workers=0)
     assert answer(run_search(job, workers=2)) == answer(whole)
-    parts = [run_search(job, out=tmp_path / "run", stop=After(n)) for n in (20, 40)]
+    parts = [run_search(job, out=tmp_path / "run", stop=After(n)) for n in (60, 90)]
     for part in parts:
         bound = part.score / (1.0 - part.certificate.gap)
         assert part.score <= whole.score <= bound * (1 + 1e-12)

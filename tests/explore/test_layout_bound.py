@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from atoll.explore.bound_kernels import layout_bounds
 from atoll.explore.layouts import undominated
+from atoll.placement.chain import Floors
 
 SECONDS = st.floats(0.0, 1.0)
 
@@ -33,11 +34,12 @@ class Rows:
         """The search's own bound, for a chip on which an end and a block take so long."""
         best = np.zeros(1)
         same = np.ones(len(rows))
+        stages, copies = (np.full(len(rows), n) for n in (self.stages, 1))
+        parts = self.loads[rows], self.passes * same, self.transfer_s[rows], self.fixed_s[rows]
         layout_bounds(
             0, 1, np.array([[first_s, block_s]]), np.zeros(1, np.int64), np.array([0, 2]),
             np.array([1, blocks]), np.array([1]), np.array([0, len(rows)]),
-            np.full(len(rows), self.stages), self.loads[rows], self.passes * same,
-            self.transfer_s[rows], self.fixed_s[rows], best,
+            Floors(stages, copies, *parts), best,
         )  # fmt: skip
         return float(best[0])
 

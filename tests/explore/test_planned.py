@@ -53,7 +53,7 @@ def node(model: str, recompute: str = "none", **spread: tuple[int, ...]) -> Node
     )  # fmt: skip
     priced = Priced.of(chips_of_accelerator(load_accelerator(CHIP), DEFAULT), variants, setting)
     variant = variants.variants[0]
-    pairs = priced.schedules(0, variant, EFFORT, 1e-3, 10.0)
+    pairs = priced.schedules(0, variant, EFFORT, 1e-3)
     pass_s = np.array([[one.makespan_s, two.makespan_s] for one, two in pairs])
     problem = priced.placement_problem(0, variant, 1e15)
     assert isinstance(problem.others, PlannedLayouts)

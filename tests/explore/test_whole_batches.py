@@ -111,7 +111,7 @@ def test_phaze_keeps_replicas_that_run_a_microbatch_less() -> None:
         setting = Setting(where, profile, load_states(profile.optimizer), 4, "optimal")
         variant = variants_of(10, (1,), 4, profile).variants[0]
         slow = [np.ones(variant.layers)]
-        layouts[profile.name] = list_layouts([variant], setting, 80e9, 1e12, slow)
+        layouts[profile.name] = list_layouts([variant], setting, 80e9, 1e12, slow).floors
     # Four devices: two replicas of five microbatches, the first of which is the pass itself; or
     # four of at most three.
     one_stage = {name: rows.loads[rows.stages == 1].min() for name, rows in layouts.items()}

@@ -308,7 +308,8 @@ def planned_layouts(setting: Setting, variant: Variant) -> PlannedLayouts | None
     run, kind = _run(setting, variant), variant.facts.block_kind
     free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
     blocks = sum(cost.repeat for cost in free if cost.is_block)
-    layouts = tuple(_layouts(setting, variant, blocks))
+    both = not (free[0].is_block or free[-1].is_block)
+    layouts = tuple(_layouts(setting, variant, blocks, 2 if both else 0))
     if not layouts:
         return None
     block = variant.model.layers[kind][0]
@@ -370,7 +371,9 @@ def _run(setting: Setting, variant: Variant) -> Run:
     )
 
 
-def _layouts(setting: Setting, variant: Variant, blocks: int) -> Iterator[Layout]:
+def _layouts(
+    setting: Setting, variant: Variant, blocks: int, ends: int
+) -> Iterator[Layout]:
     """Even layouts of degrees that divide the devices and the batch, with as many replicas as there
     is room for. Of a plain variant those that are divisions of a one-forward-one-backward pipeline
     are placed exactly elsewhere.
@@ -386,7 +389,7 @@ def _layouts(setting: Setting, variant: Variant, blocks: int) -> Iterator[Layout
         if rest or not degrees:
             continue
         dp = degrees[-1]
-        for order, vpp in _orders(setting, pp, blocks, batch // dp):
+        for order, vpp in _orders(setting, pp, blocks, ends, batch // dp):
             for zero in setting.zero:
                 elsewhere = variant.plain and order == "1f1b" and zero <= 1
                 if not elsewhere and not (zero == 2 and pp > 1):
@@ -395,19 +398,23 @@ def _layouts(setting: Setting, variant: Variant, blocks: int) -> Iterator[Layout
                     )
 
 
-def _orders(setting: Setting, pp: int, blocks: int, rounds: int) -> Iterator[tuple[str, int]]:
-    """Orders of so many stages and microbatches, with the chunks that a stage holds of each."""
+def _orders(
+    setting: Setting, pp: int, blocks: int, ends: int, rounds: int
+) -> Iterator[tuple[str, int]]:
+    """Orders of so many stages and microbatches, with the chunks that a stage holds of each. What
+    stands before and behind the blocks (`ends`) may have a chunk to itself.
+    """
     if pp == 1:
         yield "1f1b", 1
         return
     for order in setting.orders:
         if order == "interleaved":
-            for vpp in setting.vpp or range(2, (blocks + 2) // pp + 1):
-                even = blocks % (pp * vpp) == 0 or (blocks + 2) % (pp * vpp) == 0
-                if vpp > 1 and (even or (setting.vpp and pp * vpp <= blocks + 2)):
+            for vpp in setting.vpp or range(2, (blocks + ends) // pp + 1):
+                even = blocks % (pp * vpp) == 0 or (blocks + ends) % (pp * vpp) == 0
+                if vpp > 1 and (even or (setting.vpp and pp * vpp <= blocks + ends)):
                     yield order, vpp
         elif order == "zb-v":
-            if 2 * pp <= blocks + 2:
+            if 2 * pp <= blocks + ends:
                 yield order, 1
         elif order != "dualpipe" or (pp % 2 == 0 and rounds % 2 == 0):
             yield order, 1

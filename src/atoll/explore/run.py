@@ -358,10 +358,11 @@ def _spreads(job: SearchQuestion, setting: Setting, workloads: Sequence[Workload
     experts = max(
         (w.config.experts for w in workloads if isinstance(w.config, ModelConfig)), default=0
     )
-    powers = tuple(1 << i for i in range(max(1, experts).bit_length()))
+    # Every degree is a variant to price: of the powers of two, those of four and all experts.
+    powers = tuple(4**i for i in range(max(1, experts).bit_length()) if 4**i < experts)
     return Spreads(
         cp=job.cp or ((1, 2, 4, 8) if long else (1, 2)),
-        ep=job.ep or powers,
+        ep=job.ep or tuple(dict.fromkeys((*powers, max(1, experts)))),
         etp=job.etp,
         sp=() if job.sp is None else (job.sp,),
         apart=any(order in SPLIT for order in setting.orders),

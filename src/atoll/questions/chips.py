@@ -79,7 +79,9 @@ class SearchQuestion(Question):
         "Tensor parallel degrees.", LAYOUT, (1, 2, 4, 8), old=("tensor_widths", "tensor")
     )
     cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1, 2; long sequences: to 8")
-    ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="powers of 2")
+    ep: Counts = option(
+        "Expert parallel degrees.", LAYOUT, (), shown="powers of 4, all experts"
+    )
     etp: Counts = option("Tensor widths of the experts.", LAYOUT, (), shown="tp")
     vpp: Counts = option("Model chunks a stage.", LAYOUT, (), shown="those of equal size")
     sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")
