@@ -9,7 +9,7 @@ import atoll
 PACKAGE = Path(atoll.__file__).parent
 MOST_FILES, MOST_LINES = 13, 520
 WIDE = {".": 22, "explore": 34, "hardware": 14, "training": 21, "wafer": 15}
-LONG = {"explore/run.py": 553}
+LONG = {"explore/run.py": 533}
 """Packages and files still to be divided: these numbers may only shrink."""
 
 

@@ -35,9 +35,9 @@ from atoll.explore.workloads import (
     Spreads,
     Variant,
     Variants,
-    Workload,
     make_variants,
     make_workload,
+    spreads_of,
 )
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
@@ -48,22 +48,19 @@ from atoll.profiles import get_profile
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
-from atoll.step.orders import ORDERS, SPLIT
+from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
 from atoll.stopping import Asked, StoppedError, go_on, never
 from atoll.training.beside import Beside, plan_beside
 from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.units import format_bytes
-from atoll.workload import ModelConfig
 from atoll.workload.stored import warnings_of
 
 RUNNERS_UP = 3
 ONE = ("1f1b",)
 SEARCHED = tuple(order for order in ORDERS if order != "gpipe")
 """Pipeline orders of a search: GPipe takes as long as 1F1B and holds more."""
-LONG = 8192
-"""Tokens of a sequence from which on wider context parallelism is tried."""
 SAMPLE = 20_000
 """Designs of a space outside memory that the sampling baselines draw from."""
 _SAME = 1e-9  # relative: two numbers that are the same to rounding
@@ -346,27 +343,9 @@ def prepare_search(
     ]
     variants = make_variants(
         workloads, job.microbatch, job.tp, job.devices, job.recompute, profile, stop,
-        _spreads(job, setting, workloads),
+        Spreads() if plain else spreads_of(job, workloads, setting.orders),
     )  # fmt: skip
     return setting, variants
-
-
-def _spreads(job: SearchQuestion, setting: Setting, workloads: Sequence[Workload]) -> Spreads:
-    if setting.profile.placer.plain:
-        return Spreads()
-    long = any(workload.sequence >= LONG for workload in workloads)
-    experts = max(
-        (w.config.experts for w in workloads if isinstance(w.config, ModelConfig)), default=0
-    )
-    # Every degree is a variant to price: of the powers of two, those of four and all experts.
-    powers = tuple(4**i for i in range(max(1, experts).bit_length()) if 4**i < experts)
-    return Spreads(
-        cp=job.cp or ((1, 2, 4, 8) if long else (1, 2)),
-        ep=job.ep or tuple(dict.fromkeys((*powers, max(1, experts)))),
-        etp=job.etp,
-        sp=() if job.sp is None else (job.sp,),
-        apart=any(order in SPLIT for order in setting.orders),
-    )
 
 
 def left_out_notes(job: SearchQuestion, variants: Variants) -> list[str]:

@@ -19,12 +19,17 @@ from atoll.cost.table import PassSet, flatten
 from atoll.errors import AtollError
 from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.profile import Profile
+from atoll.questions import SearchQuestion
 from atoll.schedule.chip import TURN, in_turns
 from atoll.step.layout import Layout
+from atoll.step.orders import SPLIT
 from atoll.stopping import Asked, go_on, never
 from atoll.training.layers import spread_experts
 from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
 from atoll.workload.graph.layer import Layer, Model
+
+LONG = 8192
+"""Tokens of a sequence from which on wider context parallelism is tried."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,25 @@ def make_workload(name: str, global_batch: int, sequence: int | None = None) -> 
     config = load_model(name)
     length = config.sequence if sequence is None else sequence
     return Workload(name, config, length, global_batch)
+
+
+def spreads_of(
+    asked: SearchQuestion, workloads: Sequence[Workload], orders: Sequence[str]
+) -> Spreads:
+    """The spreads that a question asks for, or those that its models are tried with."""
+    long = any(workload.sequence >= LONG for workload in workloads)
+    experts = max(
+        (w.config.experts for w in workloads if isinstance(w.config, ModelConfig)), default=0
+    )
+    # Every degree is a variant to price: of the powers of two, those of four and all experts.
+    powers = tuple(4**i for i in range(max(1, experts).bit_length()) if 4**i < experts)
+    return Spreads(
+        cp=asked.cp or ((1, 2, 4, 8) if long else (1, 2)),
+        ep=asked.ep or tuple(dict.fromkeys((*powers, max(1, experts)))),
+        etp=asked.etp,
+        sp=() if asked.sp is None else (asked.sp,),
+        apart=any(order in SPLIT for order in orders),
+    )
 
 
 def make_variants(
