@@ -42,7 +42,7 @@ def main() -> int:
             f"| {name} | {seconds:.1f} | {proof.items / seconds:,.0f} | "
             f"{proof.evaluated:,} | {pruned['roofline']:.1%} | {pruned['schedule']:.1%} | "
             f"{proof.gap:.2%} | {result.best.accelerator.describe()} | {plan.samples_per_s:,.1f} | "
-            f"p{where.pipeline} t{where.tensor} d{where.data} b{where.microbatch} |",
+            f"{where.layout}, microbatch {where.microbatch}, ZeRO {where.zero} |",
             flush=True,
         )
         failed |= proof.gap > LARGEST_GAP or seconds > LONGEST_S
