@@ -196,6 +196,19 @@ def test_no_layout_is_below_its_bounds(run: Run, random: Random) -> None:
             assert needed[at] <= found.worst.needed * (1 + 1e-9), layout
 
 
+def test_a_stage_of_dualpipe_has_the_mean_of_its_two_chunks() -> None:
+    """33 blocks on 32 stages: one has two of them one way and one the other, and none has two."""
+    run = make_run("llama2-7b", "h100", 32, batch=512)
+    run = replace(run, model=replace(run.model, layers=33, vocab=512))
+    axes = Axes(tp=(1,), pp=(32,), cp=(1,), microbatch=(1,), hsdp=(1,), schedule=("dualpipe",))
+    estimator = Estimator(run)
+    (family,) = families(run, axes)
+    block = block_of(run, axes, family)
+    least_s, _ = Floor(estimator).bounds(block)
+    for bound_s, layout in zip(least_s, block.layouts(np.arange(len(block)), "none"), strict=True):
+        assert bound_s <= estimator.estimate(layout).step.time_s
+
+
 def test_the_first_stage_may_have_fewest_parameters() -> None:
     """Experts on the later stages lift the mean of all stages' states above the first's, which
     holds the most activations: mean states and first activations together would be no bound.

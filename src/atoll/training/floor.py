@@ -82,6 +82,7 @@ class Floor:
             size * sample.forward_s + more_f + exposed * gather_s + sent_s,
             size * sample.data_s + more_b + exposed * (gather_s + reduce_s) + sent_s,
             size * sample.weight_s + more_w,
+            copies,
             sample,
         )
         behind_s = np.where(whole, 0.0, (gather_s + reduce_s) * copies / pp)
@@ -97,7 +98,14 @@ class Floor:
         return step_s * stack.slack, needed * (1 + stack.fragmentation) + stack.context_bytes
 
     def _passes_s(
-        self, block: Block, m: Floats, f: Floats, b: Floats, w: Floats, sample: _Sample
+        self,
+        block: Block,
+        m: Floats,
+        f: Floats,
+        b: Floats,
+        w: Floats,
+        copies: NDArray[np.int64],
+        sample: _Sample,
     ) -> Floats:
         """All microbatches through all stages, which together take f forward, b backward and w for
         weight gradients, at least, and no less than the host does.
@@ -105,7 +113,9 @@ class Floor:
         pp, vpp = block.pp.astype(np.float64), block.vpp.astype(np.float64)
         others = np.maximum(1.0, pp - 1)
         all_s = np.maximum(f + b + w, sample.host_s) + sample.waiting_s
-        longest_s = np.ceil(self.run.model.layers / pp) * block.microbatch * sample.block_s
+        # Where a pipeline holds the model twice, a stage's load is the mean of its two chunks.
+        most = np.ceil(copies * self.run.model.layers / pp) / copies
+        longest_s = most * block.microbatch * sample.block_s
         slowest_s = np.maximum(all_s / pp, longest_s)
         share = (pp - 1 + (vpp - 1) * np.maximum(0.0, pp - m)) / (vpp * others)
         fused_s = m * slowest_s + share * np.maximum(0.0, all_s - slowest_s)
