@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.cost.chips import chips_of_accelerator
+from atoll.errors import AtollError
 from atoll.explore.bound_kernels import floors_s
 from atoll.explore.evaluate import Priced
 from atoll.explore.layouts import Setting
@@ -184,3 +185,18 @@ def test_models_that_share_a_chip_stand_beside_their_own_best() -> None:
             max(0.0, 1 - plan.samples_per_s / own.samples_per_s), abs=1e-12
         )
         assert plan.samples_per_s <= own.bound_samples_per_s * (1 + 1e-9)
+
+
+def test_degrees_that_a_model_cannot_have_are_refused_in_a_sentence() -> None:
+    asked = {"devices": 8, "batch": 8, "space": SPACE, "baselines": False}
+    with pytest.raises(AtollError, match=r"no cp of 7 can be had on 8 devices.*cp 1 always can"):
+        atoll.search(model="bert-large", cp=7, **asked)
+    with pytest.raises(AtollError, match=r"no ep of 3 can be had.*divide its experts"):
+        atoll.search(model="mixtral-8x7b", ep=3, **asked)
+
+
+def test_a_layout_without_stages_is_tried_under_every_order() -> None:
+    asked = {"model": "bert-large", "devices": 1, "batch": 4, "microbatch": 1, "tp": 1, "cp": 1}
+    asked |= {"space": SPACE, "baselines": False}
+    both = [atoll.search(**asked, order=order).score for order in ("1f1b", "interleaved")]
+    assert both[0] == pytest.approx(both[1], rel=2e-3)

@@ -379,6 +379,7 @@ def _layouts(
     are placed exactly elsewhere.
     """
     batch, folded = variant.microbatches, variant.ep * variant.etp
+    divided = variant.plain and "1f1b" in setting.orders
     for pp in range(1, blocks + 1):
         most, rest = divmod(setting.devices, variant.width * pp)
         degrees = [
@@ -391,7 +392,7 @@ def _layouts(
         dp = degrees[-1]
         for order, vpp in _orders(setting, pp, blocks, ends, batch // dp):
             for zero in setting.zero:
-                elsewhere = variant.plain and order == "1f1b" and zero <= 1
+                elsewhere = divided and order == "1f1b" and zero <= 1
                 if not elsewhere and not (zero == 2 and pp > 1):
                     yield replace(
                         variant.layout, dp=dp, pp=pp, zero=zero, vpp=vpp, schedule=order

@@ -193,8 +193,12 @@ def make_variants(
         sizes = [b for b in microbatches if workload.global_batch % b == 0]
         if not sizes:
             raise AtollError(_no_microbatch(workload, microbatches))
+        shares = list(_shares(workload, allowed, devices, profile, spreads))
+        degrees = _expert_widths(workload.config, spreads.ep, devices)
+        if not shares or not degrees:
+            raise AtollError(_no_spread(workload, spreads, devices, bool(shares)))
         for microbatch in sizes:
-            for tensor, cp, etp, sp in _shares(workload, allowed, devices, profile, spreads):
+            for tensor, cp, etp, sp in shares:
                 go_on(stop)
                 model = prepare(
                     workload.config,
@@ -207,7 +211,7 @@ def make_variants(
                     expert_tensor=etp,
                 )
                 facts = chain_facts(model, recompute)
-                for ep in _expert_widths(workload.config, spreads.ep, devices):
+                for ep in degrees:
                     passes = priced_layers(model, cp, ep, spreads.apart)
                     variants.append(
                         Variant(
@@ -258,11 +262,25 @@ def _shares(
 def _expert_widths(
     config: ModelConfig | StoredModel, wanted: Sequence[int], devices: int
 ) -> list[int]:
-    """Devices over which the experts of a layer may be spread."""
+    """Devices over which the experts of a layer may be spread; without experts, one."""
     experts = 0 if isinstance(config, StoredModel) else config.experts
-    return [
-        ep for ep in wanted if ep == 1 or (ep <= devices and experts > 0 and experts % ep == 0)
-    ] or [1]
+    if not experts:
+        return [1]
+    return [ep for ep in wanted if ep <= devices and experts % ep == 0]
+
+
+def _no_spread(workload: Workload, spreads: Spreads, devices: int, shares: bool) -> str:
+    """The refusal of degrees that leave nothing: of experts, or of what else a share has."""
+    if shares:
+        axis, tried, why = "ep", spreads.ep, "has to divide its experts"
+    else:
+        axis, tried = "cp", spreads.cp
+        why = f"needs flash attention over 2 x cp equal parts of {workload.sequence} tokens"
+    wanted = ", ".join(str(degree) for degree in tried)
+    return (
+        f"model {workload.name}: no {axis} of {wanted} can be had on {devices} devices: it {why}; "
+        f"{axis} 1 always can."
+    )
 
 
 def priced_layers(model: Model, cp: int, ep: int, apart: bool) -> tuple[Layer, ...]:
