@@ -25,7 +25,7 @@ from typing import Any
 
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.layers import operator_costs
+from atoll.training.operators.layers import operator_costs
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import Run
 from atoll.training.step import Stepper
@@ -171,9 +171,7 @@ def _operators(by: Estimator, found: Estimate) -> list[str]:
         lines.append(f"    {layer.name} x {n}")
         for direction in ("forward", "backward"):
             ops = getattr(layer, direction)
-            for op, cost in zip(
-                ops, operator_costs(layer, ops, by.pricer, layout), strict=True
-            ):
+            for op, cost in zip(ops, operator_costs(layer, ops, by.pricer, layout), strict=True):
                 lines.append(
                     f"      {direction[0]} {op.name:<44}{op.kind:<18}"
                     f"{cost.matrix_s * 1e6:10.1f}{cost.attention_s * 1e6:10.1f}"

@@ -209,7 +209,7 @@ def readers(made: Path) -> list[Reader]:
 
 
 def _job(path: Path) -> Any:
-    from atoll.explore.scope import open_space
+    from atoll.explore.answer.scope import open_space
     from atoll.questions import JOBS, SearchQuestion
     from atoll.questions.ask import load_job
 
@@ -243,7 +243,7 @@ def _onnx(path: Path) -> Any:
 
 
 def _search_folder(path: Path) -> Any:
-    from atoll.explore.why import explain_result
+    from atoll.explore.answer.why import explain_result
     from atoll.report import open_folder, search_trace, write_report
 
     write_report(path)

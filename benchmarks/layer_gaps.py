@@ -15,9 +15,9 @@ import time
 import numpy as np
 
 from atoll.cost.chips import chips_of_space
-from atoll.explore.evaluate import Priced
+from atoll.explore.answer.scope import open_space
+from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.run import prepare_search
-from atoll.explore.scope import open_space
 from atoll.hardware import MIB, phaze_space
 from atoll.questions import SearchQuestion
 from atoll.workload import load_config, widths, zoo_names

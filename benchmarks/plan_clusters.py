@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, estimate
-from atoll.training.plan import Plan, plan
+from atoll.training.planner.plan import Plan, plan
 from atoll.training.request import make_run
 from atoll.training.run import Run
 

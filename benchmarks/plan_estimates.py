@@ -23,10 +23,10 @@ import numpy as np
 from atoll.step.layout import Layout
 from atoll.training.batch import batch_estimates
 from atoll.training.estimate import Estimator
-from atoll.training.floor import Floor
-from atoll.training.layers import choices_of
+from atoll.training.operators.layers import choices_of
+from atoll.training.planner.floor import Floor
+from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
-from atoll.training.space import Axes, block_of, families
 
 WANTED_PER_S = 100_000
 MOST_MB = 1000

@@ -18,10 +18,10 @@ from random import Random
 import numpy as np
 
 from atoll.errors import AtollError
-from atoll.training.plan import Plan, plan
+from atoll.training.planner.plan import Plan, plan
+from atoll.training.planner.space import Axes
 from atoll.training.request import make_run
 from atoll.training.run import Run
-from atoll.training.space import Axes
 
 RESTRICTIONS = 200
 FREE = 0.6  # of the axes stay as they are

@@ -17,9 +17,9 @@ from dataclasses import replace
 import numpy as np
 
 import atoll
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.exact import exact_search
-from atoll.explore.objective import Objective
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
 from atoll.explore.run import prepare_search
 from atoll.hardware import Space, phaze_space
 from atoll.profile import Profile
@@ -70,9 +70,7 @@ def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tu
     setting, variants = prepare_search(job, profile)
     space = phaze_space()
     chosen = np.arange(len(space)) if designs is None else np.array(designs)
-    search = Search(
-        space.subset(chosen), variants, setting, Objective.single(job.batch), 1e-3
-    )
+    search = Search(space.subset(chosen), variants, setting, Objective.single(job.batch), 1e-3)
     outcome = exact_search(search)
     assert outcome.best is not None
     return int(chosen[search.frontier.chips.design[outcome.best]]), outcome.score

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.cost.chips import Chips, chips_of_space
-from atoll.explore.bounds import chip_rates, roofline_bounds
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.evaluate import Priced
-from atoll.explore.exact import exact_search
-from atoll.explore.layouts import Setting
-from atoll.explore.objective import Objective
-from atoll.explore.order import ROUNDING
-from atoll.explore.workloads import Variants, Workload, make_variants
+from atoll.explore.pricing.bounds import chip_rates, roofline_bounds
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Variants, Workload, make_variants
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
+from atoll.explore.proof.order import ROUNDING
 from atoll.hardware import GIB, Hbm, Space, load_network, phaze_space
 from atoll.profiles import DEFAULT
 from atoll.step.states import load_states
@@ -96,9 +96,7 @@ def everything(job: RandomJob, chips: Chips) -> tuple[float, float]:
     """The least step of all chips and variants, and the worst excess of a bound over a step."""
     priced = Priced.of(chips, job.variants, job.setting)
     rates, memory_bytes = chip_rates(chips), float(chips.hbm_capacity_bytes.max())
-    layouts, roofline = roofline_bounds(
-        rates, memory_bytes, job.variants, job.setting, priced.work
-    )
+    layouts, roofline = roofline_bounds(rates, memory_bytes, job.variants, job.setting, priced.work)
     count = len(job.variants.variants)
     chip, variant = np.repeat(np.arange(len(chips)), count), np.tile(np.arange(count), len(chips))
     lower, upper = priced.schedule_bounds(chip, variant)

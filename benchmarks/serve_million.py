@@ -33,9 +33,7 @@ def designs(count: int, seed: int) -> Iterator[DesignRow]:
     for start in range(0, count, PIECE):
         size = min(PIECE, count - start)
         powers = ((0, 9), (3, 9), (3, 9), (20, 28))
-        vector, width, depth, buffer = (
-            2 ** rng.integers(low, high, size) for low, high in powers
-        )
+        vector, width, depth, buffer = (2 ** rng.integers(low, high, size) for low, high in powers)
         tensor = 2 ** rng.integers(0, 19 - np.log2(width * depth).astype(int))
         peak = 2.0 * tensor * width * depth * 1.05e9
         area = 12 + peak / 2.4e12 + buffer / 2**20 * 0.45 + vector * 0.12

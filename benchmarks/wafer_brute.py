@@ -17,8 +17,9 @@ import numpy as np
 from atoll.fabric.digits import digit_systems
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.exact.hunt import Limits
 

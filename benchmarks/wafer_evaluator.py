@@ -1,6 +1,6 @@
 """Mappings of a transformer block priced per second by the compiled evaluator, on all cores.
 
-    python benchmarks/wafer_evaluator.py [model] [columns] [rows]
+python benchmarks/wafer_evaluator.py [model] [columns] [rows]
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 from atoll.fabric.digits import digit_systems
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.genes import SEARCHED_HOMES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.wafer_batch import Batch

@@ -22,7 +22,7 @@ from atoll.wafer.encoding.genes import BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
 from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
-from atoll.wafer.stages import Options
+from atoll.wafer.staging.stages import Options
 
 
 def megatron_like(
@@ -82,9 +82,7 @@ def memory() -> None:
         wafer = _fullest(base, stacks)
         cells = []
         for label, options in (("with", Options()), ("without", Options(recompute=False))):
-            search = WaferSearch(
-                wafer, "llama2-70b", 128, 4096, options, (1,), None, QUICK_CODES
-            )
+            search = WaferSearch(wafer, "llama2-70b", 128, 4096, options, (1,), None, QUICK_CODES)
             try:
                 found = search.run()
             except AtollError:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from atoll.fabric.mesh import snake
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.stages import Options, Planner
+from atoll.wafer.staging.stages import Options, Planner
 
 CASES = (
     (64, 4096, (2, 3, 8), 30),

@@ -104,8 +104,8 @@ def build() -> Hybrid:
 def main() -> None:
     # Here, so that the model itself can be imported and trained without Atoll.
     import atoll
-    from atoll.explore.why import explain_result
-    from atoll.printing import print_explanation
+    from atoll.explore.answer.why import explain_result
+    from atoll.printing.search import print_explanation
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--space", default=str(Path(__file__).parent / "spaces" / "tiny.yaml"))

@@ -8,8 +8,8 @@ import atoll
 
 PACKAGE = Path(atoll.__file__).parent
 MOST_FILES, MOST_LINES = 13, 520
-WIDE = {".": 22, "explore": 34, "hardware": 14, "training": 21, "wafer": 15}
-LONG = {"explore/run.py": 533}
+WIDE = {".": 16, "hardware": 14}
+LONG = {"explore/run.py": 532}
 """Packages and files still to be divided: these numbers may only shrink."""
 
 

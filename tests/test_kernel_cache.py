@@ -47,9 +47,7 @@ def shared(home: Path) -> Path:
 @pytest.fixture
 def at_exit(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
     calls: list[Callable[[], Any]] = []
-    monkeypatch.setattr(
-        atexit, "register", lambda call, *args: calls.append(lambda: call(*args))
-    )
+    monkeypatch.setattr(atexit, "register", lambda call, *args: calls.append(lambda: call(*args)))
     return calls
 
 
@@ -64,9 +62,7 @@ def test_the_cache_lies_in_the_home_and_is_closed_to_others(home: Path) -> None:
     assert [mode(home / "atoll"), mode(home / "atoll" / NAME)] == [0o700, 0o700]
 
 
-def test_a_cache_that_is_there_is_used_again(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_there_is_used_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = chosen()
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert chosen() == first

@@ -10,7 +10,7 @@ from numba.core import event
 from rich.console import Console
 
 from atoll.jit import Compilation, compilation
-from atoll.printing import StatusLine
+from atoll.printing.console import StatusLine
 
 
 def drawn(line: StatusLine) -> str:
@@ -53,7 +53,7 @@ def test_the_line_says_that_kernels_are_compiled_and_how_many_are_left() -> None
 
 
 def test_kernels_are_counted_once_and_other_functions_not() -> None:
-    from atoll.explore import bound_kernels
+    from atoll.explore.pricing import bound_kernels
 
     watch = Compilation()
     for dispatcher in (bound_kernels.roofline, bound_kernels.roofline, njit(lambda x: x)):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from atoll.errors import AtollError
-from atoll.yamlfile import (
+from atoll.files.yamlfile import (
     Bandwidth,
     Bytes,
     Count,

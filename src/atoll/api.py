@@ -24,13 +24,13 @@ from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
 
 if TYPE_CHECKING:
-    from atoll.explore.branch_and_bound import Progress
-    from atoll.explore.result import SearchResult
+    from atoll.explore.answer.result import SearchResult
+    from atoll.explore.proof.branch_and_bound import Progress
     from atoll.explore.stop import Stop
     from atoll.phaze.table_dp import TablePlan
     from atoll.questions import keywords
     from atoll.training.estimate import Estimate
-    from atoll.training.plan import Plan
+    from atoll.training.planner.plan import Plan
     from atoll.wafer.answer.result import WaferEstimate, WaferResult
     from atoll.workload import StoredModel
 
@@ -202,7 +202,7 @@ def validate(
     calibration did not see, and under `steps` our H200 training steps.
     """
     from atoll.calibrate import validate_operators
-    from atoll.csvfile import read_csv
+    from atoll.files.csvfile import read_csv
     from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
     from atoll.validation.validate import validate_runs, validate_steps
 
@@ -274,7 +274,7 @@ def plan(
     `job` is a `PlanQuestion` or a job file (kind: devices); keywords override its fields.
     """
     from atoll.export import VALUES, refusals
-    from atoll.training.plan import plan as run
+    from atoll.training.planner.plan import plan as run
     from atoll.training.request import axes_of, run_of
 
     given = {"model": model, "device": device, "devices": devices, **fields}
@@ -299,7 +299,7 @@ def _check_files(
     longer to import than a plan.
     """
     if question.out is not None:
-        from atoll.explore.files import check_folder
+        from atoll.explore.answer.files import check_folder
 
         check_folder(question.out)
     if question.trace is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from atoll.errors import AtollError
+from atoll.files.yamlfile import load_yaml, suggestion
 from atoll.hardware import (
     Hbm,
     Network,
@@ -38,7 +39,6 @@ from atoll.hardware.gpu import (
 )
 from atoll.hardware.spacefile import SpaceFile
 from atoll.hardware.wafer_files import WaferFile, load_wafer, load_wafers, wafer_names
-from atoll.yamlfile import load_yaml, suggestion
 
 Shown = dict[str, Any]
 SPACES = ("phaze",)

@@ -1,5 +1,4 @@
-"""What a profile is: the assumptions under which a question is asked (`atoll.profiles` lists them).
-"""
+"""What a profile is: the assumptions under which a question is asked (listed in `profiles.py`)."""
 
 from __future__ import annotations
 

@@ -212,12 +212,12 @@ def format_mfu(mfu: float, decimals: int = 1) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """"1 design", "1,024 designs"."""
+    """ "1 design", "1,024 designs"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def ranges(noun: str, numbers: Sequence[int]) -> str:
-    """"stage 3", "stages 0 to 3, 7": ascending numbers, those in a row together."""
+    """ "stage 3", "stages 0 to 3, 7": ascending numbers, those in a row together."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

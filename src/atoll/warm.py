@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.explore.evaluate import times_of
+from atoll.explore.pricing.evaluate import times_of
 from atoll.explore.run import prepare_search
 from atoll.questions import SearchQuestion
 from atoll.schedule.solve import solve

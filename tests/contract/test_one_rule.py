@@ -11,7 +11,7 @@ import pytest
 import atoll
 from atoll.cost.table import link_s
 from atoll.errors import AtollError
-from atoll.explore.workloads import make_variants, make_workload
+from atoll.explore.pricing.workloads import make_variants, make_workload
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
 from atoll.hardware.wafer_files import load_wafer
@@ -37,7 +37,7 @@ from atoll.training.request import make_layout, make_run
 from atoll.training.step import Pass, StageTime, Stepper, accumulation_s
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.job import options_of
-from atoll.wafer.stages import Planner
+from atoll.wafer.staging.stages import Planner
 from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
 from atoll.workload.graph.operator import Collective, CollectiveKind, Operator
@@ -133,8 +133,9 @@ def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
     times = [[[1.0, 1.0, 1.0]]] * 3
     record = {"schedule": "1f1b", "passes": times, "microbatches": microbatches, "after": [],
               "replayed": microbatches, "send_s": send_s, "step_time_s": searched_s}  # fmt: skip
-    drawn = plan_timeline(record), placement_timeline(
-        placement.to_dict() | {"step_time_s": searched_s}
+    drawn = (
+        plan_timeline(record),
+        placement_timeline(placement.to_dict() | {"step_time_s": searched_s}),
     )
     for timeline in drawn:
         assert timeline is not None
@@ -164,9 +165,7 @@ def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor
 
 
 def test_a_sample_has_the_same_model_flops_everywhere():
-    searched = atoll.search(
-        model="gpt2-xl", devices=8, batch=32, space=SPACE, baselines=False
-    ).best
+    searched = atoll.search(model="gpt2-xl", devices=8, batch=32, space=SPACE, baselines=False).best
     (plan,) = searched.plans
     planned = atoll.estimate("gpt2-xl", "h100", 8, batch=32)
     job = WaferQuestion.of(wafer=WAFER, model=SMALL, batch=4, sequence=256,
@@ -182,9 +181,7 @@ def test_a_sample_has_the_same_model_flops_everywhere():
 
 
 def test_certificates_say_the_same_things():
-    searched = atoll.search(
-        model="bert-large", devices=8, batch=32, space=SPACE, baselines=False
-    )
+    searched = atoll.search(model="bert-large", devices=8, batch=32, space=SPACE, baselines=False)
     planned = atoll.plan("gpt2-xl", "h100", 8, batch=32)
     wafer = search_wafer(
         WaferQuestion.of(wafer=WAFER, model=SMALL, batch=4, sequence=256, microbatch=(1,),
@@ -197,9 +194,7 @@ def test_certificates_say_the_same_things():
 
 
 def _answers():
-    searched = atoll.search(
-        model="gpt2-xl", devices=8, batch=32, space=SPACE, baselines=False
-    )
+    searched = atoll.search(model="gpt2-xl", devices=8, batch=32, space=SPACE, baselines=False)
     planned = atoll.estimate("gpt2-xl", "h100", 8, pp=2, batch=32)
     wafer = estimate_wafer(
         WaferQuestion.of(wafer=WAFER, model=SMALL, batch=4, sequence=256,

@@ -15,9 +15,9 @@ import pytest
 import atoll
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
-from atoll.explore.evaluate import Priced
-from atoll.explore.layouts import Setting
-from atoll.explore.workloads import make_variants, make_workload
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.device import Chip, chip_yaml, load_device
 from atoll.placement.chain import fixed_division
@@ -26,8 +26,8 @@ from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
 from atoll.step.layout import Layout
 from atoll.step.states import load_states
-from atoll.training.beside import plan_beside
 from atoll.training.estimate import Estimate, Estimator
+from atoll.training.planner.beside import plan_beside
 from atoll.training.request import make_run
 
 from .questions import SMALL, SPACE

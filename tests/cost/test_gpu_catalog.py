@@ -10,6 +10,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
+from atoll.files.yamlfile import load_yaml
 from atoll.hardware.gpu import (
     GpuFile,
     calibration_names,
@@ -18,7 +19,6 @@ from atoll.hardware.gpu import (
     load_calibration,
     load_gpu,
 )
-from atoll.yamlfile import load_yaml
 
 OWN = """
 name: mine

@@ -13,7 +13,7 @@ from atoll.hardware.gpu import load_gpu
 from atoll.hardware.wafer_files import load_wafer
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import ChipPricer
-from atoll.training.pricing import GpuPricer
+from atoll.training.operators.pricing import GpuPricer
 from atoll.training.stack import STACKS
 from atoll.wafer.costs.pricing import DiePricer
 from atoll.wafer.costs.tables import Setting, Tables
@@ -27,9 +27,7 @@ NETWORK = load_network("dgx-a100")
 def gpu(faster: float = 1.0) -> Pricer:
     device = load_gpu("a100-80")
     assert device.bf16_flops is not None
-    quick = replace(
-        device, hbm_Bps=device.hbm_Bps * faster, bf16_flops=device.bf16_flops * faster
-    )
+    quick = replace(device, hbm_Bps=device.hbm_Bps * faster, bf16_flops=device.bf16_flops * faster)
     return GpuPricer(quick, STACKS["megatron"])
 
 
@@ -48,9 +46,7 @@ def die(faster: float = 1.0) -> Pricer:
 
 
 def layers(pricer: Pricer, sequence: int = 256, tensor: int = 1) -> list[Layer]:
-    model = prepare(
-        load_model("llama2-7b"), 1, sequence, tensor, tensor > 1, fusion=pricer.fusion
-    )
+    model = prepare(load_model("llama2-7b"), 1, sequence, tensor, tensor > 1, fusion=pricer.fusion)
     return [layer for layer, _ in model.layers]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from atoll.explore.result import SearchResult
+from atoll.explore.answer.result import SearchResult
 from atoll.questions import SearchQuestion
 
 SPACE = """

@@ -8,7 +8,7 @@ import pytest
 from some_job import answer, some_job
 
 from atoll.errors import AtollError
-from atoll.explore import reserve
+from atoll.explore.proof import reserve
 from atoll.explore.run import run_search
 from atoll.hardware import product
 from atoll.store import RunReader

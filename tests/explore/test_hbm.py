@@ -8,7 +8,7 @@ from tiny import drawn_job
 
 from atoll.cost.chips import chips_of_space
 from atoll.cost.table_kernels import PAIR, TENSOR
-from atoll.explore.evaluate import Priced
+from atoll.explore.pricing.evaluate import Priced
 from atoll.profiles import DEFAULT, PHAZE
 from atoll.schedule.solve import Effort
 from oracles.schedule_check import check

@@ -10,7 +10,7 @@ import pytest
 from some_job import SPACE, answer, some_job
 
 from atoll.errors import AtollError
-from atoll.explore import reserve
+from atoll.explore.proof import reserve
 from atoll.explore.run import run_search
 from atoll.hardware import ProductSpace, Space, product, read_space
 from atoll.questions import SearchQuestion

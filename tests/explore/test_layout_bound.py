@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atoll.explore.bound_kernels import layout_bounds
-from atoll.explore.layouts import undominated
+from atoll.explore.pricing.bound_kernels import layout_bounds
+from atoll.explore.pricing.layouts import undominated
 from atoll.placement.chain import Floors
 
 SECONDS = st.floats(0.0, 1.0)

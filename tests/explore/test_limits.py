@@ -16,7 +16,7 @@ from atoll.errors import AtollError
 from atoll.explore.baselines import NAMES, Baseline, run_baselines
 from atoll.explore.run import run_search
 from atoll.explore.stop import Stop
-from atoll.printing import print_result
+from atoll.printing.search import print_result
 from atoll.schedule.solve import solve
 from atoll.schedule.synthetic import backward_pass
 from atoll.stopping import StoppedError, watched

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 import atoll
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
-from atoll.explore.bound_kernels import floors_s
-from atoll.explore.evaluate import Priced
-from atoll.explore.layouts import Setting
-from atoll.explore.planned import PlannedLayouts
-from atoll.explore.workloads import Spreads, make_variants, make_workload
+from atoll.explore.pricing.bound_kernels import floors_s
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.planned import PlannedLayouts
+from atoll.explore.pricing.workloads import Spreads, make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.placement.chain import Division, PlacementProblem, Times
 from atoll.placement.replay import replay_placement

@@ -13,14 +13,14 @@ import pytest
 from some_job import answer, some_job
 from tiny import random_space, tiny_config, tiny_setting
 
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.exact import exact_search
-from atoll.explore.objective import Objective
-from atoll.explore.plateau import SHARES, choose, evaluate_plateau, plateau
+from atoll.explore.answer.plateau import SHARES, choose, evaluate_plateau, plateau
+from atoll.explore.pricing.workloads import Workload, make_variants
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
 from atoll.explore.run import run_search
 from atoll.explore.stop import Stop
-from atoll.explore.workloads import Workload, make_variants
-from atoll.printing import print_result
+from atoll.printing.search import print_result
 from atoll.profiles import DEFAULT
 
 SEEDS = (1, 2, 5, 11)
@@ -179,9 +179,7 @@ def test_a_plan_from_elsewhere_becomes_the_answer_if_it_is_better() -> None:
 def test_a_baseline_over_a_limit_gets_a_remark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = run_search(
-        some_job(tmp_path, baselines=True, max_area=100.0, max_power=150.0)
-    )
+    result = run_search(some_job(tmp_path, baselines=True, max_area=100.0, max_power=150.0))
     for name in ("tpuv4-expert", "tpuv4-placed"):
         assert "278.8 mm2: over the limit of 100 mm2" in result.baseline_remarks[name]
         assert "W at peak: over the limit of 150 W" in result.baseline_remarks[name]

@@ -13,14 +13,14 @@ import pytest
 from tiny import DrawnJob, drawn_job, random_space, tiny_setting, tiny_variants
 
 from atoll.cost.chips import chips_of_space
-from atoll.explore import bounds
-from atoll.explore.branch_and_bound import Outcome, Search
-from atoll.explore.evaluate import Priced
-from atoll.explore.exact import exact_search
-from atoll.explore.layouts import Setting
-from atoll.explore.objective import Objective
-from atoll.explore.order import ROUNDING
-from atoll.explore.workloads import Variants
+from atoll.explore.pricing import bounds
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
+from atoll.explore.proof.order import ROUNDING
 from atoll.hardware import Space
 from atoll.placement.chain import make_chain
 from atoll.profile import Profile
@@ -50,9 +50,7 @@ def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> flo
             layers = len(variant.facts.kind)
             for stages in range(1, min(layers, setting.devices // variant.tensor) + 1):
                 for cuts in combinations(range(1, layers), stages - 1):
-                    most = min(
-                        setting.devices // (stages * variant.tensor), variant.microbatches
-                    )
+                    most = min(setting.devices // (stages * variant.tensor), variant.microbatches)
                     for data in range(1, most + 1):
                         for system in systems:
                             best = min(best, step_time_of(chain, system, (0, *cuts), data))

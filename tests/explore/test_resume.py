@@ -91,16 +91,14 @@ def test_a_finished_search_is_answered_from_the_record(
 
     for name in ("branch_and_bound.bound_chips", "branch_and_bound.place_node"):
         monkeypatch.setattr(f"atoll.explore.{name}", computed)
-    monkeypatch.setattr("atoll.explore.exact.solve_node", computed)
+    monkeypatch.setattr("atoll.explore.proof.exact.solve_node", computed)
     assert answer(run_search(job, out=tmp_path / "run")) == answer(first)
 
 
 def test_the_same_job_with_another_limit_or_front_shares_the_record(tmp_path: Path) -> None:
     run_search(some_job(tmp_path), out=tmp_path / "run")
     alone = run_search(some_job(tmp_path, pareto=True))
-    shared = run_search(
-        some_job(tmp_path, pareto=True, time_limit=1000.0), out=tmp_path / "run"
-    )
+    shared = run_search(some_job(tmp_path, pareto=True, time_limit=1000.0), out=tmp_path / "run")
     assert shared.pareto == alone.pareto
 
 

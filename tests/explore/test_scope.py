@@ -14,8 +14,8 @@ from some_job import some_job
 import atoll
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore import run
+from atoll.explore.answer.scope import chosen_hbm, open_space
 from atoll.explore.run import run_search
-from atoll.explore.scope import chosen_hbm, open_space
 from atoll.hardware import GIB, Hbm, ProductSpace, Space, phaze_space, product
 from atoll.hardware.area import accelerator_area_mm2
 from atoll.questions import SearchQuestion

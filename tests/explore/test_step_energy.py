@@ -12,14 +12,14 @@ from some_job import some_job
 from tiny import random_space, tiny_setting, tiny_variants
 
 from atoll.cost.chips import chips_of_space
-from atoll.explore.energy import (
+from atoll.explore.pricing.energy import (
     VariantWork,
     energy_of_work,
     energy_per_token_J,
     operator_repeats,
     variant_traffic,
 )
-from atoll.explore.evaluate import Priced
+from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.run import run_search
 from atoll.hardware import load_accelerator, peak_power_W
 from atoll.hardware.accelerator import Accelerator

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tiny import random_space, tiny_setting, tiny_variants
 
 from atoll.errors import AtollError
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.exact import exact_search
-from atoll.explore.objective import Objective
 from atoll.explore.pareto import area_front
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
 from atoll.explore.spotlight import expected_improvement
 from atoll.phaze.strategy import visit_buckets
 from atoll.profiles import DEFAULT
@@ -113,7 +113,7 @@ def test_a_chip_that_could_not_beat_the_best_may_still_be_the_best_of_its_size()
 def test_two_models_at_once_are_optimal_too() -> None:
     from tiny import tiny_config
 
-    from atoll.explore.workloads import Workload, make_variants
+    from atoll.explore.pricing.workloads import Workload, make_variants
 
     workloads = [
         Workload("a", tiny_config(2, 256, 4), 128, BATCH),

@@ -12,12 +12,12 @@ from tiny import NETWORK, random_space, tiny_config, tiny_setting
 
 from atoll.cost.chips import chips_of_space
 from atoll.errors import AtollError
-from atoll.explore.bounds import chip_rates, roofline_bounds
-from atoll.explore.evaluate import Priced
-from atoll.explore.layouts import Setting, list_layouts
+from atoll.explore.pricing.bounds import chip_rates, roofline_bounds
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting, list_layouts
+from atoll.explore.pricing.work import operator_work
+from atoll.explore.pricing.workloads import Variants, Workload, make_variants
 from atoll.explore.run import run_search
-from atoll.explore.work import operator_work
-from atoll.explore.workloads import Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE

@@ -14,13 +14,13 @@ from some_job import answer, some_job
 from tiny import random_space, tiny_config, tiny_setting, tiny_variants
 
 from atoll.executors import Crew, choose_executor
-from atoll.explore.branch_and_bound import Outcome, Search
-from atoll.explore.exact import exact_search
-from atoll.explore.objective import Objective
 from atoll.explore.pareto import Front, fronts
+from atoll.explore.pricing.workloads import Workload, make_variants
+from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
 from atoll.explore.run import run_search
 from atoll.explore.stop import Stop
-from atoll.explore.workloads import Workload, make_variants
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
 from atoll.store import RunReader

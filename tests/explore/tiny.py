@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.explore.layouts import Setting
-from atoll.explore.workloads import Spreads, Variants, Workload, make_variants
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Spreads, Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
 from atoll.hardware import GIB, MIB, Axes, GlbBandwidth, Hbm, Limits, Space, build_space
 from atoll.profile import Profile
@@ -18,9 +18,7 @@ from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
 from atoll.workload import ModelConfig, config_from_hf
 
-NETWORK = Network(
-    "test", (Level("node", 4, 100e9, 2e-6), Level("cluster", 1 << 20, 10e9, 8e-6))
-)
+NETWORK = Network("test", (Level("node", 4, 100e9, 2e-6), Level("cluster", 1 << 20, 10e9, 8e-6)))
 
 
 def tiny_config(layers: int, hidden: int, heads: int, vocab: int = 512) -> ModelConfig:
@@ -53,8 +51,8 @@ def tiny_variants(
 
 
 def tiny_setting(profile: Profile, devices: int, recompute: str = "optimal") -> Setting:
-    network = NETWORK if profile is not PHAZE else Network(
-        "flat", (Level("all", 1 << 20, 4e9, 0.0),)
+    network = (
+        NETWORK if profile is not PHAZE else Network("flat", (Level("all", 1 << 20, 4e9, 0.0),))
     )
     return Setting(network, profile, load_states(profile.optimizer), devices, recompute)
 
@@ -92,20 +90,23 @@ def _fields(family: str, layers: int, hidden: int, heads: int) -> dict[str, Any]
         "max_position_embeddings": 512,
         "tie_word_embeddings": False,
     }
-    return common | {
-        "llama": {},
-        "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-        "bert": {"type_vocab_size": 2},
-        "vit": {"image_size": 64, "patch_size": 8},
-        "t5": {
-            "d_model": hidden,
-            "num_layers": 1,
-            "num_decoder_layers": layers - 1,
-            "num_heads": heads,
-            "d_kv": hidden // heads,
-            "d_ff": 2 * hidden,
-        },
-    }[family]
+    return (
+        common
+        | {
+            "llama": {},
+            "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+            "bert": {"type_vocab_size": 2},
+            "vit": {"image_size": 64, "patch_size": 8},
+            "t5": {
+                "d_model": hidden,
+                "num_layers": 1,
+                "num_decoder_layers": layers - 1,
+                "num_heads": heads,
+                "d_kv": hidden // heads,
+                "d_ff": 2 * hidden,
+            },
+        }[family]
+    )
 
 
 FAMILIES = ("llama", "mixtral", "bert", "vit", "t5")

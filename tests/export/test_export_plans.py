@@ -9,7 +9,7 @@ import pytest
 import atoll
 from atoll.errors import AtollError
 from atoll.export import EXPORTERS, export_run
-from atoll.training.search import UnusableError
+from atoll.training.planner.search import UnusableError
 
 
 @pytest.mark.parametrize("target", EXPORTERS)

@@ -75,9 +75,9 @@ def test_more_bytes_take_longer(
     size: float, factor: float, group: int, kind: str, name: str
 ) -> None:
     net = network(name)
-    assert collective_s(net, kind, size, group) <= collective_s(
-        net, kind, size * factor, group
-    ) * (1 + 1e-12)
+    assert collective_s(net, kind, size, group) <= collective_s(net, kind, size * factor, group) * (
+        1 + 1e-12
+    )
     assert all_to_all_s(net, size, group) <= all_to_all_s(net, size * factor, group) * (1 + 1e-12)
     assert send_s(net, size, group) <= send_s(net, size * factor, group) * (1 + 1e-12)
 

@@ -16,9 +16,9 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.jit import over_ranges
 from atoll.step.states import States
-from atoll.wafer.costs.tables import HOMES, Nodes, Tables
+from atoll.wafer.costs.tables import Nodes, Tables
 from atoll.wafer.encoding.block_parts import KINDS
-from atoll.wafer.encoding.genes import Away, BlockMapping
+from atoll.wafer.encoding.genes import HOMES, Away, BlockMapping
 
 from . import wafer_batch_kernels as kernels
 

@@ -23,15 +23,26 @@ TIME, STATE, KEPT, REBUILT, AWAY, COMPUTE_S, LINKS_S, HOMES_S, RERUN_S, AWAY_S =
 def away_s(journey_s, gather_s, scatter_s, forward_s, data_s, streams):
     """What a journey out and back adds beside a forward pass's gather and a data pass's scatter."""
     out = exposed_s(gather_s + journey_s, forward_s, streams) - exposed_s(
-        gather_s, forward_s, streams)
-    back = exposed_s(scatter_s + journey_s, data_s, streams) - exposed_s(
-        scatter_s, data_s, streams)
+        gather_s, forward_s, streams
+    )
+    back = exposed_s(scatter_s + journey_s, data_s, streams) - exposed_s(scatter_s, data_s, streams)
     return out + back
 
 
 @kernel
 def home_cost(
-    home, forward, data, weight, gathered, summed, exchange, gather, to_home, streams, rounds, held,
+    home,
+    forward,
+    data,
+    weight,
+    gathered,
+    summed,
+    exchange,
+    gather,
+    to_home,
+    streams,
+    rounds,
+    held,
 ):
     """Seconds a microbatch and bytes a die of a weight with this home (`homes.home_cost`).
 
@@ -64,9 +75,35 @@ def home_cost(
 
 @entry
 def evaluate_range(
-    start, stop, stream, codes, data, weight, algorithms, homes, keep, ends, droppable, totals,
-    weighted, saves_output, layouts, streams, figures, sums, sizes, held, rounds, entry_s,
-    stream_s, stream_kept, wires, away_Bps, away_latency, stream_algorithm, result,
+    start,
+    stop,
+    stream,
+    codes,
+    data,
+    weight,
+    algorithms,
+    homes,
+    keep,
+    ends,
+    droppable,
+    totals,
+    weighted,
+    saves_output,
+    layouts,
+    streams,
+    figures,
+    sums,
+    sizes,
+    held,
+    rounds,
+    entry_s,
+    stream_s,
+    stream_kept,
+    wires,
+    away_Bps,
+    away_latency,
+    stream_algorithm,
+    result,
 ):
     """Price mappings start..stop-1 of a block; `result` is zero before.
 
@@ -98,15 +135,25 @@ def evaluate_range(
             own = layouts[node, f, WEIGHTS]
             if d != f and home != EXTERNAL:
                 exchange, gather = moved(
-                    sizes[node, 1:], own, own, layouts[node, d, WEIGHTS], wires, algorithm)
+                    sizes[node, 1:], own, own, layouts[node, d, WEIGHTS], wires, algorithm
+                )
             if w != f:
                 summed = layouts[node, w, WEIGHTS]
                 to_home = sum(moved(sizes[node, :1], summed, summed, own, wires, algorithm))
             seconds, bytes_ = home_cost(
-                home, figures[node, f], figures[node, d], figures[node, w],
+                home,
+                figures[node, f],
+                figures[node, d],
+                figures[node, w],
                 sums[node, 0 if home == REPLICATED else 1, algorithm, f],
-                sums[node, 0, algorithm, w], exchange, gather, to_home, streams[node, f], rounds,
-                held[home])
+                sums[node, 0, algorithm, w],
+                exchange,
+                gather,
+                to_home,
+                streams[node, f],
+                rounds,
+                held[home],
+            )
             out[HOMES_S] += seconds
             out[STATE] += bytes_
         saved = 0
@@ -121,20 +168,41 @@ def evaluate_range(
             alg_a = stream_algorithm if a == 0 else algorithms[row, a - 1]
             alg_b = stream_algorithm if b == 0 else algorithms[row, b - 1]
             forth, size, again, gather, _ = edge(
-                totals[e], layouts[a, f_a, WRITES], layouts[b, f_b, READS],
-                figures[a, f_a, FORWARD], figures[b, f_b, FORWARD], streams[a, f_a],
-                streams[b, f_b], wires, alg_a, alg_b)
+                totals[e],
+                layouts[a, f_a, WRITES],
+                layouts[b, f_b, READS],
+                figures[a, f_a, FORWARD],
+                figures[b, f_b, FORWARD],
+                streams[a, f_a],
+                streams[b, f_b],
+                wires,
+                alg_a,
+                alg_b,
+            )
             back, _, _, _, scatter = edge(
-                totals[e], layouts[b, d_b, GRADIENT_WRITES], layouts[a, d_a, GRADIENT_READS],
-                figures[b, d_b, DATA], figures[a, d_a, DATA], streams[b, f_b], streams[a, f_a],
-                wires, alg_b, alg_a)
+                totals[e],
+                layouts[b, d_b, GRADIENT_WRITES],
+                layouts[a, d_a, GRADIENT_READS],
+                figures[b, d_b, DATA],
+                figures[a, d_a, DATA],
+                streams[b, f_b],
+                streams[a, f_a],
+                wires,
+                alg_b,
+                alg_a,
+            )
             out[LINKS_S] += forth
             out[LINKS_S] += back
             fetch = gather
             if w_b != f_b:
                 exchange, fetch = moved(
-                    totals[e], layouts[a, f_a, WRITES], layouts[b, f_b, READS],
-                    layouts[b, w_b, READS], wires, alg_b)
+                    totals[e],
+                    layouts[a, f_a, WRITES],
+                    layouts[b, f_b, READS],
+                    layouts[b, w_b, READS],
+                    wires,
+                    alg_b,
+                )
                 out[LINKS_S] += exchange
             have = layouts[b, d_b if weighted[b] else f_b, GRADIENT_READS]
             want = layouts[b, w_b if weighted[b] else d_b, GRADIENT_READS]
@@ -156,6 +224,11 @@ def evaluate_range(
             else:
                 out[AWAY] += size
                 out[AWAY_S] += away_s(
-                    size / away_Bps + away_latency, gather, scatter,
-                    figures[b, f_b, FORWARD], figures[b, d_b, DATA], streams[b, f_b])
+                    size / away_Bps + away_latency,
+                    gather,
+                    scatter,
+                    figures[b, f_b, FORWARD],
+                    figures[b, d_b, DATA],
+                    streams[b, f_b],
+                )
         out[TIME] = out[COMPUTE_S] + out[LINKS_S] + out[HOMES_S] + out[RERUN_S] + out[AWAY_S]

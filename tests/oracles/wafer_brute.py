@@ -72,7 +72,11 @@ def _points(batch: Batch, genes: Genes, layers: int, in_flight: int) -> FloatArr
 
 
 def chain_genes(
-    batch: Batch, stream: int, chain: int, homes: Sequence[str], fates: Sequence[int],
+    batch: Batch,
+    stream: int,
+    chain: int,
+    homes: Sequence[str],
+    fates: Sequence[int],
     passes: bool = False,
 ) -> Iterator[Genes]:
     """All mappings of one chain in pieces; everything else is that of the reference.

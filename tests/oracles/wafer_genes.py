@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.costs.tables import HOMES
-from atoll.wafer.encoding.genes import KEEP, BlockMapping
+from atoll.wafer.encoding.genes import HOMES, KEEP, BlockMapping
 from atoll.wafer.exact.paths import Way
 from atoll.wafer.exact.states import SharedStates
 

@@ -121,9 +121,7 @@ def test_a_bound_considers_the_best_plan_and_lies_below_it(problem: PlacementPro
 
 
 def test_an_even_layout_by_hand() -> None:
-    problem = PlacementProblem(
-        NETWORK, load_states("sgd"), facts_of(), 12, 2, 8, 1e12, 1e12
-    )
+    problem = PlacementProblem(NETWORK, load_states("sgd"), facts_of(), 12, 2, 8, 1e12, 1e12)
     even = PLACER.even(problem, TIMES, 3)
     assert even is not None and even.recompute_share == 0.0
     # Embedding and 3 blocks, 4 blocks, 3 blocks and head and loss.

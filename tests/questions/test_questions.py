@@ -32,8 +32,8 @@ from atoll.questions.options import add_command
 from atoll.questions.question import about, allowed, option
 from atoll.questions.texts import fields_of, options_of, schema
 from atoll.step.orders import ORDERS
+from atoll.training.planner.space import Axes
 from atoll.training.request import AXES
-from atoll.training.space import Axes
 
 from .written import STUB, stub, table, with_tables
 

@@ -97,9 +97,7 @@ def test_the_front_can_be_walked_with_the_keyboard(
         assert page.count("#baseline-table tr") == 6
 
 
-def test_every_control_is_reached_by_tab(
-    browser: Browser, tiny_run: Path, tmp_path: Path
-) -> None:
+def test_every_control_is_reached_by_tab(browser: Browser, tiny_run: Path, tmp_path: Path) -> None:
     with opened(browser, tiny_run, tmp_path) as page:
         reached = set()
         for _ in range(60):

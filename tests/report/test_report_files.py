@@ -156,9 +156,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path, command: Run) -> None:
     assert_refused(command("trace", str(tmp_path)), "neither result.json nor plan.json")
 
 
-def test_a_run_that_is_still_being_written(
-    tiny_run: Path, tmp_path: Path, command: Run
-) -> None:
+def test_a_run_that_is_still_being_written(tiny_run: Path, tmp_path: Path, command: Run) -> None:
     folder = tmp_path / "running"
     shutil.copytree(tiny_run, folder)
     (folder / "result.json").unlink()

@@ -74,9 +74,7 @@ def test_llama_4_runs_each_expert_on_its_share_of_the_tokens() -> None:
     assert all(product.m == TOKENS // EXPERTS for product in experts)
     assert model.file.warnings == ()
     prepared = prepare(model, 1, None, 1)
-    expected = sum(
-        tensor.numel() for _, tensor in _llama4_module().named_parameters()
-    )
+    expected = sum(tensor.numel() for _, tensor in _llama4_module().named_parameters())
     assert prepared.parameters == expected
 
 
@@ -240,7 +238,7 @@ def test_a_mask_that_fused_attention_is_given_is_said_not_to_be_counted() -> Non
 def test_every_answer_repeats_the_warnings_of_its_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from atoll.printing import print_result
+    from atoll.printing.search import print_result
 
     file = captured(BatchedExperts, TOKENS, WIDTH).save(tmp_path / "model.json")
     said = "each token has 2 of 8 experts"

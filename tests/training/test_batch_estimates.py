@@ -23,10 +23,10 @@ from training_cases import (
 from atoll.step.layout import Layout
 from atoll.training.batch import LEAST, batch_estimates
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.layers import choices_of
+from atoll.training.operators.layers import choices_of
+from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
 from atoll.training.run import Run
-from atoll.training.space import Axes, block_of, families
 from atoll.training.stack import STACKS
 
 NAMED = ("none", "selective", "alternate", "full")

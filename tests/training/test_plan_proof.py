@@ -26,12 +26,12 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
 from atoll.training.estimate import Estimate, Estimator, estimate
-from atoll.training.floor import Floor
-from atoll.training.plan import plan
+from atoll.training.planner.floor import Floor
+from atoll.training.planner.plan import plan
+from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run
 from atoll.training.run import Run
-from atoll.training.space import Axes, block_of, families
 from atoll.training.stack import STACKS
 
 SMALL = Axes(
@@ -133,8 +133,7 @@ def test_all_zero_stages_and_recomputation_by_operator_are_tried_by_default() ->
 def test_what_is_left_out_is_said() -> None:
     run = CASES["experts"]
     assert plan(run).left_out() == (
-        "not tried: tp above 8; cp above 8; etp other than 1 and tp; "
-        "stages less even than can be"
+        "not tried: tp above 8; cp above 8; etp other than 1 and tp; stages less even than can be"
     )
     assert plan(replace(run, stack=STACKS["xla"])).excluded[-2:] == (
         "schedule zb-h1, zb-h2, zb-v, dualpipe",

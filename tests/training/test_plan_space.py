@@ -11,8 +11,8 @@ from training_cases import all_layouts, dense, grouped, is_allowed, mixture, sma
 from atoll.errors import AtollError
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
+from atoll.training.planner.space import Axes
 from atoll.training.run import Run
-from atoll.training.space import Axes
 from atoll.training.stack import STACKS
 
 AXES = Axes(

@@ -240,7 +240,6 @@ def test_no_cell_brings_it_down(name: str, text: str) -> None:
     else:
         assert prediction.estimate.step.time_s > 0
 
-
     (line,) = csv.reader(io.StringIO(written([prediction])))
     assert len(line) == len(FIELDS)
 

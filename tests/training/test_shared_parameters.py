@@ -66,9 +66,7 @@ def test_replicas_keep_gathers_inside_a_node() -> None:
 @pytest.mark.parametrize("layout", [Layout(dp=16), Layout(dp=16, ep=2)], ids=str)
 def test_more_replicas_need_more_memory(zero: int, layout: Layout) -> None:
     estimator = Estimator(small_run(mixture(), devices=16, global_batch=32))
-    memory = [
-        estimator.estimate(replace(layout, zero=zero, hsdp=n)).worst for n in (1, 2, 4, 8)
-    ]
+    memory = [estimator.estimate(replace(layout, zero=zero, hsdp=n)).worst for n in (1, 2, 4, 8)]
     assert [m.optimizer for m in memory] == [n * memory[0].optimizer for n in (1, 2, 4, 8)]
     assert all(a.needed < b.needed for a, b in pairwise(memory))
     alone = estimator.estimate(replace(layout, zero=0)).worst

@@ -10,7 +10,7 @@ from training_cases import dense, gpu, grouped, small_run
 from atoll.cost.pricer import Cost
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator, estimate
-from atoll.training.layers import LayerCost
+from atoll.training.operators.layers import LayerCost
 from atoll.training.run import Run
 from atoll.training.stack import EAGER, STACKS
 

@@ -69,9 +69,9 @@ def test_a_stage_never_holds_more_than_the_memory_model_counts(schedule: str, st
             for event in sorted((e for e in events if e.stage == stage), key=lambda e: e.start_s):
                 held += {"F": kept, "B": waiting * split - kept, "W": -waiting}[event.kind]
                 most = max(most, held)
-            assert most * unit == pytest.approx(held_bytes(
-                schedule, stages, stage, m, kept_bytes=kept, waiting_bytes=waiting
-            ))
+            assert most * unit == pytest.approx(
+                held_bytes(schedule, stages, stage, m, kept_bytes=kept, waiting_bytes=waiting)
+            )
 
 
 @pytest.mark.parametrize("schedule", ["zb-v", "dualpipe"])

@@ -16,8 +16,8 @@ from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.step.layout import Layout, check_layout
 from atoll.step.states import STATES
 from atoll.training.estimate import Estimate, Estimator
+from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.run import Run
-from atoll.training.space import Axes, block_of, families
 from atoll.training.stack import STACKS
 from atoll.workload.families.model_config import ModelConfig
 

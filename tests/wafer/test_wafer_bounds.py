@@ -17,14 +17,14 @@ from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import DEPTHS, LayerBounds, splits
 from atoll.wafer.bounds.step_bounds import StepBound
 from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.codes import legal_codes
-from atoll.wafer.encoding.genes import SCHEDULES, BlockMapping
+from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.stages import Options, Planner
-from atoll.wafer.tiling import pack
+from atoll.wafer.staging.stages import Options, Planner
+from atoll.wafer.staging.tiling import pack
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE, TIME
 from oracles.wafer_genes import sample

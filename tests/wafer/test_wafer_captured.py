@@ -33,9 +33,7 @@ def both(folder, name) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("name", "slower"), [("starcoder2", 0.03), ("olmo2", 0.06), ("nemotron", 0.03)]
 )
-def test_captured_and_built_blocks_have_the_same_operators_and_take_as_long(
-    tmp_path, name, slower
-):
+def test_captured_and_built_blocks_have_the_same_operators_and_take_as_long(tmp_path, name, slower):
     """Captured norms and rotations are more passes of simpler functions."""
     models = both(tmp_path, name)
     built, read = (make_block(model, 2, LENGTH) for model in models)

@@ -16,10 +16,9 @@ from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer.anneal import mutate
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.tables import HOMES
 from atoll.wafer.encoding.block_parts import KINDS
 from atoll.wafer.encoding.codes import legal_codes, parts_of
-from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockMapping
+from atoll.wafer.encoding.genes import AGAIN, HOMES, KEEP, OFFLOAD, BlockMapping
 from atoll.wafer.encoding.mapping import (
     StageMapping,
     WaferMapping,
@@ -174,8 +173,8 @@ def held(code: str, roles: dict[str, int], digits, die: tuple[int, int], size: i
     for index in np.ndindex(*(int(r) for r in digits.radix), *(int(r) for r in digits.radix)):
         rows, columns = index[: digits.count], index[digits.count :]
         mine = all(
-            (roles[tag] != kernels.SEQUENCE or rows[d] == values[d])
-            and (roles[tag] != kernels.COLUMNS or columns[d] == values[d])
+            (roles[tag] != roles.SEQUENCE or rows[d] == values[d])
+            and (roles[tag] != roles.COLUMNS or columns[d] == values[d])
             for d, tag in enumerate(code)
         )
         if mine:

@@ -13,9 +13,9 @@ from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.costs.layer import block_cost
 from atoll.wafer.costs.pricing import DiePricer
-from atoll.wafer.costs.tables import HOMES, SEARCHED_HOMES, Setting, Tables
+from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.codes import legal_codes
-from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, Away
+from atoll.wafer.encoding.genes import AGAIN, HOMES, KEEP, OFFLOAD, SEARCHED_HOMES, Away
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.exact.hunt import Limits
 from atoll.wafer.exact.paths import Price

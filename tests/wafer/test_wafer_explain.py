@@ -19,7 +19,7 @@ from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.job import options_of
 from atoll.wafer.run import run_wafer_search
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.stages import Options
+from atoll.wafer.staging.stages import Options
 
 from .test_wafer_search import small_file
 from .wafer_cases import small_model, small_wafer

@@ -16,8 +16,8 @@ from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import away_paths, evaluate, in_flight
 from atoll.wafer.job import options_of
-from atoll.wafer.offload import Helpers, pairings
-from atoll.wafer.stages import Options, Planner
+from atoll.wafer.staging.offload import Helpers, pairings
+from atoll.wafer.staging.stages import Options, Planner
 
 from .wafer_cases import small_model, small_wafer
 

@@ -91,8 +91,8 @@ def test_a_finished_folder_answers_from_its_records_and_takes_no_other_job(tmp_p
     with RunReader(out) as reader:
         status = reader.status()
         assert (status.state, reader.result()["score"]) == ("finished", first.best.samples_per_s)
-    monkeypatch.setattr("atoll.wafer.stages.Planner.best", None)
-    monkeypatch.setattr("atoll.wafer.stages.Planner.exacts", None)
+    monkeypatch.setattr("atoll.wafer.staging.stages.Planner.best", None)
+    monkeypatch.setattr("atoll.wafer.staging.stages.Planner.exacts", None)
     assert answer(run(job, out=out)) == answer(first)
     with pytest.raises(AtollError, match="holds another job"):
         run(job, out=out, batch=16)

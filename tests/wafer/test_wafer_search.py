@@ -24,15 +24,15 @@ from atoll.step.states import STATES
 from atoll.wafer.anneal import anneal, mutate, swap_stages
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.architectures import explore_wafers, pareto_rows
-from atoll.wafer.costs.tables import HOMES
+from atoll.wafer.encoding.genes import HOMES
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.faults import Faults, map_around, sample_faults
 from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between
 from atoll.wafer.others.baselines import NAMES, run_baseline
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.stages import Options, Planner
-from atoll.wafer.tiling import guillotine
+from atoll.wafer.staging.faults import Faults, map_around, sample_faults
+from atoll.wafer.staging.stages import Options, Planner
+from atoll.wafer.staging.tiling import guillotine
 
 from .wafer_cases import small_file, small_model, small_wafer
 
@@ -285,9 +285,7 @@ def test_search_on_the_command_line_has_the_keys_of_a_cluster_search(tmp_path):
     assert 0 <= shown["certificate"]["gap"] < 1
     assert len(shown["wafer"]["dies"]) == 8
     best = shown["best"]
-    assert best["placement"]["step_time_s"] == pytest.approx(
-        8 / shown["throughput_samples_per_s"]
-    )
+    assert best["placement"]["step_time_s"] == pytest.approx(8 / shown["throughput_samples_per_s"])
     parts = best["placement"]["time_parts_s"]
     assert sum(parts.values()) == pytest.approx(best["placement"]["step_time_s"], rel=1e-6)
     again = estimate_wafer(

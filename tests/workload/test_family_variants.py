@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.explore.workloads import make_variants, make_workload
+from atoll.explore.pricing.workloads import make_variants, make_workload
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
 

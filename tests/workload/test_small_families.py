@@ -10,7 +10,7 @@ import pytest
 from atoll.cost.vector import OPERATIONS
 from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
-from atoll.training.pricing import GpuPricer
+from atoll.training.operators.pricing import GpuPricer
 from atoll.training.stack import STACKS
 from atoll.workload import Layer, Model, Role, build_model, config_from_hf, fuse, shard, widths
 from atoll.workload.families.dense import DENSE

@@ -121,9 +121,7 @@ def test_a_wider_layout_divides_it_and_brings_the_collectives(tmp_path: Path) ->
     assert layer.flops_forward == 2 * 2 * 256 * 256 * 256
     links = [op.collective for op in (*layer.forward, *layer.backward) if op.collective]
     assert [(link.bytes, link.group) for link in links] == [(256 * 256 * 2, 4)] * 2
-    with pytest.raises(
-        AtollError, match="is 3, but does not divide the 1024 units"
-    ):
+    with pytest.raises(AtollError, match="is 3, but does not divide the 1024 units"):
         prepare(stored, 2, None, 3)
 
 

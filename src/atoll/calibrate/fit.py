@@ -28,6 +28,8 @@ from atoll.calibrate.validate import (
 )
 from atoll.cost.gpu_gemm import Floats
 from atoll.cost.gpu_vector import LEAST_BYTES, NARROW_COLUMNS, STREAMING
+from atoll.files.wholefile import whole_files
+from atoll.files.yamlfile import FileModel
 from atoll.hardware.gpu import (
     CALIBRATED,
     AttentionFile,
@@ -38,8 +40,6 @@ from atoll.hardware.gpu import (
     load_gpu,
     recalibrated,
 )
-from atoll.wholefile import whole_files
-from atoll.yamlfile import FileModel
 
 SHORT_WEIGHT = 0.35  # of products under 50 us: mostly launch, and little of a training step
 ROUNDS = 2

@@ -16,9 +16,9 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from atoll.cost.gpu_vector import LEAST_BYTES
-from atoll.csvfile import Line, read_csv
 from atoll.errors import AtollError
-from atoll.yamlfile import MOST, suggestion
+from atoll.files.csvfile import Line, read_csv
+from atoll.files.yamlfile import MOST, suggestion
 
 SIZES = ("m", "n", "k", "batch", "b", "h", "hk", "s", "d", "causal", "v")
 COLUMNS = ("kind", "us", "graphed", *SIZES)

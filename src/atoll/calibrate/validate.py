@@ -23,9 +23,9 @@ from atoll.calibrate.rows import (
 from atoll.cost.gpu_attention import attention_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
 from atoll.cost.gpu_vector import KERNELS, vector_times_s
-from atoll.csvfile import write_csv
+from atoll.files.csvfile import write_csv
+from atoll.files.yamlfile import suggestion
 from atoll.hardware.gpu import Gpu, load_gpu
-from atoll.yamlfile import suggestion
 
 LONG_PRODUCT_S = 50e-6  # products shorter than this are mostly launch and latency
 WORST = 10

@@ -6,8 +6,8 @@ import sys
 import time
 from typing import Any
 
-from atoll import printing
 from atoll.commands.common import leave_when_interrupted, print_json
+from atoll.printing import tables
 from atoll.questions.verbs import CaptureQuestion
 
 
@@ -40,7 +40,7 @@ def capture(question: CaptureQuestion, as_json: bool) -> None:
     if as_json:
         print_json(shown)
         return
-    printing.print_model(shown)
+    tables.print_model(shown)
     for note in model.file.notes:
         print(f"note: {note}")
     print(f"{out}: written after {seconds:.1f} s")

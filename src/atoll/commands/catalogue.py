@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll import printing
 from atoll.commands.common import answer, print_json
+from atoll.printing import tables
 from atoll.questions.verbs import HardwareQuestion, ModelsQuestion, SchemaQuestion
 
 
@@ -11,19 +11,19 @@ def models(question: ModelsQuestion, as_json: bool) -> None:
     from atoll.api import describe_model, list_models
 
     if question.name is not None:
-        answer(describe_model(**question.asked()), as_json, printing.print_model)
+        answer(describe_model(**question.asked()), as_json, tables.print_model)
         return
     rows = list_models()
     if as_json:
         print_json({"models": rows})
     else:
-        printing.print_models(rows)
+        tables.print_models(rows)
 
 
 def hardware(question: HardwareQuestion, as_json: bool) -> None:
     from atoll.api import describe_hardware
 
-    answer(describe_hardware(question.name), as_json, printing.print_hardware)
+    answer(describe_hardware(question.name), as_json, tables.print_hardware)
 
 
 def schema(question: SchemaQuestion) -> None:

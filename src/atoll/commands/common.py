@@ -54,4 +54,3 @@ def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
         print_json(value if isinstance(value, Mapping) else value.to_dict())
     else:
         show(value)
-

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll import printing
 from atoll.commands.common import answer
 from atoll.errors import AtollError
+from atoll.printing import search as printing
 from atoll.questions.verbs import DesignsQuestion
 
 

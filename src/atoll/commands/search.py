@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 
-from atoll import printing
 from atoll.commands.common import answer
 from atoll.errors import AtollError
+from atoll.printing import console
+from atoll.printing import search as printing
 from atoll.questions import SearchQuestion, WaferQuestion
 from atoll.questions.verbs import ExplainQuestion
 
@@ -23,11 +24,11 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
     noun = "chips"
     show_result: Callable[[Any], None] = printing.print_result
     if isinstance(question, WaferQuestion):
-        from atoll.wafer.answer.printing import print_wafer_result
+        from atoll.printing.wafer import print_wafer_result
 
         noun, show_result = "candidates", print_wafer_result
     stop = Stop(began=began)
-    with stop.on_interrupt(), printing.progress(quiet=as_json, noun=noun) as show:
+    with stop.on_interrupt(), console.progress(quiet=as_json, noun=noun) as show:
         result = run(question, stop=stop, progress=show)
     answer(result, as_json, show_result)
     if stop.interrupted:
@@ -37,7 +38,7 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
 
 
 def explain(question: ExplainQuestion, as_json: bool) -> None:
-    from atoll.explore.why import explain_result
+    from atoll.explore.answer.why import explain_result
     from atoll.report import open_folder
 
     source = open_folder(question.folder)
@@ -49,8 +50,8 @@ def explain(question: ExplainQuestion, as_json: bool) -> None:
     show: Callable[[Mapping[str, Any]], None] = printing.print_explanation
     explained: Callable[[dict[str, Any]], dict[str, Any]] = explain_result
     if source.kind == "wafer":
+        from atoll.printing.wafer import print_wafer_explanation
         from atoll.wafer.answer.explain import explain_wafer_result
-        from atoll.wafer.answer.printing import print_wafer_explanation
 
         show, explained = print_wafer_explanation, explain_wafer_result
     with source.read_whole():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll import printing_training
 from atoll.commands.common import answer
+from atoll.printing import training as printing_training
 from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
 
 
@@ -13,7 +13,7 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
 
     result = run(job=question)
     if not isinstance(result, Estimate):
-        from atoll.wafer.answer.printing import print_wafer_estimate
+        from atoll.printing.wafer import print_wafer_estimate
 
         answer(result, as_json, print_wafer_estimate)
         return
@@ -25,7 +25,7 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
 
 def plan(question: PlanQuestion, as_json: bool) -> None:
     from atoll.api import plan as run
-    from atoll.training.search import UnusableError
+    from atoll.training.planner.search import UnusableError
 
     refused = None
     with printing_training.progress(quiet=as_json) as show:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from atoll import printing, printing_training
 from atoll.commands.common import answer, print_json
+from atoll.printing import search as printing
+from atoll.printing import tables
+from atoll.printing import training as printing_training
 from atoll.questions.verbs import CalibrateQuestion, PlaceQuestion, ValidateQuestion
 
 
@@ -16,7 +18,7 @@ def place(question: PlaceQuestion, as_json: bool) -> None:
 def calibrate(question: CalibrateQuestion, as_json: bool) -> None:
     from atoll.api import calibrate as run
 
-    answer(run(**question.asked()), as_json, printing.print_calibration)
+    answer(run(**question.asked()), as_json, tables.print_calibration)
 
 
 def validate(question: ValidateQuestion, as_json: bool) -> None:
@@ -26,7 +28,7 @@ def validate(question: ValidateQuestion, as_json: bool) -> None:
     if as_json:
         print_json(shown)
     elif "by_kind" in shown:
-        printing.print_validation(shown)
+        tables.print_validation(shown)
         for name, steps in shown.get("steps", {}).items():
             print(f"\nwhole steps ({name}):")
             printing_training.print_runs(steps)

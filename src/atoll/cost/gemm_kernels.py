@@ -39,8 +39,28 @@ def _panel_rounds(kept, rounds, granule, other_granule, k_part, depth, followed,
 
 
 @kernel
-def _best_tile(batch, each, m, n, k, fraction, extra, rounds_m, rounds_n, g_m, g_n, depth, budget,
-               glb_base, compute_s, hbm_Bps, glb_Bps, best, best_hbm, out):
+def _best_tile(
+    batch,
+    each,
+    m,
+    n,
+    k,
+    fraction,
+    extra,
+    rounds_m,
+    rounds_n,
+    g_m,
+    g_n,
+    depth,
+    budget,
+    glb_base,
+    compute_s,
+    hbm_Bps,
+    glb_Bps,
+    best,
+    best_hbm,
+    out,
+):
     """The macro tile with the least time for one core-level mapping, if it beats the best so far.
 
     Better is a lower time, or the same with fewer HBM bytes. Fills out[HBM], out[GLB] and
@@ -138,8 +158,29 @@ def _best_tile(batch, each, m, n, k, fraction, extra, rounds_m, rounds_n, g_m, g
 
 
 @kernel
-def _best_columns(batch, each, m, n, k, fraction, extra, on_chip, split_m, most_n, rows_max, width,
-                  depth, budget, compulsory, outputs, hbm_Bps, glb_Bps, clock_Hz, best, out):
+def _best_columns(
+    batch,
+    each,
+    m,
+    n,
+    k,
+    fraction,
+    extra,
+    on_chip,
+    split_m,
+    most_n,
+    rows_max,
+    width,
+    depth,
+    budget,
+    compulsory,
+    outputs,
+    hbm_Bps,
+    glb_Bps,
+    clock_Hz,
+    best,
+    out,
+):
     """The best cores for the columns, chunks of rows and macro tile, if they beat the best so far.
 
     Fills `out` and returns the time like `_best_tile`. Fewer than `most_n` cores and more chunks
@@ -177,9 +218,27 @@ def _best_columns(batch, each, m, n, k, fraction, extra, on_chip, split_m, most_
                 out[GLB] = glb
             else:
                 time = _best_tile(
-                    batch, each, m, n, k, fraction, extra, chunks, folds_n, min(m, split_m * rows),
-                    min(n, split_n * width), depth, budget, glb, compute_s, hbm_Bps, glb_Bps, best,
-                    out[HBM] if coarsest else 0.0, out)
+                    batch,
+                    each,
+                    m,
+                    n,
+                    k,
+                    fraction,
+                    extra,
+                    chunks,
+                    folds_n,
+                    min(m, split_m * rows),
+                    min(n, split_n * width),
+                    depth,
+                    budget,
+                    glb,
+                    compute_s,
+                    hbm_Bps,
+                    glb_Bps,
+                    best,
+                    out[HBM] if coarsest else 0.0,
+                    out,
+                )
             coarsest = False
             if time < np.inf:
                 best = time
@@ -202,8 +261,24 @@ def _best_columns(batch, each, m, n, k, fraction, extra, on_chip, split_m, most_
 
 
 @entry
-def map_one(batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffer_bytes,
-            glb_budget, hbm_Bps, glb_Bps, clock_Hz, out):
+def map_one(
+    batch,
+    m,
+    n,
+    k,
+    fraction,
+    extra,
+    on_chip,
+    cores,
+    width,
+    depth,
+    buffer_bytes,
+    glb_budget,
+    hbm_Bps,
+    glb_Bps,
+    clock_Hz,
+    out,
+):
     """The fastest mapping of one (batched) product on at most `cores` cores.
 
     Fills `out` with the record and returns the time in seconds, infinite when nothing fits the
@@ -235,9 +310,28 @@ def map_one(batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffe
                 # All cores that are left, as far as they have columns to work on.
                 most_n = min(cores // (split_batch * split_m), -(-sn // width))
                 time = _best_columns(
-                    batch, each, sm, sn, k, fraction, extra, on_chip, split_m, most_n, rows_max,
-                    width, depth, budget, compulsory, outputs, hbm_Bps, glb_Bps, clock_Hz, best,
-                    out)
+                    batch,
+                    each,
+                    sm,
+                    sn,
+                    k,
+                    fraction,
+                    extra,
+                    on_chip,
+                    split_m,
+                    most_n,
+                    rows_max,
+                    width,
+                    depth,
+                    budget,
+                    compulsory,
+                    outputs,
+                    hbm_Bps,
+                    glb_Bps,
+                    clock_Hz,
+                    best,
+                    out,
+                )
                 if time < np.inf:
                     best = time
                     out[STREAM_N] = stream_n
@@ -248,8 +342,25 @@ def map_one(batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffe
 
 
 @entry
-def map_range(start, stop, shapes, fractions, extras, on_chip, cores, width, depth, buffer_bytes,
-              glb_budget, hbm_Bps, glb_Bps, clock_Hz, time, hbm, glb):
+def map_range(
+    start,
+    stop,
+    shapes,
+    fractions,
+    extras,
+    on_chip,
+    cores,
+    width,
+    depth,
+    buffer_bytes,
+    glb_budget,
+    hbm_Bps,
+    glb_Bps,
+    clock_Hz,
+    time,
+    hbm,
+    glb,
+):
     """`map_one` for pairs start..stop-1 of the (shape, configuration) grid.
 
     Fills seconds, HBM bytes and GLB bytes, each (shapes, configurations).
@@ -260,8 +371,22 @@ def map_range(start, stop, shapes, fractions, extras, on_chip, cores, width, dep
         s = pair // configs
         c = pair % configs
         time[s, c] = map_one(
-            shapes[s, 0], shapes[s, 1], shapes[s, 2], shapes[s, 3], fractions[s], extras[s],
-            on_chip[s], cores[c], width[c], depth[c], buffer_bytes[c], glb_budget[c], hbm_Bps[c],
-            glb_Bps[c], clock_Hz[c], out)
+            shapes[s, 0],
+            shapes[s, 1],
+            shapes[s, 2],
+            shapes[s, 3],
+            fractions[s],
+            extras[s],
+            on_chip[s],
+            cores[c],
+            width[c],
+            depth[c],
+            buffer_bytes[c],
+            glb_budget[c],
+            hbm_Bps[c],
+            glb_Bps[c],
+            clock_Hz[c],
+            out,
+        )
         hbm[s, c] = out[HBM]
         glb[s, c] = out[GLB]

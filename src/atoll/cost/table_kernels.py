@@ -160,5 +160,5 @@ def pass_predecessors(passes, p):
     first = passes.ptr[p]
     count = passes.ptr[p + 1] - first
     start = passes.pred_ptr[first]
-    pred_ptr = passes.pred_ptr[first:first + count + 1] - start
-    return pred_ptr, passes.pred_idx[start:start + pred_ptr[count]]
+    pred_ptr = passes.pred_ptr[first : first + count + 1] - start
+    return pred_ptr, passes.pred_idx[start : start + pred_ptr[count]]

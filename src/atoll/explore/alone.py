@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.exact import exact_search
+from atoll.explore.answer.result import Alone
 from atoll.explore.finder import Finder
-from atoll.explore.layouts import Setting
-from atoll.explore.objective import Objective
-from atoll.explore.result import Alone
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
 from atoll.explore.stop import Stop
-from atoll.explore.workloads import Variants
 from atoll.hardware import ProductSpace, Space
 
 

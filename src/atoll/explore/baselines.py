@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from atoll.cost.chips import chips_of_space
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.evaluate import Priced
-from atoll.explore.exact import exact_search
-from atoll.explore.journal import Found
-from atoll.explore.layouts import Setting
-from atoll.explore.objective import Objective
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.journal import Found
+from atoll.explore.proof.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
 from atoll.explore.stop import Stop
-from atoll.explore.workloads import Variants
 from atoll.hardware import (
     Accelerator,
     Hbm,

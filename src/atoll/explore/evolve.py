@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.explore.branch_and_bound import Outcome, Search
-from atoll.explore.energy import energy_per_token_J
+from atoll.explore.pricing.energy import energy_per_token_J
+from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.hardware import ProductSpace
 from atoll.hardware.space import PARAMETERS
 

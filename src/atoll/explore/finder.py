@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.energy import energy_per_token_J, step_energy
-from atoll.explore.evaluate import Priced
-from atoll.explore.explain import layer_report
-from atoll.explore.journal import Found, Key
-from atoll.explore.result import Design, ModelPlan
+from atoll.explore.answer.explain import layer_report
+from atoll.explore.answer.result import Design, ModelPlan
+from atoll.explore.pricing.energy import energy_per_token_J, step_energy
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.journal import Found, Key
 from atoll.hardware import Space, peak_power_W
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.space import PARAMETERS

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.energy import energy_per_token_J
+from atoll.explore.pricing.energy import energy_per_token_J
+from atoll.explore.proof.branch_and_bound import Search
 
 BATCH = 512
 TOLERANCE = 0.01

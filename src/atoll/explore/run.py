@@ -15,23 +15,17 @@ import numpy as np
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor, choose_executor
 from atoll.explore.alone import alone
+from atoll.explore.answer.files import check_folder, write_result
+from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
+from atoll.explore.answer.result import Alone, Design, SearchResult
+from atoll.explore.answer.scope import Scope, open_space
 from atoll.explore.baselines import NAMES, Baseline, reference_space, run_baselines
-from atoll.explore.branch_and_bound import Outcome, Progress, Search
-from atoll.explore.evaluate import times_of
 from atoll.explore.evolve import evolve_search
-from atoll.explore.exact import exact_search
-from atoll.explore.files import check_folder, write_result
 from atoll.explore.finder import Finder
-from atoll.explore.journal import Journal
-from atoll.explore.layouts import Setting
-from atoll.explore.objective import Objective
 from atoll.explore.pareto import evaluated_fronts, fronts
-from atoll.explore.plateau import choose, evaluate_plateau, plateau
-from atoll.explore.result import Alone, Design, SearchResult
-from atoll.explore.scope import Scope, open_space
-from atoll.explore.stop import Stop
-from atoll.explore.stored import open_run
-from atoll.explore.workloads import (
+from atoll.explore.pricing.evaluate import times_of
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import (
     Spreads,
     Variant,
     Variants,
@@ -39,6 +33,12 @@ from atoll.explore.workloads import (
     make_workload,
     spreads_of,
 )
+from atoll.explore.proof.branch_and_bound import Outcome, Progress, Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.journal import Journal
+from atoll.explore.proof.objective import Objective
+from atoll.explore.stop import Stop
+from atoll.explore.stored import open_run
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
 from atoll.kernel_cache import compile_in_background
@@ -51,7 +51,7 @@ from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
 from atoll.stopping import Asked, StoppedError, go_on, never
-from atoll.training.beside import Beside, plan_beside
+from atoll.training.planner.beside import Beside, plan_beside
 from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.units import format_bytes
@@ -338,8 +338,7 @@ def prepare_search(
         vpp=job.vpp,
     )
     workloads = [
-        make_workload(model.name, model.batch or job.batch, model.sequence)
-        for model in job.models
+        make_workload(model.name, model.batch or job.batch, model.sequence) for model in job.models
     ]
     variants = make_variants(
         workloads, job.microbatch, job.tp, job.devices, job.recompute, profile, stop,

@@ -16,9 +16,9 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.special import ndtr
 
 from atoll.cost.chips import chips_of_space
-from atoll.explore.evaluate import Priced
-from atoll.explore.layouts import Setting
-from atoll.explore.workloads import Variants, make_variants
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Variants, make_variants
 from atoll.hardware import Space
 from atoll.hardware.space import PARAMETERS
 from atoll.stopping import Asked, go_on, never

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
-from atoll.explore.energy import StepEnergy, energy_per_token_J
-from atoll.explore.journal import Evaluation, Found, Journal, Key
-from atoll.explore.result import SearchResult
-from atoll.explore.workloads import Variants
+from atoll.explore.answer.result import SearchResult
+from atoll.explore.pricing.energy import StepEnergy, energy_per_token_J
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
 from atoll.hardware import Network, ProductSpace, Space, load_network
 from atoll.hardware.space import ARRAYS
 from atoll.identity import this_code

@@ -19,12 +19,12 @@ from atoll.export.nemo import nemo
 from atoll.export.plan import Export, Plan, Values, make_plan
 from atoll.export.torchtitan import VALUES as TORCHTITAN_VALUES
 from atoll.export.torchtitan import torchtitan
+from atoll.files.wholefile import whole_files
+from atoll.files.yamlfile import suggestion
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.training.run import Run
-from atoll.wholefile import whole_files
 from atoll.workload.families.model_config import ModelConfig
-from atoll.yamlfile import suggestion
 
 EXPORTERS: dict[str, Callable[[Plan], Export]] = {
     "megatron": megatron,

@@ -65,9 +65,7 @@ def _plain(model: ModelConfig) -> bool:
     )
 
 
-def _flavors(
-    columns: tuple[str, ...], *rows: tuple[Any, ...], **common: Any
-) -> tuple[Flavor, ...]:
+def _flavors(columns: tuple[str, ...], *rows: tuple[Any, ...], **common: Any) -> tuple[Flavor, ...]:
     return tuple(Flavor(**common, **dict(zip(columns, row, strict=True))) for row in rows)
 
 

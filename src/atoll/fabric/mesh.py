@@ -67,9 +67,7 @@ def snake(
     across, down = columns // width, rows // height
     if count > across * down:
         return None
-    cells = [
-        (i if j % 2 == 0 else across - 1 - i, j) for j in range(down) for i in range(across)
-    ]
+    cells = [(i if j % 2 == 0 else across - 1 - i, j) for j in range(down) for i in range(across)]
     return tuple(Rectangle(i * width, j * height, width, height) for i, j in cells[:count])
 
 

@@ -87,9 +87,7 @@ def _simulate_lines(
     return simulate(schedule.messages, mesh).end_s
 
 
-def simulate_exchange(
-    digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh
-) -> float:
+def simulate_exchange(digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh) -> float:
     schedule = Schedule()
     for group in digits.groups(member):
         schedule.exchange(group, volume)

@@ -31,8 +31,7 @@ class Wires(NamedTuple):
 def of_one_thread(wires):
     """The same wires with scratch of their own."""
     runs = np.zeros((3, 8), np.int64)
-    return Wires(
-        wires.radix, wires.axis, wires.stride, wires.bandwidth_Bps, wires.latency_s, runs)
+    return Wires(wires.radix, wires.axis, wires.stride, wires.bandwidth_Bps, wires.latency_s, runs)
 
 
 @kernel

@@ -69,9 +69,7 @@ def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return table[:, :, 0].copy(), table[:, :, 1].copy()
 
 
-def collective_s(
-    network: Network, kind: str, bytes_: float, group: int, stride: int = 1
-) -> float:
+def collective_s(network: Network, kind: str, bytes_: float, group: int, stride: int = 1) -> float:
     """Seconds of a collective over `group` devices; `bytes_` is the whole (gathered) tensor."""
     if group <= 1 or bytes_ <= 0:
         return 0.0

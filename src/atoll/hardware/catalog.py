@@ -14,10 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
-from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
-from atoll.units import parse_bytes
-from atoll.yamlfile import (
+from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     Area,
     Bandwidth,
@@ -32,10 +29,11 @@ from atoll.yamlfile import (
     parse_yaml,
     suggestion,
 )
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
+from atoll.units import parse_bytes
 
-BytesPerClock = Annotated[
-    float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)
-]
+BytesPerClock = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
 
 
 class GlbBandwidthFile(FileModel):

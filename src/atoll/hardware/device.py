@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 
 from atoll.errors import AtollError
+from atoll.files.yamlfile import fields_of
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, load_gpu
-from atoll.yamlfile import fields_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from atoll.errors import AtollError
-from atoll.hardware.catalog import entry_names, is_file, read_entry, unknown_entry
-from atoll.hardware.device_names import catalogue_name, same_device
-from atoll.yamlfile import (
+from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     Bandwidth,
     Bytes,
@@ -32,6 +30,8 @@ from atoll.yamlfile import (
     load_yaml,
     suggestion,
 )
+from atoll.hardware.catalog import entry_names, is_file, read_entry, unknown_entry
+from atoll.hardware.device_names import catalogue_name, same_device
 
 Dtype = Literal["bf16", "fp16", "fp8"]
 ADAM_BYTES = 28  # an element of an fp32 step: parameter, moments read and written, gradient read
@@ -139,9 +139,7 @@ class Gpu:
 
     def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Gpu:
         """The same device with another memory."""
-        return replace(
-            self, hbm_bytes=hbm_bytes or self.hbm_bytes, hbm_Bps=hbm_Bps or self.hbm_Bps
-        )
+        return replace(self, hbm_bytes=hbm_bytes or self.hbm_bytes, hbm_Bps=hbm_Bps or self.hbm_Bps)
 
     def loop_flops(self, dtype: str = "bf16") -> float:
         """Rate of the inner loop of an endless tile: the roof of the matrix model.

@@ -52,9 +52,7 @@ class ProductSpace:
 
     def build(self) -> Space:
         """Every design at once."""
-        return build_space(
-            self.name, self.axes, self.hbm_options, self.glb_bandwidth, self.limits
-        )
+        return build_space(self.name, self.axes, self.hbm_options, self.glb_bandwidth, self.limits)
 
     def designs(self, flat: IntArray) -> tuple[Space, IntArray]:
         """Those of these points that satisfy the limits, and their places."""

@@ -19,17 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from atoll import units
 from atoll.errors import AtollError
-from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
-from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import (
-    CLOCK_HZ,
-    GLB_BPC_PER_MIB,
-    MAX_POINTS,
-    Axes,
-    Limits,
-    Space,
-)
-from atoll.yamlfile import (
+from atoll.files.yamlfile import (
     Area,
     Bandwidth,
     Bytes,
@@ -39,6 +29,16 @@ from atoll.yamlfile import (
     Frequency,
     Power,
     load_yaml,
+)
+from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import (
+    CLOCK_HZ,
+    GLB_BPC_PER_MIB,
+    MAX_POINTS,
+    Axes,
+    Limits,
+    Space,
 )
 
 

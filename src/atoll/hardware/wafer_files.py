@@ -10,11 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.errors import AtollError
-from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.hardware.catalog import GlbBandwidthFile, entry_names, load_entry
-from atoll.hardware.space import GLB_BPC_PER_MIB
-from atoll.hardware.wafer import Stack, Wafer
-from atoll.yamlfile import (
+from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     MOST,
     Area,
@@ -28,6 +24,10 @@ from atoll.yamlfile import (
     Seconds,
     Share,
 )
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.catalog import GlbBandwidthFile, entry_names, load_entry
+from atoll.hardware.space import GLB_BPC_PER_MIB
+from atoll.hardware.wafer import Stack, Wafer
 
 Positive = Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
 Stacks = Annotated[int, Field(ge=0, le=MOST, strict=True)]
@@ -96,9 +96,7 @@ class WaferFile(FileModel):
     def wafer(self) -> Wafer:
         link = self.link
         if (link.bandwidth is None) == (link.bandwidth_per_mm is None):
-            raise AtollError(
-                f"wafer {self.name}: link: give either bandwidth or bandwidth_per_mm."
-            )
+            raise AtollError(f"wafer {self.name}: link: give either bandwidth or bandwidth_per_mm.")
         d = self.die
         dram = self.dram
         core = Accelerator(

@@ -120,9 +120,7 @@ class Times(NamedTuple):
 class OtherLayouts(Protocol):
     """Layouts of a model that are priced one by one."""
 
-    def fastest(
-        self, problem: PlacementProblem, times: Times, cutoff_s: float
-    ) -> Division | None:
+    def fastest(self, problem: PlacementProblem, times: Times, cutoff_s: float) -> Division | None:
         """The fastest that fits below the cutoff, or None."""
 
     def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
@@ -341,9 +339,7 @@ def describe(
     stages = []
     for number, (first, last) in enumerate(zip(division.starts, ends, strict=True)):
         in_flight = min(division.pipeline - number, microbatches)
-        stages.append(
-            _stage(problem, chain, division, cut_s, first, last, in_flight, forward_s)
-        )
+        stages.append(_stage(problem, chain, division, cut_s, first, last, in_flight, forward_s))
     slowest = max(stages, key=lambda stage: stage.load_s)
     # Both grow with parameters: the stage with the most is the last to finish.
     parameters = max(_parameters(facts, s.first, s.last) for s in stages)
@@ -407,8 +403,7 @@ def _stage(
         transient = chain.rebuilt_bytes + float(chain.kept_bytes[-1] - chain.kept_bytes[used[0]])
         words = _words(facts, chain, {choice: counts[choice] for choice in used})
     receive_s, return_s = (
-        float(cut_s[edge]) if 0 < edge < len(facts.kind) else 0.0
-        for edge in (first, last)
+        float(cut_s[edge]) if 0 < edge < len(facts.kind) else 0.0 for edge in (first, last)
     )
     return Stage(
         layers=layer_names(facts, first, last),

@@ -119,7 +119,8 @@ def stage_cost(chain, sums, first, last, in_flight, cut_s, memory_bytes, state_b
         return np.inf, parameters
     if blocks > 0:
         seconds, _, _ = recompute_choice(
-            blocks, room - chain.rebuilt_bytes, in_flight, chain.kept_bytes, chain.extra_s)
+            blocks, room - chain.rebuilt_bytes, in_flight, chain.kept_bytes, chain.extra_s
+        )
         load += seconds
     if first > 0:
         load += cut_s[first]
@@ -140,8 +141,15 @@ def recompute_s(chain, system, starts, data):
         first = starts[i]
         last = starts[i + 1] if i + 1 < stages else chain.time_s.shape[0]
         load, _ = stage_cost(
-            chain, sums, first, last, float(min(stages - i, m)), free, system.memory_bytes,
-            system.state_bytes[data])
+            chain,
+            sums,
+            first,
+            last,
+            float(min(stages - i, m)),
+            free,
+            system.memory_bytes,
+            system.state_bytes[data],
+        )
         again += load - (sums[0][last] - sums[0][first])
     return again
 
@@ -181,8 +189,12 @@ def reduction_s(system, data, parameters):
     seconds = 0.0
     for i in range(system.reduce_bytes.shape[0]):
         seconds += terms_s(
-            system.reduce_s[i, data], system.reduce_s_per_byte[i, data], system.share_bytes,
-            system.share, system.reduce_bytes[i] * parameters)
+            system.reduce_s[i, data],
+            system.reduce_s_per_byte[i, data],
+            system.share_bytes,
+            system.share,
+            system.reduce_bytes[i] * parameters,
+        )
     return seconds
 
 
@@ -209,8 +221,7 @@ def _cut_evenly(sums, pipeline, starts):
     for i in range(pipeline):
         last = starts[i] + 1
         left = pipeline - 1 - i
-        while last < n - left and (
-                left == 0 or sums[0][last] * pipeline < sums[0][n] * (i + 1)):
+        while last < n - left and (left == 0 or sums[0][last] * pipeline < sums[0][n] * (i + 1)):
             last += 1
         starts[i + 1] = last
 
@@ -226,8 +237,15 @@ def _division_s(chain, sums, system, starts, pipeline, data):
     most = 0.0
     for i in range(pipeline):
         load, parameters = stage_cost(
-            chain, sums, starts[i], starts[i + 1], float(min(pipeline - i, m)), cut_s,
-            system.memory_bytes, system.state_bytes[data])
+            chain,
+            sums,
+            starts[i],
+            starts[i + 1],
+            float(min(pipeline - i, m)),
+            cut_s,
+            system.memory_bytes,
+            system.state_bytes[data],
+        )
         largest = max(largest, load)
         total += load
         most = max(most, parameters)
@@ -326,8 +344,17 @@ def best_plan(chain, system, cutoff, capacity):
                 d = replicas[min(lead, system.devices // (system.tensor * s))]
                 rounds[s] = lead_m if clipped else max(s, system.microbatches // d)
             labels, counts, back = _divide(
-                chain, sums, system, deepest, clip, rounds, cut_s, system.state_bytes[lead], best,
-                capacity)
+                chain,
+                sums,
+                system,
+                deepest,
+                clip,
+                rounds,
+                cut_s,
+                system.state_bytes[lead],
+                best,
+                capacity,
+            )
             if counts[0, 0] < 0:
                 return -1.0, 0, 0, ends
             for p in range(1, deepest + 1):
@@ -342,8 +369,9 @@ def best_plan(chain, system, cutoff, capacity):
                             continue
                         if system.state_bytes[d] != system.state_bytes[lead]:
                             continue
-                        seconds = step_time(system, d, m, labels[p, 0, a, 0], labels[p, 0, a, 1],
-                                            labels[p, 0, a, 2])
+                        seconds = step_time(
+                            system, d, m, labels[p, 0, a, 0], labels[p, 0, a, 1], labels[p, 0, a, 2]
+                        )
                         if seconds < best:
                             best = seconds
                             best_p = p
@@ -389,7 +417,8 @@ def _divide(chain, sums, system, deepest, clip, rounds, cut_s, state_bytes, cuto
                 if following == 0:
                     continue
                 load, parameters = stage_cost(
-                    chain, sums, first, last, in_flight, cut_s, system.memory_bytes, state_bytes)
+                    chain, sums, first, last, in_flight, cut_s, system.memory_bytes, state_bytes
+                )
                 if load == np.inf:
                     continue
                 for a in range(following):
@@ -398,8 +427,15 @@ def _divide(chain, sums, system, deepest, clip, rounds, cut_s, state_bytes, cuto
                     if (rounds[s] - 1) * worst + total + time_sum[first] >= cutoff:
                         continue
                     count = add_label(
-                        labels[s, first], back[s, first], count, worst, total,
-                        max(parameters, labels[s - 1, last, a, 2]), last, a)
+                        labels[s, first],
+                        back[s, first],
+                        count,
+                        worst,
+                        total,
+                        max(parameters, labels[s - 1, last, a, 2]),
+                        last,
+                        a,
+                    )
                     if count < 0:
                         counts[0, 0] = -1
                         return labels, counts, back
@@ -425,8 +461,9 @@ def feasible_depths(chain, system):
             for last in range(first + 1, n - s + 2):
                 if not reach[last]:
                     continue
-                load, _ = stage_cost(chain, sums, first, last, float(s), free,
-                                     system.memory_bytes, least_bytes)
+                load, _ = stage_cost(
+                    chain, sums, first, last, float(s), free, system.memory_bytes, least_bytes
+                )
                 if load < np.inf:
                     following[first] = True
                     break

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll.errors import AtollError
+from atoll.files.yamlfile import load_yaml
 from atoll.questions.question import Question, about
 from atoll.questions.texts import fields_of
-from atoll.yamlfile import load_yaml
 
 
 class OldNameWarning(DeprecationWarning):

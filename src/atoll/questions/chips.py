@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
 
 from atoll import units
+from atoll.files.yamlfile import MOST_BYTES, Count, FileModel
 from atoll.questions import fields as f
 from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
 from atoll.questions.question import Area, Named, Power, Question, Several, option
-from atoll.yamlfile import MOST_BYTES, Count, FileModel
 
 LEAST_HBM_BYTES = 2**20
 """Less is a number whose unit was forgotten."""
@@ -71,7 +71,7 @@ class SearchQuestion(Question):
     optimizer: f.OptimizerName | None = option(
         "Bytes of its states.", TRAINED, None, shown="the profile's"
     )
-    objective: Annotated[str, Named("atoll.explore.objective:KINDS")] = option(
+    objective: Annotated[str, Named("atoll.explore.proof.objective:KINDS")] = option(
         "What several models count together.", TRAINED, "mean"
     )
     microbatch: f.Microbatches = (1, 2, 4, 8, 16)
@@ -79,9 +79,7 @@ class SearchQuestion(Question):
         "Tensor parallel degrees.", LAYOUT, (1, 2, 4, 8), old=("tensor_widths", "tensor")
     )
     cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1, 2; long sequences: to 8")
-    ep: Counts = option(
-        "Expert parallel degrees.", LAYOUT, (), shown="powers of 4, all experts"
-    )
+    ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="powers of 4, all experts")
     etp: Counts = option("Tensor widths of the experts.", LAYOUT, (), shown="tp")
     vpp: Counts = option("Model chunks a stage.", LAYOUT, (), shown="those of equal size")
     sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")

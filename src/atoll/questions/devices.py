@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
 from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, Counts
 from atoll.questions.question import Named, Question, Several, option
-from atoll.yamlfile import Count
 
 StackName = Annotated[str, Named("atoll.training.stack:STACKS")]
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
@@ -99,7 +99,10 @@ class PlanQuestion(FilesQuestion, RunQuestion):
         "What is computed again.", LAYOUT, (), shown="none, selective, alternate, full, optimal"
     )
     order: Annotated[tuple[f.OrderName, ...], Several] = option(
-        "Pipeline orders; 1f1b has interleaved in it.", LAYOUT, (),
-        shown="those of the stack", old=("schedule",),
+        "Pipeline orders; 1f1b has interleaved in it.",
+        LAYOUT,
+        (),
+        shown="those of the stack",
+        old=("schedule",),
     )
     example = "atoll plan --model gpt3-175b --device h100 --devices 1024 --batch 2048"

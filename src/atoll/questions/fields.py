@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from atoll.files.yamlfile import Count
 from atoll.questions.question import Named, Seconds, Several, option
-from atoll.yamlfile import Count
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH, OUTPUT = "Chips", "Wafer", "Search", "Output"

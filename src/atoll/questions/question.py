@@ -21,7 +21,7 @@ from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
 from atoll import units
 from atoll.errors import AtollError
-from atoll.yamlfile import FileModel, quantity, suggestion, validate_dict
+from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
 
 
 class Question(FileModel):

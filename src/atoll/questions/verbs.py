@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
 from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, Whole
 from atoll.questions.question import Named, Question, Several, option
-from atoll.yamlfile import Count
 
 MEASURED, MODEL, ROWS, SERVER = "Measurements", "Model", "Rows", "Server"
 Folder = Annotated[

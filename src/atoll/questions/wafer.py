@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from atoll.files.yamlfile import Count, FileModel
 from atoll.questions import fields as f
 from atoll.questions.fields import TRAINED, WAFER, Counts, Whole
 from atoll.questions.question import Named, Question, Several, option
-from atoll.yamlfile import Count, FileModel
 
 Size = Annotated[int, Field(ge=1)]
 Place = tuple[Whole, Whole]

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.explore.files import RESULT
-from atoll.jsonfile import faults_of, read_object
+from atoll.explore.answer.files import RESULT
+from atoll.files.jsonfile import faults_of, read_object
+from atoll.files.wholefile import as_written
 from atoll.report.plan_file import PLAN, read_plan
 from atoll.store import FILE, RunReader, RunStatus
 from atoll.units import counted
-from atoll.wholefile import as_written
 
 
 @dataclass(frozen=True)

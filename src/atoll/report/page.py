@@ -8,12 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from atoll.files.wholefile import check_place, whole_files
 from atoll.identity import VERSION
 from atoll.report.folder import Source, open_folder
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
 from atoll.report.wafer_view import wafer_view
-from atoll.wholefile import check_place, whole_files
 
 REPORT = "report.html"
 SCRIPTS = (

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.explore.files import check_folder
+from atoll.explore.answer.files import check_folder
 from atoll.export import EXPORTERS, export_run
 from atoll.fabric.nested import collective_s
-from atoll.jsonfile import read_object
+from atoll.files.jsonfile import read_object
+from atoll.files.wholefile import write_folder
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.layers import operator_costs
-from atoll.training.plan import Plan
+from atoll.training.operators.layers import operator_costs
+from atoll.training.planner.plan import Plan
 from atoll.training.replay import replay_estimate, step_passes
 from atoll.training.run import Run
 from atoll.training.step import Pass
-from atoll.wholefile import write_folder
 
 PLAN = "plan.json"
 FORMAT = 2
@@ -157,9 +157,7 @@ def _cluster(best: Estimate) -> dict[str, Any]:
         "order": [["tp", layout.tp], ["cp", layout.cp], ["dp", layout.dp], ["pp", layout.pp]],
         "ep": layout.ep,
         "etp": layout.etp,
-        "levels": [
-            {name: getattr(level, name) for name in _LEVEL} for level in run.network.levels
-        ],
+        "levels": [{name: getattr(level, name) for name in _LEVEL} for level in run.network.levels],
     }
 
 

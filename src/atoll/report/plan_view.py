@@ -69,7 +69,6 @@ def plan_view(source: Source) -> dict[str, Any]:
     }  # fmt: skip
 
 
-
 def _layer(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {**entry, "operators": [[*row, 0, 0, ""] for row in entry["operators"]]}
 

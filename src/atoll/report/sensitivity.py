@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from atoll.explore.answer.scope import open_space
 from atoll.explore.baselines import space_of
-from atoll.explore.branch_and_bound import Search
-from atoll.explore.exact import exact_search
-from atoll.explore.layouts import Setting
-from atoll.explore.objective import Objective
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
 from atoll.explore.run import make_objective, prepare_search
-from atoll.explore.scope import open_space
-from atoll.explore.workloads import Variants
 from atoll.hardware import Accelerator, ProductSpace, Space, accelerator_area_mm2
 from atoll.hardware.accelerator import MIB, accelerator_of
 from atoll.questions import SearchQuestion

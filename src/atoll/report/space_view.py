@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from atoll.errors import AtollError
-from atoll.explore.branch_and_bound import Search
+from atoll.explore.answer.scope import open_space
+from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.run import make_objective, prepare_search
-from atoll.explore.scope import open_space
 from atoll.hardware import Space
 from atoll.questions import SearchQuestion
 from atoll.store import RunReader
@@ -115,9 +115,7 @@ def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> 
     np.maximum.at(state, chips.design, reached)
     area = np.full(count, np.inf)
     np.minimum.at(area, chips.design, chips.area_mm2)  # HBM interfaces included
-    sparse = {
-        name: np.full(count, np.nan) for name in ("power_W", "energy_per_token_J", *PLAN)
-    }
+    sparse = {name: np.full(count, np.nan) for name in ("power_W", "energy_per_token_J", *PLAN)}
     stale = 0
     for row in stored.designs if stored is not None else ():
         design = int(row["design"])

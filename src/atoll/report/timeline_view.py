@@ -14,9 +14,7 @@ def timeline_view(timeline: Timeline) -> dict[str, Any]:
     total = sum(len(row) for row in timeline.stages)
     most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
     names: dict[str, int] = {}
-    stages = [
-        [_row(item, names) for item in _kept(list(row), most)] for row in timeline.stages
-    ]
+    stages = [[_row(item, names) for item in _kept(list(row), most)] for row in timeline.stages]
     return {
         "step_time_s": timeline.step_time_s,
         "end_s": timeline.end_s,

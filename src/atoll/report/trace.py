@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll.files.wholefile import check_place, whole_files
 from atoll.report.timeline import (
     AFTER,
     BACKWARD,
@@ -26,7 +27,6 @@ from atoll.report.timeline import (
     placement_timeline,
     plan_timeline,
 )
-from atoll.wholefile import check_place, whole_files
 
 NS = 1e9
 NS_PER_US = 1000

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from atoll.fabric.network import Network
-from atoll.yamlfile import FileModel, validate_dict
+from atoll.files.yamlfile import FileModel, validate_dict
 
 GIB = 2.0**30
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)

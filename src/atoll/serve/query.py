@@ -116,9 +116,7 @@ def histograms(columns: Columns, filters: Filters) -> tuple[int, list[dict[str, 
     own = [BINNED.index(name) if name in BINNED else -1 for name, _, _ in filters.ranges]
     own += [-1] * len(filters.texts)
     counts = np.zeros((len(BINNED), max(RANGES, MOST_VALUES) + 1), np.int64)
-    passed = count_bars(
-        columns.codes, fails_of(columns, filters), np.array(own, np.int64), counts
-    )
+    passed = count_bars(columns.codes, fails_of(columns, filters), np.array(own, np.int64), counts)
     found = []
     for at, (name, bins) in enumerate(columns.bins.items()):
         if bins.bars > 1 or at in own:

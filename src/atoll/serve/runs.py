@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.jsonfile import faults_of
+from atoll.files.jsonfile import faults_of
+from atoll.files.wholefile import as_written
 from atoll.report.plan_file import PLAN, read_plan
 from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
@@ -24,7 +25,6 @@ from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.step.certificate import stored_sentence
 from atoll.store import FILE, ProgressPoint, RunReader
-from atoll.wholefile import as_written
 
 WAFER = ("result.json", "mapping.json")
 """What is left of a wafer search whose records are not there."""

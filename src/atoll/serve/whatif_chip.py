@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
-from atoll.explore.evaluate import Priced
+from atoll.explore.answer.scope import open_space
 from atoll.explore.finder import model_plan
-from atoll.explore.layouts import Setting
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Spreads, Variants, make_variants, make_workload
 from atoll.explore.run import prepare_search
-from atoll.explore.scope import open_space
 from atoll.explore.stored import space_identity
-from atoll.explore.workloads import Spreads, Variants, make_variants, make_workload
 from atoll.hardware import ProductSpace, Space
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.identity import code_words, this_code
@@ -169,9 +169,7 @@ class ChipWhatIf:
         times = self._pass_times(design, model, plan, changed, setting, refine)
         # Prices do not depend on the number of devices; the placement does.
         priced = replace(times.priced, setting=setting)
-        found = model_plan(
-            priced, times.pass_s, capacity, float(priced.chips.peak_flops[0])
-        )
+        found = model_plan(priced, times.pass_s, capacity, float(priced.chips.peak_flops[0]))
         if found is None:
             return {
                 "problem": f"{job.models[model].name} does not fit {devices} devices with "

@@ -116,6 +116,6 @@ def percent_at_most(share: float) -> str:
 
 
 def times(ours: float, theirs: float) -> str:
-    """"1.29x"; a ratio that would be shown as 1 although it is less, with more digits."""
+    """ "1.29x"; a ratio that would be shown as 1 although it is less, with more digits."""
     ratio = ours / theirs
     return f"{ratio:.2f}x" if ratio >= 1.0 or ratio < 0.995 else f"{ratio:.4f}x"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.yamlfile import suggestion
+from atoll.files.yamlfile import suggestion
 
 N = TypeVar("N", float, NDArray[np.float64])
 

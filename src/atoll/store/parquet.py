@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.errors import AtollError
+from atoll.files.wholefile import whole_files
 from atoll.store.reader import DESIGN_COLUMNS, RunReader
-from atoll.wholefile import whole_files
 
 _TEXT = ("model", "phase", "plans")
 _WHOLE = (

@@ -1,9 +1,9 @@
 """The store of a run as others see it: read-only, also while the search is writing.
 
-    with RunReader(Path("runs/mine")) as run:
-        run.status().gap
-        run.designs({"width": 128, "area_mm2": (100, 200)}, sort="power_W", limit=20)
-        run.front("area_mm2")
+with RunReader(Path("runs/mine")) as run:
+    run.status().gap
+    run.designs({"width": 128, "area_mm2": (100, 200)}, sort="power_W", limit=20)
+    run.front("area_mm2")
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.jsonfile import parse_object
+from atoll.files.jsonfile import parse_object
+from atoll.files.wholefile import as_written
 from atoll.step.certificate import relative_gap
 from atoll.store.lock import holder_of
 from atoll.store.schema import (
@@ -29,7 +30,6 @@ from atoll.store.schema import (
     check_version,
     in_sentences,
 )
-from atoll.wholefile import as_written
 
 DESIGN_COLUMNS = ("chip", "design", *FIGURES, *PARAMETERS, *PLAN, "phase", "at")
 """What designs can be filtered and sorted by."""
@@ -318,9 +318,7 @@ class RunReader:
 
 def _check_column(name: str) -> None:
     if name not in DESIGN_COLUMNS:
-        raise AtollError(
-            f"designs: no column {name!r}; there are {', '.join(DESIGN_COLUMNS)}."
-        )
+        raise AtollError(f"designs: no column {name!r}; there are {', '.join(DESIGN_COLUMNS)}.")
 
 
 def _source(columns: Filters) -> str:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError, InfeasibleError
+from atoll.files.wholefile import as_written, record_sum, record_sums
 from atoll.identity import code_words
 from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
 from atoll.store.lock import FolderLock
 from atoll.store.schema import FIGURES, FILE, PARAMETERS, PLAN, check_version, create, in_sentences
-from atoll.wholefile import as_written, record_sum, record_sums
 
 SYNC_S = 2.0
 """At most this much is lost when the power fails; nothing when a process dies."""

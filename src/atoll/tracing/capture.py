@@ -190,9 +190,7 @@ def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
             forward, backward = without_layout_copies(forward, backward)
             backward = rematerialise(forward, backward, trace.values, set(segment.entering))
         splits = find_splits(forward, backward, trace, segment, outside)
-        emission = Emission(
-            segment, trace, forward, backward, outside, splits, fused, causal
-        )
+        emission = Emission(segment, trace, forward, backward, outside, splits, fused, causal)
         result.append(emission.layer(repeat))
     return result, chain
 

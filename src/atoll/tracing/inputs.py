@@ -16,9 +16,7 @@ def parse_inputs(texts: Sequence[str], example: str) -> list[tuple[str, str, tup
     for text in texts:
         match = _INPUT.fullmatch(text.strip())
         if match is None:
-            raise AtollError(
-                f"inputs: expected a type and a shape such as {example}, got {text!r}"
-            )
+            raise AtollError(f"inputs: expected a type and a shape such as {example}, got {text!r}")
         shape = tuple(int(n) for n in match[3].split(",") if n.strip())
         found.append((match[1] or "", match[2], shape))
     if len({bool(name) for name, _, _ in found}) > 1:

@@ -22,7 +22,6 @@ from atoll.step.layout import ZERO_STAGES, Layout
 from atoll.step.orders import LATE, SPLIT, arrivals, chunks_of
 from atoll.step.stages import stage_counts
 from atoll.training.batch_sums import Sums, Tables
-from atoll.training.layers import LayerCost
 from atoll.training.memory import (
     buffers_bytes,
     fp8_bytes,
@@ -30,7 +29,8 @@ from atoll.training.memory import (
     logits_bytes,
     transient_bytes,
 )
-from atoll.training.priced import Priced
+from atoll.training.operators.layers import LayerCost
+from atoll.training.operators.priced import Priced
 from atoll.training.run import Run
 from atoll.training.step import Stepper, accumulation_s, update_s
 
@@ -331,4 +331,3 @@ def _layer_passes(stepper: Stepper, cost: LayerCost, choice: str) -> tuple[float
         backward.compute_s + again.compute_s,
         *stepper.host_s(cost, choice),
     )
-

@@ -342,9 +342,7 @@ class Sums:
         wire_s = self.t.sends_s[self.rows[self.row, GROUP]]
         return np.asarray(self.t.came[self.stage].sum(axis=1) * wire_s)
 
-    def longest_way(
-        self, rows: Ints, forward: Floats, backward: Floats, weight: Floats
-    ) -> Floats:
+    def longest_way(self, rows: Ints, forward: Floats, backward: Floats, weight: Floats) -> Floats:
         """The bubble from the mean passes of all stages but the slowest."""
         found = np.zeros_like(forward)
         for way in self.t.bubbles[rows[:, PIPE]].transpose(1, 2, 0)[:, :, :, None]:

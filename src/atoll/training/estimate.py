@@ -15,9 +15,9 @@ from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
 from atoll.training.batch import stage_choices
-from atoll.training.layers import LayerCost, Share, choices_of
 from atoll.training.memory import Memory, stage_memory
-from atoll.training.priced import Priced
+from atoll.training.operators.layers import LayerCost, Share, choices_of
+from atoll.training.operators.priced import Priced
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Step, Stepper, accumulation_s, update_s
 from atoll.units import format_bytes, format_mfu, format_seconds, ranges

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.step.bubbles import chunk_weights, held_bytes
 from atoll.step.layout import Layout
-from atoll.training.layers import LayerCost, Share
+from atoll.training.operators.layers import LayerCost, Share
 from atoll.training.run import Run
 
 RESERVED = 0.12  # of what is allocated, held back by the allocator when memory is not short
@@ -122,9 +122,7 @@ def stage_memory(
         # gradients are summed into a third tensor.
         early = gradients if microbatches > 1 else 0.0
         summed = max(transient, 2 * states.gradient * shared_parameters)
-        at_loss = Memory(
-            stage, weights, early, optimizer, activations, logits, 0.0, buffers, *lost
-        )
+        at_loss = Memory(stage, weights, early, optimizer, activations, logits, 0.0, buffers, *lost)
         at_end = Memory(stage, weights, gradients, optimizer, 0.0, 0.0, summed, buffers, *lost)
         return max(at_loss, at_end, key=lambda memory: memory.allocated)
     # The loss is over before the first block's temporaries appear.

@@ -12,9 +12,9 @@ from atoll.hardware.device import load_device
 from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.step.layout import Layout
 from atoll.step.states import load_states
-from atoll.training.layers import block_names, experts_of
+from atoll.training.operators.layers import block_names, experts_of
+from atoll.training.planner.space import Axes
 from atoll.training.run import Run
-from atoll.training.space import Axes
 from atoll.training.stack import load_stack
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from atoll.errors import AtollError
+from atoll.files.yamlfile import suggestion
 from atoll.step.orders import ORDERS
-from atoll.yamlfile import suggestion
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.layout import Layout
 from atoll.step.replay import PassTime
-from atoll.training.layers import HALF, LayerCost, Share
-from atoll.training.policies import TensorLink
+from atoll.training.operators.layers import HALF, LayerCost, Share
+from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.csvfile import read_csv
 from atoll.errors import AtollError
+from atoll.files.csvfile import read_csv
 from atoll.workload.families.config_fields import MOST
 
 REQUIRED = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch", "tp", "pp")

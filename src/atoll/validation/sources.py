@@ -11,8 +11,8 @@ from importlib.resources import files
 
 from pydantic import Field
 
+from atoll.files.yamlfile import FileModel, parse_yaml
 from atoll.validation.run_table import RunRow
-from atoll.yamlfile import FileModel, parse_yaml
 
 
 class SourceFile(FileModel):

@@ -12,8 +12,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from atoll.csvfile import Line, read_csv
 from atoll.errors import AtollError
+from atoll.files.csvfile import Line, read_csv
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout

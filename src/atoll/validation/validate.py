@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.csvfile import write_csv
 from atoll.errors import AtollError
+from atoll.files.csvfile import write_csv
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run

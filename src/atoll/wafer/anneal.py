@@ -16,9 +16,15 @@ import numpy as np
 
 from atoll.fabric.mesh import ALGORITHMS, Link
 from atoll.hardware.wafer import Wafer
-from atoll.wafer.costs.tables import SEARCHED_HOMES
 from atoll.wafer.encoding.codes import legal_codes
-from atoll.wafer.encoding.genes import AGAIN, FATES, OFFLOAD, SCHEDULES, BlockMapping
+from atoll.wafer.encoding.genes import (
+    AGAIN,
+    FATES,
+    OFFLOAD,
+    SCHEDULES,
+    SEARCHED_HOMES,
+    BlockMapping,
+)
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate
 
@@ -76,9 +82,7 @@ T = TypeVar("T")
 WAYS = tuple((streams, algorithm) for streams in (True, False) for algorithm in ALGORITHMS)
 
 
-def with_helper(
-    stage: StageMapping, helper: int | None, number: int, stages: int
-) -> StageMapping:
+def with_helper(stage: StageMapping, helper: int | None, number: int, stages: int) -> StageMapping:
     """The stage with this helper, or without one if that is no other stage."""
     if helper is not None and helper != number and 0 <= helper < stages:
         return replace(stage, helper=helper)

@@ -29,6 +29,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.placement.replay import replay_placement
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.layer import Crossing, Moved, tables_of, walk
+from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.genes import AGAIN, OFFLOAD
 from atoll.wafer.evaluate import Evaluation, setting_of
 
@@ -108,18 +109,18 @@ def _transition(
 ) -> Moved:  # fmt: skip
     """Simulated seconds of scatter, exchange and gather."""
     radix = [int(r) for r in digits.radix]
-    whole, partial = (kernels.WHOLE, kernels.SUMMED), kernels.PARTIAL
+    whole, partial = (roles.WHOLE, roles.SUMMED), roles.PARTIAL
     held = total
     for r, h, w in zip(radix, have, want, strict=True):
-        if h not in (*whole, partial) or (h in whole and w != kernels.WHOLE):
+        if h not in (*whole, partial) or (h in whole and w != roles.WHOLE):
             held /= r
     pairs = list(zip(have, want, strict=True))
-    scatter = [h == partial and w != kernels.WHOLE for h, w in pairs]
-    summed = [h == partial and w == kernels.WHOLE for h, w in pairs]
-    again = [h == kernels.SUMMED and w == kernels.WHOLE for h, w in pairs]
+    scatter = [h == partial and w != roles.WHOLE for h, w in pairs]
+    summed = [h == partial and w == roles.WHOLE for h, w in pairs]
+    again = [h == roles.SUMMED and w == roles.WHOLE for h, w in pairs]
     cut = [h not in (*whole, partial) for h in have]
-    moved = [c and w not in (kernels.WHOLE, h) for c, (h, w) in zip(cut, pairs, strict=True)]
-    gather = [c and w == kernels.WHOLE for c, (_, w) in zip(cut, pairs, strict=True)]
+    moved = [c and w not in (roles.WHOLE, h) for c, (h, w) in zip(cut, pairs, strict=True)]
+    gather = [c and w == roles.WHOLE for c, (_, w) in zip(cut, pairs, strict=True)]
     scatter_s = simulate_pass(digits, scatter, held, mesh, scatter_way)
     held /= prod(r for r, m in zip(radix, scatter, strict=True) if m)
     exchange_s = simulate_exchange(digits, moved, held, mesh) if any(moved) else 0.0
@@ -133,8 +134,8 @@ def _transition(
 
 def _stored(source: IntArray, target: IntArray) -> tuple[int, ...]:
     """The layout between a tensor's reduction and its gather."""
-    summed = np.where(source == kernels.PARTIAL, kernels.SUMMED, source)
-    return tuple(np.where(target != kernels.WHOLE, target, summed).tolist())
+    summed = np.where(source == roles.PARTIAL, roles.SUMMED, source)
+    return tuple(np.where(target != roles.WHOLE, target, summed).tolist())
 
 
 def journey_rates_Bps(

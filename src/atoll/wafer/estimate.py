@@ -15,12 +15,12 @@ from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
 from atoll.step.states import load_states
 from atoll.wafer.answer.result import WaferEstimate
-from atoll.wafer.costs.tables import SEARCHED_HOMES
 from atoll.wafer.detailed import replay_mapping
+from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.encoding.mapping import WaferMapping, read_mapping, validate
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.job import options_of, tokens_of
-from atoll.wafer.stages import Planner
+from atoll.wafer.staging.stages import Planner
 
 
 def estimate_mapping(wafer: Wafer, mapping: WaferMapping) -> WaferEstimate:

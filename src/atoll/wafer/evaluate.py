@@ -35,6 +35,7 @@ from atoll.wafer.costs.homes import home_bytes, home_cost
 from atoll.wafer.costs.layer import block_cost
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal, parts_of
 from atoll.wafer.encoding.genes import Away, BlockCost
@@ -98,9 +99,7 @@ class Evaluation:
         return max(stage.total_bytes for stage in self.stages)
 
 
-def evaluate(
-    wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = ()
-) -> Evaluation:
+def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = ()) -> Evaluation:
     """Time and memory of a legal mapping."""
     block = mapping.blocks()
     setting = setting_of(wafer, mapping)
@@ -144,9 +143,7 @@ def _away(wafer: Wafer, way: Journey | None) -> Away | None:
     return Away(wafer.link_Bps / way.sharing, way.hops * wafer.link_latency_s)
 
 
-def _with_guests(
-    mapping: WaferMapping, stages: tuple[StageCost, ...]
-) -> tuple[StageCost, ...]:
+def _with_guests(mapping: WaferMapping, stages: tuple[StageCost, ...]) -> tuple[StageCost, ...]:
     """Memory of helpers with what others left there."""
     guests = [0.0] * len(stages)
     for number, (stage, cost) in enumerate(zip(mapping.stages, stages, strict=True)):
@@ -192,8 +189,7 @@ def _stage(
     )
     transfer = 2.0 * crossing.into_s[number]
     weights, gradients, optimizer = (
-        stage.layers * layers + end
-        for layers, end in zip(layer.states, ends.states, strict=True)
+        stage.layers * layers + end for layers, end in zip(layer.states, ends.states, strict=True)
     )
     buffers = layer.buffer_bytes
     if external:  # weights and their gradients pass through a double buffer of one layer
@@ -231,10 +227,10 @@ def ends_cost(
     time = weight = logits = 0.0
     states = np.zeros(3)
     mesh = wires(digits, setting.wafer.mesh), 0, 0
-    roles = {"b": kernels.BATCH, "s": kernels.SEQUENCE, "c": kernels.COLUMNS, "r": kernels.WHOLE}
-    layout = np.array([roles[tag] for tag in stream], np.int64)
+    named = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.WHOLE}
+    layout = np.array([named[tag] for tag in stream], np.int64)
     if first:
-        sums = np.full(digits.count, kernels.PARTIAL, np.int64)
+        sums = np.full(digits.count, roles.PARTIAL, np.int64)
         moved = kernels.transition_one(block.stream_bytes, sums, sums, layout, *mesh)
         time += 2.0 * sum(moved[:3])
         if not external:
@@ -243,7 +239,7 @@ def ends_cost(
     if last and block.head is not None:
         tables = _head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
-        whole = np.where(nodes.reads[0, 0] == kernels.COLUMNS, kernels.WHOLE, nodes.reads[0, 0])
+        whole = np.where(nodes.reads[0, 0] == roles.COLUMNS, roles.WHOLE, nodes.reads[0, 0])
         moved = kernels.transition_one(block.stream_bytes, layout, layout, whole, *mesh)
         parts = parts_of(head_code, digits)
         logits = block.head_bytes / prod(parts.values())

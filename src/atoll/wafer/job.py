@@ -7,10 +7,10 @@ from typing import Any
 from atoll.hardware.wafer import Wafer
 from atoll.questions import WaferQuestion
 from atoll.step.states import load_states
-from atoll.wafer.costs.tables import SEARCHED_HOMES
 from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.encoding.mapping import read_mapping
-from atoll.wafer.stages import Options
+from atoll.wafer.staging.stages import Options
 
 ABLATIONS = {
     "no-recompute": ("recompute", False),

@@ -20,9 +20,9 @@ from atoll.wafer.answer.explain import CHANGES, Worth, worth
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.faults import Faults, map_around
 from atoll.wafer.others.baselines import Baseline, run_baseline
-from atoll.wafer.stages import Options, Planner, rough
+from atoll.wafer.staging.faults import Faults, map_around
+from atoll.wafer.staging.stages import Options, Planner, rough
 
 Call = tuple[Any, ...]
 

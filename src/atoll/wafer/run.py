@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Pieces, choose_executor
-from atoll.explore.files import check_folder
+from atoll.explore.answer.files import check_folder
 from atoll.explore.stop import Stop
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
@@ -29,11 +29,11 @@ from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
-from atoll.wafer.faults import SMALL, Faults, degraded
 from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.others.baselines import NAMES, Baseline
 from atoll.wafer.search import QUICK_CODES, Candidate, Progress, WaferSearch
-from atoll.wafer.stages import MANY_CODES
+from atoll.wafer.staging.faults import SMALL, Faults, degraded
+from atoll.wafer.staging.stages import MANY_CODES
 from atoll.workload import load_model
 
 TOLERANCE = 0.01
@@ -200,9 +200,7 @@ class _Road:
         except StoppedError:
             self.left_out[name] = self.stop.reason
 
-    def _search(
-        self, number: int, quick: bool, progress: Progress | None = None
-    ) -> WaferSearch:
+    def _search(self, number: int, quick: bool, progress: Progress | None = None) -> WaferSearch:
         """A search that asks for its pieces what keeps them and sends them out."""
         search = make_search(self.problem, number, quick, progress)
         search.pieces.ask = partial(self.pieces.ask, number, quick)

@@ -27,10 +27,10 @@ from atoll.wafer.bounds.step_bounds import Lowest, StepBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.faults import Faults
 from atoll.wafer.pieces import Call, Pieces, plan_call, told
-from atoll.wafer.stages import INFINITY, MANY_CODES, MICROBATCHES, Options
-from atoll.wafer.tiling import pack
+from atoll.wafer.staging.faults import Faults
+from atoll.wafer.staging.stages import INFINITY, MANY_CODES, MICROBATCHES, Options
+from atoll.wafer.staging.tiling import pack
 
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 10  # candidates solved on one wafer; the bound covers the others
@@ -235,9 +235,7 @@ class WaferSearch:
         kept.append(found)
         return found
 
-    def _suggested(
-        self, best: Evaluation, kept: list[Evaluation]
-    ) -> tuple[Evaluation, Lowest]:
+    def _suggested(self, best: Evaluation, kept: list[Evaluation]) -> tuple[Evaluation, Lowest]:
         """The bound; the pipeline that attains it is tried if its sizes can be laid on the grid."""
         for _ in range(MOST_SUGGESTED):
             lowest = self.bounds.lowest(best.step_s)
@@ -329,9 +327,7 @@ class WaferSearch:
         shape = candidate.width, candidate.height
         return snake(self.wafer.rows, self.wafer.columns, *shape, candidate.stages)
 
-    def _solve(
-        self, candidate: Candidate, limit: float, planner: int = 0
-    ) -> Evaluation | None:
+    def _solve(self, candidate: Candidate, limit: float, planner: int = 0) -> Evaluation | None:
         laid = self._laid(candidate)
         if laid is None:
             return None

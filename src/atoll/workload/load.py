@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.jsonfile import parse_object, read_object
+from atoll.files.jsonfile import parse_object, read_object
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.hub import cached_config, cached_models, is_model_id
 from atoll.workload.families.model_config import ModelConfig

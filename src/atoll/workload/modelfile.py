@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from atoll.files.yamlfile import FileModel
 from atoll.workload.families.config_fields import MOST, MOST_LAYERS
-from atoll.yamlfile import FileModel
 
 FORMAT = "atoll-model"
 VERSION = 1

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError, check_count
-from atoll.wholefile import check_place, whole_files
+from atoll.files.wholefile import check_place, whole_files
+from atoll.files.yamlfile import validate_dict
 from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import (
@@ -37,7 +38,6 @@ from atoll.workload.modelfile import (
     TensorEntry,
     size_of,
 )
-from atoll.yamlfile import validate_dict
 
 _MOST_OPERATORS = 256
 """In one pass of a layer: what the schedule's compiled bounds take."""
@@ -185,9 +185,7 @@ def instantiate(
     )
 
 
-def _refusals(
-    file: ModelFile, microbatch: int, sequence: int | None, width: int
-) -> Iterator[str]:
+def _refusals(file: ModelFile, microbatch: int, sequence: int | None, width: int) -> Iterator[str]:
     if sequence is not None and sequence != file.sequence:
         yield (
             f"sequence is {sequence}, but the file holds the model at {file.sequence}; capture it "

@@ -48,9 +48,7 @@ def _padding(call: Call, sizes: tuple[int, ...], window: list[int]) -> tuple[lis
     return before, after
 
 
-def _padded(
-    call: Call, window: list[int], value: float = 0.0
-) -> tuple[torch.Tensor, list[int]]:
+def _padded(call: Call, window: list[int], value: float = 0.0) -> tuple[torch.Tensor, list[int]]:
     """The input, and the padding that is the same on both sides; any other is put on at once."""
     before, after = _padding(call, tuple(call.x.shape[2:]), window)
     if before == after:

@@ -22,9 +22,9 @@ from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.faults import Faults
 from atoll.wafer.job import options_of
-from atoll.wafer.stages import Options, Planner, rough
+from atoll.wafer.staging.faults import Faults
+from atoll.wafer.staging.stages import Options, Planner, rough
 
 MORE = 1.125  # an eighth: core counts with many factors keep many
 UNLIMITED = float("inf")

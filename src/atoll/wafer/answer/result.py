@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.fabric.mesh import Die, Link
+from atoll.files.wholefile import write_folder
 from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.wafer import Wafer
@@ -24,7 +25,6 @@ from atoll.wafer.encoding.codes import parts_of
 from atoll.wafer.encoding.genes import AGAIN
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.others.baselines import Baseline
-from atoll.wholefile import write_folder
 from atoll.workload import load_model
 from atoll.workload.flops import model_flops
 

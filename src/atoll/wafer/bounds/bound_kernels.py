@@ -21,8 +21,20 @@ def _fill_s(layers, but_weight_s, ends_s, slow_s, largest_s, weight_passes_fill)
 
 @entry
 def least_fill(
-    dies, layers, sizes, layer_s, but_weight_s, head_s, head_but_weight_s, row_of, most, most_first,
-    largest_s, weight_passes_fill, cap_s, parents,
+    dies,
+    layers,
+    sizes,
+    layer_s,
+    but_weight_s,
+    head_s,
+    head_but_weight_s,
+    row_of,
+    most,
+    most_first,
+    largest_s,
+    weight_passes_fill,
+    cap_s,
+    parents,
 ):
     """Least sum of fills over all pipelines on `dies` dies whose loads are at most `largest_s`.
 
@@ -63,8 +75,14 @@ def least_fill(
                         if not weight_passes_fill and stage == 1:
                             ends = head_s[k]
                         if left <= most_first[depth, k]:
-                            fill = _fill_s(left, but_weight_s[k], ends, layer_s[k], largest_s,
-                                           weight_passes_fill)
+                            fill = _fill_s(
+                                left,
+                                but_weight_s[k],
+                                ends,
+                                layer_s[k],
+                                largest_s,
+                                weight_passes_fill,
+                            )
                             value = sofar + (fill if flag == 1 else 0.0)
                             if value < best:
                                 best = value
@@ -76,15 +94,22 @@ def least_fill(
                         for some in range(1, min(most[depth, k], left - 1) + 1):
                             if left - some > (dies - used - n) * rate:
                                 continue
-                            fill = _fill_s(some, but_weight_s[k], ends, layer_s[k], largest_s,
-                                           weight_passes_fill)
+                            fill = _fill_s(
+                                some,
+                                but_weight_s[k],
+                                ends,
+                                layer_s[k],
+                                largest_s,
+                                weight_passes_fill,
+                            )
                             for chosen in range(flag, 2):
                                 value = sofar + (0.0 if chosen > flag else fill)
                                 if value < after[used + n, done + some, chosen] and value < best:
                                     after[used + n, done + some, chosen] = value
                                     parents[stage, used + n, done + some, chosen] = k * 2 + flag
                                     parents[stage, used + n, done + some, chosen] += (
-                                        2 * count * some)
+                                        2 * count * some
+                                    )
                                     alive = True
         here = after
         if not alive:

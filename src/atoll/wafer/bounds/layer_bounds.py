@@ -28,10 +28,11 @@ from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
 from atoll.stopping import go_on
 from atoll.wafer.costs.block_kernels import CHUNKS
-from atoll.wafer.costs.pricing import Parts, local_shape, operator_s, pricer
+from atoll.wafer.costs.pricing import local_shape, operator_s, pricer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block, Pass, Product, Unit
-from atoll.wafer.stages import Planner
+from atoll.wafer.encoding.codes import Parts
+from atoll.wafer.staging.stages import Planner
 
 PEAK, OPERATORS, EXACT = range(3)
 
@@ -70,9 +71,7 @@ class SizeBound:
         arrays = {k: np.array(v) for k, v in told.items() if isinstance(v, list)}
         return SizeBound(**dict(told) | arrays)
 
-    def least_bytes(
-        self, layer_s: FloatArray, depth: int, *, pooled: bool = False
-    ) -> FloatArray:
+    def least_bytes(self, layer_s: FloatArray, depth: int, *, pooled: bool = False) -> FloatArray:
         """Bytes of a layer on a die at least, if it takes no longer than given."""
         curves = self.pooled if pooled else self.curves
         short = curves[depth][None, :] - layer_s[:, None]

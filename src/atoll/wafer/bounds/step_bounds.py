@@ -34,7 +34,7 @@ from atoll.wafer.bounds.layer_bounds import (
     SizeBound,
     port_step_s,
 )
-from atoll.wafer.stages import Planner
+from atoll.wafer.staging.stages import Planner
 
 Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
 
@@ -83,9 +83,7 @@ class StepBound:
         ports = port_step_s(self.planners[0], microbatch)
         return max((block.layers * layer + head) / self.wafer.dies, ports)
 
-    def fill(
-        self, microbatch: int, largest_s: float, cap_s: float
-    ) -> tuple[float, Stages]:
+    def fill(self, microbatch: int, largest_s: float, cap_s: float) -> tuple[float, Stages]:
         """The least fill below `cap_s`, and the pipeline that has it; infinite if there is none."""
         if largest_s < port_step_s(self.planners[0], microbatch):
             return INFINITY, ()
@@ -187,9 +185,7 @@ class StepBound:
 
     def _all_carried(self, size: SizeBound, layers: int, stages: int, largest_s: float) -> bool:
         rows = _rows(stages, self.planners[0].rounds(size.microbatch))
-        carried = {
-            row: self._carried(size, layers, row, largest_s, 0.0) for row in set(rows[:-1])
-        }
+        carried = {row: self._carried(size, layers, row, largest_s, 0.0) for row in set(rows[:-1])}
         first = self._carried(size, layers, rows[-1], largest_s, size.embedding_bytes)
         return first + sum(carried[row] for row in rows[:-1]) >= layers
 
@@ -245,9 +241,7 @@ def _rows(stages: int, rounds: int) -> list[int]:
     return [0, *(int(i) for i in np.searchsorted(DEPTHS, in_flight, side="right"))]
 
 
-def _walk(
-    found: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int
-) -> Stages:
+def _walk(found: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int) -> Stages:
     """The stages from the first one back to the last of the pipeline, then turned round."""
     stage, k, used, done, flag = (int(v) for v in found)
     stages = [(dies[k], layers - done)]

@@ -30,8 +30,7 @@ import numpy as np
 
 from atoll.fabric.mesh_kernels import exchange_s, of_one_thread, pass_s
 from atoll.jit import entry, kernel
-
-WHOLE, BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL, SUMMED = range(7)
+from atoll.wafer.encoding.role_kernels import PARTIAL, SUMMED, WHOLE
 
 CHUNKS = 4.0  # pieces in which a streamed collective runs beside its operator
 SHARE = 0.5  # part of an operator's time that may hide its input, and as much for its output
@@ -120,13 +119,22 @@ def exposed_s(link_s, compute_s, streams):
 def transition_one(total, source, via, target, wires, scatter_algorithm, gather_algorithm):
     """The four figures of one transition, for callers in Python."""
     return transition(
-        total, source, via, target, of_one_thread(wires), scatter_algorithm, gather_algorithm)
+        total, source, via, target, of_one_thread(wires), scatter_algorithm, gather_algorithm
+    )
 
 
 @kernel
 def edge(
-    totals, source, target, writer_s, reader_s, writer_streams, reader_streams, wires,
-    writer_algorithm, reader_algorithm,
+    totals,
+    source,
+    target,
+    writer_s,
+    reader_s,
+    writer_streams,
+    reader_streams,
+    wires,
+    writer_algorithm,
+    reader_algorithm,
 ):
     """Tensors that travel together, forward or as gradients: the operator that wrote them reduces
     them, the one that reads them gathers them. Seconds; bytes a die to keep; seconds that running
@@ -140,8 +148,15 @@ def edge(
     stored = 0.0
     for t in range(totals.shape[0]):
         if totals[t] > 0.0:
-            found = transition(totals[t], source[t], source[t], target[t], wires, writer_algorithm,
-                               reader_algorithm)
+            found = transition(
+                totals[t],
+                source[t],
+                source[t],
+                target[t],
+                wires,
+                writer_algorithm,
+                reader_algorithm,
+            )
             scatter += found[0]
             exchange += found[1]
             gather += found[2]
@@ -160,8 +175,7 @@ def moved(totals, source, via, target, wires, algorithm):
     gather = 0.0
     for t in range(totals.shape[0]):
         if totals[t] > 0.0:
-            found = transition(
-                totals[t], source[t], via[t], target[t], wires, algorithm, algorithm)
+            found = transition(totals[t], source[t], via[t], target[t], wires, algorithm, algorithm)
             exchange += found[1]
             gather += found[2]
     return exchange, gather
@@ -169,9 +183,25 @@ def moved(totals, source, via, target, wires, algorithm):
 
 @entry
 def edge_matrix(
-    totals, source, target, grad_source, grad_target, produce_s, consume_s, produce_back_s,
-    consume_back_s, produce_streams, consume_streams, wires, algorithm, forward, back, kept, again,
-    gather, back_scatter,
+    totals,
+    source,
+    target,
+    grad_source,
+    grad_target,
+    produce_s,
+    consume_s,
+    produce_back_s,
+    consume_back_s,
+    produce_streams,
+    consume_streams,
+    wires,
+    algorithm,
+    forward,
+    back,
+    kept,
+    again,
+    gather,
+    back_scatter,
 ):
     """Both directions for every pair of a producer's code (row) and a consumer's code (column).
 
@@ -181,11 +211,29 @@ def edge_matrix(
     for i in range(source.shape[0]):
         for j in range(target.shape[0]):
             forward[i, j], kept[i, j], again[i, j], gather[i, j], _ = edge(
-                totals, source[i], target[j], produce_s[i], consume_s[j], produce_streams[i],
-                consume_streams[j], wires, algorithm, algorithm)
+                totals,
+                source[i],
+                target[j],
+                produce_s[i],
+                consume_s[j],
+                produce_streams[i],
+                consume_streams[j],
+                wires,
+                algorithm,
+                algorithm,
+            )
             back[i, j], _, _, _, back_scatter[i, j] = edge(
-                totals, grad_source[j], grad_target[i], consume_back_s[j], produce_back_s[i],
-                consume_streams[j], produce_streams[i], wires, algorithm, algorithm)
+                totals,
+                grad_source[j],
+                grad_target[i],
+                consume_back_s[j],
+                produce_back_s[i],
+                consume_streams[j],
+                produce_streams[i],
+                wires,
+                algorithm,
+                algorithm,
+            )
 
 
 @entry
@@ -195,7 +243,8 @@ def moved_matrix(totals, source, target, wires, algorithm, exchange, gather):
     for i in range(source.shape[0]):
         for j in range(target.shape[0]):
             exchange[i, j], gather[i, j] = moved(
-                totals, source[i], source[i], target[j], wires, algorithm)
+                totals, source[i], source[i], target[j], wires, algorithm
+            )
 
 
 @entry
@@ -208,4 +257,5 @@ def stored_cube(totals, source, target, wanted, wires, algorithm, exchange, gath
         for j in range(target.shape[0]):
             for w in range(wanted.shape[0]):
                 exchange[i, j, w], gather[i, j, w] = moved(
-                    totals, source[i], target[j], wanted[w], wires, algorithm)
+                    totals, source[i], target[j], wanted[w], wires, algorithm
+                )

@@ -26,7 +26,8 @@ import numpy as np
 from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.step.states import States
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.tables import HOMES, Nodes, Setting, Tables, exposed
+from atoll.wafer.costs.tables import Nodes, Setting, Tables, exposed
+from atoll.wafer.encoding.genes import HOMES
 
 StateBytes = tuple[FloatArray, FloatArray, FloatArray]
 
@@ -103,9 +104,7 @@ class GradientTables:
         tables = np.zeros((each, each)), np.zeros((each, each))
         if node.unit is not None and (node.unit.parameters or node.unit.on_chip):
             layouts = node.gradient_reads[:each]
-            kernels.moved_matrix(
-                self._totals(unit), layouts, layouts, *self.tables.mesh, *tables
-            )
+            kernels.moved_matrix(self._totals(unit), layouts, layouts, *self.tables.mesh, *tables)
         return tables
 
     def _weight(self, unit: int, each_bytes: float) -> tuple[FloatArray, FloatArray]:

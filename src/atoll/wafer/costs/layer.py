@@ -120,9 +120,7 @@ def walk(tables: Tables, genes: BlockMapping, move: Move) -> list[list[Crossing]
             back = moved(edge.totals, wrote_back, wrote_back, wants_back, *ways)
             fetch = Moved(0.0, 0.0, there.gather_s, 0.0)
             if b.weight != b.forward:
-                fetch = moved(
-                    edge.totals, wrote, reads[b.forward], reads[b.weight], b.algorithm
-                )
+                fetch = moved(edge.totals, wrote, reads[b.forward], reads[b.weight], b.algorithm)
             weighted = bool(b.node.parameters.any())
             have, want = (b.data, b.weight) if weighted else (b.forward, b.data)
             saves = b.node.unit is not None and (weighted or b.node.unit.on_chip)

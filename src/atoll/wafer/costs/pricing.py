@@ -14,10 +14,9 @@ from atoll.cost.vector import vector_cycles
 from atoll.hardware.accelerator import Accelerator
 from atoll.profiles import DEFAULT
 from atoll.wafer.encoding.block_parts import Pass, Product, Unit
+from atoll.wafer.encoding.codes import Parts
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, VectorWork
-
-Parts = dict[str, int]
 
 
 def split(size: int, parts: int) -> int:
@@ -84,9 +83,7 @@ class DiePricer:
 
     def _cost(self, layer: Layer, op: Operator, ring: int) -> Cost:
         """One operator alone, on one die."""
-        shapes = [
-            (p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip) for p in op.matmuls
-        ]
+        shapes = [(p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip) for p in op.matmuls]
         self.prepare(shapes)
         products = sum(self.product_s(shape) for shape in shapes)
         moved = float(layer.traffic_bytes(op)) if not op.matmuls or op.on_chip else 0.0

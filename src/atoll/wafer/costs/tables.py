@@ -22,16 +22,12 @@ from atoll.hardware.wafer import Wafer
 from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.pricing import DiePricer, local_shape, operator_s
+from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import KINDS, Block, Chain, Edge, Product, Unit
 from atoll.wafer.encoding.codes import layouts, legal_codes, parts_of
+from atoll.wafer.encoding.genes import OPTIMIZER
 
-_WEIGHT = {"k": kernels.SEQUENCE, "n": kernels.COLUMNS, "e": kernels.EXPERTS}
-HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
-"""Where a weight's copies live (`homes.py`)."""
-SEARCHED_HOMES = ("optimizer", "gradients", "weights")
-
-OPTIMIZER = "mixed"
-"""Whose states are held where nothing is said."""
+_WEIGHT = {"k": roles.SEQUENCE, "n": roles.COLUMNS, "e": roles.EXPERTS}
 
 
 @dataclass(frozen=True)
@@ -201,7 +197,7 @@ class Tables:
         way = self._algorithms.get(unit.name, "")
         tensors = 2 if unit.kind == "attention" else 1
         writes = unit.outputs
-        weights = {tag: _WEIGHT.get(tag, kernels.WHOLE) for tag in "bsknhtecr"}
+        weights = {tag: _WEIGHT.get(tag, roles.WHOLE) for tag in "bsknhtecr"}
         return Nodes(
             unit, codes, streams, layouts(codes, kind.reads[:tensors]),
             layouts(codes, [kind.writes] * writes),
@@ -221,9 +217,7 @@ class Tables:
         ports = each * unit.parameters / (wafer.io_Bps * self.setting.io_share)
         return np.maximum(ports, each * parameters / wafer.link_Bps)
 
-    def _node(
-        self, unit: Unit, code: str, streams: bool
-    ) -> tuple[float, float, float, float]:
+    def _node(self, unit: Unit, code: str, streams: bool) -> tuple[float, float, float, float]:
         parts = parts_of(code, self.digits)
         chunks = int(kernels.CHUNKS) if streams and unit.kind == "linear" else 1
         price = self.price
@@ -274,9 +268,7 @@ class Tables:
     def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
         nodes = self.chain_nodes(chain)
         described: Chain = self.block.chains[chain]
-        tables = [
-            self.edge(edge, nodes[i], nodes[i + 1]) for i, edge in enumerate(described.edges)
-        ]
+        tables = [self.edge(edge, nodes[i], nodes[i + 1]) for i, edge in enumerate(described.edges)]
         # The stream runs the norm: that is what its output costs to make again.
         norm = np.array([self.entry_s(chain, code) for code in self.stream.codes])
         tables[0] = replace(tables[0], again_s=tables[0].again_s + norm[:, None])

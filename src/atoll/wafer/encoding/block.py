@@ -33,9 +33,7 @@ class _Reader:
     def __init__(self, model: Model, layer: Layer, prefix: str = "") -> None:
         self.model, self.layer, self.prefix = model, layer, prefix
         self.forward = {
-            op.name.removeprefix(prefix): op
-            for op in layer.forward
-            if op.name.startswith(prefix)
+            op.name.removeprefix(prefix): op for op in layer.forward if op.name.startswith(prefix)
         }
 
     def has(self, name: str) -> bool:

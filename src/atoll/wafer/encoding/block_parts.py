@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.wafer.costs.block_kernels import BATCH, COLUMNS, EXPERTS, PARTIAL, SEQUENCE, WHOLE
+from atoll.wafer.encoding.role_kernels import BATCH, COLUMNS, EXPERTS, PARTIAL, SEQUENCE, WHOLE
 from atoll.workload.graph.operator import Matmul, VectorWork
 
 Roles = dict[str, int]

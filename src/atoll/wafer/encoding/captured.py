@@ -43,9 +43,7 @@ class _Graph:
         return [
             op
             for op in self.operators
-            if not op.matmuls
-            and self.leads(op, last)
-            and (first is None or self.leads(first, op))
+            if not op.matmuls and self.leads(op, last) and (first is None or self.leads(first, op))
         ]
 
 
@@ -75,9 +73,7 @@ def as_built(layer: Layer, model: str) -> tuple[Layer, Form]:
 
     def data_pass(op: Operator) -> Operator:
         weights = {n for n in op.reads if layer.tensors[n].role is Role.WEIGHT}
-        return one(
-            b for b in layer.backward if b.kind == "linear_dgrad" and weights & set(b.reads)
-        )
+        return one(b for b in layer.backward if b.kind == "linear_dgrad" and weights & set(b.reads))
 
     parts = {"qkv": [qkv], "attention": [attention], "proj": [proj], "fc1": [fc1], "fc2": [fc2]}
     parts["rotary"] = forward.between(qkv, attention)

@@ -12,11 +12,12 @@ import numpy as np
 
 from atoll.arrays import IntArray
 from atoll.fabric.digits import Digits
-from atoll.wafer.costs.pricing import Parts
 from atoll.wafer.encoding.block_parts import Block, Roles
 
 PART_CODES = 81  # codes that a part of many may leave to digits that do not cut samples
 
+Parts = dict[str, int]
+"""By tag, in how many parts."""
 CodeSet = dict[str, tuple[str, ...]] | None
 
 

@@ -11,6 +11,11 @@ FATES = ("again", "keep", "offload")
 ONE_F_ONE_B = "1f1b"
 SCHEDULES = (ONE_F_ONE_B, "zb-h1")
 """Pipeline orders that a mapping may have."""
+HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
+"""Where a weight's copies live (`costs.homes`)."""
+SEARCHED_HOMES = ("optimizer", "gradients", "weights")
+OPTIMIZER = "mixed"
+"""Whose states are held where nothing is said."""
 
 
 @dataclass(frozen=True)

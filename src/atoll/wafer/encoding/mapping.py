@@ -23,22 +23,23 @@ from pydantic import Field
 from atoll.errors import AtollError
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS, Die, Rectangle
-from atoll.jsonfile import read_object
+from atoll.files.jsonfile import read_object
+from atoll.files.yamlfile import Count, FileModel, validate_dict
 from atoll.step.states import load_states
-from atoll.wafer.costs.tables import HOMES, OPTIMIZER
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.genes import (
     AGAIN,
     FATES,
+    HOMES,
     KEEP,
     OFFLOAD,
     ONE_F_ONE_B,
+    OPTIMIZER,
     SCHEDULES,
     BlockMapping,
 )
-from atoll.yamlfile import Count, FileModel, validate_dict
 
 
 @dataclass(frozen=True)
@@ -214,9 +215,7 @@ def read_mapping(path: str | Path) -> WaferMapping:
     return from_dict(read_object(Path(path)), str(path))
 
 
-def problems(
-    mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()
-) -> list[str]:
+def problems(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()) -> list[str]:
     """Every rule that the mapping breaks, in words; none for a legal one."""
     found: list[str] = []
     block = mapping.blocks()
@@ -288,9 +287,7 @@ def _block_problems(stage: StageMapping, block: Block) -> list[str]:
     return found
 
 
-def validate(
-    mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()
-) -> None:
+def validate(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()) -> None:
     found = problems(mapping, rows, columns, dead)
     if found:
         raise AtollError(f"mapping: {found[0]}.")

@@ -20,8 +20,8 @@ from functools import cached_property
 import numpy as np
 
 from atoll.arrays import FloatArray
-from atoll.wafer.costs.tables import SEARCHED_HOMES, Tables
-from atoll.wafer.encoding.genes import Away, Solved
+from atoll.wafer.costs.tables import Tables
+from atoll.wafer.encoding.genes import SEARCHED_HOMES, Away, Solved
 from atoll.wafer.exact.hunt import Found, Hunt, Limits
 from atoll.wafer.exact.paths import Paths, Price
 from atoll.wafer.exact.refine import Refiner

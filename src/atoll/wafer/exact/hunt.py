@@ -144,9 +144,7 @@ def _completions(
     follow = [(zero, zero, zero)] * len(steps)
     for index in range(len(steps) - 2, -1, -1):
         step = steps[index + 1]
-        only = (
-            np.array([stream]) if index + 1 in ends else np.arange(step.time_s.shape[1])
-        )
+        only = np.array([stream]) if index + 1 in ends else np.arange(step.time_s.shape[1])
         weights = (step.scalar(free), step.least_bytes(price.per_state), step.scalar(price))
         after = follow[index + 1]
         seconds, own, both = (

@@ -27,11 +27,10 @@ from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.step.stages import even_sizes
 from atoll.wafer.costs.layer import tables_of
-from atoll.wafer.costs.tables import OPTIMIZER
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal
-from atoll.wafer.encoding.genes import BlockMapping
+from atoll.wafer.encoding.genes import OPTIMIZER, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of
 from atoll.wafer.exact.exact import Exact
@@ -163,9 +162,7 @@ def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None
     priced = evaluate(wafer, mapping)
     stages = []
     for number, stage in enumerate(mapping.stages):
-        exact = Exact(
-            tables_of(block, stage.digits, setting, stage.block), (stage.block.homes[0],)
-        )
+        exact = Exact(tables_of(block, stage.digits, setting, stage.block), (stage.block.homes[0],))
         in_flight = min(len(mapping.stages) - number, mapping.microbatches)
         limit = wafer.memory_bytes - priced.stages[number].ends.bytes
         found = exact.solve(stage.layers, in_flight, limit)

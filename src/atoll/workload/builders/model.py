@@ -71,8 +71,10 @@ def build_model(
     chain = (
         (layer("embedding", patch_embedding if vision else embedding), 1),
         *((distinct[name], repeat) for name, _, repeat in blocks),
-        *((layer(f"mtp{i or ''}", partial(_further, attention=attention)), 1)
-          for i in range(config.mtp_layers)),
+        *(
+            (layer(f"mtp{i or ''}", partial(_further, attention=attention)), 1)
+            for i in range(config.mtp_layers)
+        ),
         (layer("head", classifier if vision else head), 1),
         (layer("loss", partial(loss, fused=fused_loss)), 1),
     )

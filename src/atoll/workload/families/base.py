@@ -26,9 +26,7 @@ def _bert(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Megatron's BERT puts its norms first, drops the one after the embedding and adds a last."""
     megatron = fields.text("model_type") == "megatron-bert"
     fields.choice("position_embedding_type", ("absolute",), "absolute")
-    return replace(
-        config, post_norm=not megatron, final_norm=megatron, embedding_norm=not megatron
-    )
+    return replace(config, post_norm=not megatron, final_norm=megatron, embedding_norm=not megatron)
 
 
 def _roberta(fields: Fields, config: ModelConfig) -> ModelConfig:

@@ -110,9 +110,7 @@ class Fields:
         value = self.given.get(name, self.silent.get(name))
         return AtollError(f"{self.where}: {name} is {value!r}, but must be {allowed}")
 
-    def _checked(
-        self, name: str, default: Any, right: Callable[[Any], bool], allowed: str
-    ) -> Any:
+    def _checked(self, name: str, default: Any, right: Callable[[Any], bool], allowed: str) -> Any:
         """The field, its default where there is none, or a sentence on what it must be."""
         value = self.get(name)
         if value is None:

@@ -1,0 +1,1 @@
+"""The answer of a search of chips, and why it is the answer."""

@@ -1,0 +1,95 @@
+"""Why a design is as fast as it is: each operator's time, and what limits it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.cost.table_kernels import LINK, NONE, VECTOR, Costs
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.workloads import Variant
+from atoll.schedule.problem import Schedule
+
+
+def layer_report(
+    priced: Priced, chip: int, variant: Variant, solved: Sequence[tuple[Schedule, Schedule]]
+) -> list[dict[str, Any]]:
+    """Per layer and pass: makespan, its proof, and the operators with their limits."""
+    report = []
+    for position, (layer, repeat) in enumerate(variant.model.layers):
+        for direction, name in enumerate(("forward", "backward")):
+            schedule = solved[position][direction]
+            index = 2 * (variant.first_layer + position) + direction
+            operators = priced.passes.operators(index)
+            rows = priced.passes.arrays.op[
+                priced.passes.arrays.ptr[index] : priced.passes.arrays.ptr[index + 1]
+            ]
+            problem = priced.problem(chip, index)
+            report.append(
+                {
+                    "layer": layer.name,
+                    "repeat": repeat,
+                    "pass": name,
+                    "makespan_s": schedule.makespan_s,
+                    "lower_bound_s": schedule.lower_bound_s,
+                    "gap": schedule.gap,
+                    "bound": schedule.bound,
+                    "operators": [
+                        {
+                            "name": operator.name,
+                            "core": str(operator.core),
+                            "start_s": schedule.start_s[j],
+                            "duration_s": float(problem.duration_s[j, schedule.option[j]]),
+                            "tensor_cores": int(problem.demand[j, schedule.option[j], 0]),
+                            "vector_cores": int(problem.demand[j, schedule.option[j], 1]),
+                            "limit": limit(priced.costs, chip, int(rows[j]), schedule.option[j]),
+                        }
+                        for j, operator in enumerate(operators)
+                    ],
+                }
+            )
+    return report
+
+
+def limit(costs: Costs, chip: int, row: int, option: int) -> str:
+    """What an operator waits for: tensor, vector, hbm, glb or link."""
+    kind = costs.kind[row]
+    if kind == LINK:
+        hbm_s = float(costs.bytes[row]) / float(costs.hbm_Bps[chip])
+        return "hbm" if costs.vector_memory and hbm_s > costs.link_s[row] else "link"
+    if kind == NONE:
+        return "hbm"
+    clock = float(costs.clock_Hz[chip])
+    terms: dict[str, float] = {}
+    if kind == VECTOR:
+        config = costs.vector_config[chip, option]
+        terms["vector"] = float(costs.vector_cycles[row, config]) / clock
+        bytes_hbm = bytes_glb = float(costs.bytes[row]) if costs.vector_memory else 0.0
+    else:
+        tensor = costs.tensor_config[chip, option]
+        pair = costs.pair_config[chip, option]
+        terms["vector"] = float(costs.vector_cycles[row, pair]) / clock
+        bytes_hbm = float(costs.hbm_bytes[row, tensor])
+        bytes_glb = float(costs.glb_bytes[row, tensor])
+    terms["hbm"] = bytes_hbm / float(costs.hbm_Bps[chip])
+    terms["glb"] = bytes_glb / float(costs.glb_Bps[chip])
+    slowest = max(terms, key=lambda name: terms[name])
+    if kind == VECTOR:
+        return slowest
+    # The mapper's time is the largest of compute and traffic: compute, if nothing else explains it.
+    whole = float(costs.tensor_s[row, tensor])
+    return slowest if terms[slowest] >= whole * (1 - 1e-12) else "tensor"
+
+
+def shares(report: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Share of the layers' time by limit, weighted by operator durations and repeats."""
+    totals: dict[str, float] = {}
+    for entry in report:
+        for operator in entry["operators"]:
+            spent = operator["duration_s"] * entry["repeat"]
+            totals[operator["limit"]] = totals.get(operator["limit"], 0.0) + spent
+    whole = sum(totals.values()) or 1.0
+    ordered = sorted(totals.items(), key=lambda item: -item[1])
+    return {name: float(np.round(value / whole, 6)) for name, value in ordered}

@@ -1,0 +1,304 @@
+"""What a search returns: the best design, its proof, its baselines; printable and serialisable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from atoll.explore.answer.scope import Scope
+from atoll.hardware.accelerator import Accelerator, accelerator_dict
+from atoll.notebook import answer_html, bar_text
+from atoll.placement.plan import Placement
+from atoll.placement.replay import replay_placement
+from atoll.profiles import get_profile
+from atoll.questions import SearchQuestion
+from atoll.step.certificate import Certificate, times
+from atoll.units import counted, format_mfu, format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from atoll.training.planner.beside import Beside
+
+
+_WORTH_SAYING = 0.01
+"""Of the answer's peak power: a design that saves less is not named."""
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """One model on one chip."""
+
+    model: str
+    samples_per_s: float
+    tokens_per_s_per_device: float
+    mfu: float
+    placement: Placement
+    power_W: float
+    energy_per_token_J: float
+    energy_parts_J: Mapping[str, float]
+    layers: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    """Where each layer's time goes, operator by operator."""
+
+    @property
+    def replay_difference(self) -> float:
+        """The pipeline replayed event by event, against the searched model's step: relative."""
+        return replay_placement(self.placement).difference
+
+    def words(self) -> str:
+        where = self.placement
+        return (
+            f"{self.samples_per_s:,.1f} samples/s on {counted(where.devices, 'device')}, step "
+            f"{format_seconds(where.step_time_s)}, MFU {format_mfu(self.mfu)}; "
+            f"{where.layout}, microbatch {where.microbatch}, recompute {where.recompute}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "placement": self.placement.to_dict(),
+            "microbatch": self.placement.microbatch,
+            "recompute": self.placement.recompute,
+            "energy_parts_J": dict(self.energy_parts_J),
+            "replay_difference": self.replay_difference,
+            "layers": list(self.layers),
+        }
+
+
+@dataclass(frozen=True)
+class Design:
+    """One accelerator with the best plan of each model on it."""
+
+    accelerator: Accelerator
+    area_mm2: float
+    peak_power_W: float
+    plans: tuple[ModelPlan, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        models = [plan.to_dict() for plan in self.plans]
+        return {
+            "accelerator": accelerator_dict(self.accelerator)
+            | {"area_mm2": self.area_mm2, "peak_power_W": self.peak_power_W},
+            **{name: models[0][name] for name in ("placement", "microbatch", "recompute")},
+            "step_time_s": self.plans[0].placement.step_time_s,
+            "models": models,
+        }
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A model on the chip that it would choose for itself."""
+
+    model: str
+    chip: str
+    """In words."""
+    samples_per_s: float
+    bound_samples_per_s: float
+    """No chip of the space gives it more."""
+    shared_samples_per_s: float
+    """On the common chip."""
+
+    @property
+    def cost(self) -> float:
+        """What sharing takes of its samples per second."""
+        return max(0.0, 1.0 - self.shared_samples_per_s / self.samples_per_s)
+
+    def words(self) -> str:
+        return (
+            f"{self.model} alone: {self.samples_per_s:,.1f} samples/s on {self.chip}; sharing "
+            f"costs it {self.cost:.1%}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"cost": self.cost}
+
+
+@dataclass(frozen=True)
+class Near:
+    """The designs that are slower than the answer by no more than a share."""
+
+    share: float
+    others: int
+    """Beside the answer."""
+    complete: bool
+    """Whether no other design of the space can be among them; False: at least so many."""
+    least_power: Design | None
+    """The one of least peak power, where it takes less than the answer."""
+    slower_by: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        least = self.least_power
+        return {
+            "share": self.share,
+            "others": self.others,
+            "complete": self.complete,
+            "least_power": None
+            if least is None
+            else accelerator_dict(least.accelerator)
+            | {
+                "area_mm2": least.area_mm2,
+                "peak_power_W": least.peak_power_W,
+                "slower_by": self.slower_by,
+            },
+        }
+
+    def count_words(self) -> str:
+        """ "at least 9 others within 0.5%"."""
+        words = counted(self.others, "other")
+        if not self.complete:
+            words = f"at least {words}"
+        elif self.others == 0:
+            words = "no other"
+        return f"{words} within {100 * self.share:g}%"
+
+    def power_words(self, answer_W: float) -> str:
+        """What the design of least power is, and costs."""
+        least = self.least_power
+        assert least is not None
+        return (
+            f"{least.accelerator.describe()}: {self.slower_by:.2%} slower, "
+            f"{least.peak_power_W:.0f} W at peak ({least.peak_power_W / answer_W - 1.0:+.0%})"
+        )
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The answer to a job."""
+
+    job: SearchQuestion
+    best: Design
+    score: float
+    certificate: Certificate
+    baselines: Mapping[str, float | None]
+    runners_up: tuple[Design, ...]
+    designs: Sequence[Mapping[str, Any]] = field(repr=False)
+    """Every evaluated design, one flat record each."""
+    pareto: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    """Fronts of throughput against area, power and energy per token, where asked for."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    wall_time_s: float = 0.0
+    stopped: str = ""
+    """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
+    front_stopped: str = ""
+    """Why the fronts that were asked for are not complete, in the same words."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """What is missing beside the proof, in whole or in part, and why, in the same words."""
+    baseline_remarks: Mapping[str, str] = field(default_factory=dict)
+    """What keeps a baseline from being the answer, where it is not its score."""
+    plateau: tuple[Near, ...] = ()
+    """How many other designs come close, and the one of least peak power among them."""
+    warnings: tuple[str, ...] = ()
+    """What captured models may have counted wrongly."""
+    scope: Scope | None = None
+    """What was searched."""
+    beside: tuple[Beside, ...] = ()
+    """Devices that exist, planned for the same job."""
+    alone: tuple[Alone, ...] = ()
+    """Where several models share the chip, each one's own best."""
+
+    @property
+    def ended_early(self) -> bool:
+        return bool(self.stopped or self.front_stopped or self.left_out)
+
+    @property
+    def network(self) -> str:
+        return self.job.network or get_profile(self.job.profile).network
+
+    @property
+    def throughput_samples_per_s(self) -> float:
+        """Samples per second of the (first) model on the best design."""
+        return self.best.plans[0].samples_per_s
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = ("throughput_samples_per_s", "score", "stopped", "front_stopped", "wall_time_s")
+        return {
+            "best": self.best.to_dict(),
+            **{name: getattr(self, name) for name in plain},
+            "left_out": dict(self.left_out),
+            "certificate": self.certificate.to_dict(),
+            "space": None if self.scope is None else self.scope.to_dict(),
+            "notes": [] if self.scope is None else list(self.scope.notes),
+            "baselines": dict(self.baselines),
+            "beside": {device.device: device.to_dict() for device in self.beside},
+            "alone": {own.model: own.to_dict() for own in self.alone},
+            "baseline_remarks": dict(self.baseline_remarks),
+            "plateau": [near.to_dict() for near in self.plateau],
+            "warnings": list(self.warnings),
+            "phases_s": dict(self.phases_s),
+            "runners_up": [design.to_dict() for design in self.runners_up],
+            "pareto": dict(self.pareto),
+            "job": self.job.to_dict(),
+        }
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Every evaluated design, best first."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.designs))
+
+    def plateau_lines(self) -> list[str]:
+        """What else comes close: how many designs, and what power they would save."""
+        if not self.plateau:
+            return []
+        lines = [", ".join(near.count_words() for near in self.plateau)]
+        shown_W = own_W = self.best.peak_power_W
+        for near in self.plateau:
+            least = near.least_power
+            if least is not None and shown_W - least.peak_power_W > _WORTH_SAYING * own_W:
+                shown_W = least.peak_power_W
+                lines.append(near.power_words(own_W))
+        return lines
+
+    def ending_lines(self) -> list[str]:
+        """That the search ended early, and what it left out."""
+        lines = [f"{self.stopped}: the best design so far"] if self.stopped else []
+        if self.left_out:
+            whys = " and ".join(dict.fromkeys(self.left_out.values()))
+            lines.append(f"{whys}: left out or not complete: {', '.join(self.left_out)}")
+        return lines
+
+    def __str__(self) -> str:
+        lines = [f"{self.best.accelerator.describe()}, {self.best.area_mm2:.1f} mm2"]
+        for plan in self.best.plans:
+            lines.append(f"{plan.model}: {plan.words()}")
+            lines.append(f"  {bar_text(plan.placement.time_parts_s)}")
+        lines += [own.words() for own in self.alone]
+        lines += self.plateau_lines()
+        lines += [f"  {name}: {words}" for name, words in self._beside()]
+        lines += [f"warning: {words}" for words in self.warnings]
+        lines += self.ending_lines()
+        lines.append(self.certificate.sentence())
+        if self.scope is not None:
+            lines += [self.scope.sentence(), *self.scope.notes]
+        return "\n".join(lines)
+
+    def _beside(self) -> list[tuple[str, str]]:
+        """The baselines in words."""
+        rows = []
+        for name, value in self.baselines.items():
+            words = "does not fit"
+            if value is not None:
+                remark = self.baseline_remarks.get(name)
+                words = f"{value:,.1f} (ours is {times(self.score, value)})"
+                words += f"; {remark}" if remark else ""
+            rows.append((name, words))
+        return rows
+
+    def _repr_html_(self) -> str:
+        best = self.best
+        facts = [
+            ("area, peak", f"{best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} "
+             f"TFLOP/s, {best.peak_power_W:.0f} W"),
+            *((plan.model, plan.words()) for plan in best.plans),
+        ]  # fmt: skip
+        if self.scope is not None:
+            facts.append(("searched", "; ".join([self.scope.sentence(), *self.scope.notes])))
+        facts.append(("beside it", "; ".join(self.plateau_lines())))
+        facts += [("warning", words) for words in self.warnings]
+        return answer_html(
+            best.accelerator.describe(),
+            facts,
+            best.plans[0].placement.time_parts_s,
+            self.certificate.sentence(),
+            self._beside(),
+        )

@@ -1,0 +1,1 @@
+"""What the job costs on a chip: variants, layouts, bounds, evaluation."""

@@ -1,0 +1,156 @@
+"""Bounds over all chips and layouts at once, and schedules' bounds of many nodes, compiled.
+
+A node is one chip with one variant (a model at one microbatch and tensor width).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.cost.table_kernels import capacities, pass_predecessors, pass_problem
+from atoll.jit import entry, kernel
+from atoll.schedule.list_kernels import quick_bounds
+
+
+@entry
+def roofline(
+    start,
+    stop,
+    passes,
+    macs,
+    vector_ops,
+    bytes_,
+    link_s,
+    mac_rate,
+    vector_rate,
+    hbm_Bps,
+    vector_memory,
+    one_port,
+    bound,
+):
+    """Lower bound on every pass on chips start..stop-1 from peak rates alone: fills `bound`.
+
+    An operator takes no less than its products at the chip's peak, its vector work at all lanes,
+    its bytes at HBM's bandwidth; a pass no less than its longest path of such operators, nor than
+    the sum of either kind of work.
+    """
+    count = passes.ptr.shape[0] - 1
+    finish = np.zeros(256)
+    for chip in range(start, stop):
+        for p in range(count):
+            first = passes.ptr[p]
+            longest = 0.0
+            tensor_s = 0.0
+            vector_s = 0.0
+            memory_s = 0.0
+            port_s = 0.0
+            for j in range(passes.ptr[p + 1] - first):
+                op = passes.op[first + j]
+                tensor = macs[op] / mac_rate[chip]
+                vector = vector_ops[op] / vector_rate[chip]
+                # Without a memory term for vectors, only products pay for bytes (PHAZE).
+                pays = vector_memory or macs[op] > 0.0
+                memory = bytes_[op] / hbm_Bps[chip] if pays else 0.0
+                fastest = max(max(tensor, vector), max(memory, link_s[op]))
+                ready = 0.0
+                for e in range(passes.pred_ptr[first + j], passes.pred_ptr[first + j + 1]):
+                    ready = max(ready, finish[passes.pred_idx[e]])
+                finish[j] = ready + fastest
+                longest = max(longest, finish[j])
+                tensor_s += tensor
+                vector_s += vector
+                memory_s += memory if vector_memory else 0.0
+                port_s += link_s[op]
+            total = max(max(tensor_s, vector_s), max(memory_s, port_s if one_port else 0.0))
+            bound[chip, p] = max(longest, total)
+
+
+@entry
+def layout_bounds(
+    start, stop, layer_s, node_variant, first_layer, repeats, block_layer, layout_ptr, floors, best
+):
+    """Least step time of nodes start..stop-1 over their variants' layouts: fills `best`.
+
+    `layer_s[node, i]` bounds forward plus backward of the variant's i-th layer from below.
+    """
+    for node in range(start, stop):
+        v = node_variant[node]
+        first, end = first_layer[v], first_layer[v + 1]
+        blocks = repeats[first + block_layer[v]]
+        total, largest = work_of(layer_s[node], repeats[first:end])
+        block_s = layer_s[node, block_layer[v]]
+        least = np.inf
+        for a in range(layout_ptr[v], layout_ptr[v + 1]):
+            least = min(least, floor_of(floors, a, total, largest, blocks, block_s))
+        best[node] = least
+
+
+@kernel
+def work_of(layer_s, repeats):
+    """Seconds of all layers of a model, and of the longest; those that stand nowhere apart."""
+    total = 0.0
+    largest = 0.0
+    for k in range(repeats.shape[0]):
+        if repeats[k] > 0:
+            total += layer_s[k] * repeats[k]
+            largest = max(largest, layer_s[k])
+    return total, largest
+
+
+@kernel
+def floor_of(floors, a, total, largest, blocks, block_s):
+    """No less than a step takes under a layout.
+
+    It pays so many times the largest load, so many times a whole pass, and what does not depend on
+    the chip; the largest load is no less than the average, than any layer, or than the blocks that
+    some stage must hold (where a pipeline holds copies of the model, a part of each).
+    """
+    p = floors.stages[a]
+    c = floors.copies[a]
+    whole = total + floors.transfer_s[a]
+    load = max(whole / p, max(largest, -(-c * blocks // p) * block_s) / c)
+    return floors.loads[a] * load + floors.passes[a] * whole + floors.fixed_s[a]
+
+
+@entry
+def floors_s(floors, layer_s, repeats, block_layer, found):
+    """The same of every layout of one node."""
+    total, largest = work_of(layer_s, repeats)
+    blocks, block_s = repeats[block_layer], layer_s[block_layer]
+    for a in range(found.shape[0]):
+        found[a] = floor_of(floors, a, total, largest, blocks, block_s)
+
+
+@entry
+def schedule_bounds(
+    start, stop, costs, passes, node_chip, node_variant, first_layer, ranges, lower, upper
+):
+    """Quick lower and upper bounds on the makespan of each pass of nodes start..stop-1, of the
+    layers that a variant's range names.
+
+    Fills two arrays (nodes, layers, 2): forward and backward.
+    """
+    for node in range(start, stop):
+        chip = node_chip[node]
+        v = node_variant[node]
+        capacity = capacities(costs, chip)
+        for k in range(ranges[v, 0], ranges[v, 1]):
+            for direction in range(2):
+                p = 2 * (first_layer[v] + k) + direction
+                duration, demand = pass_problem(costs, passes, p, chip)
+                pred_ptr, pred_idx = pass_predecessors(passes, p)
+                bounds = quick_bounds(duration, demand, capacity, pred_ptr, pred_idx)
+                lower[node, k, direction] = bounds[0]
+                upper[node, k, direction] = bounds[1]
+
+
+@entry
+def fastest_s(start, stop, costs, passes, node_pass, node_chip, result):
+    """Shortest duration of each operator of one pass of nodes start..stop-1: fills `result`."""
+    for node in range(start, stop):
+        duration, _ = pass_problem(costs, passes, node_pass[node], node_chip[node])
+        for j in range(duration.shape[0]):
+            least = np.inf
+            for o in range(duration.shape[1]):
+                least = min(least, duration[j, o])
+            result[node, j] = least

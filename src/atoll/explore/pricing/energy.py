@@ -1,0 +1,156 @@
+"""Energy of one training step, by part, and the power that goes with it.
+
+Dynamic energy follows from the work (multiply-adds, vector operations, bytes by level), static
+power from area and time. HBM and GLB traffic is that of each operator at its widest spread; the
+core buffers move what a full array moves for each multiply-add, as in `hardware.peak_power_W`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.work import OperatorWork
+from atoll.explore.pricing.workloads import Variant, Variants
+from atoll.hardware.energy import DEFAULT_ENERGY, core_buffer_bytes_per_mac
+from atoll.placement.plan import Placement
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepEnergy:
+    """Joules of one step on all devices together."""
+
+    parts_J: Mapping[str, float]
+    step_time_s: float
+    devices: int
+    tokens: int
+
+    @property
+    def total_J(self) -> float:
+        return sum(self.parts_J.values())
+
+    @property
+    def power_W(self) -> float:
+        """Mean power of one device."""
+        return self.total_J / self.step_time_s / self.devices
+
+    @property
+    def per_token_J(self) -> float:
+        return self.total_J / self.tokens
+
+
+@dataclass(frozen=True)
+class VariantWork:
+    """What one device does for one microbatch through all layers, by kind."""
+
+    macs: float
+    vector_ops: float
+    core_buffer_bytes: float
+    hbm_bytes: float
+    glb_bytes: float
+    link_bytes: float
+
+
+def energy_per_token_J(steps: Collection[StepEnergy]) -> float:
+    """Of one step of every model: all their joules over all their tokens."""
+    return sum(step.total_J for step in steps) / sum(step.tokens for step in steps)
+
+
+def step_energy(priced: Priced, placement: Placement) -> StepEnergy:
+    """What a placement of the first variant on the first chip costs."""
+    repeats = operator_repeats(priced.variants)
+    hbm, glb = variant_traffic(priced, repeats)
+    traffic = float(hbm[0, 0]), float(glb[0, 0])
+    return energy_of_work(
+        variant_work(priced.work, repeats[0], traffic, priced.chips, 0),
+        priced.variants.variants[0],
+        area_mm2=float(priced.chips.area_mm2[0]),
+        step_time_s=placement.step_time_s,
+        devices=placement.devices,
+        recompute_share=placement.recompute_share,
+    )
+
+
+def energy_of_work(
+    work: VariantWork,
+    variant: Variant,
+    *,
+    area_mm2: float,
+    step_time_s: float,
+    devices: int,
+    recompute_share: float = 0.0,
+) -> StepEnergy:
+    """What a step of this length costs on these devices.
+
+    Every microbatch of the batch passes every layer once, on devices that share it. Recomputed
+    operators run again: `recompute_share` is their time in terms of the rest, and taken for their
+    energy.
+    """
+    energy = DEFAULT_ENERGY
+    factor = variant.width * variant.microbatches * (1.0 + recompute_share)
+    parts = {
+        "multiply-add": work.macs * energy.mac_J * factor,
+        "vector": work.vector_ops * energy.vector_op_J * factor,
+        "core buffers": work.core_buffer_bytes * energy.core_buffer_J_per_byte * factor,
+        "hbm": work.hbm_bytes * energy.hbm_J_per_byte * factor,
+        "glb": work.glb_bytes * energy.glb_J_per_byte * factor,
+        "link": work.link_bytes * energy.link_J_per_byte * factor,
+        "static": energy.static_W_per_mm2 * area_mm2 * devices * step_time_s,
+    }
+    tokens = variant.microbatches * variant.model.tokens * variant.cp
+    return StepEnergy(parts, step_time_s, devices, tokens)
+
+
+def operator_repeats(variants: Variants) -> FloatArray:
+    """How often one microbatch runs each distinct operator: (variants, operators)."""
+    arrays = variants.passes.arrays
+    repeats = np.zeros((len(variants.variants), len(variants.passes.keys)))
+    for number, variant in enumerate(variants.variants):
+        for position, (_, repeat) in enumerate(variant.model.layers):
+            first = 2 * (variant.first_layer + position)
+            rows = arrays.op[arrays.ptr[first] : arrays.ptr[first + 2]]
+            np.add.at(repeats[number], rows, float(repeat))
+    return repeats
+
+
+def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """HBM and GLB bytes of a microbatch on one device: each (chips, variants)."""
+    costs, work = priced.costs, priced.work
+    widest = (costs.tensor_count > 0).sum(axis=1) - 1
+    config = costs.tensor_config[np.arange(len(widest)), widest]
+    used, position = np.unique(config, return_inverse=True)
+    products = work.macs > 0.0
+    # Operators without products move their bytes once, wherever they run; collectives between HBM
+    # and the network port, past the buffer.
+    moved = np.where(products, 0.0, work.bytes)
+    plain = repeats @ moved, repeats @ np.where(work.link_bytes > 0.0, 0.0, moved)
+    hbm, glb = (np.repeat(bytes_[:, None], len(used), axis=1) for bytes_ in plain)
+    # One operator after the other: the sums are the same to the last bit whatever the other chips.
+    for row in np.flatnonzero(products):
+        hbm += repeats[:, row, None] * costs.hbm_bytes[row, used]
+        glb += repeats[:, row, None] * costs.glb_bytes[row, used]
+    return hbm.T[position.ravel()], glb.T[position.ravel()]
+
+
+def variant_work(
+    work: OperatorWork, repeats: FloatArray, traffic: tuple[float, float], chips: Chips, chip: int
+) -> VariantWork:
+    """The part that no chip changes, with one chip's bytes of HBM and GLB."""
+    macs = float(repeats @ work.macs)
+    configs, own = chips.tensor_configs, int(chips.tensor_config[chip, 0])
+    moved = float(core_buffer_bytes_per_mac(configs.width[own], configs.depth[own]))
+    return VariantWork(
+        macs=macs,
+        vector_ops=float(repeats @ work.vector_ops),
+        core_buffer_bytes=macs * moved,
+        hbm_bytes=traffic[0],
+        glb_bytes=traffic[1],
+        link_bytes=float(repeats @ work.link_bytes),
+    )

@@ -1,0 +1,197 @@
+"""One node priced: a chip with a variant, from operator costs to the best placement.
+
+Lower bounds come from lower bounds on the layers' makespans, upper bounds from schedules that
+exist; both go through the same exact placement, so that a node's true optimum lies between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips
+from atoll.cost.table import PassSet, build_costs
+from atoll.cost.table_kernels import Costs, capacities, pass_problem
+from atoll.explore.pricing.bound_kernels import fastest_s, schedule_bounds
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.work import OperatorWork, operator_work
+from atoll.explore.pricing.workloads import Variant, Variants
+from atoll.jit import over_ranges
+from atoll.placement.chain import Division, PlacementProblem, Times
+from atoll.placement.plan import Placement
+from atoll.schedule.problem import Schedule, ScheduleProblem
+from atoll.schedule.solve import Effort, solve
+from atoll.stopping import Asked, never
+from atoll.workload.graph.layer import predecessors
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(eq=False)
+class Priced:
+    """Chips with the cost table of all variants on them."""
+
+    chips: Chips
+    variants: Variants
+    setting: Setting
+    costs: Costs
+    work: OperatorWork
+
+    @staticmethod
+    def of(
+        chips: Chips, variants: Variants, setting: Setting, work: OperatorWork | None = None
+    ) -> Priced:
+        keys = variants.passes.keys
+        costs = build_costs(keys, chips, setting.network, setting.profile)
+        work = work or operator_work(keys, setting.network, setting.profile.name)
+        return Priced(chips, variants, setting, costs, work)
+
+    @property
+    def passes(self) -> PassSet:
+        return self.variants.passes
+
+    def schedule_bounds(
+        self,
+        node_chip: NDArray[np.int64],
+        node_variant: NDArray[np.int64],
+        which: Literal["all", "layers", "halves"] = "all",
+    ) -> tuple[FloatArray, FloatArray]:
+        """Quick bounds of many nodes: (nodes, layers, forward and backward); of all that is priced,
+        of the model's layers or of the halves of their backward passes, zero for the others.
+        """
+        variants = self.variants.variants
+        most = max(len(variant.passes) for variant in variants)
+        lower = np.zeros((len(node_chip), most, 2))
+        upper = np.zeros((len(node_chip), most, 2))
+        ranges = np.array(
+            [
+                (
+                    variant.layers if which == "halves" else 0,
+                    variant.layers if which == "layers" else len(variant.passes),
+                )
+                for variant in variants
+            ],
+            np.int64,
+        )
+        arguments = (
+            self.costs, self.passes.arrays, node_chip, node_variant, self.variants.layer_ranges,
+            ranges, lower, upper,
+        )  # fmt: skip
+        over_ranges(lambda a, b: schedule_bounds(a, b, *arguments), len(node_chip))
+        return lower, upper
+
+    def forward_s(
+        self, node_chip: NDArray[np.int64], node_variant: NDArray[np.int64]
+    ) -> FloatArray:
+        """Shortest durations of the forward operators of each node's block: (nodes, operators)."""
+        variants = self.variants.variants
+        block = np.array([2 * (v.first_layer + v.facts.block_kind) for v in variants], np.int64)
+        most = max(len(v.passes[v.facts.block_kind].forward) for v in variants)
+        result = np.zeros((len(node_chip), most))
+        arguments = (self.costs, self.passes.arrays, block[node_variant], node_chip, result)
+        over_ranges(lambda a, b: fastest_s(a, b, *arguments), len(node_chip))
+        for number in np.unique(node_variant):
+            if variants[number].cp > 1:  # the turns of a ring together
+                rows, turns = node_variant == number, variants[number].turns
+                own = np.add.reduceat(result[rows], turns, axis=1)
+                result[rows, : len(turns)] = own
+        return result
+
+    def operators_s(self, chip: int, variant: Variant) -> FloatArray:
+        """Shortest durations of the block's forward operators."""
+        number = self.variants.variants.index(variant)
+        row = self.forward_s(np.array([chip]), np.array([number]))[0]
+        own: FloatArray = row[: variant.facts.rerun.shape[1]].copy()
+        return own
+
+    def times(
+        self, chip: int, variant: Variant, pass_s: FloatArray, most_s: FloatArray | None = None
+    ) -> Times:
+        """These times of a variant's passes, with the operators' own; see `times_of`."""
+        return times_of(variant, pass_s, self.operators_s(chip, variant), most_s)
+
+    def place(
+        self,
+        chip: int,
+        variant: Variant,
+        pass_s: FloatArray,
+        cutoff_s: float = np.inf,
+        memory_bytes: float | None = None,
+        most_s: FloatArray | None = None,
+    ) -> Division | None:
+        """The best placement with these times (layers, forward and backward), below the cutoff; a
+        bound where `most_s` has times that are no shorter."""
+        problem = self.placement_problem(chip, variant, memory_bytes)
+        return self.setting.place(problem, self.times(chip, variant, pass_s, most_s), cutoff_s)
+
+    def describe(
+        self,
+        chip: int,
+        variant: Variant,
+        pass_s: FloatArray,
+        division: Division,
+        memory_bytes: float | None = None,
+    ) -> Placement:
+        """The placement behind a division, in full."""
+        problem = self.placement_problem(chip, variant, memory_bytes)
+        placer = self.setting.profile.placer
+        return placer.describe(problem, self.times(chip, variant, pass_s), division)
+
+    def placement_problem(
+        self, chip: int, variant: Variant, memory_bytes: float | None = None
+    ) -> PlacementProblem:
+        """The variant on devices of this chip; with its own memory unless told otherwise."""
+        own_bytes = float(self.chips.hbm_capacity_bytes[chip])
+        return self.setting.problem(
+            variant,
+            own_bytes if memory_bytes is None else memory_bytes,
+            float(self.chips.hbm_Bps[chip]),
+        )
+
+    def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
+        """The scheduling problem of one pass on one chip."""
+        duration, demand = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
+        return ScheduleProblem(
+            duration_s=duration,
+            demand=demand,
+            capacity=capacities(self.costs, chip),
+            predecessors=predecessors(self.passes.operators(pass_index)),
+        )
+
+    def schedules(
+        self,
+        chip: int,
+        variant: Variant,
+        effort: Effort,
+        tolerance: float,
+        stop: Asked = never,
+    ) -> list[tuple[Schedule, Schedule]]:
+        """Forward and backward schedules of every layer of a variant."""
+        result = []
+        for layer in range(variant.first_layer, variant.first_layer + len(variant.passes)):
+            pair = [
+                solve(
+                    self.problem(chip, 2 * layer + direction),
+                    effort=effort,
+                    tolerance=tolerance,
+                    stop=stop,
+                )
+                for direction in range(2)
+            ]
+            result.append((pair[0], pair[1]))
+        return result
+
+
+def times_of(
+    variant: Variant, pass_s: FloatArray, forward_s: FloatArray, most_s: FloatArray | None = None
+) -> Times:
+    """Times of a variant's passes as a placement takes them; with `most_s` they are bounds, and
+    those the times of schedules that exist.
+    """
+    layers = variant.layers
+    end = len(variant.passes)
+    weight_s = None if most_s is None else most_s[layers:end, 1]
+    return Times(pass_s[:layers], forward_s, pass_s[layers:end], weight_s)

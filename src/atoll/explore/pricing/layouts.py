@@ -1,0 +1,163 @@
+"""The layouts that a bound must consider: stage counts that fit in memory, and rounds.
+
+For each variant: every number of stages that fits with the least memory, with every number of
+rounds that some data-parallel degree gives, and the part of the step that no chip changes
+(transfers between stages, gradient reduction, optimizer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.explore.pricing.planned import PlannedLayouts, planned_layouts
+from atoll.explore.pricing.workloads import Variant
+from atoll.fabric.network import Network
+from atoll.placement.chain import ZERO, ChainFacts, Division, Floors, PlacementProblem, Times
+from atoll.placement.placer import StepTerms
+from atoll.profile import Profile
+from atoll.step.states import States
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Row = tuple[int, int, float, float, float, float]  # a layout, in the order of `Layouts`
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What holds for every chip and every model of a search."""
+
+    network: Network
+    profile: Profile
+    states: States
+    devices: int
+    recompute: str
+    zero: tuple[int, ...] = (0,)
+    orders: tuple[str, ...] = ("1f1b",)
+    vpp: tuple[int, ...] = ()
+    """Chunks of interleaved stages; none: those of equal size."""
+
+    def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
+        zero = tuple(stage for stage in self.zero if stage in ZERO)
+        divides = variant.plain and "1f1b" in self.orders and bool(zero)
+        return PlacementProblem(
+            self.network, self.states, variant.facts, self.devices, variant.tensor,
+            variant.microbatches, memory_bytes, hbm_Bps, self.recompute, zero,
+            self._others(variant), divides,
+        )  # fmt: skip
+
+    def _others(self, variant: Variant) -> PlannedLayouts | None:
+        key = variant.facts, variant.ep
+        if key not in self._known:
+            self._known[key] = planned_layouts(self, variant)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[ChainFacts, int], PlannedLayouts | None]:
+        """Layouts of variants that were asked for."""
+        return {}
+
+    def place(
+        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
+    ) -> Division | None:
+        """The best placement below the cutoff; None also where some layer takes forever."""
+        if not np.isfinite(times.pass_s).all():
+            return None
+        return self.profile.placer.place(problem, times, cutoff_s)
+
+
+class Layouts(NamedTuple):
+    """Flat lists over variants, as the compiled bound wants them."""
+
+    ptr: IntArray
+    floors: Floors
+
+
+def list_layouts(
+    variants: Sequence[Variant],
+    setting: Setting,
+    memory_bytes: float,
+    hbm_Bps: float,
+    least_layer_s: Sequence[FloatArray],
+) -> Layouts:
+    """`least_layer_s` bounds each variant's layers on the fastest chip: with it, layouts that
+    lose on every chip are left out."""
+    placer = setting.profile.placer
+    rows: list[Row] = []
+    ptr = [0]
+    for variant, layer_s in zip(variants, least_layer_s, strict=True):
+        total_s = float((layer_s[variant.facts.kind]).sum())
+        problem = setting.problem(variant, memory_bytes, hbm_Bps)
+        for stages in placer.depths(problem):
+            rows.extend(_rows(stages, placer.terms(problem, stages), total_s / stages))
+        if problem.others is not None:
+            rows.extend(_others(problem.others.floors(problem), total_s))
+        ptr.append(len(rows))
+    table = np.array(rows, np.float64).reshape(len(rows), len(Floors._fields)).T
+    stages, copies = (column.astype(np.int64) for column in table[:2])
+    loads, passes, transfer_s, fixed_s = (np.ascontiguousarray(column) for column in table[2:])
+    floors = Floors(stages, copies, loads, passes, transfer_s, fixed_s)
+    return Layouts(np.array(ptr, np.int64), floors)
+
+
+def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
+    """One row per number of rounds, without those that another beats on every chip."""
+    # From many copies to few: rounds only grow, so only cheaper transfers and reductions can pay.
+    loads, transfer_s, fixed_s = (
+        part[::-1] for part in (terms.loads, terms.transfer_s, terms.fixed_s)
+    )
+    kept = undominated(stages, loads, terms.passes, transfer_s, fixed_s, load_s)
+    return [
+        (stages, 1, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]))
+        for i in kept
+    ]
+
+
+def _others(floors: Floors, total_s: float) -> list[Row]:
+    """The same of other layouts, among those of as many stages, copies and passes."""
+    rows = sorted(zip(*(column.tolist() for column in floors), strict=True), key=_alike)
+    found: list[Row] = []
+    for (stages, _, passes), group in groupby(rows, key=_alike):
+        own = sorted(group, key=lambda row: row[2])
+        loads, transfer_s, fixed_s = (np.array([row[i] for row in own]) for i in (2, 4, 5))
+        kept = undominated(stages, loads, passes, transfer_s, fixed_s, total_s / stages)
+        found += [own[i] for i in kept]
+    return found
+
+
+def _alike(row: Row) -> tuple[int, int, float]:
+    return row[0], row[1], row[3]
+
+
+def undominated(
+    stages: int,
+    loads: FloatArray,
+    passes: float,
+    transfer_s: FloatArray,
+    fixed_s: FloatArray,
+    load_s: float,
+) -> IntArray:
+    """Indices of layouts, in the order of their loads, without those that an earlier one beats on
+    every chip whose mean stage takes `load_s` or more.
+
+    Each pays loads x the largest load, passes x the whole and its fixed part. Transfers belong to
+    the whole and, divided over the stages, to the largest load: a later layout's is shorter than
+    an earlier one's by no more than its transfers are.
+    """
+    left = np.arange(len(loads))
+    kept = []
+    while len(left):
+        one, left = left[0], left[1:]
+        kept.append(int(one))
+        more = loads[left] - loads[one]
+        dearer_s = more * (load_s + transfer_s[one] / stages) + fixed_s[left] - fixed_s[one]
+        dearer_s += passes * (transfer_s[left] - transfer_s[one])
+        shorter_s = np.maximum(0.0, transfer_s[one] - transfer_s[left]) / stages
+        left = left[dearer_s < loads[left] * shorter_s]
+    return np.array(kept, np.int64)

@@ -1,0 +1,468 @@
+"""Layouts of a searched chip beside divisions of one-forward-one-backward pipelines: interleaved
+and zero-bubble orders, ZeRO 2 and 3, context and expert parallelism, with even stages.
+
+They are priced by the planner's own estimate (`training.batch`), so that a chip takes the same step
+in a search and in a plan. Of its tables only the times of layers differ from chip to chip; the
+recomputation choices are those of one set for all chips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.pricer import Cost, LayerTimes
+from atoll.explore.pricing.bound_kernels import floors_s
+from atoll.fabric.network import Network
+from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.device import Chip
+from atoll.placement.chain import Division, Floors, PlacementProblem, Times
+from atoll.placement.plan import Placement, Stage
+from atoll.placement.recompute import KeepChoice, hull_choices, rerun_table
+from atoll.step.layout import Layout
+from atoll.step.orders import SPLIT, arrivals
+from atoll.step.stages import stage_shares
+from atoll.step.states import States as OptimizerStates
+from atoll.training.batch import tables_of
+from atoll.training.batch_sums import (
+    COPIES,
+    GROUP,
+    MICROBATCHES,
+    PIPE,
+    SIDE,
+    STAGES,
+    ZERO,
+    States,
+    Sums,
+    Tables,
+)
+from atoll.training.batch_sums import SPLIT as LATER
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.operators.layers import LayerCost, Share, layer_costs
+from atoll.training.operators.policies import kept_of
+from atoll.training.request import stand_in
+from atoll.training.run import Run
+from atoll.training.stack import CHIP
+from atoll.training.step import Stepper
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Operator
+from atoll.workload.stored import StoredModel
+
+if TYPE_CHECKING:
+    from atoll.explore.pricing.workloads import Variant
+
+FloatArray = NDArray[np.float64]
+
+BALANCE = 200.0
+"""Operations for each byte of memory traffic of a device whose times decide which recomputation
+choices are tried: about those of an A100 or an H100."""
+AT_ONCE = 32  # layouts: few, as the first ones often rule the others out
+_NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
+
+
+class Allowed(Protocol):
+    """What of a search's setting decides its layouts."""
+
+    @property
+    def network(self) -> Network: ...
+    @property
+    def states(self) -> OptimizerStates: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def recompute(self) -> str: ...
+    @property
+    def zero(self) -> tuple[int, ...]: ...
+    @property
+    def orders(self) -> tuple[str, ...]: ...
+    @property
+    def vpp(self) -> tuple[int, ...]: ...
+
+
+class _Free:
+    """Prices nothing: what is left of an estimate is what no chip changes."""
+
+    fusion = "default"
+    schedules_links = True
+    launch_s = 0.0
+
+    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
+        names = [op.name for op in (*layer.forward, *layer.backward)]
+        return LayerTimes(dict.fromkeys(names, Cost()), Cost(), Cost(), Cost(), Cost())
+
+    def kept_bytes(self, layer: Layer) -> float:
+        return 0.0
+
+    def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
+        return Cost()
+
+    def beyond(
+        self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
+    ) -> FloatArray:
+        return np.zeros(len(samples))
+
+
+class _Known(Estimator):
+    """An estimator of one variant whose layers' costs are known."""
+
+    def __init__(self, run: Run, model: Model, costs: tuple[LayerCost, ...]) -> None:
+        self.run = run
+        self._known = {}
+        self._model = model
+        self._costs = costs
+
+    def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
+        return self._costs
+
+    def model(self, layout: Layout) -> Model:
+        return self._model
+
+    def full(self, layout: Layout, policies: tuple[str, ...]) -> Estimate:
+        return self._estimate(layout, policies)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedLayouts:
+    """`placement.chain.OtherLayouts` of one variant, priced as the planner does."""
+
+    run: Run
+    model: Model
+    block_kind: int
+    layouts: tuple[Layout, ...]
+    choices: tuple[KeepChoice, ...]
+    """Of recomputation, of which every stage has one."""
+    rerun: FloatArray
+    """(choices, forward operators of the block)."""
+    costs: tuple[LayerCost, ...]
+    """Of layers that take no time."""
+    tables: Tables
+    """The planner's, of layers that take no time on a memory of one byte a second."""
+    apart: NDArray[np.bool_]
+    """(sides,): whether weight gradients run apart."""
+    repeats: NDArray[np.int64]
+    steps: Floors
+    """Their fixed seconds without those on memory."""
+    moved_s: FloatArray
+    """(layouts,): these, on a memory of one byte a second."""
+    needed: FloatArray
+    """(layouts,): bytes under the choices that need least."""
+
+    def floors(self, problem: PlacementProblem) -> Floors:
+        return self._steps(problem).of(self.needed <= problem.memory_bytes)
+
+    def _steps(self, problem: PlacementProblem) -> Floors:
+        return self.steps._replace(fixed_s=self.steps.fixed_s + self.moved_s / problem.hbm_Bps)
+
+    def fastest(self, problem: PlacementProblem, times: Times, cutoff_s: float) -> Division | None:
+        floor_s = np.empty(len(self.layouts))
+        layer_s = times.pass_s.sum(axis=1)
+        floors_s(self._steps(problem), layer_s, self.repeats, self.block_kind, floor_s)
+        hopeful = np.flatnonzero((floor_s < cutoff_s) & (self.needed <= problem.memory_bytes))
+        order = hopeful[np.argsort(floor_s[hopeful], kind="stable")]
+        tables = self.timed(problem, times) if len(order) else self.tables
+        best_s, best = cutoff_s, -1
+        picks = np.zeros(0, np.int64)
+        for first in range(0, len(order), AT_ONCE):
+            if floor_s[order[first]] >= best_s:
+                break
+            rows = order[first : first + AT_ONCE]
+            sums = Sums(tables, tables.rows[rows])
+            step_s, chosen = sums.best(bound=times.weight_s is not None)
+            least = int(step_s.argmin())
+            if step_s[least] < best_s:
+                best_s, best = float(step_s[least]), int(rows[least])
+                picks = chosen[sums.row == least]
+        if best < 0:
+            return None
+        layout = self.layouts[best]
+        again_s = (self.rerun @ times.forward_s)[picks]
+        first = tables.starts[tables.rows[best, PIPE]]
+        held = tables.counts[first : first + layout.pp, self.block_kind] / layout.copies
+        busy_s = float(layer_s @ self.repeats)
+        return Division(
+            step_time_s=best_s,
+            pipeline=layout.pp,
+            data=layout.dp,
+            starts=(),
+            recompute_share=float(held @ again_s) / busy_s if busy_s else 0.0,
+            zero=layout.zero,
+            layout=layout,
+            choices=tuple(picks.tolist()),
+        )
+
+    def timed(self, problem: PlacementProblem, times: Times) -> Tables:
+        """The tables with a chip's times. Of bounds, orders that put weight gradients off count the
+        longest of these where they shorten a step and the shortest where they are a part of it.
+        """
+        passes, kinds = self.tables.passes.copy(), self.tables.kinds.copy()
+        passes[..., 0] += times.pass_s[:, 0, None]
+        for side, apart in enumerate(self.apart):
+            back_s = times.halves_s.sum(axis=1) if apart else times.pass_s[:, 1]
+            passes[side, :, :, 1] += back_s[:, None]
+        passes[:, self.block_kind, :, 1] += self.rerun @ times.forward_s
+        if len(times.halves_s):
+            kinds[:, 4] = times.halves_s[:, 1] if times.weight_s is None else times.weight_s
+        parameters = self.tables.parameters.copy()
+        parameters[:, 3:] /= problem.hbm_Bps
+        return self.tables._replace(
+            passes=passes, kinds=kinds, parameters=parameters, run=self._on(problem)
+        )
+
+    def _on(self, problem: PlacementProblem) -> Run:
+        """The run on devices with the problem's memory."""
+        assert isinstance(self.run.gpu, Chip)
+        bytes_ = max(1, int(problem.memory_bytes))
+        return replace(self.run, gpu=self.run.gpu.with_hbm(bytes_, problem.hbm_Bps))
+
+    # --- One of them in full ----------------------------------------------------------------------
+
+    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+        assert division.layout is not None
+        layout, costs = division.layout, self._timed_costs(times)
+        names = tuple(_name(choice) for choice in division.choices)
+        found = _Known(self._on(problem), self.model, costs).full(layout, names)
+        parts = found.step.breakdown()
+        return Placement(
+            pipeline=layout.pp,
+            tensor=layout.tp,
+            data=layout.dp,
+            microbatch=layout.microbatch,
+            microbatches=layout.microbatches(self.run.global_batch),
+            step_time_s=found.step.time_s,
+            stages=self._stages(found, division.choices, costs),
+            time_parts_s={n: s for n, s in parts.items() if s > 0.0 or n in _NAMES},
+            schedule=layout.schedule,
+            zero=layout.zero,
+            cp=layout.cp,
+            ep=layout.ep,
+            etp=None if layout.etp == layout.tp else layout.etp,
+            vpp=layout.vpp,
+        )
+
+    def _timed_costs(self, times: Times) -> tuple[LayerCost, ...]:
+        """The layers with a chip's times."""
+        again_s = self.rerun @ times.forward_s
+        found = []
+        for kind, cost in enumerate(self.costs):
+            halves = times.halves_s[kind] if len(times.halves_s) else np.zeros(2)
+            seconds = (*times.pass_s[kind], *halves)
+            forward, backward, data, weight = (Cost(matrix_s=float(s)) for s in seconds)
+            policies = cost.policies
+            if kind == self.block_kind:
+                policies = tuple(
+                    (name, replace(kept, again=Cost(matrix_s=float(s))))
+                    for (name, kept), s in zip(policies, (0.0, *again_s), strict=True)
+                )
+            found.append(
+                replace(
+                    cost,
+                    forward=forward,
+                    backward=backward,
+                    data=data,
+                    weight=weight,
+                    policies=policies,
+                )
+            )
+        return tuple(found)
+
+    def _stages(
+        self, found: Estimate, choices: Sequence[int], costs: tuple[LayerCost, ...]
+    ) -> tuple[Stage, ...]:
+        layout = found.layout
+        stepper = Stepper(found.run, layout)
+        boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
+        send_s = stepper.send_s(boundary)
+        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+        came = arrivals(layout.schedule, layout.pp, len(shares[0]))
+        block = self.model.layers[self.block_kind][0]
+        stages = []
+        for own, time, memory, chunks, choice in zip(
+            came, found.stages, found.memory, shares, choices, strict=True
+        ):
+            each = [stepper.stage_time([chunk], _name(choice)).passes for chunk in chunks]
+            holds = any(cost.name == block.name for chunk in chunks for cost, _ in chunk)
+            again = [block.forward[i].name for i in self.choices[choice].rerun] if holds else []
+            stages.append(
+                Stage(
+                    layers=_layer_names(chunks),
+                    first=0,
+                    last=0,
+                    devices=layout.tp * layout.cp,
+                    compute_s=time.forward.total_s + time.backward.total_s,
+                    recompute_s=time.recompute.total_s,
+                    transfer_s=sum(own) * send_s,
+                    receive_s=send_s,
+                    recompute="+".join(again) or "none",
+                    memory_bytes={n: b for n, b in memory.parts().items() if n != "logits"},
+                    forward_s=time.forward.total_s,
+                    weight_s=time.weight_s if layout.schedule in SPLIT else None,
+                    chunks=tuple((p.forward_s, p.backward_s, p.weight_s) for p in each),
+                )
+            )
+        return tuple(stages)
+
+
+def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    for chunk in chunks:
+        for cost, n in chunk:
+            counts[cost.name] = counts.get(cost.name, 0) + n
+    return tuple(name if n == 1 else f"{name} x{n}" for name, n in counts.items())
+
+
+def _name(choice: int) -> str:
+    return f"choice-{choice}"
+
+
+# --- The layouts of a variant ---------------------------------------------------------------------
+
+
+def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None:
+    """Those that the setting allows a variant; None where there are none."""
+    run, kind = _run(allowed, variant), variant.facts.block_kind
+    free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
+    blocks = sum(cost.repeat for cost in free if cost.is_block)
+    both = not (free[0].is_block or free[-1].is_block)
+    layouts = tuple(_layouts(allowed, variant, blocks, 2 if both else 0))
+    if not layouts:
+        return None
+    block = variant.model.layers[kind][0]
+    choices = hull_choices(block, _balanced_s(block))
+    if allowed.recompute != "optimal":
+        choices = choices[:1] if allowed.recompute == "full" else choices[-1:]
+    costs = tuple(_with(cost, block if i == kind else None, choices) for i, cost in enumerate(free))
+    names = [_name(choice) for choice in range(len(choices))]
+    tables = tables_of(_Known(run, variant.model, costs), layouts, names)
+    _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
+    repeats = np.array([cost.repeat for cost in costs], np.int64)
+    sums = Sums(tables, tables.rows)
+    states = sums.states()
+    return PlannedLayouts(
+        run=run,
+        model=variant.model,
+        block_kind=kind,
+        layouts=layouts,
+        choices=choices,
+        rerun=rerun_table(choices, len(block.forward)),
+        costs=costs,
+        tables=tables,
+        apart=np.array([layouts[i].schedule in SPLIT for i in sides]),
+        repeats=repeats,
+        steps=_steps(sums, states, repeats),
+        moved_s=states.beside_s,
+        needed=sums.most(sums.memory(states).min(axis=1)),
+    )
+
+
+def _with(cost: LayerCost, block: Layer | None, choices: Sequence[KeepChoice]) -> LayerCost:
+    """A layer with the choices as policies: of the block what they say, of others nothing."""
+    none = cost.kept("none")
+    kept = [none] * len(choices)
+    if block is not None:
+        nothing = dict.fromkeys((op.name for op in block.forward), Cost())
+        kept = [
+            kept_of(block, float(c.kept_bytes), again, _Free(), nothing)
+            for c, again in ((c, [block.forward[i] for i in c.rerun]) for c in choices)
+        ]
+    named = ((_name(i), one) for i, one in enumerate(kept))
+    return replace(cost, policies=(("none", none), *named), loss_bytes=0.0)
+
+
+def _run(allowed: Allowed, variant: Variant) -> Run:
+    """The variant's model on chips whose memory moves one byte a second."""
+    config = variant.config
+    stored = config if isinstance(config, StoredModel) else None
+    return Run(
+        model=stand_in(config) if isinstance(config, StoredModel) else config,
+        gpu=Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0),
+        network=allowed.network,
+        devices=allowed.devices,
+        sequence=variant.model.sequence * variant.cp,
+        global_batch=variant.microbatches * variant.microbatch,
+        stack=CHIP,
+        states=allowed.states,
+        stored=stored,
+    )
+
+
+def _layouts(allowed: Allowed, variant: Variant, blocks: int, ends: int) -> Iterator[Layout]:
+    """Even layouts of degrees that divide the devices and the batch, with as many replicas as there
+    is room for. Of a plain variant those that are divisions of a one-forward-one-backward pipeline
+    are placed exactly elsewhere.
+    """
+    batch, folded = variant.microbatches, variant.ep * variant.etp
+    divided = variant.plain and "1f1b" in allowed.orders
+    for pp in range(1, blocks + 1):
+        most, rest = divmod(allowed.devices, variant.width * pp)
+        degrees = [
+            d
+            for d in range(1, most + 1)
+            if most % d == 0 and batch % d == 0 and d * variant.width % folded == 0
+        ]
+        if rest or not degrees:
+            continue
+        dp = degrees[-1]
+        for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
+            for zero in allowed.zero:
+                elsewhere = divided and order == "1f1b" and zero <= 1
+                if not elsewhere and not (zero == 2 and pp > 1):
+                    yield replace(variant.layout, dp=dp, pp=pp, zero=zero, vpp=vpp, schedule=order)
+
+
+def _orders(
+    allowed: Allowed, pp: int, blocks: int, ends: int, rounds: int
+) -> Iterator[tuple[str, int]]:
+    """Orders of so many stages and microbatches, with the chunks that a stage holds of each. What
+    stands before and behind the blocks (`ends`) may have a chunk to itself.
+    """
+    if pp == 1:
+        yield "1f1b", 1
+        return
+    for order in allowed.orders:
+        if order == "interleaved":
+            for vpp in allowed.vpp or range(2, (blocks + ends) // pp + 1):
+                even = blocks % (pp * vpp) == 0 or (blocks + ends) % (pp * vpp) == 0
+                if vpp > 1 and (even or (allowed.vpp and pp * vpp <= blocks + ends)):
+                    yield order, vpp
+        elif order == "zb-v":
+            if 2 * pp <= blocks + ends:
+                yield order, 1
+        elif order != "dualpipe" or (pp % 2 == 0 and rounds % 2 == 0):
+            yield order, 1
+
+
+def _balanced_s(layer: Layer) -> FloatArray:
+    """Forward operators on a device of the usual balance, in units of its own."""
+    return np.array([max(op.flops, BALANCE * layer.traffic_bytes(op)) for op in layer.forward])
+
+
+def _steps(sums: Sums, states: States, repeats: NDArray[np.int64]) -> Floors:
+    """From a step's formula: M loads, and of a pass through all stages what the bubble has of it.
+    Orders that put weight gradients off may have none.
+    """
+    tables, rows = sums.t, sums.rows
+    stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
+    bubble = np.where(rows[:, LATER] > 0, 0.0, tables.bubbles[pipe, 0, 0])
+    bubble /= np.maximum(1, stages - 1)
+    dense, expert = tables.kinds[:, :2].T
+    gathers_s = np.zeros(len(rows))
+    for n, own, others in zip(repeats, dense, expert, strict=True):
+        gather_s, reduce_s = sums.shared_s(
+            rows[:, GROUP], np.full(len(rows), own), np.full(len(rows), others)
+        )
+        gathers_s += n * (2.0 * gather_s + reduce_s)
+    links_s = (tables.passes[:, :, :, :2].sum(axis=3).min(axis=2) * repeats).sum(axis=1)
+    return Floors(
+        stages=stages.copy(),
+        copies=rows[:, COPIES].copy(),
+        loads=np.asarray(rows[:, MICROBATCHES] - bubble, np.float64),
+        passes=bubble,
+        transfer_s=sums.total(sums.sent_s())
+        + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
+        + links_s[side],
+        fixed_s=states.last_s + (rows[:, MICROBATCHES] - 1) * states.before_s,
+    )

@@ -1,0 +1,313 @@
+"""The layouts' raw material: what one device computes of each model in a microbatch.
+
+A variant is one model at one microbatch, sharded by tensor, context and expert parallelism. All
+variants of all models are flattened into one set of passes, so that distinct operators are costed
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil, floor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.table import PassSet, flatten
+from atoll.errors import AtollError
+from atoll.placement.chain import ChainFacts, chain_facts
+from atoll.profile import Profile
+from atoll.questions import SearchQuestion
+from atoll.schedule.chip import TURN, in_turns
+from atoll.step.layout import Layout
+from atoll.step.orders import SPLIT
+from atoll.stopping import Asked, go_on, never
+from atoll.training.operators.layers import spread_experts
+from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
+from atoll.workload.graph.layer import Layer, Model
+
+LONG = 8192
+"""Tokens of a sequence from which on wider context parallelism is tried."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One model to train, with the batch it is trained with."""
+
+    name: str
+    config: ModelConfig | StoredModel
+    sequence: int
+    global_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spreads:
+    """How a model may be spread beside tensor parallelism: values to try on each axis. Those that
+    a model cannot have are left out."""
+
+    cp: tuple[int, ...] = (1,)
+    """Context parallelism."""
+    ep: tuple[int, ...] = (1,)
+    etp: tuple[int, ...] = ()
+    """Tensor widths of the experts; none: that of the rest."""
+    sp: tuple[bool, ...] = ()
+    """Sequence parallelism where there is tensor parallelism; none: as the profile has it."""
+    apart: bool = False
+    """Whether weight gradients are priced by themselves too, for orders that put them off."""
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """What one device computes of a model in one microbatch."""
+
+    workload: int
+    config: ModelConfig | StoredModel
+    microbatch: int
+    tensor: int
+    model: Model
+    """The device's share; its experts are not yet spread."""
+    facts: ChainFacts
+    first_layer: int
+    """Index of its first layer in the pass set."""
+    microbatches: int
+    """Microbatches in the whole batch."""
+    passes: tuple[Layer, ...]
+    """The model's layers as they are priced; where weight gradients are priced by themselves, each
+    once more, with the rest of the backward pass and them in the place of the two passes."""
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sp: bool = True
+
+    @property
+    def layers(self) -> int:
+        return len(self.model.layers)
+
+    @property
+    def width(self) -> int:
+        """Devices that share one microbatch in a stage."""
+        return self.tensor * self.cp
+
+    @property
+    def plain(self) -> bool:
+        """Whether tensor parallelism alone spreads it."""
+        return self.cp == self.ep == 1 and self.etp == self.tensor
+
+    @property
+    def turns(self) -> NDArray[np.int64]:
+        """Of the block's forward operators as they are priced, the first of each of the model's."""
+        priced = self.passes[self.facts.block_kind].forward
+        return np.array([i for i, op in enumerate(priced) if not op.name.endswith(TURN)], np.int64)
+
+    @property
+    def layout(self) -> Layout:
+        """Its own part of a layout."""
+        return Layout(
+            tp=self.tensor, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp,
+            microbatch=self.microbatch,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Variants:
+    """All variants of all workloads over one set of passes."""
+
+    workloads: tuple[Workload, ...]
+    variants: tuple[Variant, ...]
+    passes: PassSet
+
+    @property
+    def layer_ranges(self) -> NDArray[np.int64]:
+        """First layer of each variant in the pass set, and the number of layers."""
+        ends = [variant.first_layer for variant in self.variants]
+        return np.array([*ends, len(self.passes.layers)], np.int64)
+
+    def part(self, numbers: Iterable[int]) -> Variants:
+        """Some of the variants, with their own operators: pricing them is then quick."""
+        found: list[Variant] = []
+        layers: list[Layer] = []
+        for number in numbers:
+            variant = self.variants[number]
+            found.append(replace(variant, first_layer=len(layers)))
+            layers.extend(variant.passes)
+        return Variants(self.workloads, tuple(found), flatten(layers))
+
+    def of_workload(self, workload: int) -> Variants:
+        """Those of one workload alone."""
+        found = self.part(self.of(workload))
+        own = tuple(replace(variant, workload=0) for variant in found.variants)
+        return replace(found, workloads=(self.workloads[workload],), variants=own)
+
+    def of(self, workload: int) -> list[int]:
+        return [i for i, variant in enumerate(self.variants) if variant.workload == workload]
+
+
+def make_workload(name: str, global_batch: int, sequence: int | None = None) -> Workload:
+    config = load_model(name)
+    length = config.sequence if sequence is None else sequence
+    return Workload(name, config, length, global_batch)
+
+
+def spreads_of(
+    asked: SearchQuestion, workloads: Sequence[Workload], orders: Sequence[str]
+) -> Spreads:
+    """The spreads that a question asks for, or those that its models are tried with."""
+    long = any(workload.sequence >= LONG for workload in workloads)
+    experts = max(
+        (w.config.experts for w in workloads if isinstance(w.config, ModelConfig)), default=0
+    )
+    # Every degree is a variant to price: of the powers of two, those of four and all experts.
+    powers = tuple(4**i for i in range(max(1, experts).bit_length()) if 4**i < experts)
+    return Spreads(
+        cp=asked.cp or ((1, 2, 4, 8) if long else (1, 2)),
+        ep=asked.ep or tuple(dict.fromkeys((*powers, max(1, experts)))),
+        etp=asked.etp,
+        sp=() if asked.sp is None else (asked.sp,),
+        apart=any(order in SPLIT for order in orders),
+    )
+
+
+def make_variants(
+    workloads: Sequence[Workload],
+    microbatches: Sequence[int],
+    tensor_widths: Sequence[int],
+    devices: int,
+    recompute: str,
+    profile: Profile,
+    stop: Asked = never,
+    spreads: Spreads = Spreads(),  # noqa: B008  (frozen)
+) -> Variants:
+    """Build every model at every microbatch, tensor width and spread that it allows."""
+    variants: list[Variant] = []
+    layers: list[Layer] = []
+    for index, workload in enumerate(workloads):
+        allowed = [t for t in widths(workload.config, tuple(tensor_widths)) if t <= devices]
+        if not allowed:
+            raise AtollError(
+                f"model {workload.name}: no tensor width of {list(tensor_widths)} divides its heads"
+                f" on {devices} devices; width 1 always does."
+            )
+        # A microbatch that leaves a remainder would be credited with samples that it never runs.
+        sizes = [b for b in microbatches if workload.global_batch % b == 0]
+        if not sizes:
+            raise AtollError(_no_microbatch(workload, microbatches))
+        shares = list(_shares(workload, allowed, devices, profile, spreads))
+        degrees = _expert_widths(workload.config, spreads.ep, devices)
+        if not shares or not degrees:
+            raise AtollError(_no_spread(workload, spreads, devices, bool(shares)))
+        for microbatch in sizes:
+            for tensor, cp, etp, sp in shares:
+                go_on(stop)
+                model = prepare(
+                    workload.config,
+                    microbatch,
+                    workload.sequence // cp,
+                    tensor_parallel=tensor,
+                    sequence_parallel=sp,
+                    attention=profile.attention,
+                    fusion=profile.fusion,
+                    expert_tensor=etp,
+                )
+                facts = chain_facts(model, recompute)
+                for ep in degrees:
+                    passes = priced_layers(model, cp, ep, spreads.apart)
+                    variants.append(
+                        Variant(
+                            workload=index,
+                            config=workload.config,
+                            microbatch=microbatch,
+                            tensor=tensor,
+                            model=model,
+                            facts=facts,
+                            first_layer=len(layers),
+                            microbatches=workload.global_batch // microbatch,
+                            passes=passes,
+                            cp=cp,
+                            ep=ep,
+                            etp=etp,
+                            sp=sp,
+                        )
+                    )
+                    layers.extend(passes)
+    return Variants(tuple(workloads), tuple(variants), flatten(layers))
+
+
+def _shares(
+    workload: Workload, tensors: Sequence[int], devices: int, profile: Profile, spreads: Spreads
+) -> Iterator[tuple[int, int, int, bool]]:
+    """Tensor, context and expert tensor widths, and whether sequences are divided with tensors."""
+    config, sequence = workload.config, workload.sequence
+    width = 0  # of experts
+    ring = profile.attention == "flash"  # whose blocks it passes on
+    if isinstance(config, StoredModel):
+        ring = False
+    else:
+        width = config.expert_width
+        ring &= not (config.encoder_layers or config.recurrent)
+    for tensor, cp in product(tensors, spreads.cp):
+        if tensor * cp > devices or (cp > 1 and (not ring or sequence % (2 * cp))):
+            continue
+        divided = spreads.sp or (profile.sequence_parallel,)
+        for sp in dict.fromkeys(wanted and tensor > 1 for wanted in divided):
+            if cp > 1 and sp and (sequence // cp) % tensor:
+                continue
+            for etp in spreads.etp or (tensor,):
+                own = width > 0 and width % etp == 0 and (sp or tensor == 1)
+                if own or etp == tensor:
+                    yield tensor, cp, etp, sp
+
+
+def _expert_widths(
+    config: ModelConfig | StoredModel, wanted: Sequence[int], devices: int
+) -> list[int]:
+    """Devices over which the experts of a layer may be spread; without experts, one."""
+    experts = 0 if isinstance(config, StoredModel) else config.experts
+    if not experts:
+        return [1]
+    return [ep for ep in wanted if ep <= devices and experts % ep == 0]
+
+
+def _no_spread(workload: Workload, spreads: Spreads, devices: int, shares: bool) -> str:
+    """The refusal of degrees that leave nothing: of experts, or of what else a share has."""
+    if shares:
+        axis, tried, why = "ep", spreads.ep, "has to divide its experts"
+    else:
+        axis, tried = "cp", spreads.cp
+        why = f"needs flash attention over 2 x cp equal parts of {workload.sequence} tokens"
+    wanted = ", ".join(str(degree) for degree in tried)
+    return (
+        f"model {workload.name}: no {axis} of {wanted} can be had on {devices} devices: it {why}; "
+        f"{axis} 1 always can."
+    )
+
+
+def priced_layers(model: Model, cp: int, ep: int, apart: bool) -> tuple[Layer, ...]:
+    """The layers of a share as a chip runs them: attention turn by turn of a ring, this device's
+    part of the experts; and the halves of each backward pass.
+    """
+    whole = [in_turns(spread_experts(layer, ep), cp) for layer, _ in model.layers]
+    return (*whole, *(_halves(layer) for layer in whole if apart))
+
+
+def _halves(layer: Layer) -> Layer:
+    late = tuple(op for op in layer.backward if op.weighs)
+    return replace(
+        layer, forward=tuple(op for op in layer.backward if not op.weighs), backward=late
+    )
+
+
+def _no_microbatch(workload: Workload, microbatches: Sequence[int]) -> str:
+    """The refusal, with the nearest batch and the largest microbatch that would do."""
+    batch = workload.global_batch
+    nearest = min(
+        {max(1, round_(batch / b)) * b for b in microbatches for round_ in (floor, ceil)},
+        key=lambda other: (abs(other - batch), other),
+    )
+    size = max(b for b in range(1, min(max(microbatches), batch) + 1) if batch % b == 0)
+    tried = ", ".join(str(b) for b in sorted(set(microbatches)))
+    return (
+        f"model {workload.name}: no microbatch of {tried} divides a batch of {batch}; take a batch "
+        f"of {nearest}, or a microbatch of {size}."
+    )

@@ -1,0 +1,1 @@
+"""Branch and bound over chips: the order, the tasks, the certificate."""

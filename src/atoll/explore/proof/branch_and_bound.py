@@ -1,0 +1,405 @@
+"""Branch and bound over chips and layouts: the best design, and the proof.
+
+Every chip carries, per model, a lower bound on its step time. Bounds are tightened only where they
+leave the chip a chance against the best design found so far:
+
+1. roofline: peak rates alone, all chips at once;
+2. schedule: the mapper's operator costs and quick bounds on the layers' makespans;
+3. placement: the exact placement with those makespans (memory, recomputation, stages);
+4. linear programmes and exact schedules for the last few.
+
+A chip is discarded when its bound cannot beat the incumbent by more than the tolerance. When none
+is left the incumbent is optimal within the tolerance; what is left at a limit is the stated gap.
+
+The work is done by a crew (`atoll.executors`), ahead of its turn where there are several workers;
+its results are taken in the order of one process alone, so that the answer is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.executors import Call, Crew, InProcess
+from atoll.explore.pricing.energy import energy_of_work, operator_repeats, variant_work
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.batches import Pacer, Speculation
+from atoll.explore.proof.frontier import Frontier
+from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
+from atoll.explore.proof.objective import Objective
+from atoll.explore.proof.order import chip_name
+from atoll.explore.proof.reserve import hbm_bandwidths, open_frontier
+from atoll.explore.proof.tasks import (
+    ChipNodes,
+    ChipTask,
+    Context,
+    Schedules,
+    bound_chips,
+    place_node,
+)
+from atoll.explore.proof.trial import Placed, Rule, Trial, replayed, try_chip
+from atoll.explore.stop import Stop
+from atoll.hardware import ProductSpace, Space
+from atoll.placement.chain import Division
+from atoll.schedule.solve import Effort
+from atoll.step.certificate import relative_gap
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The incumbent with its proof."""
+
+    frontier: Frontier
+    best: int | None
+    """Index of the best chip in `frontier.chips`."""
+    score: float
+    bound: float
+    """No chip scores higher."""
+    tightened: int
+    """Nodes whose schedules were solved with more effort."""
+    ruled_out: NDArray[np.bool_]
+    """Per chip: its bound cannot beat the incumbent by more than the tolerance."""
+    stopped: str = ""
+    """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
+
+    @property
+    def gap(self) -> float:
+        return relative_gap(self.score, self.bound)
+
+
+Progress = Callable[[str, int, int, float, float], None]
+"""Called with (phase, chips left, chips in all, best score, bound)."""
+
+
+_SHOWN = {"front": "front", "near": "plateau"}
+
+
+@dataclass
+class _Mode:
+    """Whether chips compete with an incumbent, or are evaluated for their own sake."""
+
+    phase: str = "place"
+    sparing: bool = False
+    floor: float | None = None
+    """A score that chips are held against instead of the incumbent's."""
+    waiting: int = 0
+    """Chips that wait for this phase, those at hand included."""
+
+
+class Search:
+    """One branch and bound over a space."""
+
+    def __init__(
+        self,
+        space: Space | ProductSpace,
+        variants: Variants,
+        setting: Setting,
+        objective: Objective,
+        tolerance: float,
+        time_limit_s: float = np.inf,
+        progress: Progress | None = None,
+        *,
+        stop: Stop | None = None,
+        crew: Crew | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.space = space
+        self.bandwidths = hbm_bandwidths(space, setting)
+        self.variants = variants
+        self.setting = setting
+        self.objective = objective
+        self.tolerance = tolerance
+        self.progress = progress
+        self.stop = stop or Stop(time_limit_s)
+        self.journal = journal or Journal()
+        self.rule = Rule.of(variants, objective, tolerance)
+        self.by_model = self.rule.by_model
+        self.frontier, self.reserve, layouts, self.work = open_frontier(
+            space, variants, setting, self.rule, self.stop
+        )
+        self.context = Context(
+            variants, setting, self.rule, self.work, layouts, operator_repeats(variants), self.stop
+        )
+        self.crew = crew or Crew(InProcess())
+        self.crew.stop = self.stop
+        self.crew.executor.start(self.context)
+        self.pacer = Pacer(self.crew)
+        self.scores = self.rule.scores(self.frontier.lower_s)
+        """No plan of a chip scores higher."""
+        self.best: int | None = None
+        self.score = 0.0
+        self.mode = _Mode()
+        self.batches = 0
+        self.solved: set[Key] = set()
+        """Nodes whose schedules were solved, with their effort."""
+        self.schedules: dict[Key, Schedules] = {}
+        """Of the nodes solved here whose plans were the best of their chips."""
+
+    def outcome(self) -> Outcome:
+        """What is known now."""
+        ruled_out = self.scores <= self.threshold()
+        proven = self.bound() <= max(self.threshold(), self.score)
+        reason = "" if proven else self.stop.reason
+        return Outcome(
+            self.frontier, self.best, self.score, self.bound(), len(self.solved), ruled_out, reason
+        )
+
+    def bound(self) -> float:
+        """No chip of the space scores higher."""
+        waiting = 0.0 if self.reserve is None else self.reserve.bound()
+        return max(float(self.scores.max(initial=0.0)), waiting, self.score)
+
+    def best_waiting(self) -> float:
+        """No chip without a schedule bound scores higher."""
+        waiting = 0.0 if self.reserve is None else self.reserve.bound()
+        return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
+
+    def evaluate_all(self, order: IntArray, waiting: int | None = None) -> FloatArray:
+        """Scores of these chips, each with its own best layouts, whatever the incumbent is.
+
+        Only what exists is computed; bounds stay those of the schedules. `waiting`: how many chips
+        are to be evaluated in all, for the report.
+        """
+        self._aside(order, _Mode("front", True, 0.0, len(order) if waiting is None else waiting))
+        return np.array([self.found_score(int(chip)) for chip in order])
+
+    def evaluate_near(self, order: IntArray, least: float) -> None:
+        """Evaluate those of these chips whose bounds allow a score above `least`."""
+        self._aside(order, _Mode("near", True, least, len(order)))
+
+    def _aside(self, order: IntArray, mode: _Mode) -> None:
+        """A batch that does not change the incumbent."""
+        self.mode = mode
+        self.batch(order)
+        self.mode = _Mode()
+
+    def adopt(self, chip: int, found: Mapping[int, Found]) -> None:
+        """Take plans over that another search found for a chip, if they are better.
+
+        Without plans: those that were taken over when this search ran before.
+        """
+        key = Key("baseline", int(self.frontier.ids[chip]))
+        stored = self.journal.evaluation(key)
+        if stored is not None:
+            self.apply(chip, stored)
+        elif self._score_of(found) > self.found_score(chip):
+            self.finish(chip, key, Evaluation(self.frontier.lower_s[chip], found))
+
+    def bring(self, ids: list[int]) -> dict[int, int]:
+        """Where these chips are in the frontier, brought in if need be; those that exist."""
+        if self.reserve is not None:
+            self.frontier = self.reserve.bring(self.frontier, ids)
+            added = self.frontier.lower_s[len(self.scores) :]
+            self.scores = np.concatenate([self.scores, self.rule.scores(added)])
+        order = np.argsort(self.frontier.ids, kind="stable")
+        ordered = self.frontier.ids[order]
+        at = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
+        return {i: int(order[k]) for i, k in zip(ids, at.tolist(), strict=True) if ordered[k] == i}
+
+    def forget(self, chips: IntArray) -> None:
+        """Drop what was found for chips that a strategy did not visit in the end."""
+        self.frontier.stage[chips] = 0
+        for chip in chips:
+            self.frontier.found.pop(int(chip), None)
+
+    def accept(self, chip: int, score: float) -> None:
+        """Take a chip for the incumbent if it scores higher."""
+        if score > self.score:
+            self.best, self.score = chip, score
+
+    def found_score(self, chip: int) -> float:
+        """Score of the plans found for a chip; -1 where some model has none."""
+        return self._score_of(self.frontier.found.get(chip, {}))
+
+    def _score_of(self, found: Mapping[int, Found]) -> float:
+        if len(found) < len(self.by_model):
+            return -1.0
+        times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
+        return float(self.objective.scores(times)[0])
+
+    def threshold(self) -> float:
+        if self.mode.floor is not None:
+            return self.mode.floor
+        return self.score * (1.0 + self.tolerance)
+
+    def _cutoff(self) -> float:
+        """With one model: a step time that would not improve the incumbent enough."""
+        if len(self.by_model) > 1:
+            return np.inf
+        if self.mode.floor is not None:
+            return self.objective.batches[0] / self.mode.floor if self.mode.floor else np.inf
+        if self.best is None:
+            return np.inf
+        return self.frontier.found[self.best][0].step_time_s / (1.0 + self.tolerance)
+
+    def admit(self, size: int) -> None:
+        """Bring chips into memory that may be among the next `size`, and let the lost ones go."""
+        if self.reserve is None:
+            return
+        changed = self.reserve.admit(self.frontier, self.scores, self.threshold(), size, self.stop)
+        if changed is not None:
+            self.frontier, moved = changed
+            self.best = None if self.best is None else int(moved[self.best])
+            self.scores = self.rule.scores(self.frontier.lower_s)
+
+    # --- Batches --------------------------------------------------------------------------------
+
+    def batch(self, order: IntArray) -> None:
+        """Schedule bounds for these chips, then placements where they leave a chance."""
+        number = self.batches
+        self.batches += 1
+        nodes: dict[int, ChipNodes] = {}
+        known = self.journal.bounds(number)
+        ids = self.frontier.ids[order]
+        fresh = np.array([int(i) not in known for i in ids], np.bool_)
+        open_ = self._open(order)
+        for chip, name in zip(order[~fresh], ids[~fresh], strict=True):
+            self._set_row(int(chip), known[int(name)], stage=1)
+        self._bound(order[fresh], open_[fresh], nodes, record=number)
+        if not self.stop():
+            self._place(order[np.argsort(-self.scores[order], kind="stable")], nodes)
+
+    def _open(self, order: IntArray) -> NDArray[np.bool_]:
+        """Which (chip, variant) pairs could still be part of a better design."""
+        lower = self.frontier.lower_s[order]
+        return lower < self._cutoff() if len(self.by_model) == 1 else np.isfinite(lower)
+
+    def _bound(
+        self,
+        order: IntArray,
+        open_: NDArray[np.bool_],
+        nodes: dict[int, ChipNodes],
+        record: int | None,
+    ) -> None:
+        """Schedule bounds, in pieces; bounds of a batch are recorded under its number."""
+        frontier = self.frontier
+        position = {int(chip): i for i, chip in enumerate(order)}
+
+        def call(piece: IntArray) -> Call:
+            own = [position[int(chip)] for chip in piece]
+            chips = frontier.chips.subset(piece)
+            rows = frontier.lower_s[piece]
+            return Call(bound_chips, (chips, rows, open_[own], self.threshold()), tag=piece)
+
+        pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
+        for done, bounded in self.crew.results(call(piece) for piece in pieces):
+            piece = done.tag
+            self.pacer.finished(done)
+            for local, chip in enumerate(piece):
+                self._set_row(int(chip), bounded.rows[local], stage=1)
+            nodes.update({int(piece[local]): chip for local, chip in bounded.nodes.items()})
+            if record is not None:
+                ids = frontier.ids[piece]
+                self.journal.put_bounds(record, ids, bounded.rows, self.scores[piece])
+
+    def _place(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
+        """Placements of these chips, one after the other, each against the incumbent then."""
+        ahead = Speculation(self.crew, self._worth_placing, lambda chip: self._task(chip, nodes))
+        for done, chip in enumerate(ranked.tolist()):
+            if self.mode.waiting:
+                self.report(_SHOWN[self.mode.phase], self.mode.waiting - done)
+            if self.scores[chip] <= self.threshold():
+                continue
+            key = Key(self.mode.phase, int(self.frontier.ids[chip]))
+            stored = self.journal.evaluation(key)
+            if stored is not None:
+                self.apply(chip, stored)
+                continue
+            if chip not in nodes:
+                # Its bounds were on record, which come without the times that a placement needs.
+                again = [c for c in ranked.tolist() if c not in nodes and self._worth_placing(c)]
+                missing = np.array(again, np.int64)
+                self._bound(missing, self._open(missing), nodes, record=None)
+            if self.stop():
+                return
+            asked = ahead.result(chip, ranked)
+            if asked is None:
+                return
+            task = self._task(chip, nodes)
+            own = nodes[chip]
+            placed = try_chip(
+                self.rule,
+                task.trial,
+                replayed(asked, lambda *ask, own=own: place_node(self.context, own, *ask)),
+            )
+            self.finish(chip, key, self._placed(chip, own, placed))
+
+    def _worth_placing(self, chip: int) -> bool:
+        return bool(self.scores[chip] > self.threshold()) and (
+            self.journal.evaluation(Key(self.mode.phase, int(self.frontier.ids[chip]))) is None
+        )
+
+    def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
+        found = self.frontier.found.get(chip, {})
+        trial = Trial(
+            chip_name(self.frontier.chips, chip),
+            self.frontier.lower_s[chip],
+            {model: plan.step_time_s for model, plan in found.items()},
+            self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance),
+            self._cutoff(),
+            self.mode.sparing,
+        )
+        return ChipTask(nodes[chip], trial)
+
+    def _placed(self, chip: int, nodes: ChipNodes, placed: Placed) -> Evaluation:
+        found = dict(self.frontier.found.get(chip, {}))
+        for model, (v, division) in placed.found.items():
+            at = nodes.position(v)
+            traffic = float(nodes.hbm_bytes[at]), float(nodes.glb_bytes[at])
+            found[model] = self.plan_found(chip, v, division, nodes.upper_s[at], traffic, "quick")
+        return Evaluation(placed.row, found)
+
+    def plan_found(
+        self,
+        chip: int,
+        v: int,
+        division: Division,
+        pass_s: FloatArray,
+        traffic: tuple[float, float],
+        effort: Effort,
+    ) -> Found:
+        variant = self.variants.variants[v]
+        energy = energy_of_work(
+            variant_work(self.work, self.context.repeats[v], traffic, self.frontier.chips, chip),
+            variant,
+            area_mm2=float(self.frontier.chips.area_mm2[chip]),
+            step_time_s=division.step_time_s,
+            devices=division.pipeline * variant.width * division.data,
+            recompute_share=division.recompute_share,
+        )
+        return Found(
+            division.step_time_s, v, pass_s, division.pipeline, division.data, energy, effort
+        )
+
+    def finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:
+        self.apply(chip, evaluation)
+        score = self.found_score(chip)
+        self.journal.put_evaluation(key, evaluation, score, self.frontier.chips, chip)
+
+    def apply(self, chip: int, evaluation: Evaluation) -> None:
+        """Take an evaluation over, just made or on record."""
+        self._set_row(chip, evaluation.row, stage=2)
+        self.frontier.found[chip] = dict(evaluation.found)
+        if not self.mode.sparing:
+            self.accept(chip, self.found_score(chip))
+
+    def _set_row(self, chip: int, row: FloatArray, stage: int) -> None:
+        self.frontier.lower_s[chip] = row
+        self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
+        self.scores[chip] = self.rule.scores(row[None, :])[0]
+
+    def report(self, phase: str, left: int) -> None:
+        total, bound = len(self.frontier.chips), self.bound()
+        if self.reserve is not None:
+            total = self.reserve.points
+        best = None if self.best is None else int(self.frontier.ids[self.best])
+        self.journal.progress(phase, left, total, best, self.score, bound)
+        if self.progress is not None:
+            self.progress(phase, left, total, self.score, bound)

@@ -1,0 +1,122 @@
+"""The exact strategy: batches of chips, the most promising first, then more effort where the proof
+needs it, for schedules that keep the bound above the incumbent.
+
+There it goes one node after the other, always that of the chip with the highest bound. Where there
+are several workers, the nodes that will most likely be next are solved ahead of their turn.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.executors import Call
+from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.journal import Evaluation, Key
+from atoll.explore.proof.order import check_step, chip_name
+from atoll.explore.proof.tasks import Solved, solve_node
+from atoll.schedule.solve import Effort
+
+FIRST_BATCH = 16
+LARGEST_BATCH = 4096
+EFFORTS: tuple[Effort, ...] = ("linear", "bounded", "exact")
+"""The first rules most chips out, at a tenth of the cost of the second."""
+
+
+def exact_search(search: Search) -> Outcome:
+    """Until no chip is left that could beat the best, or the search has to end."""
+    size = FIRST_BATCH
+    while not search.stop():
+        search.crew.consider()
+        search.admit(size)
+        fresh = (search.frontier.stage == 0) & (search.scores > search.threshold())
+        if not fresh.any():
+            break
+        search.report("bounding", int(fresh.sum()))
+        ranked = np.flatnonzero(fresh)
+        search.batch(ranked[np.argsort(-search.scores[ranked], kind="stable")][:size])
+        size = min(4 * size, LARGEST_BATCH)
+        if search.reserve is not None:
+            # The way is long: close the gap as far as the chips that wait allow.
+            tighten(search, search.best_waiting())
+    tighten(search, 0.0)
+    return search.outcome()
+
+
+def tighten(search: Search, until: float) -> None:
+    """Solve schedules until no chip's bound is above the incumbent, or above `until`."""
+    sent: dict[Key, Call] = {}
+    search.crew.consider()
+    while search.best is not None and not search.stop():
+        chip = int(np.argmax(search.scores))
+        if search.scores[chip] <= max(search.threshold(), until):
+            break
+        search.report("tightening", int((search.scores > search.threshold()).sum()))
+        target = _loosest(search, chip)
+        if target is None:
+            break
+        key, model = target
+        search.solved.add(key)
+        stored = search.journal.evaluation(key)
+        if stored is not None:
+            search.apply(chip, stored)
+            continue
+        _send(search, chip, key, sent)
+        solved = search.crew.result(sent.pop(key))
+        if solved is None:
+            search.solved.discard(key)
+            break
+        search.finish(chip, key, _after(search, chip, model, key, solved))
+    search.crew.drop(sent.values())
+
+
+def _after(search: Search, chip: int, model: int, key: Key, solved: Solved) -> Evaluation:
+    """The chip's bounds and plans once the node is solved."""
+    row = search.frontier.lower_s[chip].copy()
+    row[key.variant] = max(row[key.variant], solved.least_s)
+    found = dict(search.frontier.found.get(chip, {}))
+    division = solved.division
+    if division is not None:
+        name = chip_name(search.frontier.chips, chip)
+        check_step(row[key.variant], division.step_time_s, name, search.rule.names[key.variant])
+        if model not in found or division.step_time_s < found[model].step_time_s:
+            traffic = solved.hbm_bytes, solved.glb_bytes
+            effort = next(effort for effort in EFFORTS if effort == key.effort)
+            found[model] = search.plan_found(
+                chip, key.variant, division, solved.pass_s, traffic, effort
+            )
+            search.schedules[key] = solved.schedules
+    return Evaluation(row, found)
+
+
+def _send(search: Search, chip: int, first: Key, sent: dict[Key, Call]) -> None:
+    """Begin the node that is needed now, and what will most likely be needed next."""
+    crew = search.crew
+    wanted = [(first, chip)]
+    if crew.room > 1:
+        open_ = np.flatnonzero(search.scores > search.threshold())
+        ranked = open_[np.argsort(-search.scores[open_], kind="stable")]
+        for other in ranked[: crew.room + 1].tolist():
+            target = None if other == chip else _loosest(search, other)
+            if target is not None and search.journal.evaluation(target[0]) is None:
+                wanted.append((target[0], other))
+    for key, at in wanted:
+        free = crew.in_flight(sent.values()) < crew.room
+        if key not in sent and (free or key == first):
+            alone = search.frontier.chips.subset(np.array([at]))
+            sent[key] = Call(solve_node, (alone, key.variant, key.effort))
+            crew.send(sent[key])
+
+
+def _loosest(search: Search, chip: int) -> tuple[Key, int] | None:
+    """The chip's model and variant whose bound is the lowest and can still be improved."""
+    lower = search.frontier.lower_s[chip]
+    for model, own in enumerate(search.by_model):
+        v = int(own[np.argmin(lower[own])])
+        known = search.frontier.found.get(chip, {}).get(model)
+        if known is not None and lower[v] >= known.step_time_s / (1.0 + search.tolerance):
+            continue
+        for effort in EFFORTS:
+            key = Key("tighten", int(search.frontier.ids[chip]), v, effort)
+            if key not in search.solved:
+                return key, model
+    return None

@@ -1,0 +1,72 @@
+"""A bound lies below what it bounds: checked wherever both are at hand, since a proof rests on it.
+
+A bound above a step that exists would rule out designs that are better than the answer, in silence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips
+from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.work import OperatorWork
+from atoll.explore.pricing.workloads import Variant, Variants
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+ROUNDING = 1e-8
+"""Relative. Schedules may fill a capacity to one part in 1e9 too much, as shares add up inexactly;
+rooflines know no such slack."""
+
+
+def chip_name(chips: Chips, chip: int) -> str:
+    return (
+        f"design {chips.design[chip]} ({chips.tensor_cores[chip]} TC, "
+        f"{chips.vector_cores[chip]} VC, HBM of {chips.hbm_Bps[chip] / 1e9:g} GB/s)"
+    )
+
+
+def variant_name(variants: Variants, variant: Variant) -> str:
+    model = variants.workloads[variant.workload].name
+    return f"{model} at microbatch {variant.microbatch} and tensor width {variant.tensor}"
+
+
+def check_step(bound_s: float, step_s: float, chip: str, variant: str) -> None:
+    """Stop where the bound of a node is above the step of a plan that exists."""
+    if bound_s > step_s * (1.0 + ROUNDING):
+        raise ArithmeticError(
+            f"internal error: {chip} with {variant}: the step is bounded by {bound_s:.9g} s from "
+            f"below, but a plan takes {step_s:.9g} s; no proof of this search would hold."
+        )
+
+
+def check_layers(
+    chips: Chips,
+    variants: Variants,
+    setting: Setting,
+    work: OperatorWork,
+    node_chip: IntArray,
+    node_variant: IntArray,
+    upper_s: FloatArray,
+) -> None:
+    """Stop where the roofline of a layer is above its schedule (nodes, layers, passes)."""
+    roofline_s = layer_rooflines(chip_rates(chips), variants, setting, work)
+    ranges = variants.layer_ranges
+    for v in np.unique(node_variant):
+        nodes = np.flatnonzero(node_variant == v)
+        layers = variants.variants[v].layers
+        own = roofline_s[node_chip[nodes], ranges[v] : ranges[v] + layers]
+        exists = upper_s[nodes, : own.shape[1]].sum(axis=2)
+        wrong = np.argwhere(own > exists * (1.0 + ROUNDING))
+        if len(wrong):
+            node, layer = wrong[0]
+            variant = variants.variants[v]
+            raise ArithmeticError(
+                f"internal error: {chip_name(chips, int(node_chip[nodes[node]]))} with "
+                f"{variant_name(variants, variant)}: layer {variant.passes[layer].name} "
+                f"is bounded by {own[node, layer]:.9g} s from below, but a schedule takes "
+                f"{exists[node, layer]:.9g} s; no proof of this search would hold."
+            )

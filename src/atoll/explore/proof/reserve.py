@@ -1,0 +1,211 @@
+"""Spaces too large for memory: bounded in groups, brought in best first.
+
+A group is every point with the same first few parameters (tensor cores, vector cores, width, ...).
+The fastest corner of a group, whatever its area, bounds all its chips. Groups come into memory when
+their bound is among the best that are left; of those that never do, the bound is the proof.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips, chips_of_space, distinct_rows
+from atoll.errors import InfeasibleError
+from atoll.explore.pricing.bounds import LayoutBounds, chip_rates, layer_rooflines, roofline_bounds
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.work import OperatorWork, operator_work
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.frontier import Frontier
+from atoll.explore.proof.trial import Rule
+from atoll.explore.stop import Stop
+from atoll.hardware.area import area_mm2
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import Space
+from atoll.stopping import go_on
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+MOST_GROUPS = 1 << 17
+PIECE_POINTS = 1 << 17
+"""Points that are built at once: bounds the memory of those that do not come in."""
+
+
+def open_frontier(
+    space: Space | ProductSpace, variants: Variants, setting: Setting, rule: Rule, stop: Stop
+) -> tuple[Frontier, Reserve | None, LayoutBounds, OperatorWork]:
+    """Rooflines of every chip of a space; or of the groups of a large one."""
+    go_on(stop)
+    work = operator_work(variants.passes.keys, setting.network, setting.profile.name)
+    if isinstance(space, ProductSpace):
+        reserve = Reserve(space, variants, setting, rule, work)
+        return reserve.first_frontier(stop), reserve, reserve.layouts, work
+    chips = chips_of_space(space, setting.profile)
+    memory_bytes = float(chips.hbm_capacity_bytes.max())
+    layouts, lower_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
+    ids = chip_ids(chips, hbm_bandwidths(space, setting))
+    frontier = Frontier(chips, ids, lower_s, np.zeros(len(chips), np.int8))
+    return frontier, None, layouts, work
+
+
+class Reserve:
+    """The groups of a space that are not in memory, the most promising first."""
+
+    def __init__(
+        self,
+        space: ProductSpace,
+        variants: Variants,
+        setting: Setting,
+        rule: Rule,
+        work: OperatorWork,
+    ) -> None:
+        self._space, self._variants, self._setting = space, variants, setting
+        self._rule, self._work = rule, work
+        self.points = len(space)
+        self._bandwidths = hbm_bandwidths(space, setting)
+        group, rates = self._corners()
+        memory_bytes = float(max(option.capacity_bytes for option in space.hbm_options))
+        self.layouts, lower_s = roofline_bounds(rates, memory_bytes, variants, setting, work)
+        scores = rule.scores(lower_s)
+        order = np.argsort(-scores, kind="stable")
+        self._group, self._score = group[order], scores[order]
+        self._next = 0
+        self.scheduled: list[IntArray] = []
+        """Designs that left memory after their schedule bound."""
+
+    def _corners(self) -> tuple[IntArray, FloatArray]:
+        """Groups that may hold a design, and the peak rates that none of their chips exceeds."""
+        lists = [np.asarray(values, np.float64) for values in self._space.axes.lists()]
+        sizes = [len(values) for values in lists]
+        depth = max(k for k in range(len(sizes) + 1) if np.prod(sizes[:k]) <= MOST_GROUPS)
+        self._group_points = int(np.prod(sizes[depth:], dtype=np.int64))
+        count = int(np.prod(sizes[:depth], dtype=np.int64))
+        prefix = np.unravel_index(np.arange(count), sizes[:depth]) if depth else ()
+        most, least = (
+            [
+                values[prefix[i]] if i < depth else np.full(count, pick(values))
+                for i, values in enumerate(lists)
+            ]
+            for pick in (np.max, np.min)
+        )
+        if self._space.axes.vector_width is None:
+            most[4], least[4] = most[2], least[2]
+        rates = np.column_stack(
+            [
+                most[0] * most[2] * most[3] * most[6],
+                most[1] * most[4] * most[6],
+                np.full(count, self._bandwidths.max()),
+            ]
+        )
+        # Area grows with every parameter: where the smallest corner is too large, all are.
+        limit = self._space.limits.max_area_mm2
+        smallest = area_mm2(*(values.astype(np.int64) for values in least[:6]))
+        kept = np.flatnonzero(smallest <= (np.inf if limit is None else limit))
+        if len(kept) == 0:
+            raise self._empty()
+        return kept, rates[kept]
+
+    def first_frontier(self, stop: Stop) -> Frontier:
+        """The best group that has a design at all."""
+        while self._next < len(self._group):
+            go_on(stop)
+            frontier = self._built(1, threshold=-1.0)
+            if frontier is not None:
+                return frontier
+        raise self._empty()
+
+    def _empty(self) -> InfeasibleError:
+        return InfeasibleError(
+            f"space {self._space.name} is empty: no point of its {self.points:,} satisfies its "
+            "constraints; loosen one."
+        )
+
+    def bound(self) -> float:
+        """No chip outside memory scores higher."""
+        return float(self._score[self._next]) if self._next < len(self._score) else 0.0
+
+    def open_points(self, threshold: float) -> int:
+        """Points outside memory that no bound has ruled out."""
+        return int((self._score[self._next :] > threshold).sum()) * self._group_points
+
+    def admit(
+        self, frontier: Frontier, scores: FloatArray, threshold: float, size: int, stop: Stop
+    ) -> tuple[Frontier, IntArray] | None:
+        """Bring in whatever may be among the `size` best chips that are not yet bounded.
+
+        Chips that can no longer win leave. The new frontier, and where each old chip is in it (-1:
+        nowhere); None where nothing changed.
+        """
+        lost = (scores <= threshold) & (frontier.stage < 2)
+        wanted = self._wanted(frontier, scores, threshold, size)
+        if self.bound() <= wanted and lost.sum() * 2 < len(scores):
+            return None
+        self.scheduled.append(np.unique(frontier.chips.design[lost & (frontier.stage == 1)]))
+        kept = np.flatnonzero(~lost)
+        moved = np.full(len(scores), -1, np.int64)
+        moved[kept] = np.arange(len(kept))
+        frontier, scores = frontier.kept(kept), scores[kept]
+        while self.bound() > self._wanted(frontier, scores, threshold, size) and not stop():
+            groups = max(1, PIECE_POINTS // self._group_points)
+            more = self._built(groups, threshold)
+            if more is not None:
+                frontier = frontier.joined(more.chips, more.ids, more.lower_s)
+                scores = np.concatenate([scores, self._rule.scores(more.lower_s)])
+        return frontier, moved
+
+    def _wanted(self, frontier: Frontier, scores: FloatArray, threshold: float, size: int) -> float:
+        """A chip has to score higher to be among the next `size`."""
+        waiting = scores[(frontier.stage == 0) & (scores > threshold)]
+        if len(waiting) < size:
+            return threshold
+        return float(np.partition(waiting, len(waiting) - size)[len(waiting) - size])
+
+    def _built(self, groups: int, threshold: float) -> Frontier | None:
+        """The chips of the next groups that score above the threshold; None if there are none."""
+        chosen = self._group[self._next : self._next + groups]
+        chosen = chosen[self._score[self._next : self._next + groups] > threshold]
+        self._next += max(1, len(chosen))
+        within = np.arange(self._group_points)
+        flat = np.sort((chosen[:, None] * self._group_points + within).ravel())
+        return self._bounded(flat, threshold)
+
+    def bring(self, frontier: Frontier, ids: list[int]) -> Frontier:
+        """The frontier with these chips in it, as far as the constraints allow them."""
+        missing = np.setdiff1d(np.array(ids, np.int64), frontier.ids)
+        more = self._bounded(np.unique(missing // len(self._bandwidths)), threshold=-1.0)
+        if more is None:
+            return frontier
+        more = more.kept(np.flatnonzero(np.isin(more.ids, missing)))
+        return frontier.joined(more.chips, more.ids, more.lower_s)
+
+    def _bounded(self, flat: IntArray, threshold: float) -> Frontier | None:
+        """The chips at these points whose roofline is above the threshold, if there are any."""
+        space, places = self._space.designs(flat)
+        if len(space) == 0:
+            return None
+        chips = chips_of_space(space, self._setting.profile)
+        rates, number = distinct_rows(chip_rates(chips))
+        layer_s = layer_rooflines(rates, self._variants, self._setting, self._work)
+        lower_s = self.layouts.all_variants_s(layer_s)
+        kept = np.flatnonzero(self._rule.scores(lower_s)[number] > threshold)
+        if len(kept) == 0:
+            return None
+        design = places[chips.design[kept]]
+        chips = replace(chips.subset(kept), design=design)
+        ids = chip_ids(chips, self._bandwidths)
+        return Frontier(chips, ids, lower_s[number[kept]], np.zeros(len(kept), np.int8))
+
+
+def chip_ids(chips: Chips, bandwidths: FloatArray) -> IntArray:
+    """A number for each chip that it keeps whatever else is in memory: design and bandwidth."""
+    band = np.searchsorted(bandwidths, chips.hbm_Bps)
+    return np.asarray(chips.design * len(bandwidths) + band)
+
+
+def hbm_bandwidths(space: Space | ProductSpace, setting: Setting) -> FloatArray:
+    """The distinct HBM bandwidths of a space, as its chips have them."""
+    hbm_Bps = setting.profile.hbm_Bps
+    return np.unique([hbm_Bps(option.bandwidth_Bps) for option in space.hbm_options])

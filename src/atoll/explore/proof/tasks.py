@@ -1,0 +1,206 @@
+"""The pure pieces of a search, which any process may run: bounds, placements, schedules.
+
+A task takes the search's context, which every worker holds, and plain arrays. Its result depends
+on nothing else, so that it does not matter who runs it, when, or how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips
+from atoll.explore.pricing.bounds import LayoutBounds
+from atoll.explore.pricing.energy import operator_repeats, variant_traffic
+from atoll.explore.pricing.evaluate import Priced, times_of
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.work import OperatorWork
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.order import check_layers
+from atoll.explore.proof.trial import Answers, Rule, Trial, try_chip
+from atoll.explore.stop import Stop
+from atoll.placement.chain import Division
+from atoll.schedule.problem import Schedule
+from atoll.schedule.solve import Effort
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What every task of one search needs."""
+
+    variants: Variants
+    setting: Setting
+    rule: Rule
+    work: OperatorWork
+    layouts: LayoutBounds
+    repeats: FloatArray
+    """(variants, operators): how often a microbatch runs each distinct operator."""
+    stop: Stop
+
+
+@dataclass(frozen=True, eq=False)
+class ChipNodes:
+    """One chip with those variants that could still be part of a better design."""
+
+    memory_bytes: float
+    hbm_Bps: float
+    variant: IntArray
+    lower_s: FloatArray  # (nodes, layers, forward and backward): no schedule is faster
+    upper_s: FloatArray  # the same: a schedule that exists
+    forward_s: FloatArray  # (nodes, operators of the block's forward pass)
+    hbm_bytes: FloatArray  # (nodes,): of a microbatch on one device
+    glb_bytes: FloatArray
+
+    def position(self, variant: int) -> int:
+        return int(np.flatnonzero(self.variant == variant)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """Chips after the schedule bound."""
+
+    rows: FloatArray
+    """(chips, variants): no plan of the node is faster."""
+    nodes: dict[int, ChipNodes]
+    """By position: the chips that a placement could still make the best."""
+
+
+def bound_chips(
+    context: Context,
+    chips: Chips,
+    rows: FloatArray,
+    open_: NDArray[np.bool_],
+    threshold: float,
+) -> Bounded:
+    """Operator costs and schedule bounds for the open nodes of these chips."""
+    # Contiguous, as everywhere: another layout would compile the kernels a second time.
+    chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
+    # Most variants are ruled out on all these chips: operators that are theirs alone go unpriced.
+    part, own = np.unique(variant, return_inverse=True)
+    own = np.ascontiguousarray(own.reshape(-1))
+    variants, repeats = _part(context.variants, tuple(part.tolist()))
+    priced = Priced.of(chips, variants, context.setting)
+    lower, upper = priced.schedule_bounds(chip, own, "layers")
+    check_layers(chips, variants, context.setting, priced.work, chip, own, upper)
+    rows = rows.copy()
+    bounds = context.layouts.step_s(lower.sum(axis=2), variant)
+    rows[chip, variant] = np.maximum(rows[chip, variant], bounds)
+    hopeful = context.rule.scores(rows) > threshold
+    kept = hopeful[chip]
+    chip, variant, own = chip[kept], variant[kept], own[kept]
+    if len(chip) == 0:
+        return Bounded(rows, {})
+    lower, upper = (
+        whole[kept] + halves
+        for whole, halves in zip(
+            (lower, upper), priced.schedule_bounds(chip, own, "halves"), strict=True
+        )
+    )
+    forward = priced.forward_s(chip, own)
+    hbm, glb = variant_traffic(priced, repeats)
+    nodes = {}
+    for position in np.flatnonzero(hopeful):
+        its = slice(*np.searchsorted(chip, [position, position + 1]))
+        nodes[int(position)] = ChipNodes(
+            float(chips.hbm_capacity_bytes[position]),
+            float(chips.hbm_Bps[position]),
+            variant[its],
+            lower[its],
+            upper[its],
+            forward[its],
+            hbm[position, own[its]],
+            glb[position, own[its]],
+        )
+    return Bounded(rows, nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class ChipTask:
+    """One chip to place, with what was known when the task was sent."""
+
+    nodes: ChipNodes
+    trial: Trial
+
+
+def place_chips(context: Context, tasks: Sequence[ChipTask]) -> list[Answers]:
+    """The placements that a trial of each chip asks for; see `trial.try_chip`."""
+    return [_asked(context, task) for task in tasks]
+
+
+def _asked(context: Context, task: ChipTask) -> Answers:
+    asked: Answers = {}
+
+    def record(kind: str, variant: int, limit: float) -> Division | None:
+        found = place_node(context, task.nodes, kind, variant, limit)
+        asked[(kind, variant)] = (limit, found)
+        return found
+
+    try_chip(context.rule, task.trial, record)
+    return asked
+
+
+def place_node(
+    context: Context, nodes: ChipNodes, kind: str, variant: int, limit: float
+) -> Division | None:
+    """The fastest placement below the limit, with the node's lower or upper times."""
+    position = nodes.position(variant)
+    own = context.variants.variants[variant]
+    lower, upper = nodes.lower_s[position], nodes.upper_s[position]
+    forward_s = nodes.forward_s[position, : own.facts.rerun.shape[1]]
+    if kind == "lower":
+        times = times_of(own, lower, forward_s, upper)
+    else:
+        times = times_of(own, upper, forward_s)
+    problem = context.setting.problem(own, nodes.memory_bytes, nodes.hbm_Bps)
+    return context.setting.place(problem, times, limit)
+
+
+Schedules = list[tuple[Schedule, Schedule]]
+"""Forward and backward, of every layer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """One node whose schedules were solved with more effort."""
+
+    least_s: float
+    """No plan of the node is faster; infinite where nothing fits."""
+    division: Division | None
+    schedules: Schedules
+    pass_s: FloatArray
+    hbm_bytes: float
+    glb_bytes: float
+
+
+def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> Solved:
+    """Schedules of one chip's variant with more effort, and the placements that follow."""
+    alone, repeats = _part(context.variants, (variant,))
+    priced = Priced.of(chip, alone, context.setting)
+    own = alone.variants[0]
+    solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, context.stop)
+    lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
+    upper = np.array([[s.makespan_s for s in pair] for pair in solved])
+    least, most = priced.place(0, own, lower, most_s=upper), priced.place(0, own, upper)
+    hbm, glb = variant_traffic(priced, repeats)
+    return Solved(
+        least_s=np.inf if least is None else least.step_time_s,
+        division=most,
+        schedules=solved,
+        pass_s=upper,
+        hbm_bytes=float(hbm[0, 0]),
+        glb_bytes=float(glb[0, 0]),
+    )
+
+
+@lru_cache(maxsize=256)
+def _part(variants: Variants, numbers: tuple[int, ...]) -> tuple[Variants, FloatArray]:
+    """Some of the variants, and how often each of their operators runs; kept for the next chip."""
+    found = variants.part(numbers)
+    return found, operator_repeats(found)

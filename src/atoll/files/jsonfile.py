@@ -1,0 +1,76 @@
+"""JSON files as objects; whatever is wrong with one becomes a sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from atoll.errors import AtollError
+
+MOST_DIGITS = 40
+"""Of a whole number: whatever is computed with it stays a finite float."""
+
+
+def read_object(path: Path, where: str = "") -> dict[str, Any]:
+    """The JSON object in a file, which sentences call `where` (its path)."""
+    where = where or str(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise AtollError(f"{where}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise AtollError(f"{where}: not a UTF-8 text file (byte {error.start})") from None
+    except OSError as error:
+        raise AtollError(f"{where}: cannot be read ({error.strerror})") from None
+    return parse_object(text, where)
+
+
+def parse_object(text: str, where: str) -> dict[str, Any]:
+    """The object written in a text; `where` names it in the sentences."""
+    try:
+        given = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_refused)
+    except json.JSONDecodeError as error:
+        raise AtollError(
+            f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise AtollError(f"{where}: not usable JSON ({error})") from None
+    if not isinstance(given, dict):
+        raise AtollError(f"{where}: expected a JSON object, found a {type(given).__name__}")
+    return given
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"a whole number of {len(text):,} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refused(text[:40])
+
+
+def _refused(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number that is finite")
+
+
+@contextmanager
+def faults_of(path: Path, as_written: bool) -> Iterator[None]:
+    """Turn a field that is missing, or of another kind, into a sentence on the file.
+
+    Of a file that is `as_written` (its checksum matches) such an error is our own, and stays.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        if as_written:
+            raise
+        raise AtollError(
+            f"{path}: a field is missing or of another kind ({type(error).__name__}: {error}); it "
+            "was damaged, or written by another version of atoll: run it again."
+        ) from error

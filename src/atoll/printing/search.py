@@ -1,0 +1,234 @@
+"""Searches for people to read: compact tables in a terminal, plain text on a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from atoll.printing.console import console_for_output, plain_table, print_bars, short
+from atoll.step.certificate import stored_sentence, times
+from atoll.units import counted, format_bytes, format_mfu, format_seconds
+
+if TYPE_CHECKING:
+    from atoll.explore.answer.result import SearchResult
+    from atoll.phaze.table_dp import TablePlan
+    from atoll.placement.plan import Placement
+
+
+def print_result(result: SearchResult) -> None:
+    console = console_for_output()
+    best = result.best
+    console.print(f"Best chip    {best.accelerator.describe()}", markup=False)
+    console.print(
+        f"             {best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} TFLOP/s, "
+        f"{best.peak_power_W:.0f} W at peak"
+    )
+    for number, line in enumerate(result.plateau_lines()):
+        console.print(f"{'Plateau' if number == 0 else '':<12} {line}", markup=False)
+    for plan in best.plans:
+        console.print(f"Model        {plan.model}", markup=False)
+        console.print(
+            f"Throughput   {plan.samples_per_s:,.1f} samples/s, "
+            f"{plan.tokens_per_s_per_device:,.0f} tokens/s a device, MFU {format_mfu(plan.mfu)}, "
+            f"{plan.power_W:.0f} W a device, {plan.energy_per_token_J * 1e3:.2f} mJ a token"
+        )
+        _print_placement(console, plan.placement, plan.replay_difference)
+    for number, own in enumerate(result.alone):
+        console.print(f"{'Alone' if number == 0 else '':<12} {own.words()}", markup=False)
+    if result.baselines:
+        _print_baselines(console, result)
+    if result.beside:
+        _print_beside(console, result)
+    for against, front in result.pareto.items():
+        _print_front(console, against, front)
+    for words in result.warnings:
+        console.print(f"Warning      {words}", markup=False)
+    if result.scope is not None:
+        console.print(f"Space        {result.scope.sentence()}", markup=False)
+        for note in result.scope.notes:
+            console.print(f"Note         {note}", markup=False)
+    counts = result.certificate
+    for words in result.ending_lines():
+        console.print(f"Stopped      {words}")
+    console.print(f"Certificate  {counts.sentence()}")
+    pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.ruled_out.items())
+    console.print(
+        f"             {counts.evaluated:,} evaluated, ruled out: {pruned}; "
+        f"{result.wall_time_s:.1f} s"
+    )
+
+
+def _print_placement(console: Console, placement: Placement, replayed: float) -> None:
+    console.print(
+        f"Placement    {placement.layout} = {counted(placement.devices, 'device')}, microbatch "
+        f"{placement.microbatch}, {counted(placement.microbatches, 'round')}, ZeRO {placement.zero}"
+    )
+    console.print(f"Recompute    {placement.recompute}", markup=False)
+    worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
+    parts = ", ".join(
+        f"{name} {format_bytes(value)}" for name, value in worst.memory_bytes.items() if value
+    )
+    console.print(f"Memory       {format_bytes(worst.total_memory_bytes)} at most: {parts}")
+    console.print(
+        f"Step         {format_seconds(placement.step_time_s)} (replayed event by event: "
+        f"{replayed:+.2%})"
+    )
+    print_bars(console, placement.time_parts_s, placement.step_time_s)
+
+
+def _print_baselines(console: Console, result: SearchResult) -> None:
+    unit = "samples/s" if len(result.best.plans) == 1 else "score"
+    table = plain_table("Beside", unit, "ours is", left="Beside")
+    if result.baseline_remarks:
+        table.add_column("")
+    for name, value in result.baselines.items():
+        if value is None:
+            table.add_row(name, "does not fit")
+        else:
+            remark = [result.baseline_remarks[name]] if name in result.baseline_remarks else []
+            table.add_row(name, f"{value:,.1f}", times(result.score, value), *remark)
+    console.print(table)
+
+
+def _print_beside(console: Console, result: SearchResult) -> None:
+    """Devices that exist, each at its best layout, against the (first) model's throughput."""
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("Device")
+    table.add_column("samples/s", justify="right")
+    table.add_column("ours is", justify="right")
+    table.add_column("W", justify="right")
+    table.add_column("layout")
+    for device in result.beside:
+        rate, power_W = device.throughput_samples_per_s, device.power_W
+        watts = "" if power_W is None else f"{power_W:,.0f}"
+        if rate is None:
+            table.add_row(device.device, "does not fit", "", watts)
+        else:
+            ours = times(result.throughput_samples_per_s, rate)
+            table.add_row(device.device, f"{rate:,.1f}", ours, watts, device.layout)
+    console.print(table)
+
+
+def _print_front(console: Console, against: str, front: Mapping[str, Any]) -> None:
+    rows = front["designs"]
+    proof = front["proven_within"]
+    words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
+    size = counted(len(rows), "chip")
+    console.print(f"Front        {size} of throughput against {against}, {words}")
+    speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
+    cost = next(name for name in rows[0] if name.endswith(against))
+    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", speed)
+    for row in rows[:: max(1, len(rows) // 12)]:
+        table.add_row(
+            f"{row[cost]:.4g}",
+            f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
+            f"{row['vector_cores']} x {row['vector_width']}",
+            f"{row['glb_bytes'] / 2**20:g}",
+            f"{row[speed]:,.1f}",
+        )
+    console.print(table)
+
+
+def print_designs(shown: Mapping[str, Any]) -> None:
+    """A page of a run's store."""
+    console = console_for_output()
+    status = shown["status"]
+    gap = "" if status["gap"] is None else f", gap {status['gap']:.2%}"
+    console.print(
+        f"{status['state']}: {counted(shown['count'], 'design')}, "
+        f"{counted(status['evaluated'], 'chip')} evaluated, {status['bounded']:,} bounded, "
+        f"best {status['score']:,.1f}{gap}, {status['seconds']:.0f} s"
+    )
+    cores = ("tensor cores", "vector cores")
+    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", "layout")
+    for row in shown["designs"]:
+        table.add_row(
+            f"{row['score']:,.1f}",
+            f"{row['area_mm2']:.1f}",
+            f"{row['power_W']:.0f}",
+            f"{row['energy_per_token_J'] * 1e3:.2f}",
+            f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
+            f"{row['vector_cores']} x {row['vector_width']}",
+            format_bytes(row["glb_bytes"]),
+            format_bytes(row["hbm_capacity_bytes"]),
+            f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
+        )
+    console.print(table)
+    if "parquet" in shown:
+        written = shown["parquet"]
+        rows = counted(written["rows"], "design")
+        console.print(f"{rows} written to {written['file']}", markup=False)
+
+
+def print_table_plan(plan: TablePlan) -> None:
+    console = console_for_output()
+    if plan.time_per_batch_s is None:
+        console.print("Infeasible: no placement fits in memory and devices.")
+        return
+    console.print(
+        f"{format_seconds(plan.time_per_batch_s)} per batch: "
+        f"{counted(len(plan.stages), 'stage')} x tensor {plan.tensor_parallel} x data "
+        f"{plan.data_parallel}"
+    )
+    table = plain_table("stage", "layers", "devices", "load", "memory")
+    for number, stage in enumerate(plan.stages):
+        nodes = stage.nodes
+        span = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else f"{nodes[0]}"
+        table.add_row(
+            str(number), span, str(stage.devices), format_seconds(stage.load_s),
+            format_bytes(stage.memory_bytes),
+        )  # fmt: skip
+    console.print(table)
+
+
+def print_explanation(shown: Mapping[str, Any]) -> None:
+    console = console_for_output()
+    chip = shown["best"]
+    console.print(
+        f"Chosen: {chip['tensor_cores']} TC {chip['width']}x{chip['depth']}, "
+        f"{chip['vector_cores']} VC x{chip['vector_width']}, {chip['glb_MiB']:g} MiB GLB, "
+        f"{chip['hbm_GiB']:g} GiB HBM, {chip['area_mm2']:.1f} mm2"
+    )
+    for model in shown["models"]:
+        console.print(
+            f"\n{model['model']}: {model['samples_per_s']:,.1f} samples/s, "
+            f"MFU {format_mfu(model['mfu'])}; a step by cause:",
+            markup=False,
+        )
+        parts = model["time_parts_s"]
+        print_bars(console, parts, sum(parts.values()))
+        limits = ", ".join(f"{name} {share:.0%}" for name, share in model["limits"].items())
+        console.print(f"Operators are limited by: {limits} of their time.")
+        console.print("Slowest operators of a block:")
+        for row in model["slowest_operators"]:
+            console.print(
+                f"  {row['pass']:<9}{row['name']:<34}{format_seconds(row['duration_s']):>10}  "
+                f"{row['core']:<7} limited by {row['limit']}",
+                markup=False,
+            )
+        worst = max(model["schedules"], key=lambda entry: entry["gap"])
+        console.print(
+            f"Schedules: the loosest proof is {worst['layer']} {worst['pass']}, gap "
+            f"{worst['gap']:.2%} (bound: {worst['bound']})."
+        )
+    for number, other in enumerate(shown["runners_up"], start=1):
+        console.print(f"\nRunner-up {number}: {_difference(other['differs'])}", markup=False)
+        for reason in other["reasons"]:
+            before, after = (format_seconds(value) for value in reason["part_s"])
+            part = reason["part"].replace("_", " ")
+            console.print(
+                f"  {reason['model']}: {reason['slower_by']:.2%} slower, mostly {part} "
+                f"({before} -> {after}); {reason['layout'][1]}",
+                markup=False,
+            )
+    status = shown["certificate"]
+    console.print(f"\nProof: {stored_sentence(status)}")
+
+
+def _difference(changed: Mapping[str, Sequence[Any]]) -> str:
+    if not changed:
+        return "the same chip with another memory"
+    return ", ".join(f"{name} {short(a)} -> {short(b)}" for name, (a, b) in changed.items())

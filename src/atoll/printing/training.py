@@ -1,0 +1,137 @@
+"""Estimates, plans and validations for people to read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from atoll.printing.console import console_for_output, print_error_table
+from atoll.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from atoll.training.estimate import Estimate
+    from atoll.training.planner.plan import Plan
+
+BAR = 30
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None] | None]:
+    """A status line on a terminal; nothing elsewhere."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    with console.status("planning") as status:
+        yield lambda text: status.update(text)
+
+
+def print_estimate(result: Estimate) -> None:
+    console = console_for_output()
+    run, step, worst = result.run, result.step, result.worst
+    console.print(
+        f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.stack.name}): "
+        f"{result.layout}",
+        markup=False,
+    )
+    time, throughput, mfu = result.figures()
+    console.print(f"step {time}, {throughput}, MFU {mfu}")
+    if result.expected_error is not None:
+        console.print(f"note: {result.expected_error.sentence()}", markup=False)
+    for note in run.notes:
+        console.print(f"note: {note}", markup=False)
+    seconds = partial(format_seconds, digits=result.digits)
+    _print_parts(console, step.breakdown(), step.time_s, seconds)
+    verdict = "fits" if result.fits else "DOES NOT FIT"
+    console.print(
+        f"memory of stage {worst.stage}: {format_bytes(worst.allocated)} allocated, "
+        f"{format_bytes(worst.needed)} needed of {format_bytes(run.gpu.hbm_bytes)}: {verdict}"
+    )
+    _print_parts(console, worst.parts(), worst.allocated, format_bytes)
+    for name, operators in result.rerun:
+        again = ", ".join(operators) if operators else "nothing"
+        console.print(f"recomputed in {name}: {again}", markup=False)
+
+
+def _print_parts(
+    console: Console, parts: Mapping[str, float], whole: float, shown: Callable[[float], str]
+) -> None:
+    for name, value in sorted(parts.items(), key=lambda item: -item[1]):
+        share = value / whole if whole else 0.0
+        if share < 0.0005:
+            continue
+        bar = "█" * max(1, round(BAR * share))
+        label = name.replace("_", " ")
+        console.print(f"  {label:<20}{share:>6.1%}  {shown(value):>12}  {bar}", markup=False)
+
+
+def print_plan(result: Plan) -> None:
+    from atoll.training.replay import replay_estimate
+
+    console = console_for_output()
+    print_estimate(result.best)
+    console.print(f"\n{result.proof()}", markup=False)
+    if result.excluded:
+        console.print(result.left_out(), markup=False)
+    replayed = replay_estimate(result.best)
+    console.print(
+        f"replayed pass by pass: {format_seconds(replayed.time_s, result.best.digits)} "
+        f"({replayed.difference:+.1%})"
+    )
+    console.print("runners-up:")
+    for other in result.runners_up:
+        slower = other.step.time_s / result.best.step.time_s - 1
+        console.print(f"  {slower:+6.1%}  {other.layout}", markup=False)
+    console.print("why:")
+    for reason in result.reasons:
+        console.print(f"  {reason['why']}", markup=False)
+
+
+def print_runs(shown: Mapping[str, Any]) -> None:
+    """Validation of whole runs or steps."""
+    console = console_for_output()
+    console.print(f"{shown['predicted']} of {shown['rows']} rows predicted")
+    for reason, count in shown["skipped"].items():
+        console.print(f"  skipped {count}: {reason}", markup=False)
+    if "rejected" in shown:
+        share = shown["rejected"] / max(1, shown["predicted"])
+        console.print(f"rejected as out of memory: {shown['rejected']} ({share:.1%})")
+        return
+    groups = {"all": shown["step_time"]}
+    for kind in ("by_source", "by_device", "by_grade", "by_feature"):
+        for name, errors in shown.get(kind, {}).items():
+            groups[f"{kind.removeprefix('by_')} {name}"] = errors["step_time"]
+    groups["peak memory"] = shown["memory"]
+    print_error_table(console, "step time", groups)
+    share = shown["accepted"] / max(1, shown["predicted"])
+    console.print(f"accepted as fitting memory: {shown['accepted']} ({share:.1%})")
+    regret = shown["regret"]
+    if regret["groups"]:
+        console.print(
+            f"regret over {regret['groups']} groups of layouts: mean {regret['mean']:.1%}, "
+            f"median {regret['median']:.1%}"
+        )
+    console.print("worst rows:")
+    for row in shown["worst"]:
+        console.print(
+            f"  {row['error']:+7.1%}  {row['id']}  {row['layout']}  measured "
+            f"{format_seconds(row['measured_s'])}, predicted {format_seconds(row['predicted_s'])}",
+            markup=False,
+        )
+
+
+def write_launch_file(result: Estimate, target: str, path: Path | None) -> None:
+    """The launch file of an estimate, and on standard error what its user must know."""
+    from atoll.export import export_run, write_export
+
+    made = export_run(target, result.run, result.layout)
+    written = write_export(made, path or Path(made.filename))
+    print(f"atoll: wrote {written}", file=sys.stderr)
+    for note in made.notes:
+        print(f"atoll: {note}", file=sys.stderr)

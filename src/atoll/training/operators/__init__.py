@@ -1,0 +1,1 @@
+"""Layers and operators of a run on given devices, priced."""

@@ -1,0 +1,345 @@
+"""What one layer of a model costs one device: time of each pass, collectives, bytes kept.
+
+A variant of a model is one microbatch on one device under given tensor, context and expert
+degrees. Everything that a layout needs of a layer is here; how often layers run and what hides
+what is decided by the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from atoll.cost.pricer import Cost, Pricer
+from atoll.step.layout import Layout
+from atoll.step.orders import SPLIT
+from atoll.training.operators.policies import Kept, TensorLink, links, optimal_policies, policies
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Operator, Role, Tensor
+
+HALF = 2  # bytes
+ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer on one device for one microbatch."""
+
+    name: str
+    repeat: int
+    is_block: bool
+    forward: Cost
+    backward: Cost
+    data: Cost
+    weight: Cost
+    forward_links: tuple[TensorLink, ...]
+    backward_links: tuple[TensorLink, ...]
+    hidden_links: tuple[TensorLink, ...]
+    """Of the backward ones, those that a weight gradient can run beside."""
+    policies: tuple[tuple[str, Kept], ...]
+    parameters: int
+    expert_parameters: int
+    boundary_bytes: int
+    exchange_bytes: float
+    """Bytes that one all-to-all of tokens sends from this device; 0 without experts."""
+    experts: int
+    """Expert networks on this device."""
+    expert_forward_s: float
+    """Of the forward pass, the experts' products."""
+    expert_backward_s: float
+    ring_bytes: float
+    """Keys and values that ring attention passes on in one turn; 0 without context parallelism."""
+    transient_bytes: float
+    """The largest operator's temporaries."""
+    waiting_bytes: float
+    """Inputs and output gradients of its weight gradients: held for as long as they are put off."""
+    logits_bytes: float
+    """16-bit logits that this layer hands to the loss, or to its own; 0 for others."""
+    half_loss: bool
+    """Its own loss takes them as they are, in 16 bit."""
+    loss_bytes: float
+    """Of what it keeps, what belongs to its own loss: the stack says how much that is."""
+
+    def kept(self, policy: str) -> Kept:
+        """A policy by its name; "optimal-n" is the n-th of the chosen ones, or the last."""
+        if policy in self._named:
+            return self._named[policy]
+        level = min(int(policy.removeprefix("optimal-")), len(self.optimal) - 1)
+        return self.optimal[level]
+
+    @cached_property
+    def _named(self) -> dict[str, Kept]:
+        return dict(self.policies)
+
+    @cached_property
+    def optimal(self) -> tuple[Kept, ...]:
+        """Per-operator choices, from keeping everything to keeping least."""
+        return tuple(kept for name, kept in self.policies if name.startswith("optimal-"))
+
+    def backwards(self, order: str) -> Cost:
+        """The backward pass as a pipeline order runs it: at once, or weight gradients apart."""
+        return self._apart if order in SPLIT else self.backward
+
+    @cached_property
+    def _apart(self) -> Cost:
+        return self.data + self.weight
+
+
+Share = tuple[tuple[LayerCost, int], ...]
+"""Layers of one chunk of a stage, and how often each occurs there."""
+
+
+def choices_of(costs: Iterable[LayerCost], policy: str) -> tuple[str, ...]:
+    """What a recomputation policy may come to on a stage: "optimal" to the choices by operator, and
+    to the named policies, which need not lie on the hull of those.
+    """
+    if policy != "optimal":
+        return (policy,)
+    levels = max((len(cost.optimal) for cost in costs), default=0)
+    by_operator = (f"optimal-{level}" for level in range(levels))
+    return ("none", *by_operator, "selective", "alternate", "full")
+
+
+def layer_costs(
+    model: Model,
+    pricer: Pricer,
+    cp: int = 1,
+    ep: int = 1,
+    *,
+    optimal: bool = False,
+    stored: bool = False,
+) -> tuple[LayerCost, ...]:
+    """Every distinct layer of a prepared (unfused) model.
+
+    With `optimal`, blocks also get the per-operator recomputation choices that no other beats.
+    """
+    blocks = block_names(model)
+    priced = {
+        id(layer): _layer_cost(
+            layer,
+            pricer,
+            cp,
+            ep,
+            layer.name in blocks,
+            model.microbatch,
+            optimal=optimal,
+            stored=stored,
+        )
+        for layer in {id(layer): layer for layer, _ in model.layers}.values()
+    }
+    return tuple(replace(priced[id(layer)], repeat=repeat) for layer, repeat in model.layers)
+
+
+def block_names(model: Model) -> frozenset[str]:
+    """The layers that a pipeline divides: of a captured model, those that repeat and the others of
+    the same lists of modules, or where none does all but the first and the last.
+    """
+    names = [layer.name for layer, _ in model.layers]
+    if ENDS & set(names):
+        return frozenset(n for n in names if n not in ENDS and not n.startswith("mtp"))
+    repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
+    lists = {_list_of(name) for name in repeated} - {""}
+    beside = frozenset(name for name in names if _list_of(name) in lists)
+    return repeated | beside or frozenset(names[1:-1] or names)
+
+
+def _list_of(name: str) -> str:
+    """The list of an item such as "decoder.layers.0" ("layers.0-1" for a period of two)."""
+    path, _, item = name.rpartition(".")
+    return path if item.partition("-")[0].isdigit() else ""
+
+
+def _layer_cost(
+    layer: Layer,
+    pricer: Pricer,
+    cp: int,
+    ep: int,
+    is_block: bool,
+    samples: int,
+    *,
+    optimal: bool,
+    stored: bool,
+) -> LayerCost:
+    times = pricer.layer(spread_experts(layer, ep), cp, samples)
+    costs = times.operators
+    expert, dense = _parameters(layer)
+    own_loss = stored or layer.name.startswith("mtp")
+    logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
+    inside = pricer.schedules_links
+    known = policies(layer, pricer, costs)
+    if optimal and is_block:
+        known += optimal_policies(layer, pricer, costs)
+    return LayerCost(
+        name=layer.name,
+        repeat=1,
+        is_block=is_block,
+        forward=times.forward,
+        backward=times.backward,
+        data=times.data,
+        weight=times.weight,
+        forward_links=() if inside else links(layer.forward),
+        backward_links=() if inside else links(layer.backward),
+        hidden_links=() if inside else _hidden(layer.backward),
+        policies=known,
+        parameters=dense,
+        expert_parameters=expert // ep,
+        boundary_bytes=layer.boundary_bytes,
+        exchange_bytes=_exchange(layer),
+        experts=experts_of(layer) // ep,
+        expert_forward_s=_expert_s(layer, layer.forward, costs),
+        expert_backward_s=_expert_s(layer, layer.backward, costs),
+        ring_bytes=_ring(layer) if cp > 1 else 0.0,
+        transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
+        waiting_bytes=_waiting(layer),
+        logits_bytes=logits[0],
+        half_loss=logits[1],
+        loss_bytes=logits[2],
+    )
+
+
+def _head(layer: Layer) -> float:
+    return float(layer.boundary_bytes) if layer.name == "head" else 0.0
+
+
+def _loss(layer: Layer) -> tuple[float, bool, float]:
+    """Of a layer with its own loss: 16-bit logits, whether it takes them so, bytes it keeps."""
+    for op in layer.forward:
+        for work in op.vectors:
+            if work.function == "cross_entropy":
+                # The log-softmax; what else of this size is kept belongs to a cap on the logits.
+                made = [layer.tensors[n] for n in layer.saved if n in op.writes]
+                kept = [t for t in made if t.elements >= work.elements]
+                widest = max(kept, key=lambda t: t.bytes, default=None)
+                if widest is None:
+                    return float(HALF * work.elements), False, 0.0
+                half = widest.element_bytes <= HALF
+                return float(HALF * work.elements), half, float(widest.bytes)
+    return 0.0, False, 0.0
+
+
+def operator_costs(layer: Layer, pricer: Pricer, layout: Layout) -> Mapping[str, Cost]:
+    """Each operator alone on one device, by name; collectives that the step prices cost nothing."""
+    return pricer.layer(spread_experts(layer, layout.ep), layout.cp, layout.microbatch).operators
+
+
+def spread_experts(layer: Layer, ep: int) -> Layer:
+    """Experts spread over `ep` devices: fewer products here, each of more tokens."""
+    if ep == 1:
+        return layer
+
+    def own(op: Operator) -> Operator:
+        if not op.matmuls or _expert_weight(layer, op) == 0:
+            return op
+        tokens = "k" if op.kind == "linear_wgrad" else "m"
+        changed = tuple(
+            replace(p, batch=p.batch // ep, **{tokens: getattr(p, tokens) * ep}) for p in op.matmuls
+        )
+        return replace(op, matmuls=changed)
+
+    return replace(
+        layer,
+        forward=tuple(own(op) for op in layer.forward),
+        backward=tuple(own(op) for op in layer.backward),
+    )
+
+
+def _has_experts(layer: Layer) -> bool:
+    return any(t.role is Role.WEIGHT and len(t.shape) == 3 for t in layer.tensors.values())
+
+
+def _expert_weight(layer: Layer, op: Operator) -> int:
+    """Experts in the weight that an operator reads or whose gradient it writes; 0 for none.
+
+    Weights of experts lie side by side and are multiplied as a batch; a kernel of a convolution
+    has three dimensions too.
+    """
+    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    for name in (*op.reads, *op.writes):
+        tensor = layer.tensors[name]
+        if tensor.role in roles and _bundled(tensor, op):
+            return tensor.shape[0]
+    return 0
+
+
+def _bundled(tensor: Tensor, op: Operator) -> bool:
+    """Whether a weight holds a matrix for each of the products of an operator."""
+    several = any(product.batch == tensor.shape[0] > 1 for product in op.matmuls)
+    return len(tensor.shape) == 3 and several
+
+
+def _expert_s(layer: Layer, operators: Sequence[Operator], costs: Mapping[str, Cost]) -> float:
+    if not _has_experts(layer):
+        return 0.0
+    return sum(costs[op.name].matrix_s for op in operators if _expert_weight(layer, op))
+
+
+def experts_of(layer: Layer) -> int:
+    """Expert networks in a layer; 0 for none."""
+    if not _has_experts(layer):
+        return 0
+    return max((_expert_weight(layer, op) for op in layer.forward), default=0)
+
+
+def _parameters(layer: Layer) -> tuple[int, int]:
+    """Expert parameters, and all others."""
+    weights = {n: t for n, t in layer.tensors.items() if t.role is Role.WEIGHT}
+    own = {n for op in layer.forward for n in op.reads if n in weights and _bundled(weights[n], op)}
+    expert = sum(weights[name].elements for name in own)
+    return expert, sum(t.elements for t in weights.values()) - expert
+
+
+def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
+    """Collectives whose result no operator needs before the next weight gradient has run."""
+    found: list[TensorLink] = []
+    for index, op in enumerate(operators):
+        if op.collective is None:
+            continue
+        following = operators[index + 1] if index + 1 < len(operators) else None
+        if following is not None and not set(op.writes) & set(following.reads):
+            found += links([op])
+    return tuple(found)
+
+
+def _exchange(layer: Layer) -> float:
+    """Tokens that leave for their experts: what the dispatch of this device's tokens writes; of a
+    captured layer, what its first expert product reads.
+    """
+    for op in layer.forward:
+        if op.kind == "dispatch":
+            return float(sum(layer.tensors[name].bytes for name in op.writes))
+    for op in layer.forward if _has_experts(layer) else ():
+        if _expert_weight(layer, op):
+            read = [layer.tensors[name] for name in op.reads]
+            return float(max(t.bytes for t in read if t.role is not Role.WEIGHT))
+    return 0.0
+
+
+def _ring(layer: Layer) -> float:
+    for op in layer.forward:
+        if op.kind == "attention":
+            return float(sum(layer.tensors[name].bytes for name in op.reads[1:3]))
+    return 0.0
+
+
+def _waiting(layer: Layer) -> float:
+    """Bytes that weight gradients read, each tensor once. One that is gathered for them alone is
+    gathered when they run: until then its part waits.
+    """
+    wanted = {n for op in layer.backward if op.weighs for n in op.reads}
+    beside = {n for op in layer.backward if not op.weighs for n in op.reads}
+    made = {n: op for op in layer.backward if op.collective is not None for n in op.writes}
+    for name in sorted(wanted & made.keys() - beside):
+        wanted.remove(name)
+        wanted.update(made[name].reads)
+    tensors = [layer.tensors[name] for name in sorted(wanted)]
+    return float(sum(t.bytes for t in tensors if t.role is not Role.WEIGHT))
+
+
+def _written(layer: Layer, op: Operator) -> int:
+    activations = (Role.ACTIVATION, Role.ACTIVATION_GRADIENT)
+    return sum(
+        layer.tensors[n].bytes
+        for n in (*op.reads, *op.writes)
+        if layer.tensors[n].role in activations
+    )

@@ -1,0 +1,106 @@
+"""The variants of a run's model (one microbatch on one device), each priced once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from atoll.cost.pricer import Pricer
+from atoll.hardware.device import Chip
+from atoll.step.layout import Layout
+from atoll.training.operators.layers import LayerCost, layer_costs
+from atoll.training.operators.pricing import GpuPricer
+from atoll.training.run import Run
+from atoll.workload.builders.model import shared_parameters
+from atoll.workload.graph.layer import Model
+from atoll.workload.joint import joined
+from atoll.workload.prepare import prepare
+
+T = TypeVar("T")
+VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
+
+
+class Priced:
+    """Layer costs of one run's variants."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.pricer = _pricer(run)
+        self._variants: dict[tuple[int, int, int, int, int, bool, bool], tuple[LayerCost, ...]]
+        self._variants = {}
+        self._models: dict[tuple[int, int, int, int, bool], Model] = {}
+        self._known: dict[tuple[object, ...], Any] = {}
+
+    def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """What a function makes of what the key names, made once."""
+        if key not in self._known:
+            self._known[key] = make()
+        found: T = self._known[key]
+        return found
+
+    def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
+        """Layer costs of the layout's variant of the model."""
+        sp = layout.sp and layout.tp > 1
+        optimal = layout.recompute.startswith("optimal")
+        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, optimal
+        if key not in self._variants:
+            self._variants[key] = layer_costs(
+                self.model(layout),
+                self.pricer,
+                layout.cp,
+                layout.ep,
+                optimal=optimal,
+                stored=self.run.stored is not None,
+            )
+        return self._variants[key]
+
+    def model(self, layout: Layout) -> Model:
+        """One device's share of the model under a layout, operator by operator; its experts are not
+        yet spread.
+        """
+        sp = layout.sp and layout.tp > 1
+        key = layout.microbatch, layout.tp, layout.cp, layout.etp, sp
+        if key not in self._models:
+            share = prepare(
+                self.run.stored or self.run.model,
+                layout.microbatch,
+                self.run.sequence // layout.cp,
+                layout.tp,
+                sp,
+                expert_tensor=layout.etp,
+                attention="unfused" if self.run.attention == "unfused" else "flash",
+                fusion=self.pricer.fusion,
+                vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
+                whole_periods=False,
+            )
+            if self.run.stored is not None and not self.run.stack.split_products:
+                share = share.map(joined)
+            self._models[key] = share
+        return self._models[key]
+
+    def shared(self, layout: Layout, costs: Sequence[LayerCost]) -> int:
+        """Parameters that several layers of a stage have in common, which it holds once."""
+        model = self.model(layout)
+        if layout.pp == 1:
+            return model.shared_parameters
+        if self.run.stored is not None:
+            return 0
+        here = {cost.name for cost in costs}
+        return shared_parameters(tuple(x for x in model.layers if x[0].name in here))
+
+
+def _pricer(run: Run) -> Pricer:
+    if isinstance(run.gpu, Chip):
+        # With scipy and kernels: slow to import, rarely needed.
+        from atoll.profiles import DEFAULT
+        from atoll.schedule.chip import ChipPricer
+
+        return ChipPricer(run.gpu.accelerator, run.network, DEFAULT)
+    return GpuPricer(
+        run.gpu,
+        run.stack,
+        run.precision,
+        run.alias,
+        attention=run.attention,
+        stored=run.stored is not None,
+    )

@@ -1,0 +1,427 @@
+"""Seconds of one operator of a layer's graph on one GPU, under one software stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from atoll.cost.gpu_attention import attention_times_s
+from atoll.cost.gpu_gemm import Floats, fastest_flops, gemm_times_s
+from atoll.cost.gpu_vector import (
+    KERNELS,
+    LEAST_BYTES,
+    NARROW_COLUMNS,
+    STREAMING,
+    streaming_s,
+)
+from atoll.cost.pricer import Cost, LayerTimes, total
+from atoll.hardware.gpu import Gpu
+from atoll.training.stack import Passes, Stack
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Matmul, Operator, Role, VectorWork
+
+# FlashAttention-2 is about twice as fast as the first version (arXiv:2307.08691, abstract).
+FIRST_FLASH = 2.0
+# Kernels written for Ampere leave Hopper's asynchronous products unused: its third version gains
+# 1.5 to 2 times over the second (arXiv:2407.08608, abstract), of which libraries have most by now.
+AMPERE_ON_HOPPER = 1.3
+# Bytes per element when one turn's result is added to the turns before: both read, one written.
+MERGED_BYTES = 6
+# The calibration's names for the functions of a graph.
+_CALIBRATED = {
+    "cross_entropy": "xent_fwd",
+    "cross_entropy_bwd": "xent_bwd",
+}
+# Bytes per element where neither stack nor calibration says: what the kernel reads and writes.
+_COUNTED = {
+    "bias": Passes(4, 1),
+    "bias_grad": Passes(2, 1),
+    "relu": Passes(4, 1),
+    "relu_bwd": Passes(6, 1),
+    "tanh": Passes(4, 1),
+    "tanh_bwd": Passes(6, 1),
+    "topk": Passes(8, 4),
+    "topk_bwd": Passes(4, 1),
+    "rotary": Passes(4, 1),
+    "rotary_bwd": Passes(4, 1),
+    "relu2": Passes(4, 1),
+    "relu2_bwd": Passes(6, 1),
+    "xielu": Passes(4, 1),
+    "xielu_bwd": Passes(6, 1),
+    "gelu_new": Passes(4, 1),
+    "gelu_new_bwd": Passes(6, 1),
+}
+# One kernel keeps their passes on chip: they take their products, and move what goes in and out.
+_FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
+
+
+class GpuPricer:
+    """Prices operators; equal products are priced once."""
+
+    fusion = "none"
+    schedules_links = False
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        stack: Stack,
+        dtype: str = "bf16",
+        alias: Mapping[str, str] | None = None,
+        *,
+        attention: str = "flash",
+        stored: bool = False,
+    ) -> None:
+        self.gpu = gpu
+        self.stack = stack
+        self.alias = alias or {}
+        self.stored = stored  # operators of a captured model are kernels as they are
+        self.attention_factor = FIRST_FLASH if attention == "flash1" else 1.0
+        if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
+            self.attention_factor *= AMPERE_ON_HOPPER
+        self.dtype = dtype
+        self.half = gpu.half_dtype if dtype == "fp8" else dtype
+        self._products_s: dict[tuple[int, int, int, int, str, int], float] = {}
+        self.attention_s = cache(self._attention_s)
+
+    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
+        """Operators one after another."""
+        self._price_products(layer)
+        costs = {
+            op.name: self.cost(layer, op, ring, samples) for op in (*layer.forward, *layer.backward)
+        }
+        return LayerTimes(
+            costs,
+            total(costs[op.name] for op in layer.forward),
+            total(costs[op.name] for op in layer.backward),
+            total(costs[op.name] for op in layer.backward if not op.weighs),
+            total(costs[op.name] for op in layer.backward if op.weighs),
+        )
+
+    def kept_bytes(self, layer: Layer) -> float:
+        """What the stack's functions keep beside their inputs and outputs."""
+        kept = self.stack.kept
+        found = 0.0
+        for op in layer.forward:
+            for work in op.vectors:
+                found += kept.get(self.alias.get(work.function, work.function), 0.0) * work.elements
+            if op.kind == "activation" and len(op.vectors) == 2:
+                found += kept.get("gate", 0.0) * op.vectors[0].elements
+        return found
+
+    @property
+    def launch_s(self) -> float:
+        fit = self.gpu.calibration
+        return min(fit.kernel_s, fit.vector_kernel_s, fit.forward.kernel_s, fit.backward.kernel_s)
+
+    def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
+        """Products at the fastest rate that any reaches, attention spread evenly, and bytes of
+        activations; launches and what does not grow with the samples apart.
+        """
+        matrix = attention_s = moved = 0.0
+        for op in operators:
+            if op.kind in ("attention", "attention_bwd"):
+                attention_s += self._attention(op, ring, 1, even=True).attention_s
+                continue
+            matrix += sum(product.flops * product.fraction for product in op.matmuls)
+            if not self.stored:
+                weights = _largest_weight(layer, op)
+                works = [w for w in self._passes_of(op) if w.elements > weights]
+                moved += sum(w.elements * self._passes(w).bytes for w in works)
+        return Cost(
+            matrix / fastest_flops(self.gpu, self.dtype),
+            attention_s,
+            moved / self.gpu.stream_Bps,
+        )
+
+    def beyond(
+        self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
+    ) -> Floats:
+        """Linear products of as many times the tokens, each as it is priced, launches apart."""
+        found: list[tuple[float, ...]] = []
+        for op in operators:
+            if self.stored or not op.kind.startswith("linear"):
+                continue
+            for product in op.matmuls:
+                experts = product.batch > 1
+                if experts and not _even_experts(layer):
+                    continue
+                spread = ep if experts else 1
+                for m, n, k, batch, _, row in self._sizes(layer, op, product):
+                    of = (m, n, k * spread) if op.kind == "linear_wgrad" else (m * spread, n, k)
+                    grows = op.kind == "linear_wgrad"
+                    found.append((*of, batch // spread, row, grows, product.fraction))
+        if not found:
+            return np.zeros(len(samples))
+        m, n, k, batch, row, deeper, fraction = np.array(found, dtype=np.float64).T[:, :, None]
+        times = np.array(samples, dtype=np.float64)[None, :]
+        m, k = np.where(deeper, m, m * times), np.where(deeper, k * times, k)
+        exact_s = gemm_times_s(
+            self.gpu, m, n, k, batch, self.dtype,
+            sustained=True, operand_row=np.broadcast_to(row, m.shape),
+        )  # fmt: skip
+        least_s = 2 * m * n * k * batch / fastest_flops(self.gpu, self.dtype)
+        more_s = fraction * (exact_s - self.launch_s - least_s)
+        return np.asarray(np.maximum(0.0, more_s).sum(axis=0))
+
+    def cost(self, layer: Layer, op: Operator, ring: int = 1, samples: int = 1) -> Cost:
+        """One operator; `ring` devices share the sequences of its attention (context parallel), of
+        which a microbatch has so many `samples`.
+        """
+        if op.collective is not None:
+            return Cost()
+        if op.kind in ("attention", "attention_bwd"):
+            return self._attention(op, ring, samples)
+        if self.stored and not op.matmuls and not _is_loss(op):
+            if op.steps and self.stack.composed_gelu:  # every step is a kernel
+                return self._steps(op)
+            again = _read_again(layer, op)
+            kernels = 2 if again else 1
+            moved_s = float(streaming_s(self.gpu, layer.traffic_bytes(op) + again, kernels))
+            return Cost(vector_s=moved_s, kernels=kernels)
+        total = Cost()
+        for product in op.matmuls:
+            total += self._products(layer, op, product)
+        for work in self._passes_of(op):
+            total += self._vector(work)
+        if op.kind in _FUSED or (not op.matmuls and not op.vectors):
+            moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
+            total += Cost(vector_s=moved, kernels=1)
+        return total
+
+    def _steps(self, op: Operator) -> Cost:
+        """Step by step: the bytes of each kernel, and what the calibrated ones move beyond."""
+        total = Cost()
+        for steps in op.steps:
+            backward = steps.function.endswith("_bwd")
+            name = f"{steps.function.removesuffix('_bwd')}_{'bwd' if backward else 'fwd'}"
+            excess = 1.0
+            if name in LEAST_BYTES and name not in STREAMING:
+                excess = self.gpu.calibration.traffic_bytes(name) / LEAST_BYTES[name]
+            moved_s = float(streaming_s(self.gpu, steps.bytes * excess, steps.kernels))
+            total += Cost(vector_s=moved_s, kernels=steps.kernels)
+        return total
+
+    def _passes_of(self, op: Operator) -> list[VectorWork]:
+        """Passes that are kernels of their own."""
+        if op.kind in _FUSED:
+            return []
+        if op.kind in ("softmax", "softmax_bwd") and not self.stack.split_products:
+            # Scale, mask and softmax of the scores are one kernel.
+            return [v for v in op.vectors if v.function.startswith("softmax")]
+        kept = [v for v in op.vectors if v.function != "bias"]  # in the product's epilogue
+        if len(kept) == 2 and {v.function.removesuffix("_bwd") for v in kept} == {"gelu", "mul"}:
+            # A gated GELU moves what a gated SiLU does, where that is one kernel.
+            gated = {"gelu": "silu", "gelu_bwd": "silu_bwd"}
+            if "silu" in self.stack.passes:
+                kept = [replace(v, function=gated.get(v.function, v.function)) for v in kept]
+        return kept
+
+    def _products(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
+        sizes = self._sizes(layer, op, product)
+        if any(size not in self._products_s for size in sizes):
+            self._price(sizes)
+        total_s = sum(self._products_s[size] for size in sizes)
+        cost = Cost(matrix_s=total_s * product.fraction, kernels=len(sizes))
+        return cost + self._casts(product) if sizes[0][4] == "fp8" else cost
+
+    def _price_products(self, layer: Layer) -> None:
+        """All products of a layer at once, which takes little longer than one."""
+        wanted = {
+            size
+            for op in (*layer.forward, *layer.backward)
+            if op.kind not in ("attention", "attention_bwd")
+            for product in op.matmuls
+            for size in self._sizes(layer, op, product)
+        }
+        new = wanted - self._products_s.keys()
+        for dtype in {size[4] for size in new}:
+            self._price([size for size in new if size[4] == dtype])
+
+    def _price(self, sizes: Sequence[tuple[int, int, int, int, str, int]]) -> None:
+        """Products (rows, columns, depth, batch, format, row of an operand) of one format."""
+        m, n, k, batch, dtype, row = zip(*sizes, strict=True)
+        found = gemm_times_s(self.gpu, m, n, k, batch, dtype[0], sustained=True, operand_row=row)
+        self._products_s.update(zip(sizes, found.tolist(), strict=True))
+
+    def _sizes(
+        self, layer: Layer, op: Operator, product: Matmul
+    ) -> list[tuple[int, int, int, int, str, int]]:
+        dtype = self.dtype if op.kind.startswith("linear") else self.half
+        parts = self._parts(layer, op, product)
+        if op.kind == "linear_wgrad" and self.stored:  # outputs x inputs, as torch runs it
+            return [(p.m, p.n, p.k, p.batch, dtype, p.m) for p in parts]
+        if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
+            return [(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts]
+        return [(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts]
+
+    def _casts(self, product: Matmul) -> Cost:
+        """An 8-bit operand in the two orders in which a product and its gradients read it, written
+        by whatever made the 16-bit one. Weights are cast once a step.
+        """
+        elements = product.batch * product.m * product.k
+        return Cost(vector_s=float(streaming_s(self.gpu, 2 * elements)), kernels=1)
+
+    def _parts(self, layer: Layer, op: Operator, product: Matmul) -> list[Matmul]:
+        """The products that the stack really launches for a product of weights side by side."""
+        plain = self.stored or not self.stack.split_products
+        if plain or not op.kind.startswith("linear"):
+            return [product]
+        widths = _widths(layer, op)
+        if len(widths) <= 1:
+            return [product]
+        side = "k" if op.kind == "linear_dgrad" else "n"
+        parts = []
+        for width in widths:
+            m, n, k = product.m, product.n, product.k
+            m, n, k = (m, width, k) if side == "n" else (m, n, width)
+            parts.append(Matmul(product.batch, m, n, k))
+        return parts
+
+    def _attention_s(
+        self,
+        h: float,
+        hk: float,
+        s: int,
+        d: int,
+        causal: bool,
+        backward: bool,
+        keys: int,
+        even: bool = False,
+    ) -> float:
+        return float(
+            attention_times_s(
+                self.gpu, 1, h, hk, s, d, causal,
+                keys=keys, backward=backward, dtype=self.half, sustained=True, even=even,
+            )
+        )  # fmt: skip
+
+    def _attention(self, op: Operator, ring: int, samples: int, even: bool = False) -> Cost:
+        """Flash attention; a window or a different value width scales by the products' share."""
+        scores, values = op.matmuls[:2]
+        backward = op.kind == "attention_bwd"
+        own = scores.n
+        sequence = own * ring
+        # Key heads of all samples are the scores' batch, their query heads lie in its rows.
+        kv_heads = scores.batch
+        heads = kv_heads * max(1, scores.m // scores.n)
+        causal = scores.fraction < 1
+        # The width of a value head; backwards the second product's other side is the sequence.
+        width = min(values.m, values.n) if backward else values.n
+        head = max(scores.k, 1)
+        # Several sequences over a ring are as much work as fewer whole ones on each device.
+        whole = min(samples, ring)
+        seconds = self.attention_s(
+            heads / whole, kv_heads / whole, sequence, head, causal, backward, sequence, even
+        )
+        seconds *= whole / ring
+        if ring > 1 and not even:  # the same in smaller kernels, which take no less
+            turns_s = self._turns_s(heads, kv_heads, own, head, causal, backward, ring)
+            seconds = max(seconds, turns_s)
+        seconds *= self.attention_factor
+        seconds *= (head + width) / (2 * head)
+        full = (sequence + 1) / (2 * sequence) if causal else 1.0
+        if scores.fraction < 0.98 * full:  # a sliding window
+            seconds *= scores.fraction / full
+        cost = Cost(attention_s=seconds, kernels=ring * (3 if backward else 1))
+        if ring == 1:
+            return cost
+        # Partial outputs are weighed and summed, backwards the gradients of queries, keys, values.
+        merged = own * heads * width
+        if backward:
+            merged = own * (heads * head + kv_heads * (head + width))
+        moved = MERGED_BYTES * merged * (ring - 1)
+        return cost + Cost(vector_s=float(streaming_s(self.gpu, moved, ring - 1)), kernels=ring - 1)
+
+    def _turns_s(
+        self, h: float, hk: float, s: int, d: int, causal: bool, backward: bool, ring: int
+    ) -> float:
+        """One kernel a turn of ring attention. Under a causal mask every device holds one early and
+        one late part: its own keys are a smaller square, of all others it meets one half, with all
+        queries or with the later half of them (the slower sets the pace of a turn).
+        """
+        first_s = self.attention_s(h, hk, s, d, causal, backward, s)
+        if not causal:
+            return first_s * ring
+        later_s = max(
+            self.attention_s(h, hk, s, d, False, backward, s // 2),
+            self.attention_s(h, hk, s // 2, d, False, backward, s),
+        )
+        return first_s + (ring - 1) * later_s
+
+    def _vector(self, work: VectorWork) -> Cost:
+        passes = self._passes(work)
+        if passes.bytes == 0:
+            return Cost()
+        moved = work.elements * passes.bytes
+        fit = self.gpu.calibration
+        seconds = moved / (fit.vector_hbm * self.gpu.hbm_Bps) + passes.kernels * fit.vector_kernel_s
+        return Cost(vector_s=seconds, kernels=passes.kernels)
+
+    def _passes(self, work: VectorWork) -> Passes:
+        function = self.alias.get(work.function, work.function)
+        found = self.stack.passes.get(function)
+        if found is not None:
+            return found
+        if function in _COUNTED:
+            return _COUNTED[function]
+        name = _CALIBRATED.get(function)
+        if name is None:
+            backward = function.endswith("_bwd")
+            name = f"{function.removesuffix('_bwd')}_{'bwd' if backward else 'fwd'}"
+        if name == "softmax_fwd" and work.cols > NARROW_COLUMNS:
+            name = "softmax_fwd_wide"
+        traffic = self.gpu.calibration.traffic_bytes(name)
+        if name.startswith("softmax") and not self.stack.split_products:
+            traffic /= 2  # measured in fp32, to which plain modules cast their 16-bit scores
+        return Passes(traffic, KERNELS.get(name, 1))
+
+
+def _even_experts(layer: Layer) -> bool:
+    """Whether all experts get as many tokens without rounding."""
+    for op in layer.forward:
+        if op.kind == "dispatch":
+            sent, choices = layer.tensors[op.writes[0]], layer.tensors[op.reads[1]]
+            return sent.shape[0] * sent.shape[1] == choices.elements
+    return False
+
+
+def _largest_weight(layer: Layer, op: Operator) -> int:
+    """Elements of the largest weight, or gradient of one, that an operator reads or writes."""
+    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
+    return max((t.elements for t in tensors if t.role in roles), default=0)
+
+
+def _widths(layer: Layer, op: Operator) -> list[int]:
+    """Columns of each weight that takes part in a product."""
+    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
+    weights = [t for t in tensors if t.role in roles and len(t.shape) == 2]
+    if len(weights) == 1 and op.name.startswith("fc1") and _gated(layer):
+        return [weights[0].shape[1] // 2] * 2
+    return [t.shape[1] for t in weights]
+
+
+def _gated(layer: Layer) -> bool:
+    return any(
+        op.kind == "activation" and len(op.vectors) == 2 and op.name == "act"
+        for op in layer.forward
+    )
+
+
+def _read_again(layer: Layer, op: Operator) -> int:
+    """Bytes that the gradients of a norm's weights read: sums over columns are a second kernel,
+    behind the one that works row by row, and read its gradient and its input once more.
+    """
+    made = {layer.tensors[name].role for name in op.writes}
+    if made != {Role.WEIGHT_GRADIENT, Role.ACTIVATION_GRADIENT}:
+        return 0
+    reads = [layer.tensors[name] for name in op.reads]
+    return sum(sorted(t.bytes for t in reads if t.role is not Role.WEIGHT)[-2:])
+
+
+def _is_loss(op: Operator) -> bool:
+    return any(work.function.startswith("cross_entropy") for work in op.vectors)

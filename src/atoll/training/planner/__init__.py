@@ -1,0 +1,1 @@
+"""The best layout of a run: its space, bounds, proof and reasons."""

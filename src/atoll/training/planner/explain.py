@@ -1,0 +1,91 @@
+"""Why this layout: the best of the space with another value on each axis, and what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.step.layout import Layout
+from atoll.training.estimate import Estimate
+from atoll.training.planner.search import Space
+from atoll.training.planner.space import Bools
+from atoll.units import format_bytes, format_seconds
+
+AXES = (
+    "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute", "sp",
+    "schedule",
+)  # fmt: skip
+
+
+def reasons(space: Space, best: Estimate) -> list[dict[str, str]]:
+    """One sentence an axis that the space leaves open: the best layout with another value on it,
+    all other axes free, and what it costs.
+    """
+    found = []
+    for axis in AXES:
+        sentence = _reason(space, best, axis)
+        if sentence:
+            found.append({"axis": axis, "why": sentence})
+    return found
+
+
+def _reason(space: Space, best: Estimate, axis: str) -> str:
+    rows, names = _others(space, best.layout, axis)
+    if not (rows.any() and names.any()):
+        return ""
+    name = f"{axis} {_value(best.layout, axis)}"
+    nearest = space.search(1, rows, names).best
+    if nearest:
+        other = nearest[0]
+        slower = other.step.time_s / best.step.time_s - 1
+        value = f"{axis} {_value(other.layout, axis)}"
+        if slower == 0:
+            return f"{name}: {value} takes as long, as {other.layout}"
+        return f"{name}: {value} takes {slower:+.1%} as {other.layout}, {_where(best, other)}"
+    least = space.smallest(rows, names)
+    if least.fits:  # fits, but cannot be used
+        return ""
+    over = least.worst.needed - space.run.gpu.hbm_bytes
+    return (
+        f"{name}: no other fits, {axis} {_value(least.layout, axis)} needs {format_bytes(over)} "
+        f"more memory than there is, as {least.layout}"
+    )
+
+
+def _others(space: Space, layout: Layout, axis: str) -> tuple[Bools, Bools]:
+    """Rows and recomputation policies with another value; sequence parallelism only where there is
+    a tensor group, schedules only where there is a pipeline.
+    """
+    every = np.ones(len(space.names), dtype=np.bool_)
+    if axis == "recompute":
+        return np.ones(len(space.slot), dtype=np.bool_), np.array(space.names) != layout.recompute
+    if axis == "etp" and not space.run.model.experts:
+        return np.zeros(len(space.slot), dtype=np.bool_), every
+    if axis in ("tp", "cp", "ep", "etp", "sp"):
+        mine = getattr(layout, axis)
+        there = [
+            getattr(block.family, axis) != mine
+            and (axis != "sp" or min(layout.tp, block.family.tp) > 1)
+            for block in space.blocks
+        ]
+        return np.repeat(there, [len(block) for block in space.blocks]), every
+    if axis != "schedule":
+        return space.column(axis) != getattr(layout, axis), every
+    names = np.array(["1f1b" if n == "interleaved" else n for n in space.blocks[0].schedules])
+    mine = "1f1b" if layout.schedule == "interleaved" else layout.schedule
+    pipes = (space.column("pp") > 1) & (layout.pp > 1)
+    return pipes & (names[space.column("schedule")] != mine), every
+
+
+def _where(best: Estimate, other: Estimate) -> str:
+    """The part of the step that grows most."""
+    mine, theirs = best.step.breakdown(), other.step.breakdown()
+    grown = max(mine, key=lambda name: theirs[name] - mine[name])
+    more = format_seconds(theirs[grown] - mine[grown], best.digits)
+    return f"mostly {grown.replace('_', ' ')} (+{more})"
+
+
+def _value(layout: Layout, axis: str) -> str:
+    value = getattr(layout, axis)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "1f1b" if value == "interleaved" else str(value)

@@ -1,0 +1,322 @@
+"""Bounds on all layouts of a family at once, before any of them is estimated.
+
+Everything that one sample takes at least (`Pricer.least`; networks without latencies, at the best
+share of their bandwidth) grows with the samples of a microbatch, so that one sequence on one device
+bounds every microbatch. With S seconds of a sample through all p stages, the slowest stage takes at
+least S / p, and never less than its whole blocks; every order then takes at least
+
+    M slowest + k (S - slowest)         1f1b, interleaved: k of the others' passes are the bubble
+    max(M slowest, M slowest + bubble)  others, by `step.bubbles`, at the least of all weight passes
+
+The fullest stage needs no less than the mean of all, of their states and of the microbatches that
+the order holds. A test holds both bounds against the estimates of drawn layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.pricer import Cost
+from atoll.fabric.nested import neighbours_s
+from atoll.fabric.network import Network
+from atoll.step.bubbles import bubble_terms
+from atoll.step.orders import SPLIT, copies_of
+from atoll.training.batch import per_parameter, shared_terms
+from atoll.training.memory import kept_bytes
+from atoll.training.operators.layers import LayerCost
+from atoll.training.operators.policies import links
+from atoll.training.operators.priced import Priced
+from atoll.training.planner.space import Block, Family
+from atoll.training.step import Stepper
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role
+
+Floats = NDArray[np.float64]
+
+
+class Floor:
+    """Bounds of one run's layouts."""
+
+    def __init__(self, priced: Priced) -> None:
+        self.priced = priced
+        self.run = priced.run
+        self._shares: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._wires: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self.ideal = replace(self.run, network=_ideal(self.run.network))
+
+    def bounds(self, block: Block) -> tuple[Floats, Floats]:
+        """Seconds and bytes that the layouts of a family need at least."""
+        run, family = self.run, block.family
+        stack, hidden = run.stack, run.stack.overlap
+        sizes, which = np.unique(block.microbatch, return_inverse=True)
+        sample = _Sample(self, family, sizes)
+        more_f, more_b, more_w = sample.beyond_s[:, which]
+        pp, size = block.pp.astype(np.float64), block.microbatch.astype(np.float64)
+        zero, m = block.zero, run.global_batch / (block.dp * size)
+        copies = np.array([copies_of(order) for order in block.schedules])[block.schedule]
+        copies = np.where(block.pp > 1, copies, 1)
+
+        keys = (block.dp, block.zero, block.hsdp, copies)
+        per, wires = np.split(_by_key(keys, partial(self._divided, sample)), [10], axis=1)
+        dense, expert = (n * copies / pp for n in (sample.dense, sample.expert))
+        weights, gradients, optimizer, accumulate_s, update_s = (
+            per[:, i] * dense + per[:, i + 1] * expert for i in range(0, 10, 2)
+        )
+        gather_s, reduce_s, send_s = wires.T
+        # Activations go from chunk to chunk, gradients back; where zb-v turns they stay.
+        chunks = np.where(copies > 1, 1, block.vpp * _own_chunks(block))
+        moves = np.where(_own_chunks(block) > 1, 2 * (pp - 1), pp * block.vpp - 1)
+        sent_s = (1 - hidden.pipeline) * moves * size * send_s
+
+        whole = zero == 3
+        exposed = np.where(whole, (1 - hidden.gather) / stack.gather_efficiency, 0.0)
+        passes_s = self._passes_s(
+            block,
+            m,
+            size * sample.forward_s + more_f + exposed * gather_s + sent_s,
+            size * sample.data_s + more_b + exposed * (gather_s + reduce_s) + sent_s,
+            size * sample.weight_s + more_w,
+            copies,
+            sample,
+        )
+        behind_s = np.where(whole, 0.0, (gather_s + reduce_s) * copies / pp)
+        behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
+        step_s = passes_s + np.where(m > copies, m, 0) * accumulate_s + update_s
+        step_s += (1 - hidden.gradient) * behind_s + stack.step_s
+
+        blocks = run.model.layers // (block.pp * chunks) * chunks
+        needed = weights + optimizer + _mean_held(block, m) * blocks * size * sample.kept_bytes
+        # Late gradients come as activations go.
+        there = zero >= 2 if stack.late_gradients else np.ones_like(whole)
+        needed += np.where(there, gradients + (blocks > 0) * size * sample.transient_bytes, 0.0)
+        return step_s * stack.slack, needed * (1 + stack.fragmentation) + stack.context_bytes
+
+    def _passes_s(
+        self,
+        block: Block,
+        m: Floats,
+        f: Floats,
+        b: Floats,
+        w: Floats,
+        copies: NDArray[np.int64],
+        sample: _Sample,
+    ) -> Floats:
+        """All microbatches through all stages, which together take f forward, b backward and w for
+        weight gradients, at least, and no less than the host does.
+        """
+        pp, vpp = block.pp.astype(np.float64), block.vpp.astype(np.float64)
+        others = np.maximum(1.0, pp - 1)
+        all_s = np.maximum(f + b + w, sample.host_s) + sample.waiting_s
+        # Where a pipeline holds the model twice, a stage's load is the mean of its two chunks.
+        most = np.ceil(copies * self.run.model.layers / pp) / copies
+        longest_s = most * block.microbatch * sample.block_s
+        slowest_s = np.maximum(all_s / pp, longest_s)
+        share = (pp - 1 + (vpp - 1) * np.maximum(0.0, pp - m)) / (vpp * others)
+        fused_s = m * slowest_s + share * np.maximum(0.0, all_s - slowest_s)
+        split = np.array([name in SPLIT for name in block.schedules])[block.schedule]
+        split &= block.pp > 1
+        if not split.any():
+            return np.asarray(fused_s)
+        found = m * slowest_s
+        keys = block.schedule[split], block.pp[split], m[split].astype(np.int64)
+        ways = _by_key(keys, lambda order, *of: _ways(block.schedules[order], *of))
+        p, n, f, b, w, m = (x[split] for x in (pp, others, f, b, w, m))
+        for way in (ways[:, :3], ways[:, 3:]):
+            forward, backward, late = (way / n[:, None]).T
+            most = np.maximum(0.0, np.maximum(forward, backward))
+            # The step as it grows with weight passes w: A + M / p w, and C + (less if < 0) w.
+            steady_s = m * (f + b) / p
+            bubble_s = (m - most) * (f + b) / p + forward * f + backward * b
+            less = (m - most) / p + late
+            even = np.where(less < 0, (bubble_s - steady_s) / (m / p - np.minimum(less, 0.0)), 0.0)
+            weight_s = np.maximum(w, even)
+            found[split] = np.maximum(found[split], bubble_s + less * weight_s)
+        return np.asarray(np.where(split, found, fused_s))
+
+    def _divided(
+        self, sample: _Sample, dp: int, zero: int, hsdp: int, copies: int
+    ) -> tuple[float, ...]:
+        """`per_parameter`, and at the network's best gathers and sums of all parameters, and one
+        sample's activation to the next stage.
+        """
+        of = sample.family
+        ranks = dp * of.cp * copies
+        key = ranks, ranks * of.tp // (of.ep * of.etp), zero, hsdp, copies
+        if key not in self._shares:
+            order = "1f1b" if copies == 1 else "dualpipe"
+            layout = of.layout(dp=dp, pp=2, zero=zero, hsdp=hsdp, schedule=order)
+            table = per_parameter(self.priced, layout, True)
+            self._shares[key] = tuple(table.reshape(-1).tolist())
+        wired = of.tp, dp * of.cp, of.ep, of.etp, hsdp, zero > 0
+        if wired not in self._wires:
+            layout = of.layout(dp=dp, zero=zero, hsdp=hsdp)
+            found, slopes = shared_terms(self.ideal, layout)
+            per_byte = slopes.max(axis=1, initial=0.0)
+            gathers = found[:, 0] > 0
+            inside = of.tp * of.cp * dp
+            self._wires[wired] = (
+                *(
+                    float((found[rows, kind] * per_byte[rows]).sum())
+                    for rows in (gathers, ~gathers)
+                    for kind in (1, 2)
+                ),
+                neighbours_s(self.ideal.network, 1.0, self.run.devices // inside, inside),
+            )
+        a, b, c, d, send_s = self._wires[wired]
+        dense, expert = sample.dense, sample.expert
+        shared_s = a * dense + b * expert, c * dense + d * expert
+        return *self._shares[key], *shared_s, send_s * sample.boundary_bytes
+
+
+class _Sample:
+    """What one sequence takes on the devices of a family, at least."""
+
+    def __init__(self, floor: Floor, family: Family, sizes: NDArray[np.int32]) -> None:
+        run, priced = floor.run, floor.priced
+        self.family = family
+        # Experts that are spread do the same work, of fewer with more tokens each.
+        alone = replace(family, ep=1).layout(recompute="none")
+        model, costs = priced.model(alone), priced.costs(alone)
+        stepper = Stepper(floor.ideal, family.layout(zero=0))
+        self.forward_s = self.data_s = self.weight_s = self.host_s = self.waiting_s = 0.0
+        self.beyond_s = np.zeros((3, len(sizes)))
+        """Forward, backward and weight passes of microbatches of these sizes, beyond their samples.
+        """
+        blocks = []
+        for (layer, repeat), cost in zip(model.layers, costs, strict=True):
+            least = _least(priced, layer, cost, family.cp)
+            forward, backward, _ = stepper.layer_passes(least, "none")
+            self.forward_s += repeat * forward.total_s
+            self.data_s += repeat * (backward.total_s - least.weight.total_s)
+            self.weight_s += repeat * least.weight.total_s
+            # A microbatch has as many launches as one sample.
+            kernels = np.array([[x.kernels] for x in (cost.forward, cost.data, cost.weight)])
+            self.beyond_s += repeat * priced.pricer.launch_s * kernels
+            if stepper.unhidden(least):
+                spread = family.ep if cost.experts else 1
+                self.beyond_s += repeat * priced.once(
+                    ("beyond", id(layer), spread, *sizes.tolist()),
+                    partial(_beyond_s, priced, layer, sizes.tolist(), spread),
+                )
+            beside_s, waiting_s = stepper.host_s(cost, "none")
+            self.host_s += repeat * beside_s
+            self.waiting_s += repeat * waiting_s / family.ep
+            if cost.is_block:
+                kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
+                # Whatever is recomputed, one block's tensors are there when its backward pass runs.
+                whole = cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
+                blocks.append((forward.total_s + backward.total_s, kept, max(0.0, whole - kept)))
+        divided = 1 if family.sp and family.tp > 1 else family.tp
+        self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
+        self.block_s, self.kept_bytes, self.transient_bytes = np.min(blocks, axis=0)
+        shared = model.shared_parameters
+        self.dense = float(sum(c.parameters * c.repeat for c in costs) - shared)
+        self.expert = sum(c.expert_parameters * c.repeat for c in costs) / family.ep
+
+
+def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats:
+    return np.array([priced.pricer.beyond(layer, x, sizes, ep) for x in _parts(layer)])
+
+
+def _least(priced: Priced, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
+    """A layer that takes no more of any sample than the real one does in any microbatch."""
+    passes: list[Cost] = [priced.pricer.least(layer, part, ring) for part in _parts(layer)]
+    inside = priced.pricer.schedules_links
+    forward, backward = ([] if inside else _sent(layer, x) for x in (layer.forward, layer.backward))
+    return replace(
+        cost,
+        forward=passes[0],
+        backward=passes[1] + passes[2],
+        data=passes[1],
+        weight=passes[2],
+        forward_links=links(forward),
+        backward_links=links(backward),
+        expert_forward_s=0.0,
+        expert_backward_s=0.0,
+    )
+
+
+def _parts(layer: Layer) -> tuple[Sequence[Operator], ...]:
+    """Forward, backward and weight passes."""
+    data = [op for op in layer.backward if not op.weighs]
+    return layer.forward, data, [op for op in layer.backward if op.weighs]
+
+
+def _sent(layer: Layer, operators: Sequence[Operator]) -> list[Operator]:
+    """Collectives of activations, which grow with the samples."""
+    weights = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    return [
+        op
+        for op in operators
+        if op.collective is not None
+        and not any(layer.tensors[name].role in weights for name in (*op.reads, *op.writes))
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
+    ways = bubble_terms(order, stages, microbatches, 1)
+    return *ways[0], *ways[-1]
+
+
+def _mean_held(block: Block, m: Floats) -> Floats:
+    """Microbatches that a stage holds (`step.bubbles.held`), the mean over all stages: sums over j
+    of min(a + j, most) or min(a + 2 j - 1, most).
+    """
+    p, v = block.pp.astype(np.float64), block.vpp.astype(np.float64)
+    groups = np.maximum(1, m // p)
+    first = np.ceil(m / groups)
+    ahead = np.clip((m * v - (v - 1) * first + 1) // 2, 0, p)
+    interleaved = (ahead**2 + ahead * (v - 1) * first + (p - ahead) * m * v) / v
+    most = np.minimum(m, p)
+    found = np.where(v > 1, interleaved, most * p - most * (most - 1) / 2)
+    for number, order in enumerate(block.schedules):
+        mine = (block.schedule == number) & (block.pp > 1)
+        q, x = p[mine], m[mine]
+        if order == "zb-h2":
+            ahead = np.minimum(q, (x + 1) // 2)
+            found[mine] = ahead**2 + (q - ahead) * x
+        elif order == "zb-v":
+            most = np.minimum(2 * q, 2 * x)
+            ahead = np.clip(most - x, 0, q)
+            found[mine] = (ahead * x + ahead * (ahead + 1) / 2 + (q - ahead) * most) / 2
+        elif order == "dualpipe":
+            most = np.minimum(q + 1, x)
+            ahead = np.clip(most - x / 2, 0, q / 2)
+            found[mine] = ahead * x + ahead * (ahead + 1) + (q - 2 * ahead) * most
+    return np.asarray(found / p)
+
+
+def _own_chunks(block: Block) -> NDArray[np.int64]:
+    own = np.array([2 if name == "zb-v" else 1 for name in block.schedules])[block.schedule]
+    return np.where(block.pp > 1, own, 1)
+
+
+def _by_key(keys: Sequence[NDArray[Any]], of: Callable[..., tuple[float, ...]]) -> Floats:
+    """A row of figures for each entry of some columns, found once for equal entries."""
+    shape = tuple(int(key.max(initial=0)) + 1 for key in keys)
+    numbers = np.ravel_multi_index(tuple(keys), shape)
+    distinct, which = np.unique(numbers, return_inverse=True)
+    listed = zip(*(x.tolist() for x in np.unravel_index(distinct, shape)), strict=True)
+    return np.array([of(*key) for key in listed])[which]
+
+
+def _ideal(network: Network) -> Network:
+    """Without latency, every message at the best share of the bandwidth that any reaches."""
+    levels = tuple(
+        replace(
+            level,
+            bandwidth_Bps=level.bandwidth_Bps
+            * max((share for _, share in level.efficiency), default=1.0),
+            latency_s=0.0,
+            efficiency=(),
+        )
+        for level in network.levels
+    )
+    return replace(network, levels=levels)

@@ -1,0 +1,200 @@
+"""The best layout of a run, proven over the space that it states (`search.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from atoll.errors import AtollError, InfeasibleError
+from atoll.notebook import answer_html
+from atoll.step.certificate import Certificate
+from atoll.training.estimate import Estimate
+from atoll.training.planner.search import Found, Space, UnusableError, Usable
+from atoll.training.planner.space import Axes, excluded
+from atoll.training.run import Run
+from atoll.units import counted, format_bytes
+
+RUNNERS_UP = 4
+TOLERANCE = 0.0  # the search goes on until nothing can be faster
+TOO_LARGE, TOO_SLOW, REFUSED = "memory", "time", "target"  # what rules layouts out
+MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best layout with its runners-up and the proof."""
+
+    run: Run
+    axes: Axes
+    best: Estimate
+    runners_up: tuple[Estimate, ...]
+    certificate: Certificate
+    excluded: tuple[str, ...]
+    """Values of the axes that the space leaves out."""
+    target: str
+    """The space is restricted to what this target of exports can run."""
+    space: Space = field(repr=False, compare=False)
+
+    def proof(self) -> str:
+        """What is proven, and what was done with the layouts of the space."""
+        ruled_out = self.certificate.ruled_out
+        counts = [
+            f"{ruled_out[TOO_LARGE]:,} cannot fit",
+            f"{ruled_out[TOO_SLOW]:,} cannot be faster",
+            *([f"{ruled_out[REFUSED]:,} cannot be run by {self.target}"] if self.target else []),
+            f"{self.certificate.evaluated:,} written out",
+        ]
+        return f"{self.certificate.sentence()}; {', '.join(counts)}"
+
+    def left_out(self) -> str:
+        """What the proof does not speak about, on one line."""
+        return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
+
+    @cached_property
+    def reasons(self) -> list[dict[str, str]]:
+        from atoll.training.planner.explain import reasons
+
+        return reasons(self.space, self.best)
+
+    def _repr_html_(self) -> str:
+        others = [
+            (str(e.layout), f"{e.step.time_s / self.best.step.time_s - 1:+.2%}")
+            for e in self.runners_up
+        ]
+        return answer_html(*self.best.summary(), self.proof(), others)
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (str(self.best), self.proof(), self.left_out())))
+
+    def to_dict(self) -> dict[str, Any]:
+        from atoll.training.replay import replay_estimate
+
+        proof = self.certificate
+        return {
+            **self.best.to_dict(),
+            "best": {
+                "layout": str(self.best.layout),
+                "step_time_s": self.best.step.time_s,
+                "throughput_samples_per_s": proof.score,
+                "fits": self.best.fits,
+            },
+            "runners_up": [
+                {
+                    "layout": str(e.layout),
+                    "step_time_s": e.step.time_s,
+                    "slower": e.step.time_s / self.best.step.time_s - 1,
+                }
+                for e in self.runners_up
+            ],
+            "reasons": self.reasons,
+            "replay": replay_estimate(self.best).to_dict(),
+            "certificate": {
+                **proof.to_dict(),
+                "proven": proof.proven,
+                "variants": self.space.variants,
+                "too_large": proof.ruled_out[TOO_LARGE],
+                "too_slow": proof.ruled_out[TOO_SLOW],
+                "refused": proof.ruled_out[REFUSED],
+                "estimated": proof.evaluated,
+                "bounded_per_s": self.space.bounded_per_s,
+                "excluded": list(self.excluded),
+                "target": self.target,
+            },
+        }
+
+
+def plan(
+    run: Run,
+    axes: Axes | None = None,
+    *,
+    runners_up: int = RUNNERS_UP,
+    usable: Usable | None = None,
+    target: str = "",
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """The fastest layout that fits, of those that `usable` says nothing against (which are those
+    that the target of an export can run).
+    """
+    axes = axes or Axes()
+    space = Space(run, axes, usable=usable, progress=progress)
+    found = space.search(runners_up + 1)
+    if not found.best:
+        if found.refused:
+            raise UnusableError(
+                f"{found.refusal} (so it is with all {found.refused:,} layouts that fit)"
+            )
+        raise _nothing_fits(space)
+    return Plan(
+        run,
+        axes,
+        found.best[0],
+        found.best[1:],
+        _certificate(space, found, target),
+        excluded(run, axes),
+        target,
+        space,
+    )
+
+
+def _certificate(space: Space, found: Found, target: str) -> Certificate:
+    batch, step_s = space.run.global_batch, found.best[0].step.time_s
+    over = f"{counted(len(space), 'layout')}{f' that {target} can run' if target else ''}"
+    return Certificate(
+        score=batch / step_s,
+        bound=batch / min(found.bound_s, step_s),
+        tolerance=TOLERANCE,
+        items=len(space),
+        kind="layout",
+        evaluated=found.estimated,
+        ruled_out={
+            TOO_LARGE: found.too_large,
+            TOO_SLOW: found.too_slow,
+            REFUSED: found.refused,
+        },
+        subject=over,
+    )
+
+
+def _nothing_fits(space: Space) -> InfeasibleError:
+    """Which part is too much in the layout that needs least, by how much, and what would fit."""
+    run = space.run
+    nearest = space.smallest()
+    parts = nearest.worst.parts()
+    largest = max(parts, key=lambda name: parts[name])
+    over = nearest.worst.needed - run.gpu.hbm_bytes
+    fitting = _nearest_fit(run)
+    if fitting is None:
+        way_out = "use more devices, a smaller batch or a shorter sequence"
+    elif fitting.run.devices == run.devices:
+        way_out = f"{fitting.layout} does fit: allow its values"
+    else:
+        way_out = f"{fitting.run.devices} devices are enough, as {fitting.layout}"
+    return InfeasibleError(
+        f"{run.model.name} does not fit {run.devices} {run.gpu.name}: the layout that needs least "
+        f"({nearest.layout}) takes {format_bytes(nearest.worst.needed)} of "
+        f"{format_bytes(run.gpu.hbm_bytes)}, {format_bytes(over)} too much, most of it {largest} "
+        f"({format_bytes(parts[largest])}); {way_out}"
+    )
+
+
+def _nearest_fit(run: Run) -> Estimate | None:
+    """A layout that fits: of as many devices if any does, else of the next doubling that has one.
+
+    Memory is least with microbatches of one sequence, everything divided and recomputed; only
+    such layouts are looked at.
+    """
+    axes = Axes(microbatch=(1,), zero=(1, 3), hsdp=(1,), recompute=("full",))
+    most = run.network.levels[-1].devices
+    for doubling in range(MOST_DOUBLINGS):
+        if run.devices << doubling > most:
+            return None
+        larger = replace(run, devices=run.devices << doubling)
+        try:
+            space = Space(larger, axes)
+        except AtollError:  # nothing divides
+            continue
+        if (estimate := space.smallest()).fits:
+            return estimate
+    return None

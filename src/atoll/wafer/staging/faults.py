@@ -1,0 +1,89 @@
+"""Wafers with dead dies and dead links: mapping around them, and what is left of the throughput.
+
+Dead dies take their links with them. The working dies are cut into rectangles (`tiling.py`), stages
+get layers in proportion to what they can do, and transfers are routed around what is dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atoll.fabric.mesh import Die, Link
+from atoll.hardware.wafer import Wafer
+from atoll.wafer.encoding.mapping import problems
+from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.staging.stages import INFINITY, Planner
+from atoll.wafer.staging.tiling import guillotine
+
+MOST_PIECES = 8
+SMALL = (1,)  # microbatches for pieces of many shapes: larger ones have too many codes
+
+
+@dataclass(frozen=True)
+class Faults:
+    dies: tuple[Die, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    def all_links(self, wafer: Wafer) -> list[Link]:
+        """Dead links and every link of a dead die."""
+        found = list(self.links)
+        for x, y in self.dies:
+            found += [((x, y), other) for other in wafer.mesh.neighbours((x, y))]
+        return found
+
+
+def sample_faults(wafer: Wafer, dead_share: float, random: np.random.Generator) -> Faults:
+    """Every die dead with the same chance, independent of the others."""
+    dead = random.random((wafer.rows, wafer.columns)) < dead_share
+    return Faults(tuple((int(x), int(y)) for y, x in np.argwhere(dead)))
+
+
+def map_around(
+    planner: Planner, faults: Faults, microbatches: Sequence[int], most: int = MOST_PIECES
+) -> Evaluation | None:
+    """The best mapping that leaves the dead out; None if nothing fits."""
+    wafer = planner.wafer
+    broken = faults.all_links(wafer)
+    best: Evaluation | None = None
+    for pieces in range(1, most + 1):
+        rectangles = guillotine(wafer.rows, wafer.columns, pieces, faults.dies, faults.links)
+        if not rectangles or len(rectangles) < pieces:
+            continue
+        for microbatch in microbatches:
+            stop = INFINITY if best is None else best.step_s
+            found = planner.best(rectangles, microbatch, stop, broken)
+            if found is not None and found.step_s < stop:
+                best = found
+    if best is not None and problems(best.mapping, wafer.rows, wafer.columns, faults.dies):
+        raise AssertionError("a mapping around faults uses what is dead")
+    return best
+
+
+def degraded(
+    wafer: Wafer, healthy: Evaluation, dead_share: float, samples: int, seed: int,
+    around: Callable[[Faults], Evaluation | None],
+) -> dict[str, Any]:  # fmt: skip
+    """Throughput over sampled wafers, as shares of the healthy one's; `around` maps on one."""
+    random = np.random.default_rng(seed)
+    kept: list[float] = []
+    rows: list[dict[str, Any]] = []
+    for _ in range(samples):
+        faults = sample_faults(wafer, dead_share, random)
+        found = healthy if not faults.dies else around(faults)
+        share = 0.0 if found is None else found.samples_per_s / healthy.samples_per_s
+        kept.append(min(1.0, share))
+        rows.append({"dead_dies": [list(d) for d in faults.dies], "kept": share})
+    return {
+        "dead_share": dead_share,
+        "samples": samples,
+        "median_kept": float(np.median(kept)),
+        "mean_kept": float(np.mean(kept)),
+        "least_kept": float(np.min(kept)),
+        "expected_samples_per_s": float(np.mean(kept)) * healthy.samples_per_s,
+        "unmapped": int(sum(share == 0.0 for share in kept)),
+        "wafers": rows,
+    }

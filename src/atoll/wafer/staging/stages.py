@@ -1,0 +1,377 @@
+"""Pipeline stages on given rectangles: how many layers each, and each one's best block mapping.
+
+A stage's load grows with its layers, and so does its memory. Handing out layers one by one, always
+to the stage whose load would then be least, gives the least largest load (loads being monotone),
+with the block mapping of every stage solved for its own layers and microbatches in flight.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from atoll.fabric.digits import Digits, digit_systems
+from atoll.fabric.mesh import Link, Rectangle
+from atoll.fabric.routes import boundaries
+from atoll.hardware.wafer import Wafer
+from atoll.step.bubbles import held, waiting
+from atoll.step.states import STATES, States
+from atoll.stopping import Asked, go_on, never
+from atoll.wafer.costs.pricing import pricer
+from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.codes import code_sets, most_codes
+from atoll.wafer.encoding.genes import (
+    OFFLOAD,
+    ONE_F_ONE_B,
+    OPTIMIZER,
+    SCHEDULES,
+    SEARCHED_HOMES,
+    Away,
+    Solved,
+)
+from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
+from atoll.wafer.evaluate import Ends, Evaluation, away_paths, ends_cost, evaluate, head_codes
+from atoll.wafer.exact.exact import Exact
+from atoll.wafer.staging.offload import RESERVED, Helpers, Line, pairings
+
+INFINITY = float("inf")
+MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
+TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
+PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the search may use; ablations switch parts off."""
+
+    streaming: bool = True
+    """Collectives may run beside their operators."""
+    each_way: bool = True
+    """Each operator streams or not, as is best for it; else all of them do the same."""
+    algorithm: str = "auto"
+    recompute: bool = True
+    offload: bool = True
+    """Saved tensors may wait in another stage's memory."""
+    passes: bool = True
+    """Gradient passes may have codes of their own."""
+    homes: tuple[str, ...] = SEARCHED_HOMES
+    one_axis: bool = False
+    """Only one tag for all digits of an operator: no mixed splits."""
+    volume_only: bool = False
+    """Choose mappings by bytes moved instead of time (evaluated by time all the same)."""
+    zero_bubble: bool = True
+    """Weight passes may fill the pipeline (schedule zb-h1)."""
+    states: States = STATES[OPTIMIZER]
+
+
+def rough(options: Options) -> Options:
+    """With only the genes that matter most: those that candidates are compared with."""
+    return replace(options, each_way=False, passes=False, offload=False)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    digits: Digits
+    solved: Solved
+
+
+class Planner:
+    """Solves stages for one wafer, model, batch and sequence; remembers what it solved."""
+
+    def __init__(
+        self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
+        most_codes: int = MANY_CODES, stop: Asked = never,
+    ) -> None:  # fmt: skip
+        """Shapes with more codes an operator than `most_codes` are solved over a part of them."""
+        self.stop = stop
+        self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
+        self.options = options or Options()
+        self.most_codes = most_codes
+        self._exacts: dict[tuple[int, int, int], list[tuple[Digits, Exact]]] = {}
+        self._with_away: dict[tuple[int, Away], Exact] = {}
+        self._solved: dict[tuple[object, ...], _Choice | None] = {}
+
+    def rounds(self, microbatch: int) -> int:
+        return -(-self.batch // microbatch)
+
+    def setting(self, microbatch: int) -> Setting:
+        return Setting(
+            self.wafer, self.rounds(microbatch), self.options.streaming, self.options.algorithm,
+            states=self.options.states,
+        )  # fmt: skip
+
+    def exacts(self, width: int, height: int, microbatch: int) -> list[tuple[Digits, Exact]]:
+        """Solvers for a shape, one a digit system."""
+        key = width, height, microbatch
+        if key not in self._exacts:
+            block = make_block(self.model, microbatch, self.sequence)
+            # Pieces hide transfers, but make products smaller: each operator may do either.
+            both = self.options.streaming and self.options.each_way
+            one_axis = self.options.one_axis
+            modes = (True, False) if both else None
+            found = []
+            setting, price = self.setting(microbatch), pricer(self.wafer.chip)
+            for digits in digit_systems(width, height):
+                for only in code_sets(block, digits, self.most_codes, one_axis=one_axis):
+                    go_on(self.stop)
+                    tables = Tables(block, digits, setting, price, only, modes=modes)
+                    found.append((digits, self._exact(tables)))
+            self._exacts[key] = found
+        return self._exacts[key]
+
+    def complete(self, width: int, height: int, microbatch: int) -> bool:
+        """Whether a shape is solved over all of its codes."""
+        block = make_block(self.model, microbatch, self.sequence)
+        return most_codes(block, digit_systems(width, height)[0]) <= self.most_codes
+
+    def _exact(self, tables: Tables) -> Exact:
+        return Exact(
+            tables, self.options.homes, recompute=self.options.recompute,
+            volume_only=self.options.volume_only, tolerance=TOLERANCE,
+            passes=self.options.passes,
+        )  # fmt: skip
+
+    def fastest_s(self, width: int, height: int, microbatch: int) -> float:
+        """Seconds of a layer on this shape with unlimited memory, less the tolerance: what is found
+        here is no faster. The exact part's `bound_s` holds for the whole encoding.
+        """
+        found = [e.unlimited.cost.time_s for _, e in self.exacts(width, height, microbatch)]
+        return min(found, default=INFINITY) * (1.0 - TOLERANCE)
+
+    def block(
+        self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float,
+        away: Away | None = None, room: float = 0.0,
+    ) -> _Choice | None:  # fmt: skip
+        """The best block of a stage with so much memory, and `room` with a helper."""
+        key = (*shape, microbatch, layers, in_flight, limit, away, room)
+        if key not in self._solved:
+            best: _Choice | None = None
+            for digits, exact in self.exacts(*shape, microbatch):
+                go_on(self.stop)
+                if best is not None and exact.bound_s >= best.solved.cost.time_s:
+                    continue
+                solver = exact if away is None else self._reaching(exact, away)
+                found = solver.solve(layers, in_flight, limit, room)
+                if found and (not best or found.cost.time_s < best.solved.cost.time_s):
+                    best = _Choice(digits, found)
+            self._solved[key] = best
+        return self._solved[key]
+
+    def _reaching(self, exact: Exact, away: Away) -> Exact:
+        key = id(exact), away
+        if key not in self._with_away:
+            self._with_away[key] = exact.with_away(away)
+        return self._with_away[key]
+
+    # -- stages --------------------------------------------------------------------------------
+
+    def best(
+        self, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float = INFINITY,
+        dead_links: Sequence[Link] = (),
+    ) -> Evaluation | None:  # fmt: skip
+        """The best that fits, run under either schedule; solved for the memory of both as well
+        where every gene is free.
+        """
+        several = len(rectangles) > 1 and self.options.zero_bubble
+        schedules = SCHEDULES if several else (ONE_F_ONE_B,)
+        best: Evaluation | None = None
+        for solved_for in schedules if self.options.each_way else (ONE_F_ONE_B,):
+            mapping = self.plan(rectangles, microbatch, dead_links, limit_s, solved_for)
+            for schedule in schedules if mapping is not None else ():
+                assert mapping is not None
+                found = evaluate(self.wafer, replace(mapping, schedule=schedule), dead_links)
+                if found.fits and (best is None or found.step_s < best.step_s):
+                    best = found
+        return best
+
+    def plan(
+        self, rectangles: Sequence[Rectangle], microbatch: int, dead_links: Sequence[Link] = (),
+        stop_s: float = INFINITY, schedule: str = ONE_F_ONE_B,
+    ) -> WaferMapping | None:  # fmt: skip
+        """The best mapping on these rectangles in this order; None if it does not fit.
+
+        Gives up once the step is sure to take `stop_s` or longer. Stages help each other with
+        memory where that makes the step shorter.
+        """
+        line = Line(tuple(rectangles), microbatch, schedule)
+        base = self.plan_once(line, dead_links, stop_s)
+        if not self.options.offload or not self._pressed(line, stop_s):
+            return base
+        return plan_with_helpers(self, line, dead_links, stop_s, base)
+
+    def _block(self, line: Line) -> Block:
+        return make_block(self.model, line.microbatch, self.sequence)
+
+    def _pressed(self, line: Line, stop_s: float) -> bool:
+        """Whether memory slows a stage down, and the step could be short enough if it did not."""
+        layers = self._block(line).layers
+        if not 1 < len(line.rectangles) <= layers:
+            return False
+        free = [self.fastest_s(r.width, r.height, line.microbatch) for r in line.rectangles]
+        if self.rounds(line.microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
+            return False
+        return any(
+            choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED)
+            for (_, choice), fastest in zip(self._even(line), free, strict=True)
+        )
+
+    def _even(self, line: Line) -> list[tuple[int, _Choice | None]]:
+        """Layers by size of the rectangles, and the best block of every stage then."""
+        layers, total = self._block(line).layers, sum(r.size for r in line.rectangles)
+        counts = [max(1, layers * r.size // total) for r in line.rectangles]
+        return [(n, self._stage(line, stage, n)) for stage, n in enumerate(counts)]
+
+    def spare_shares(self, line: Line) -> list[float]:
+        """The part of its memory that each stage could lend; none if it does not fit itself."""
+        found = []
+        for stage, (layers, choice) in enumerate(self._even(line)):
+            used = self.wafer.memory_bytes
+            if choice is not None:
+                in_flight = self._held(len(line.rectangles), stage, line.microbatch, line.schedule)
+                used = choice.solved.cost.memory_bytes(layers, in_flight)
+                used += self._end_bytes(line, stage)
+            found.append(1.0 - used / self.wafer.memory_bytes)
+        return found
+
+    def plan_once(
+        self, line: Line, dead_links: Sequence[Link], stop_s: float
+    ) -> WaferMapping | None:
+        """`plan` with the helpers of the line, or none."""
+        block, count = self._block(line), len(line.rectangles)
+        if count > block.layers:
+            return None
+        rounds = self.rounds(line.microbatch)
+        crossing = boundaries(self.wafer.mesh, line.rectangles, block.stream_bytes, dead_links)
+        sizes = [r.size for r in line.rectangles]
+        counts = [max(1, int(0.75 * block.layers * size / sum(sizes))) for size in sizes]
+        while sum(counts) > block.layers:
+            counts[counts.index(max(counts))] -= 1
+
+        def load(stage: int, layers: int) -> float:
+            choice = self._stage(line, stage, layers)
+            if choice is None:
+                return INFINITY
+            ends = self._ends(line, stage, choice)[0]
+            return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
+
+        largest = max(load(s, counts[s]) for s in range(count))
+        if largest == INFINITY:
+            return None
+        # A layer takes no less time in a fuller stage (as blocks are solved here): however the rest
+        # is handed out, some stage carries at least its share.
+        rates = 0.0
+        for number in range(count):
+            choice = self._stage(line, number, counts[number])
+            assert choice is not None
+            rates += 1.0 / (choice.solved.cost.time_s * (1.0 - TOLERANCE))
+        if rounds * max(largest, block.layers / rates) >= stop_s:
+            return None
+        heap = [(load(s, counts[s] + 1), s) for s in range(count)]
+        heapq.heapify(heap)
+        for _ in range(block.layers - sum(counts)):
+            value, stage = heap[0]
+            largest = max(largest, value)
+            if value == INFINITY or rounds * largest >= stop_s:
+                return None
+            counts[stage] += 1
+            heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
+        return self._mapping(line, counts)
+
+    def _stage(self, line: Line, stage: int, layers: int) -> _Choice | None:
+        r, helpers = line.rectangles[stage], line.helpers
+        in_flight = self._held(len(line.rectangles), stage, line.microbatch, line.schedule)
+        limit = self.wafer.memory_bytes - self._end_bytes(line, stage)
+        away, room = None, 0.0
+        if helpers is not None:
+            limit -= helpers.reserved[stage]
+            away, room = helpers.away[stage], helpers.room_bytes(stage, line.rectangles)
+        return self.block(
+            (r.width, r.height), line.microbatch, layers, in_flight, limit, away, room
+        )
+
+    def _held(self, stages: int, stage: int, microbatch: int, schedule: str) -> int:
+        """Microbatches whose activations a stage holds at most; a weight pass that is put off
+        holds about as much as one in flight.
+        """
+        where = schedule, stages, stage, self.rounds(microbatch)
+        return int(held(*where) + waiting(*where))
+
+    def _end_bytes(self, line: Line, stage: int) -> float:
+        """What embedding or head will take, before the stream's layout is known: the most."""
+        r = line.rectangles[stage]
+        if not any(line.ends(stage)):
+            return 0.0
+        exacts = self.exacts(r.width, r.height, line.microbatch)
+        if not exacts:
+            return 0.0
+        block, (digits, exact) = self._block(line), exacts[0]
+        stream = exact.tables.stream.codes[0]
+        setting, external = self.setting(line.microbatch), self.options.homes == ("external",)
+        return max(
+            ends_cost(block, digits, setting, stream, code, *line.ends(stage), external).bytes
+            for code in head_codes(block, digits, stream)
+        )
+
+    def _ends(self, line: Line, stage: int, choice: _Choice) -> tuple[Ends, str, bool]:
+        """Embedding or head: what they cost, the head's code, and whether its collectives run
+        beside it.
+        """
+        block, genes = self._block(line), choice.solved.mapping
+        setting, external = self.setting(line.microbatch), "external" in genes.homes
+        options = [
+            (ends_cost(block, choice.digits, replace(setting, streaming=streams), genes.stream,
+                       code, *line.ends(stage), external), code, streams)
+            for code in head_codes(block, choice.digits, genes.stream)
+            for streams in ((True, False) if self.options.streaming else (False,))
+        ]  # fmt: skip
+        return min(options, key=lambda option: (option[0].time_s, option[1], not option[2]))
+
+    def _mapping(self, line: Line, counts: Sequence[int]) -> WaferMapping:
+        stages = []
+        streaming = self.options.streaming
+        for number, (rectangle, layers) in enumerate(zip(line.rectangles, counts, strict=True)):
+            choice = self._stage(line, number, layers)
+            assert choice is not None
+            _, head, streaming = self._ends(line, number, choice)
+            genes = choice.solved.mapping
+            # The mapping's way is the head's: operators name their own.
+            way = (self.options.streaming, self.options.algorithm)
+            genes = replace(genes, collectives=genes.collectives or (way,) * len(genes.codes))
+            helper = line.helpers.of[number] if line.helpers and OFFLOAD in genes.keep else None
+            stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
+        return WaferMapping(
+            self.model, self.batch, line.microbatch, self.sequence, tuple(stages),
+            streaming, self.options.algorithm, line.schedule, self.options.states.name,
+        )  # fmt: skip
+
+
+def plan_with_helpers(
+    planner: Planner, line: Line, dead_links: Sequence[Link], stop_s: float,
+    base: WaferMapping | None,
+) -> WaferMapping | None:  # fmt: skip
+    """The fastest of `base` and the mappings with each pairing and share of memory set aside."""
+    best, rectangles = base, line.rectangles
+    spare = planner.spare_shares(line)
+    if base is not None:
+        stop_s = min(stop_s, evaluate(planner.wafer, base, dead_links).step_s)
+    for of in pairings(len(rectangles)):
+        away = away_paths(planner.wafer, rectangles, of, dead_links)
+        most = max(spare[helper] for helper in of if helper is not None)
+        for share in RESERVED:
+            # A helper that must make room slows down itself: not far beyond what it has to spare.
+            if share > 1.5 * most:
+                break
+            room = share * planner.wafer.memory_bytes
+            reserved = tuple(room if stage in of else 0.0 for stage in range(len(rectangles)))
+            helped = line._replace(helpers=Helpers(of, away, reserved))
+            found = planner.plan_once(helped, dead_links, stop_s)
+            if found is None:
+                continue
+            priced = evaluate(planner.wafer, found, dead_links)
+            if priced.fits and priced.step_s < stop_s:
+                best, stop_s = found, priced.step_s
+    return best

@@ -1,0 +1,139 @@
+"""Rectangles on the grid: a wafer with dead dies cut into them, or given sizes laid on it.
+
+A guillotine tiling cuts the grid in two, again and again. For every sub-rectangle and every number
+of pieces, dynamic programming finds the cut that covers the most working dies; a rectangle counts
+only if all of its dies and inner links work. Among equal covers the pieces nearest in size win, for
+a pipeline is as slow as its worst stage.
+
+Packing lays stages of different sizes: the first free die in reading order is the corner of the
+next rectangle, or stays idle where dies may. Depth first, larger rectangles first, squarer ones
+before longer ones; given up after so many tries, so that an answer is an answer and no answer is
+not a proof.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+from atoll.fabric.mesh import Die, Link, Rectangle
+
+MOST_TRIES = 4_000
+Cut = tuple[int, int, tuple[Rectangle, ...]]  # dies covered, minus the sum of squared sizes, pieces
+
+
+def guillotine(
+    rows: int,
+    columns: int,
+    pieces: int,
+    dead: Sequence[Die] = (),
+    dead_links: Sequence[Link] = (),
+) -> tuple[Rectangle, ...]:
+    """At most `pieces` rectangles that cover as many working dies as they can, in reading order."""
+    broken = set(dead)
+    links = {frozenset(link) for link in dead_links}
+
+    def whole(x: int, y: int, width: int, height: int) -> bool:
+        inside = {(i, j) for i in range(x, x + width) for j in range(y, y + height)}
+        if inside & broken:
+            return False
+        return not any(link <= inside for link in links)
+
+    @cache
+    def best(x: int, y: int, width: int, height: int, count: int) -> Cut:
+        if count == 0:
+            return (0, 0, ())
+        size = width * height
+        found: Cut = (0, 0, ())
+        if whole(x, y, width, height):
+            found = (size, -size * size, (Rectangle(x, y, width, height),))
+            if count == 1:
+                return found
+        cuts = [(True, i) for i in range(1, width)] + [(False, i) for i in range(1, height)]
+        for vertical, at in cuts:
+            for left in range(count + 1):
+                if vertical:
+                    a = best(x, y, at, height, left)
+                    b = best(x + at, y, width - at, height, count - left)
+                else:
+                    a = best(x, y, width, at, left)
+                    b = best(x, y + at, width, height - at, count - left)
+                value = (a[0] + b[0], a[1] + b[1])
+                if value > found[:2]:
+                    found = (*value, a[2] + b[2])
+        return found
+
+    return _walk(best(0, 0, columns, rows, pieces)[2])
+
+
+def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...] | None:
+    """One rectangle for each size, in the given order, neighbours close; None if none was found."""
+    idle = rows * columns - sum(sizes)
+    if idle < 0:
+        return None
+    left = Counter(sizes)
+    grid = [[False] * columns for _ in range(rows)]
+    placed: list[Rectangle] = []
+    tries = 0
+
+    def free(x: int, y: int, width: int, height: int) -> bool:
+        if x + width > columns or y + height > rows:
+            return False
+        return not any(grid[j][i] for j in range(y, y + height) for i in range(x, x + width))
+
+    def mark(r: Rectangle, value: bool) -> None:
+        for i, j in r.dies():
+            grid[j][i] = value
+
+    def go(idle: int) -> bool:
+        nonlocal tries
+        if not +left:
+            return True
+        tries += 1
+        if tries > MOST_TRIES:
+            return False
+        corner = next(((i, j) for j in range(rows) for i in range(columns) if not grid[j][i]), None)
+        if corner is None:
+            return False
+        x, y = corner
+        for size in sorted(+left, reverse=True):
+            for width, height in _shapes(size):
+                if free(x, y, width, height):
+                    r = Rectangle(x, y, width, height)
+                    mark(r, True)
+                    left[size] -= 1
+                    placed.append(r)
+                    if go(idle):
+                        return True
+                    placed.pop()
+                    left[size] += 1
+                    mark(r, False)
+        if idle:
+            grid[y][x] = True
+            if go(idle - 1):
+                return True
+            grid[y][x] = False
+        return False
+
+    return _walk(placed, sizes) if go(idle) else None
+
+
+def _shapes(size: int) -> list[tuple[int, int]]:
+    """Width and height, squarest first."""
+    found = [(width, size // width) for width in range(1, size + 1) if size % width == 0]
+    return sorted(found, key=lambda shape: (abs(shape[0] - shape[1]), shape))
+
+
+def _walk(
+    rectangles: Sequence[Rectangle], sizes: Sequence[int] | None = None
+) -> tuple[Rectangle, ...]:
+    """From the top left corner always to the nearest: of any size, or of each size in turn."""
+    left = sorted(rectangles, key=lambda r: (r.y, r.x))
+    walk: list[Rectangle] = []
+    for number in range(len(left)):
+        alike = [r for r in left if sizes is None or r.size == sizes[number]]
+        chosen = min(alike, key=lambda r: (walk[-1].apart(r) if walk else 0.0, r.y, r.x))
+        walk.append(chosen)
+        left.remove(chosen)
+    return tuple(walk)
