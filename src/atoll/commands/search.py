@@ -28,7 +28,7 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
 
         noun, show_result = "candidates", print_wafer_result
     stop = Stop(began=began)
-    with stop.on_interrupt(), console.progress(quiet=as_json, noun=noun) as show:
+    with stop.on_interrupt(), console.progress(noun) as show:
         result = run(question, stop=stop, progress=show)
     answer(result, as_json, show_result)
     if stop.interrupted:

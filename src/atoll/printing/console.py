@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +18,9 @@ from atoll.step.certificate import relative_gap
 from atoll.step.parts import in_words
 from atoll.units import format_seconds
 
+LOG = logging.getLogger("atoll")
+EVERY_S = 10.0
+"""Between two lines of the log."""
 _BAR = 40
 
 
@@ -34,18 +39,33 @@ def plain_table(*columns: str, left: str = "") -> Table:
 
 @contextmanager
 def progress(
-    quiet: bool, noun: str = "chips"
+    noun: str = "chips", every_s: float = EVERY_S
 ) -> Iterator[Callable[[str, int, int, float, float], None] | None]:
-    """A status line on a terminal; nothing on a pipe or when quiet."""
-    if quiet or not sys.stderr.isatty():
+    """A status line on a terminal; elsewhere a line of the log every few seconds."""
+    if not LOG.isEnabledFor(logging.INFO):
         yield None
         return
     from atoll.jit import compilation
 
     with compilation() as compiling:
         line = StatusLine(noun, compiling.words)
-        with Console(stderr=True).status(line):
+        if sys.stderr.isatty():
+            with Console(stderr=True).status(line):
+                yield line.show
+            return
+        ended = Event()
+        ticking = Thread(target=_log, args=(line, ended, every_s), daemon=True)
+        ticking.start()
+        try:
             yield line.show
+        finally:
+            ended.set()
+            ticking.join()
+
+
+def _log(line: StatusLine, ended: Event, every_s: float) -> None:
+    while not ended.wait(every_s):
+        LOG.info(line.logged())
 
 
 class StatusLine:
@@ -60,12 +80,21 @@ class StatusLine:
 
     def show(self, phase: str, left: int, total: int, best: float, bound: float) -> None:
         """Take a report."""
-        gap = f", best {best:,.1f}, gap {relative_gap(best, bound):.2%}" if best > 0 else ""
+        gap = ""
+        if best > 0:
+            gap = f", best {best:,.1f}, bound {bound:,.1f}, gap {relative_gap(best, bound):.2%}"
         self._text = f"{phase}: {left:,} of {total:,} {self._noun} left{gap}"
+        LOG.debug(self.logged())
 
     def __rich__(self) -> Text:
         said = self._compiling() or self._text
         return Text(f"{said} ({self._clock() - self._began:.0f} s)")
+
+    def logged(self) -> str:
+        """The same as a line of a log: the time first."""
+        compiling = self._compiling()
+        said = f"{self._text}; {compiling}" if compiling else self._text
+        return f"{self._clock() - self._began:8.1f} s  {said}"
 
 
 def print_bars(console: Console, parts: Mapping[str, float], whole: float) -> None:

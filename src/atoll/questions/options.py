@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,12 @@ from atoll.questions.question import Question, about, is_tuple, scalars
 from atoll.questions.texts import grouped, help_words, metavar, options_of, spelled
 
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
+
+
+_LOUDNESS = (
+    ("quiet", ("--quiet", "-q"), "Say nothing while it runs."),
+    ("verbose", ("--verbose", "-v"), "Say every step while it runs."),
+)
 
 
 class GroupedCommand(TyperCommand):
@@ -51,7 +58,8 @@ def add_command(
     """Add a command that asks a question and runs it.
 
     Questions with a `kind` can stand in a job file, which the command then takes. Where `run` takes
-    `as_json` there is a flag `--json`; where it takes `began`, it is told when the command did.
+    `as_json` there is a flag `--json`; where it takes `began`, it is told when the command did, and
+    there are flags for how much it says meanwhile.
     """
     fields = options_of(*asked)
     kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in asked}
@@ -66,7 +74,12 @@ def add_command(
         flag = typer.Option("--json", help="Print one JSON object.")
         parameters.append(_named("as_json", bool, flag, default=False))
 
+    if "began" in taken:
+        parameters += [_named(n, bool, typer.Option(*f, help=h), False) for n, f, h in _LOUDNESS]
+
     def command(job: Path | None = None, as_json: bool = False, **given: Any) -> None:
+        quiet, verbose = given.pop("quiet", False), given.pop("verbose", False)
+        say(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
         wanted = {"began": time.monotonic(), "as_json": as_json}
         read = {
             n: _read(fields[old.get(n, n)], value, n not in arguments)
@@ -90,6 +103,12 @@ def add_command(
         short_help=words.partition("\n\n")[0].replace("\n", " "),
         epilog=f"\b\nExample:\n{examples}",
     )(command)
+
+
+def say(level: int) -> None:
+    """Let messages of this level and above come to standard error, one a line."""
+    logging.basicConfig(format="%(message)s", force=True)
+    logging.getLogger("atoll").setLevel(level)
 
 
 def _named(name: str, annotation: Any, option: Any, default: Any = None) -> Parameter:
