@@ -7,6 +7,7 @@ changed. `HYPOTHESIS_PROFILE=explore` draws fresh ones: run it to look for new c
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
 settings.register_profile("repeat", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was left out, and how to run it."""
+    skipped: dict[str, int] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        missing = re.search(r"could not import '(\w+)", why)
+        name = why.removeprefix("Skipped: ") if missing is None else f"{missing[1]} is missing"
+        skipped[name] = skipped.get(name, 0) + 1
+    for name, count in sorted(skipped.items()):
+        terminalreporter.write_line(f"skipped {count}: {name}")
+    if any(name.endswith("is missing") for name in skipped):
+        terminalreporter.write_line("to run them: .ci/run, or install what is missing")
+    if terminalreporter.config.option.markexpr == "not slow":
+        terminalreporter.write_line("tests marked slow were left out; to run them: pytest -m ''")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.commands.capture import capture
-from atoll.commands.catalogue import hardware, models, schema
+from atoll.commands.catalogue import env, hardware, models, schema
 from atoll.commands.common import INTERRUPTED, say_interrupted
 from atoll.commands.designs import designs
 from atoll.commands.report import report, trace
@@ -34,8 +34,7 @@ app = typer.Typer(
         "Finds the accelerator, the schedule of each layer on it and the distribution of the "
         "training together, for the highest throughput, and proves how good the answer is."
     ),
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -84,17 +83,19 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 _RUN: dict[str, Callable[..., None]] = {
     run.__name__: run
     for run in (
-        calibrate, capture, designs, estimate, explain, hardware, models, place, plan, report,
+        calibrate, capture, designs, env, estimate, explain, hardware, models, place, plan, report,
         schema, search, serve, trace, validate,
     )
 }  # fmt: skip

@@ -301,7 +301,8 @@ def test_docs_and_stubs_are_written_from_the_questions() -> None:
         text = page.read_text(encoding="utf-8")
         assert with_tables(text) == text, page
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert all(f"<!-- options: {command} -->\n|" in page for command in COMMANDS)
+    asking = [name for name, asked in COMMANDS.items() if asked[0].model_fields]
+    assert all(f"<!-- options: {command} -->\n|" in page for command in asking)
 
 
 def test_schemas_name_fields_values_and_kinds(run: Run) -> None:

@@ -1,10 +1,10 @@
-"""What Atoll knows: `atoll models`, `atoll hardware` and `atoll schema`."""
+"""What Atoll knows and where it runs: `atoll models`, `hardware`, `schema` and `env`."""
 
 from __future__ import annotations
 
 from atoll.commands.common import answer, print_json
 from atoll.printing import tables
-from atoll.questions.verbs import HardwareQuestion, ModelsQuestion, SchemaQuestion
+from atoll.questions.verbs import EnvQuestion, HardwareQuestion, ModelsQuestion, SchemaQuestion
 
 
 def models(question: ModelsQuestion, as_json: bool) -> None:
@@ -30,3 +30,9 @@ def schema(question: SchemaQuestion) -> None:
     from atoll.questions.texts import schema as of
 
     print_json(of(question.command))
+
+
+def env(question: EnvQuestion, as_json: bool) -> None:
+    from atoll.environment import environment
+
+    answer(environment(), as_json, tables.print_hardware)

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[type[Question], ...]] = {
     "calibrate": (verbs.CalibrateQuestion,),
     "validate": (verbs.ValidateQuestion,),
     "schema": (verbs.SchemaQuestion,),
+    "env": (verbs.EnvQuestion,),
 }
 """The questions that each command asks, in the order of `atoll --help`."""
 JOBS: dict[str, type[Question]] = {

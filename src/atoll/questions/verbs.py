@@ -169,6 +169,12 @@ class ServeQuestion(Question):
     arguments = ("folders",)
 
 
+class EnvQuestion(Question):
+    """Versions, processor, kernel cache and extras, for a bug report."""
+
+    example = "atoll env"
+
+
 class SchemaQuestion(Question):
     """JSON Schema of what a command asks: the fields of its options, keywords and job files."""
 

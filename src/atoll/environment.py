@@ -1,0 +1,46 @@
+"""Where Atoll runs: versions, processor, kernel cache and extras, for a bug report."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from atoll.identity import VERSION, this_code
+
+
+def environment() -> dict[str, str]:
+    """One line each; packages that are not installed say so."""
+    names = sorted({_name(line) for line in requires("atoll") or ()} - {"atoll"})
+    return {
+        "atoll": f"{VERSION} (sources {this_code()['sources'][:8]})",
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "system": platform.platform(),
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "kernel cache": os.environ.get("NUMBA_CACHE_DIR", "numba's own"),
+        **{name: _version(name) for name in names},
+    }
+
+
+def _name(requirement: str) -> str:
+    """The package that a requirement names."""
+    return "".join(c if c.isalnum() or c in "-_." else " " for c in requirement).split()[0]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    """Linux names the model in a file only."""
+    told = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(named, told)
+    return told
