@@ -1,0 +1,65 @@
+"""Pages say what is so: links lead somewhere, commands exist, outputs are theirs, words are plain."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from atoll.questions import COMMANDS
+from atoll.questions.texts import options_of, spelled
+from docs.written import PAGES, ROOT, blocks, printed, without_wall_times
+
+_FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)(#[^)]*)?\)")
+_ALWAYS = {"--json", "--help", "--version", "--quiet", "--verbose", "-q", "-v"}
+GIVEN = [(page, command, output) for page in PAGES for command, output in blocks(page)]
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files(page: Path) -> None:
+    text = _FENCED.sub("", page.read_text(encoding="utf-8"))
+    for target, _ in _LINK.findall(text):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), target
+
+
+def commands_of(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    fenced = [line.strip().removeprefix("$ ") for _, body in _FENCED.findall(text)
+              for line in body.splitlines()]  # fmt: skip
+    written = [*fenced, *re.findall(r"`(atoll [^`\n]+)`", text)]
+    return [line for line in written if re.match(r"atoll [a-z]+( |$)", line)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for command in commands_of(page):
+        words = shlex.split(re.split(r" [|&>]|\d>", command)[0], comments=True)
+        assert words[1] in COMMANDS, command
+        fields = options_of(*COMMANDS[words[1]])
+        known = _ALWAYS | {spelled(n) for n in fields} | {spelled("no_" + n) for n in fields}
+        for word in words[2:]:
+            if word.startswith("-") and not re.match(r"-\d", word):
+                assert word.split("=")[0] in known, (command, word)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_python_blocks_are_python(page: Path) -> None:
+    for language, body in _FENCED.findall(page.read_text(encoding="utf-8")):
+        if language == "python":
+            ast.parse(body)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "command", "output"), GIVEN, ids=[row[1] for row in GIVEN])
+def test_outputs_are_those_of_the_commands(page: Path, command: str, output: str) -> None:
+    """After a change: python tests/docs/written.py"""
+    assert without_wall_times(printed(command)) == without_wall_times(output)
