@@ -1,4 +1,4 @@
-"""Pages say what is so: links lead somewhere, commands exist, outputs are theirs, words are plain."""
+"""Pages say what is so: links, commands, options and outputs."""
 
 from __future__ import annotations
 
