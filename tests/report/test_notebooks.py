@@ -5,9 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -16,11 +14,12 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
     "name", [pytest.param("design-a-chip", marks=pytest.mark.slow), "lay-out-a-run"]
 )
 def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     shutil.copytree(EXAMPLES / "spaces", tmp_path / "spaces")
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells), "kept without outputs"
     here = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=here).execute()
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=here).execute()
     shown = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     assert any("text/html" in out.get("data", {}) for out in shown)
     assert list(tmp_path.glob("runs/*/report.html"))
