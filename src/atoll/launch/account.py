@@ -1,0 +1,131 @@
+"""Every argument of a launch file accounted for: used, without effect, or not understood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.workload.families.model_config import ModelConfig
+
+_WORDS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """Names of arguments, each with its value as it was written."""
+
+    used: Mapping[str, str]
+    without_effect: Mapping[str, str]
+    """They change neither the time nor the memory of a step."""
+    not_understood: Mapping[str, str]
+    """Unknown, or known to matter in a way that is not modelled."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launch file says: a model, a layout and the software's habits."""
+
+    file: str
+    software: str
+    """As exports name it."""
+    model: ModelConfig
+    fields: Mapping[str, Any]
+    """Of `EstimateQuestion`, but for model and device."""
+    steps: int | None
+    """Optimizer steps of the whole run."""
+    arguments: Accounted
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Arguments:
+    """Arguments by name, taken one by one; what is left is not understood."""
+
+    file: str
+    given: Mapping[str, Any]
+    """None for a switch; a text, a number or a list."""
+    unknown: str = "\x00"
+    used: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+
+    def has(self, *names: str) -> bool:
+        """Whether one of these switches is on."""
+        return sum(self._switch(name) for name in names) > 0
+
+    def _switch(self, name: str) -> bool:
+        if name not in self.given:
+            return False
+        self._use(name)
+        value = self.given[name]
+        if isinstance(value, str):
+            value = _WORDS.get(value.lower(), True)
+        return value is None or bool(value)
+
+    def text(self, *names: str) -> str | None:
+        """The value of the first of these that is given."""
+        found = None
+        for name in names:
+            if self.given.get(name) is not None:
+                self._use(name)
+                value = self.given[name]
+                said = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+                if self.unknown in said:
+                    raise AtollError(
+                        f"{self.file}: {name} depends on a value that the file does not set; say "
+                        "it with --set NAME=VALUE"
+                    )
+                found = said if found is None else found
+        return found
+
+    def number(self, *names: str) -> float | None:
+        said = self.text(*names)
+        if said is None:
+            return None
+        try:
+            return float(said)
+        except ValueError:
+            raise AtollError(f"{self.file}: {names[0]} is {said[:40]!r}, not a number") from None
+
+    def count(self, *names: str) -> int | None:
+        found = self.number(*names)
+        if found is not None and (found != int(found) or found < 0):
+            raise AtollError(f"{self.file}: {names[0]} is {found:g}, not a whole number")
+        return None if found is None else int(found)
+
+    def size(self, name: str) -> int:
+        """A number that a model cannot do without."""
+        found = self.count(name)
+        if not found:
+            raise AtollError(f"{self.file}: does not say {name}, which its model's shape needs")
+        return found
+
+    def _use(self, name: str) -> None:
+        self.used[name] = self._written(name)
+
+    def _written(self, name: str) -> str:
+        value = self.given[name]
+        said = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return "" if value is None else said.replace(self.unknown, "?")
+
+    def ignore(self, patterns: Iterable[str]) -> None:
+        """Name what has no effect on the time or the memory of a step."""
+        listed = tuple(patterns)
+        for name in self.given:
+            if name not in self.used and any(fnmatchcase(name, p) for p in listed):
+                self.ignored[name] = self._written(name)
+
+    def accounted(self) -> Accounted:
+        left = [n for n in self.given if n not in self.used and n not in self.ignored]
+        return Accounted(self.used, self.ignored, {name: self._written(name) for name in left})
+
+
+def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of nested sections, by their names joined with points."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value

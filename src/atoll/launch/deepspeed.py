@@ -1,0 +1,74 @@
+"""DeepSpeed: its JSON configuration, which leaves the model to a config.json beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.launch.account import Arguments, Launch, flat
+from atoll.workload.families.model_config import ModelConfig
+
+WITHOUT_EFFECT = (
+    "optimizer.params.*", "scheduler.*", "gradient_clipping",
+    "zero_optimization.contiguous_gradients", "steps_per_print",
+    "wall_clock_breakdown", "dump_state", "tensorboard.*", "wandb.*", "csv_monitor.*",
+    "comms_logger.*", "flops_profiler.*", "fp16.loss_scale*", "fp16.initial_scale_power",
+    "fp16.hysteresis", "fp16.min_loss_scale", "fp16.auto_cast", "zero_allow_untested_optimizer",
+    "checkpoint.*", "data_types.*", "memory_breakdown", "zero_force_ds_cpu_optimizer",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+)  # fmt: skip
+
+
+def is_deepspeed(content: Mapping[str, Any]) -> bool:
+    return bool(
+        {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"} & content.keys()
+    )
+
+
+def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+    """A configuration; `auto`, which Hugging Face's trainer fills in, says nothing."""
+    if model is None:
+        raise AtollError(f"{file}: does not describe the model; say it with --model config.json")
+    said = {name: value for name, value in flat(content) if value != "auto"}
+    given = Arguments(file, said)
+    stage = given.count("zero_optimization.stage") or 0
+    for name in ("cpu", "nvme"):
+        for what in ("param", "optimizer"):
+            if said.get(f"zero_optimization.offload_{what}.device") == name:
+                raise AtollError(
+                    f"{file}: offloads the {what} to {name}, which is not modelled; take "
+                    f"zero_optimization.offload_{what} out to see the run without it"
+                )
+    half = "fp16" if given.has("fp16.enabled") else "bf16"
+    given.has("bf16.enabled", "bfloat16.enabled")
+    micro = given.count("train_micro_batch_size_per_gpu") or 1
+    batch = given.count("train_batch_size")
+    given.count("gradient_accumulation_steps")
+    given.text("optimizer.type")
+    overlap = given.has("zero_optimization.overlap_comm") or stage == 3
+    fields: dict[str, Any] = {
+        "tp": given.count("tensor_parallel.autotp_size") or 1,
+        "pp": given.count("pipeline.stages") or 1,
+        "cp": given.count("sequence_parallel_size") or 1,
+        "ep": given.count("expert_parallel.autoep_size") or 1,
+        "sp": False,
+        "microbatch": micro,
+        "zero": stage,
+        "recompute": _recompute(given),
+        "precision": half,
+        "overlap": "grad_reduce+param_gather" if overlap else "none",
+    }
+    given.has("expert_parallel.enabled")
+    if batch:
+        fields["batch"] = batch
+    given.ignore(WITHOUT_EFFECT)
+    return Launch(file, "deepspeed", model, fields, None, given.accounted())
+
+
+def _recompute(given: Arguments) -> str:
+    every = given.count("pipeline.activation_checkpoint_interval")
+    spoken = [name for name in given.given if name.startswith("activation_checkpointing.")]
+    for name in spoken:
+        given.text(name)
+    return "full" if every or spoken else "none"

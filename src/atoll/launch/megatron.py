@@ -1,0 +1,246 @@
+"""Megatron-LM: the arguments of its training programs, and what a launch script makes of them.
+
+Names, defaults and what they mean: megatron/training/arguments.py and the configuration classes of
+megatron-core 0.17; older spellings as its earlier releases have them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.launch.account import Arguments, Launch
+from atoll.launch.megatron_model import model_of
+from atoll.launch.shell import UNKNOWN, Command, read_script
+
+WITHOUT_EFFECT = (
+    # data, tokenizer, checkpoints, logs, evaluation, schedules of rates, random numbers
+    "data_*", "*_data_path", "*_file", "merge_file", "split", "mock_data", "dataloader_*",
+    "num_workers", "tokenizer_*", "tiktoken_*", "vocab_extra_ids", "reset_*", "eod_mask_loss",
+    "create_attention_mask_in_dataloader", "no_create_attention_mask_in_dataloader", "save",
+    "save_*", "load", "load_*", "no_load_*", "no_save_*", "ckpt_*", "async_save",
+    "auto_detect_ckpt_format", "use_dist_ckpt", "dist_ckpt_*", "use_checkpoint_*", "finetune",
+    "pretrained_checkpoint", "exit_*", "override_opt*", "log_*", "tensorboard_*", "wandb_*",
+    "timing_log_*", "no_log_*", "one_logger_*", "enable_one_logger", "no_one_logger", "eval_*",
+    "full_validation", "skip_train", "lr", "lr_*", "min_lr", "decoupled_*", "weight_decay*",
+    "*_weight_decay*", "adam_*", "sgd_momentum", "clip_grad", "start_weight_decay",
+    "end_weight_decay", "init_method*", "seed", "data_parallel_random_init",
+    "initial_loss_scale", "min_loss_scale", "loss_scale*", "hysteresis",
+    "calculate_per_token_loss", "rampup_batch_size", "override_lr*", "use_mcore_models",
+    "use_legacy_models", "spec", "norm_epsilon", "layernorm_epsilon", "rotary_base",
+    "rotary_scaling_factor", "rotary_seq_len_interpolation_factor", "use_rope_scaling",
+    "rope_*", "mscale*", "beta_fast", "beta_slow", "rotary_interleaved", "apply_layernorm_1p",
+    "apply_query_key_layer_scaling", "no_query_key_layer_scaling", "attention_softmax_in_fp32",
+    "softmax_*", "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_z_loss_coeff",
+    "moe_router_bias_update_rate", "moe_router_dtype", "moe_router_pre_softmax",
+    "moe_router_topk_scaling_factor", "moe_router_topk_limited_devices",
+    "moe_per_layer_logging", "moe_input_jitter_eps", "mtp_loss_scaling_factor",
+    "distributed_backend", "distributed_timeout*", "local_rank", "rank", "master_*",
+    "node_rank", "rdzv_*", "redirects", "tee", "max_restarts", "nccl_communicator_config_path",
+    "log_dir", "profile*", "use_pytorch_profiler", "record_memory_history",
+    "memory_snapshot_path", "check_for_*", "no_check_for_*", "rerun_*", "error_injection*",
+    "inprocess_*", "*_straggler*", "use_tp_pp_dp_mapping", "manual_gc*", "no_manual_gc_eval",
+    "config_logger_dir", "test_mode", "deterministic_mode", "bert_no_binary_head", "fim_*",
+    "iter_per_epoch", "retro_*", "vision_*", "image_*", "kv_cache*", "inference_*",
+    "max_tokens_to_oom", "train_samples", "use_cpu_initialization", "no_initialization",
+    "perform_initialization", "keep_fp8_weight_transpose_cache", "use_te", "no_mmap_bin_files",
+    "fp8_amax_compute_algo", "fp8_amax_history_len", "fp8_margin", "fp8_interval", "bert_*",
+    "legacy_*",
+)  # fmt: skip
+"""Arguments that change neither the time nor the memory of a training step."""
+PROGRAMS = re.compile(r"(pretrain|train|finetune|run)\w*\.py$")
+LAUNCHERS = ("torchrun", "deepspeed", "python", "python3")
+
+
+def read_megatron(path: Path, environment: Mapping[str, str] | None = None) -> Launch:
+    """A script that starts Megatron-LM."""
+    commands = [c for c in read_script(path, environment) if _is_training(c)]
+    if not commands:
+        raise AtollError(
+            f"{path}: starts no training program of Megatron-LM (such as pretrain_gpt.py with "
+            "--num-layers and the like)"
+        )
+    return of_command(str(path), commands[-1])
+
+
+def _is_training(command: Command) -> bool:
+    named = any(PROGRAMS.search(word) for word in command.words)
+    return named and any(word.startswith("--") for word in command.words)
+
+
+def of_command(file: str, command: Command) -> Launch:
+    """One command line."""
+    words = command.words
+    at = next(i for i, word in enumerate(words) if PROGRAMS.search(word))
+    launcher, own = _named(words[:at]), _named(words[at + 1 :])
+    return launch_of(Arguments(file, own, UNKNOWN), _world(launcher))
+
+
+def _named(words: Sequence[str]) -> dict[str, Any]:
+    """Arguments by name; of one given twice the last."""
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name, equals, value = word.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            found[name] = value if equals else None
+        elif name:
+            before = found[name]
+            both = [*(before if isinstance(before, list) else [before]), word]
+            found[name] = word if before is None else both
+    return found
+
+
+def _world(launcher: Mapping[str, Any]) -> int | None:
+    """Processes that a launcher starts, where it says so."""
+    try:
+        nodes = int(launcher.get("nnodes") or 1)
+        each = launcher.get("nproc_per_node") or launcher.get("nproc-per-node")
+        return nodes * int(each) if each else None
+    except (TypeError, ValueError):
+        return None
+
+
+def launch_of(given: Arguments, world: int | None) -> Launch:
+    """What the arguments say."""
+    model = model_of(given)
+    devices = given.count("world_size") or world
+    fields = {
+        "sequence": given.count("seq_length", "encoder_seq_length") or model.max_sequence,
+        **layout_fields(given, model.layers),
+        **_precision(given),
+        **_software(given),
+    }
+    if devices is not None:
+        fields["devices"] = devices
+    ranks = fields["tp"] * fields["pp"] * fields["cp"]
+    batch = given.count("global_batch_size")
+    if batch is None and devices is not None:
+        batch = fields["microbatch"] * max(1, devices // ranks)
+    if batch is not None:
+        fields["batch"] = batch
+    steps = given.count("train_iters")
+    given.ignore(WITHOUT_EFFECT)
+    return Launch(given.file, "megatron", model, fields, steps, given.accounted())
+
+
+def layout_fields(given: Arguments, layers: int) -> dict[str, Any]:
+    """Degrees and what goes with them, in megatron-core's words."""
+    pp = given.count("pipeline_model_parallel_size") or 1
+    tp = given.count("tensor_model_parallel_size", "model_parallel_size") or 1
+    if given.given.get("cp_comm_type") == "p2p":  # a ring, as it is priced
+        given.text("cp_comm_type")
+    chunks = given.count(
+        "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size"
+    )
+    a_chunk = given.count("num_layers_per_virtual_pipeline_stage")
+    if chunks is None and a_chunk:
+        chunks = max(1, layers // pp // a_chunk)
+    written = given.text("pipeline_model_parallel_layout")
+    if written is not None and chunks is None:
+        chunks = max(1, _stages(written) // pp)
+    return {
+        "tp": tp,
+        "pp": pp,
+        "cp": given.count("context_parallel_size") or 1,
+        "ep": given.count("expert_model_parallel_size") or 1,
+        "etp": given.count("expert_tensor_parallel_size") or tp,
+        "vpp": chunks if chunks and pp > 1 else 1,
+        "sp": given.has("sequence_parallel") and tp > 1,
+        "microbatch": given.count("micro_batch_size") or 1,
+        "zero": _zero(given),
+        "hsdp": given.count("num_distributed_optimizer_instances") or 1,
+        "recompute": _recompute(given),
+    }
+
+
+def _stages(layout: str) -> int:
+    """Stages that a written layout has: "Et*3|(tt|)*29,m|L" in megatron-core's notation."""
+    text = layout.replace(" ", "").replace(",", "").strip("\"'")
+    while found := re.search(r"\(([^()]*)\)\*(\d+)", text):
+        text = text[: found.start()] + found[1] * min(int(found[2]), 4096) + text[found.end() :]
+        if len(text) > 100_000:
+            raise AtollError("pipeline_model_parallel_layout: has too many stages")
+    return text.count("|") + 1
+
+
+def _zero(given: Arguments) -> int:
+    strategy = given.text("data_parallel_sharding_strategy")
+    fsdp = given.has("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
+    optimizer = given.has("use_distributed_optimizer")
+    if fsdp:
+        given.has("no_gradient_accumulation_fusion")  # which it demands
+        names = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+        return names.get(strategy or "optim_grads_params", 3)
+    return 1 if optimizer else 0
+
+
+def _recompute(given: Arguments) -> str:
+    granularity = given.text("recompute_granularity")
+    if given.has("recompute_activations"):
+        granularity = granularity or "selective"
+    if given.has("checkpoint_activations"):
+        granularity = "full"
+    if "recompute_method" not in given.given or given.given["recompute_method"] == "uniform":
+        given.text("recompute_method")
+        given.count("recompute_num_layers")
+    modules = (given.text("recompute_modules") or "core_attn").replace(",", " ").split()
+    if granularity is None:
+        return "none"
+    if granularity == "full":
+        return "full"
+    return "selective" if modules == ["core_attn"] else "+".join(modules)
+
+
+def _precision(given: Arguments) -> dict[str, Any]:
+    fp8 = given.text("fp8_format", "fp8")
+    recipe = given.text("fp8_recipe")
+    fp4 = given.text("fp4_format", "fp4")
+    given.text("fp4_recipe")
+    half = "fp16" if given.has("fp16") else "bf16" if given.has("bf16") else None
+    if fp4 is not None:
+        half = "nvfp4"
+    elif fp8 is not None or given.has("fp8_hybrid", "fp8_e4m3"):
+        half = "mxfp8" if recipe == "mxfp8" else "fp8"
+    if half is None:
+        raise AtollError(
+            f"{given.file}: trains in fp32 (neither --bf16 nor --fp16), which is not modelled"
+        )
+    wide = given.has("accumulate_allreduce_grads_in_fp32")
+    narrow = given.has("grad_reduce_in_bf16") or (half == "fp16" and not wide)
+    if given.has("use_precision_aware_optimizer"):
+        for name in ("main_params_dtype", "main_grads_dtype"):
+            given.text(name)
+        moments = given.text("exp_avg_dtype"), given.text("exp_avg_sq_dtype")
+        if moments != (None, None) and set(moments) <= {"bf16", "fp16"}:
+            return {"precision": half, "optimizer": "bf16" if narrow else "mixed16"}
+    given.text("optimizer")
+    return {"precision": half, "optimizer": "mixed16" if narrow else "mixed"}
+
+
+def _software(given: Arguments) -> dict[str, Any]:
+    """Attention kernel, and what the flags let overlap."""
+    backend = given.text("attention_backend")
+    unfused = backend == "unfused" or given.has("no_flash_attn")
+    given.has("use_flash_attn")
+    given.text("transformer_impl")
+    overlaps = {
+        "grad_reduce": given.has("overlap_grad_reduce"),
+        "param_gather": given.has("overlap_param_gather"),
+        "tp_comm": given.has("tp_comm_overlap"),
+        "p2p": not given.has("no_overlap_p2p_communication")
+        or given.has("overlap_p2p_communication"),
+        "ep_a2a": given.has("overlap_moe_expert_parallel_comm"),
+    }
+    graphs = given.has("enable_cuda_graph", "external_cuda_graph")
+    scope = given.text("cuda_graph_scope", "cuda_graph_impl")
+    said = {"cuda_graphs": scope or "layer"} if graphs or scope else {}
+    return {
+        "attention": "unfused" if unfused else "flash",
+        "overlap": "+".join(name for name, on in overlaps.items() if on) or "none",
+        **said,
+    }

@@ -1,0 +1,129 @@
+"""torchtitan: its TOML job file (torchtitan/config/job_config.py of releases up to 0.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.export.torchtitan_models import FLAVORS
+from atoll.launch.account import Arguments, Launch, flat
+from atoll.workload import load_config, zoo_names
+from atoll.workload.families.model_config import ModelConfig
+
+WITHOUT_EFFECT = (
+    "job.*", "profiling.*", "metrics.*", "model.hf_assets_path", "model.tokenizer_path",
+    "model.print_after_conversion", "optimizer.lr", "optimizer.eps", "optimizer.beta*",
+    "optimizer.weight_decay", "lr_scheduler.*", "training.dataset*", "training.max_norm",
+    "training.seed", "training.deterministic", "training.gc_*", "training.data_parallel_*",
+    "checkpoint.*", "comm.*", "validation.*", "debug.*", "fault_tolerance.*", "memory_estimation.*",
+)  # fmt: skip
+SCHEDULES = {
+    "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
+    "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",
+}  # fmt: skip
+
+
+def is_torchtitan(content: Mapping[str, Any]) -> bool:
+    return "parallelism" in content or {"model", "training"} <= content.keys()
+
+
+def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+    """A job file; the model is the flavor that it names unless another is given."""
+    given = Arguments(file, dict(flat(content)))
+    name = given.text("model.name")
+    flavor = given.text("model.flavor")
+    found = model or _model(file, name, flavor)
+    pp = given.count("parallelism.pipeline_parallel_degree") or 1
+    tp = given.count("parallelism.tensor_parallel_degree") or 1
+    local = given.count("training.local_batch_size", "training.batch_size") or 8
+    piece = given.count("parallelism.pipeline_parallel_microbatch_size")
+    batch = given.count("training.global_batch_size")
+    fields: dict[str, Any] = {
+        "tp": tp,
+        "pp": pp,
+        "cp": given.count("parallelism.context_parallel_degree") or 1,
+        "ep": given.count("parallelism.expert_parallel_degree") or 1,
+        "etp": given.count("parallelism.expert_tensor_parallel_degree") or tp,
+        "sp": tp > 1,
+        "microbatch": (piece or 1) if pp > 1 else local,
+        "sequence": given.count("training.seq_len") or 2048,
+        "precision": _precision(given),
+        "recompute": _recompute(given),
+        "stack": "compiled" if given.has("compile.enable", "training.compile") else "fsdp",
+        **_data_parallel(given),
+        **_pipeline(given, pp, found.layers),
+    }
+    if batch:
+        fields["batch"] = batch
+    dtype = given.text("training.mixed_precision_param") or "bfloat16"
+    given.text("training.mixed_precision_reduce")
+    given.text("parallelism.context_parallel_rotate_method")
+    if dtype == "float32":
+        raise AtollError(f"{file}: trains in fp32, which is not modelled")
+    steps = given.count("training.steps")
+    given.ignore(WITHOUT_EFFECT)
+    # Parameters are kept in fp32: torchtitan casts what FSDP gathers.
+    fields["optimizer"] = "fp32"
+    fields["local_batch"] = local
+    return Launch(file, "torchtitan", found, fields, steps, given.accounted())
+
+
+def _model(file: str, name: str | None, flavor: str | None) -> ModelConfig:
+    for known in FLAVORS:
+        if (known.name, known.flavor) == (name, flavor):
+            alike = (load_config(model) for model in zoo_names())
+            for config in alike:
+                if known.matches(config):
+                    return config
+    raise AtollError(
+        f"{file}: names the model {name} {flavor}, whose shape torchtitan keeps to itself; say it "
+        "with --model (a zoo name or a config.json)"
+    )
+
+
+def _data_parallel(given: Arguments) -> dict[str, Any]:
+    replicas = given.count("parallelism.data_parallel_replicate_degree") or 1
+    sharded = given.number("parallelism.data_parallel_shard_degree")
+    kept = given.text("parallelism.fsdp_reshard_after_forward") == "never"
+    if sharded == 1:
+        return {"zero": 0, "hsdp": 1}
+    return {"zero": 2 if kept else 3, "hsdp": replicas}
+
+
+def _pipeline(given: Arguments, pp: int, layers: int) -> dict[str, Any]:
+    said = given.text("parallelism.pipeline_parallel_schedule")
+    a_stage = given.count("parallelism.pipeline_parallel_layers_per_stage")
+    for name in ("first", "last"):
+        given.count(f"parallelism.pipeline_parallel_{name}_stage_less_layers")
+    parts = given.given.get("parallelism.module_fqns_per_model_part")
+    if parts:
+        given.text("parallelism.module_fqns_per_model_part")
+    if pp == 1:
+        return {"vpp": 1}
+    order = SCHEDULES.get((said or "1F1B").lower())
+    if order is None:
+        raise AtollError(f"{given.file}: pipeline schedule {said!r} is not modelled")
+    stages = len(parts) if parts else -(-layers // a_stage) if a_stage else pp
+    vpp = max(1, stages // pp) if order == "interleaved" else 1
+    if order == "interleaved" and vpp == 1:
+        vpp = 2  # torchtitan's default for looped schedules
+    return {"vpp": vpp, "order": order}
+
+
+def _recompute(given: Arguments) -> str:
+    mode = given.text("activation_checkpoint.mode") or "selective"
+    option = given.text("activation_checkpoint.selective_ac_option") or "2"
+    if mode in ("none", "full"):
+        return mode
+    return "alternate" if option in ("op", "2") else "none" if option == "0" else "alternate"
+
+
+def _precision(given: Arguments) -> str:
+    converters = given.text("model.converters") or ""
+    for name in list(given.given):
+        if name.startswith(("float8.", "quantize.linear.float8.", "quantize.linear.mx.", "mx.")):
+            given.text(name)
+    if "mx" in converters:
+        return "mxfp8"
+    return "fp8" if "float8" in converters else "bf16"

@@ -1,0 +1,80 @@
+"""What an export writes, the reader of launch files reads back: the same model and layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import AtollError
+from atoll.export import write_export
+from atoll.launch.read import read_launch
+from atoll.step.layout import Layout
+from atoll.workload import load_config
+from export.export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
+
+AXES = ("tp", "pp", "cp", "ep", "microbatch", "hsdp")
+SHAPE = ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated", "norm", "experts",
+         "experts_per_token", "shared_ffn", "dense_layers", "latent_kv", "latent_q",
+         "tied_embeddings", "positions", "qk_norm")  # fmt: skip
+
+
+def check(case: Case, target: str, folder: Path) -> None:
+    config = load_config(case.model)
+    path = write_export(case.export(target), folder)
+    launch = read_launch(path, None if target in ("megatron", "torchtitan") else config)
+    assert launch.software == target
+    assert launch.arguments.not_understood == {}, "what we write we understand"
+    for field in SHAPE:
+        assert getattr(launch.model, field) == getattr(config, field), field
+    for axis in AXES:
+        assert launch.fields.get(axis, 1) == getattr(case.layout, axis), axis
+    assert launch.fields["batch"] == case.global_batch
+    assert launch.fields["recompute"] == case.layout.recompute
+    if target == "megatron":
+        assert launch.fields["sequence"] == case.sequence
+        assert launch.fields["devices"] == case.layout.devices
+        assert launch.fields["zero"] == case.layout.zero
+        assert launch.fields["vpp"] == case.layout.vpp
+        assert launch.fields["sp"] == (case.layout.sp and case.layout.tp > 1)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "nemo", "deepspeed"])
+@pytest.mark.parametrize("case", [DENSE, UNEVEN, SHARDED, LONG, EXPERTS], ids=lambda c: c.model)
+def test_a_written_file_is_read_back(case: Case, target: str, tmp_path: Path) -> None:
+    try:
+        case.export(target)
+    except AtollError:
+        pytest.skip("the target cannot run it")
+    check(case, target, tmp_path)
+
+
+@given(
+    model=st.sampled_from(["llama3-8b", "qwen3-30b-a3b", "gpt3-175b", "mixtral-8x7b"]),
+    degrees=st.tuples(*(st.sampled_from([1, 2, 4]) for _ in range(4))),
+    microbatch=st.sampled_from([1, 2]),
+    zero=st.sampled_from([0, 1, 2, 3]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    precision=st.sampled_from(["bf16", "fp8"]),
+)
+def test_drawn_layouts_are_read_back_from_megatron(
+    model: str,
+    degrees: tuple[int, ...],
+    microbatch: int,
+    zero: int,
+    recompute: str,
+    precision: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tp, pp, cp, dp = degrees
+    layout = Layout(
+        dp=dp, tp=tp, pp=pp, cp=cp, microbatch=microbatch, zero=zero, recompute=recompute, sp=tp > 1
+    )
+    case = Case(model, layout, 2048, 32, precision)
+    try:
+        case.export("megatron")
+    except AtollError:
+        return
+    check(case, "megatron", tmp_path_factory.mktemp("launch"))
