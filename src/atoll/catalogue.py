@@ -82,6 +82,7 @@ def _device(name: str) -> Shown:
         "bf16_TFLOPs": None if gpu.bf16_flops is None else gpu.bf16_flops / 1e12,
         "fp16_TFLOPs": None if gpu.fp16_flops is None else gpu.fp16_flops / 1e12,
         "fp8_TFLOPs": None if gpu.fp8_flops is None else gpu.fp8_flops / 1e12,
+        "fp4_TFLOPs": None if gpu.fp4_flops is None else gpu.fp4_flops / 1e12,
         "hbm_GiB": gpu.hbm_bytes / 2**30,
         "hbm_TBps": gpu.hbm_Bps / 1e12,
         "sms": gpu.sms,

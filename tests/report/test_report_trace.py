@@ -149,7 +149,7 @@ def test_a_plans_timeline_has_the_parts_and_the_replayed_time_of_its_estimate(
     assert timeline.stretch == pytest.approx(1 + replayed.difference, rel=1e-12)
     assert timeline.stretch * replayed.time_s == pytest.approx(step.time_s, rel=1e-12)
 
-    slack = found.run.stack.slack
+    slack = found.run.slack
     after = {
         "gradient accumulation": step.accumulate_s,
         "gradient reduction": step.gradient_s,

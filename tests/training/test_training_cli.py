@@ -95,7 +95,10 @@ def test_plan_prints_proof_runners_up_reasons_and_replay(atoll: Run) -> None:
         ),
         ((*ESTIMATE, "--sequence", "0"), "sequence: expected more than 0, got 0"),
         ((*ESTIMATE, "--stack", "megatrom"), "did you mean megatron"),
-        ((*ESTIMATE, "--precision", "fp4"), "precision: expected 'bf16', 'fp16' or 'fp8'"),
+        (
+            (*ESTIMATE, "--precision", "fp4"),
+            "precision: expected 'bf16', 'fp16', 'fp8', 'mxfp8' or",
+        ),
         ((*ESTIMATE, "--network", "dgx"), "network 'dgx' is not in the catalogue"),
         (("estimate", "--model", "llama9", "--device", "h100"), "llama9"),
         (("estimate", "--model", "llama2-7b", "--device", "h9"), "device 'h9' is not in the"),

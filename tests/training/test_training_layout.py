@@ -41,7 +41,9 @@ def test_degrees_are_positive_integers(axis: str, value: object) -> None:
     [
         (
             replace(LAYOUT, recompute="some"),
-            "recompute is 'some', but must be one of none, selective, alternate, full, optimal",
+            "recompute is 'some', but must be one of none, selective, alternate, full, optimal, or "
+            "modules joined by +: core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, "
+            "shared_experts",
         ),
         (
             replace(LAYOUT, schedule="2f2b"),
@@ -193,9 +195,9 @@ def test_data_parallelism_takes_the_devices_that_are_left() -> None:
     [
         ({"model": "llama3-7b"}, "llama3-8b"),
         ({"device": "h10"}, "device 'h10' is not in the catalogue, did you mean h100"),
-        ({"stack": "megatrom"}, "stack: 'megatrom' is not known, did you mean megatron"),
+        ({"stack": "megatrom"}, "stack 'megatrom' is not known, did you mean megatron"),
         ({"optimizer": "mix"}, "optimizer: states 'mix' are not known"),
-        ({"precision": "fp4"}, "precision: expected 'bf16', 'fp16' or 'fp8', got 'fp4'"),
+        ({"precision": "fp4"}, "precision: expected 'bf16', 'fp16', 'fp8', 'mxfp8' or 'nvfp4'"),
         ({"device": "a100-80", "precision": "fp8"}, "device a100-80 has no fp8 matrix units"),
         ({"attention": "flush"}, "attention: expected 'flash', 'flash2', 'flash1' or 'unfused'"),
         ({"network": "dgx"}, "network 'dgx' is not in the catalogue"),

@@ -1,9 +1,10 @@
 """Collectives on a nested network, at what libraries reach of its bandwidth.
 
 The members of a group lie `stride` ranks apart. Inside one level they form a ring; across levels
-the library runs one ring (or tree) per member of a node, so that inner and outer links work at the
-same time and the slower sets the pace. Ring terms: Thakur, Rabenseifner, Gropp (IJHPCA 2005);
-small messages take the shorter of a ring's and a tree's number of steps.
+the library runs one ring (or tree) per member of a node, through all nodes and their members, so
+that inner and outer links work at the same time and the slower sets the pace. Ring terms: Thakur,
+Rabenseifner, Gropp (IJHPCA 2005); small messages take the shorter of a ring's and a tree's number
+of steps.
 
 `terms` states a collective as numbers, which compiled loops take too (`nested_kernels`).
 """
@@ -43,9 +44,9 @@ def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
             continue
         rings = ceil(here / inside)
         passes = 1.0 if kind == "all_reduce" and level.in_network else PASSES[kind]
-        # Of the tensor, what each member of an inner group carries out; where the group does not
-        # fill its last inner unit, the mean.
-        slopes[-1] = passes * (rings - 1) / here / level.bandwidth_Bps
+        # Rings go through all members, one for each member of an inner unit, which carries its part
+        # of the tensor out: all but what ends there.
+        slopes[-1] = passes * (here - 1) / here / inside / level.bandwidth_Bps
         fixed_s += PASSES[kind] * min(rings - 1, 2 * ceil(log2(rings))) * level.latency_s
         inside = here
     if inside < group:

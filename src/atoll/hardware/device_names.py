@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 _SILENT = (
     "nvidia", "tesla", "hgx", "dgx", "gpu", "amd", "instinct", "oam", "intel", "habana", "google",
-    "cloud", "aws", "amazon", "chip",
+    "cloud", "aws", "amazon", "chip", "blackwell", "server", "edition",
 )  # fmt: skip
 _MOUNTED = re.compile(r"sxm\d?|nvl\d+|hbm\d?e?")
-_MEMORY = re.compile(r"(\d{1,6})(?:gb|gib|g)|(\d{2,6})")
+_MEMORY = re.compile(r"(\d{1,6})(?:gb|gib|g)|(\d{2,3})")
 """A size with its unit, or a number that is no generation."""
 
 _OTHER_NAMES = {
@@ -23,6 +23,9 @@ _OTHER_NAMES = {
     "trn1core": "trainium1core",
     "trainium1neuroncorev2half": "trainium1core",
     "trn2": "trainium2",
+    "trn2ultra": "trainium2",
+    "l40spcie": "l40s",
+    "rtx6000pro": "rtxpro6000",
     "tpu5lite": "tpu5e",
     "tpu5litepod": "tpu5e",
     "tpu6": "tpu6e",

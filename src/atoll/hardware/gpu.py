@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -33,9 +33,20 @@ from atoll.files.yamlfile import (
 from atoll.hardware.catalog import entry_names, is_file, read_entry, unknown_entry
 from atoll.hardware.device_names import catalogue_name, same_device
 
-Dtype = Literal["bf16", "fp16", "fp8"]
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+SCALED = ("fp8", "mxfp8", "nvfp4")
+"""Formats of fewer than 16 bits: 16-bit tensors are cast to them in front of products, with a scale
+for a tensor or for a block of 16 or 32 elements."""
 ADAM_BYTES = 28  # an element of an fp32 step: parameter, moments read and written, gradient read
-ELEMENT_BYTES: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp8": 1}
+ELEMENT_BYTES: Mapping[str, float] = {
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "mxfp8": 33 / 32,
+    "nvfp4": 9 / 16,
+}
+"""Of an element in memory, with its share of a block's scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,7 @@ class Gpu:
     bf16_flops: float | None
     fp16_flops: float | None
     fp8_flops: float | None
+    fp4_flops: float | None
     hbm_bytes: int
     hbm_Bps: float
     sms: int  # units that take one tile each: SMs, compute units, matrix engines
@@ -101,6 +113,7 @@ class Gpu:
     calibration: Calibration
     launch_s: float = 5e-6  # host time of one eager launch; kernels shorter than it wait
     measured_flops: float | None = None  # best 16-bit product anyone measured
+    fp4_gain: float | None = None  # best fp4 product anyone measured over the best fp8 one
     tensor_per_exp: float = 1.0  # matrix FLOPs per exponential, relative to Hopper
     power_W: float | None = None
     network: str = "dgx-h100"
@@ -113,7 +126,13 @@ class Gpu:
 
     def peak_flops(self, dtype: str = "bf16") -> float:
         """Dense matrix FLOP/s of a number format, a multiply-add counted as two."""
-        peaks = {"bf16": self.bf16_flops, "fp16": self.fp16_flops, "fp8": self.fp8_flops}
+        peaks = {
+            "bf16": self.bf16_flops,
+            "fp16": self.fp16_flops,
+            "fp8": self.fp8_flops,
+            "mxfp8": self.fp8_flops,
+            "nvfp4": self.fp4_flops,
+        }
         if dtype not in peaks:
             raise AtollError(f"dtype {dtype!r} is not modelled{suggestion(dtype, peaks)}")
         peak = peaks[dtype]
@@ -148,7 +167,9 @@ class Gpu:
         how much closer (or less close) than the calibrated device this one comes to its peak.
         """
         fit = self.calibration
-        share = fit.matmul_fp8 if dtype == "fp8" else fit.matmul
+        if dtype == "nvfp4" and self.fp4_gain is not None and self.fp4_flops is not None:
+            return self.fp4_gain * self.loop_flops("fp8")
+        share = fit.matmul_fp8 if dtype in SCALED else fit.matmul
         return share * self.matmul_scale * self.peak_flops(dtype)
 
     @property
@@ -224,6 +245,7 @@ class GpuFile(FileModel):
     bf16: Flops | None = None
     fp16: Flops | None = None
     fp8: Flops | None = None
+    fp4: Flops | None = None
     hbm_capacity: Bytes
     hbm_bandwidth: Bandwidth
     sms: Count
@@ -231,6 +253,8 @@ class GpuFile(FileModel):
     l2: Bytes
     launch: Seconds = 5e-6
     measured_matmul: Flops | None = None
+    measured_fp8: Flops | None = None
+    measured_fp4: Flops | None = None
     tensor_per_exp: Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)] = 1.0
     power: Power | None = None
     throttle: Factor | None = None  # instead of the calibration's, where the device's is known
@@ -252,6 +276,7 @@ class GpuFile(FileModel):
             bf16_flops=self.bf16,
             fp16_flops=self.fp16,
             fp8_flops=self.fp8,
+            fp4_flops=self.fp4,
             hbm_bytes=self.hbm_capacity,
             hbm_Bps=self.hbm_bandwidth,
             sms=self.sms,
@@ -260,11 +285,16 @@ class GpuFile(FileModel):
             calibration=calibration,
             launch_s=self.launch,
             measured_flops=self.measured_matmul,
+            fp4_gain=_over(self.measured_fp4, self.measured_fp8),
             tensor_per_exp=self.tensor_per_exp,
             power_W=self.power,
             network=self.network,
             stack=self.stack,
         )
+
+
+def _over(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a / b
 
 
 _CALIBRATION = "calibration-"

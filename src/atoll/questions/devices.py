@@ -12,7 +12,9 @@ from atoll.questions import fields as f
 from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, Counts
 from atoll.questions.question import Named, Question, Several, option
 
-StackName = Annotated[str, Named("atoll.training.stack:STACKS")]
+StackName = Annotated[
+    str, Named("atoll.training.stack:STACKS", "atoll.training.software:find_stack")
+]
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
 
 
@@ -28,9 +30,23 @@ class RunQuestion(Question):
     network: f.NetworkName | None = option(
         "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
     )
-    stack: StackName | None = option("Training software.", SYSTEM, None, shown="the device's")
+    stack: StackName | None = option(
+        "Training software: a stack, or words for it (Megatron-Bridge 26.04).", SYSTEM, None,
+        shown="the device's",
+    )  # fmt: skip
+    overlap: str | None = option(
+        "What its launch file lets overlap: tp_comm, grad_reduce, p2p, ep_a2a.", SYSTEM, None,
+        shown="the stack's",
+    )  # fmt: skip
+    cuda_graphs: str | None = option(
+        "CUDA graphs: 0, full_iteration, layer, or parts of layers (attn).", SYSTEM, None,
+        shown="none",
+    )  # fmt: skip
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(
+        "Probability, of all dropouts.", TRAINED, None, shown="the model's"
+    )
     optimizer: f.OptimizerName = option("Bytes of its states.", TRAINED, "mixed", old=("states",))
-    precision: Literal["bf16", "fp16", "fp8"] | None = option(
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None = option(
         "Type of matrix products.", SYSTEM, None, shown="the device's"
     )
     attention: Literal["flash", "flash2", "flash1", "unfused"] = option(
@@ -56,7 +72,9 @@ class LayoutQuestion(Question):
     sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")
     zero: f.ZeroStage = option("ZeRO stage; 3: fully sharded.", LAYOUT, 1)
     hsdp: Count = option("Replicas of the group that ZeRO divides over.", LAYOUT, 1)
-    recompute: f.RecomputeName = option("What is computed again.", LAYOUT, "none")
+    recompute: f.PolicyName = option(
+        "What is computed again: a policy, or modules (mla_up_proj+mlp).", LAYOUT, "none"
+    )
     order: f.OrderName | None = option(
         "Pipeline order.", LAYOUT, None, shown="1f1b or interleaved", old=("schedule",)
     )

@@ -23,6 +23,9 @@ OptimizerName = Annotated[str, Named("atoll.step.states:STATES", "atoll.step.sta
 ProfileName = Annotated[str, Named("atoll.profiles:PROFILES")]
 ZeroStage = Annotated[int, Named("atoll.step.layout:ZERO_STAGES")]
 RecomputeName = Annotated[str, Named("atoll.step.layout:RECOMPUTE")]
+PolicyName = Annotated[
+    str, Named("atoll.step.layout:RECOMPUTE", "atoll.step.layout:check_recompute")
+]
 OrderName = Annotated[str, Named("atoll.step.orders:ORDERS")]
 
 Devices = Annotated[Count, option("Number of devices.", TRAINED)]

@@ -12,6 +12,9 @@ class EstimateFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     stack: str | None
+    overlap: str | None
+    cuda_graphs: str | None
+    dropout: float | str | None
     optimizer: str | None
     precision: str | None
     attention: str | None
@@ -64,6 +67,9 @@ class PlanFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     stack: str | None
+    overlap: str | None
+    cuda_graphs: str | None
+    dropout: float | str | None
     optimizer: str | None
     precision: str | None
     attention: str | None
@@ -89,6 +95,9 @@ class RunFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     stack: str | None
+    overlap: str | None
+    cuda_graphs: str | None
+    dropout: float | str | None
     optimizer: str | None
     precision: str | None
     attention: str | None

@@ -18,6 +18,8 @@ from atoll.workload.families.model_config import ModelConfig
 
 Recompute = Literal["none", "selective", "alternate", "full", "optimal"]
 RECOMPUTE: tuple[str, ...] = get_args(Recompute)
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""Parts of a block whose recomputation Megatron-Core can ask for, joined by "+"."""
 ZERO_STAGES = (0, 1, 2, 3)
 
 
@@ -45,7 +47,8 @@ class Layout:
     """Replicas of the group that ZeRO divides over: gradients are summed over all of them."""
     recompute: str = "none"
     """none; selective (attention's core); alternate (all but every second product's output);
-    full (each layer from its input); optimal (the cheapest set of operators that fits)."""
+    full (each layer from its input); optimal (the cheapest set of operators that fits); or modules
+    (`MODULES`), "mla_up_proj+mlp"."""
     schedule: str = "1f1b"
     blocks: tuple[int, ...] = ()
     """Blocks of every model chunk, in the model's order; none: as even as can be."""
@@ -119,7 +122,7 @@ def check_layout(
     """Refuse what cannot be run, with the way out."""
     axes = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "hsdp")
     check_positive(**{name: getattr(layout, name) for name in axes})
-    _named("recompute", layout.recompute, RECOMPUTE)
+    check_recompute(layout.recompute)
     _named("schedule", layout.schedule, ORDERS)
     if layout.zero not in ZERO_STAGES:
         raise AtollError(f"zero is {layout.zero!r}, but must be 0, 1, 2 or 3")
@@ -192,6 +195,15 @@ def check_layout(
     if layout.zero == 2 and layout.pp > 1:
         raise AtollError(
             "zero 2 divides gradients that a pipeline keeps adding to; use zero 1 with pp above 1"
+        )
+
+
+def check_recompute(name: str) -> None:
+    """Refuse what is neither a policy nor modules of a block."""
+    if name not in RECOMPUTE and not set(name.split("+")) <= set(MODULES):
+        raise AtollError(
+            f"recompute is {name!r}, but must be one of {', '.join(RECOMPUTE)}, or modules joined "
+            f"by +: {', '.join(MODULES)}"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.hardware.gpu import SCALED
 from atoll.step.layout import Layout
 from atoll.training.run import Run
 
@@ -59,7 +60,7 @@ def expected_error(run: Run, layout: Layout) -> Expected | None:
         found.append(DEVICES.get(run.gpu.name, Expected(f"on {run.gpu.name}")))
     if run.model.experts:
         found.append(EXPERTS)
-    if run.precision == "fp8":
+    if run.precision in SCALED:
         found.append(FP8)
     if layout.cp > 1 and run.sequence >= LONG:
         found.append(LONG_RINGS)

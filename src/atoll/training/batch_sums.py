@@ -311,7 +311,7 @@ class Sums:
         )
         stack = self.stack
         step_s = passes_s + states.beside_s[:, None] + gradient_s + stack.step_s
-        return np.asarray(step_s * stack.slack)
+        return np.asarray(step_s * self.run.slack)
 
     def slowest(self, time_s: Floats) -> Ints:
         """(rows, choices): the stage that takes longest, the first of such."""

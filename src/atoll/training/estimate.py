@@ -232,7 +232,7 @@ class Estimator(Priced):
         )
         optimizer_s = max(update_s(run, layout, *p) for p in parameters)
         parts_s = passes_s + m * accumulate_s + gradient_s + optimizer_s + run.stack.step_s
-        time_s = parts_s * run.stack.slack
+        time_s = parts_s * run.slack
         total = slowest.forward + slowest.backward
         again = slowest.recompute
         return Step(

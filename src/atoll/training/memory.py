@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.hardware.gpu import SCALED
 from atoll.step.bubbles import chunk_weights, held_bytes
 from atoll.step.layout import Layout
 from atoll.training.operators.layers import LayerCost, Share
@@ -31,6 +32,8 @@ class Memory:
     """Of what is allocated, lost between blocks."""
     context_bytes: float = 0.0
     """Outside the allocator."""
+    resting: float = 0.0
+    """What stays allocated between two steps."""
 
     @property
     def allocated(self) -> float:
@@ -60,6 +63,7 @@ class Memory:
             "stage": self.stage,
             "total": self.allocated,
             "needed": self.needed,
+            "after_step": self.resting,
             "parts": self.parts(),
         }
 
@@ -115,7 +119,10 @@ def stage_memory(
     if layout.zero < 3:
         weights += sum(fp8_bytes(run, cost) * n for cost, n in layers)
     buffers += run.stack.sends_held * entering_bytes
-    lost = run.stack.fragmentation, run.stack.context_bytes
+    resting = weights + optimizer + workspace_bytes(run)
+    if not run.stack.late_gradients:
+        resting += gradients
+    lost = run.stack.fragmentation, run.stack.context_bytes, resting
     if run.stack.late_gradients and layout.zero < 2:
         # Gradients appear layer by layer as activations go, so that the peak is at either end;
         # with accumulation they are there from the second microbatch on. A tied embedding's two
@@ -158,17 +165,21 @@ def _parameters(cost: LayerCost) -> int:
 
 def fp8_bytes(run: Run, cost: LayerCost) -> float:
     """Of a layer's weights, copies in fp8 beside the 16-bit ones, where these are not divided."""
-    held = run.precision == "fp8" and cost.is_block
+    held = run.precision in SCALED and cost.is_block
     return run.stack.fp8_copies * _parameters(cost) if held else 0
 
 
 def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
     """Divided tensors while they are whole, and workspaces of matrix libraries."""
-    handles = run.stack.workspaces + (run.stack.expert_workspaces if run.model.experts else 0)
     buffers = _gathered_bytes(run, layers) if zero >= 3 else 0.0
     if zero == 2:  # a layer's whole gradient, until it is reduced
         buffers = run.states.reduced * max(_parameters(cost) for cost, _ in layers)
-    return buffers + float(handles * WORKSPACE_BYTES)
+    return buffers + workspace_bytes(run)
+
+
+def workspace_bytes(run: Run) -> float:
+    handles = run.stack.workspaces + (run.stack.expert_workspaces if run.model.experts else 0)
+    return float(handles * WORKSPACE_BYTES)
 
 
 def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:

@@ -125,7 +125,7 @@ def step_passes(estimate: Estimate) -> StepPasses:
             ("optimizer", step.optimizer_s),
             ("host", run.stack.step_s),
         ),
-        slack=run.stack.slack,
+        slack=run.slack,
         step_time_s=step.time_s,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll.errors import AtollError
@@ -15,7 +15,7 @@ from atoll.step.states import load_states
 from atoll.training.operators.layers import block_names, experts_of
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
-from atoll.training.stack import load_stack
+from atoll.training.software import software
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
 from atoll.workload.prepare import prepare
@@ -39,6 +39,13 @@ def run_of(asked: RunQuestion) -> Run:
     """The run that a question is about."""
     given = load_model(asked.model)
     config = stand_in(given) if isinstance(given, StoredModel) else given
+    if asked.dropout is not None:
+        config = replace(
+            config,
+            dropout=asked.dropout,
+            attention_dropout=asked.dropout,
+            embedding_dropout=asked.dropout,
+        )
     gpu = load_device(asked.device)
     length = config.sequence if asked.sequence is None else asked.sequence
     if config.positions == "learned" and length > config.max_sequence:
@@ -55,7 +62,7 @@ def run_of(asked: RunQuestion) -> Run:
         devices=asked.devices,
         sequence=length,
         global_batch=asked.batch,
-        stack=load_stack(asked.stack or gpu.stack),
+        stack=software(asked.stack or gpu.stack, asked.overlap, asked.cuda_graphs),
         states=load_states(asked.optimizer),
         precision=precision,
         attention=asked.attention,

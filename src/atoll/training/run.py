@@ -39,6 +39,12 @@ class Run:
         return self.global_batch * self.sequence
 
     @property
+    def slack(self) -> float:
+        """Time of a step over what its parts explain; several nodes also wait for the slowest."""
+        several = self.devices > self.network.node
+        return self.stack.slack * (self.stack.straggling if several else 1.0)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What to know before the figures are believed."""
         if self.stored is None:

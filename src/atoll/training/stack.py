@@ -74,7 +74,10 @@ class Stack:
     """Gradients are allocated as the backward pass makes them, not before the step."""
     accumulated_bytes: float = 6.0
     """Bytes per parameter that a microbatch's gradients take to be added to those before: three
-    16-bit passes, or fp32 read and written instead of 16-bit written."""
+    16-bit passes of a kernel of its own."""
+    adds_in_products: bool = False
+    """They are added by the products that make them instead, which read and write the sum where
+    they would write a 16-bit result."""
     temporaries: float = 1.0
     """Share of the widest operator's tensors that is alive beside a block's."""
     sends_held: int = 0
@@ -85,6 +88,8 @@ class Stack:
     """Outside the allocator: driver context (1.6 GB) and buffers of collectives."""
     fp8_copies: float = 0.0
     """Bytes a parameter of fp8 copies of blocks' weights, kept beside the 16-bit ones."""
+    scaled_inputs: bool = False
+    """Inputs of fp8 and fp4 products are kept for their weight gradients as they were cast."""
     workspaces: int = 0
     """Handles of matrix libraries, each with a workspace of its own."""
     expert_workspaces: int = 0
@@ -101,7 +106,9 @@ class Stack:
     """Under ZeRO 2 weights are divided between microbatches too and gathered again for each, as
     FSDP's SHARD_GRAD_OP does; others gather them once, behind the optimizer's step."""
     slack: float = 1.0
-    """Time of a step over what its parts explain: stragglers, allocator, interpreter."""
+    """Time of a step over what its parts explain: allocator, interpreter, waiting."""
+    straggling: float = 1.0
+    """The same where several nodes wait for the slowest of them."""
     host_layer_s: float = 0.0
     """Host time of a layer's forward and backward pass beside its kernels."""
     host_kernel_s: float = 0.0
@@ -110,6 +117,10 @@ class Stack:
     """Host time of recomputing a layer beside its kernels (random states, nested graphs)."""
     host_expert_s: float = 0.0
     """Host time of one expert in one pass: indices that must be read back to be used."""
+    states: str = "mixed"
+    """Bytes of weights, gradients and optimizer that it usually keeps (`step.states`)."""
+    attention: str = "flash"
+    """The kernel that it usually has: flash, flash2, flash1 or unfused."""
     orders: tuple[str, ...] = ORDERS
     """Pipeline orders that it runs, itself or by an implementation published for it."""
 
@@ -215,16 +226,19 @@ MEGATRON = Stack(
     half_loss_bytes=6,
     vocabulary_parallel=True,
     keeps_gathered=False,
-    overlap=Overlap(gradient=0.9, gather=0.3, tensor=0.3, pipeline=0.5),
+    overlap=Overlap(gradient=0.9, gather=0.8, tensor=0.3, pipeline=0.5),
     late_gradients=False,
     # PyTorch's handles of the forward and of the backward thread, Transformer Engine's own; its
     # grouped products run on four streams.
+    adds_in_products=True,
     workspaces=3,
     expert_workspaces=4,
     fp8_copies=2,  # one by rows and one by columns
-    host_layer_s=1.4e-3,
-    host_kernel_s=10.7e-6,
-    host_checkpoint_s=2.2e-3,
+    scaled_inputs=True,  # as Transformer Engine keeps them
+    # Host times are 0.8 of eager PyTorch's.
+    host_layer_s=1.1e-3,
+    host_kernel_s=8.6e-6,
+    host_checkpoint_s=1.8e-3,
 )
 
 # Megatron-LM and Megatron-DeepSpeed before that: reductions and sends wait their turn.
@@ -237,7 +251,8 @@ MEGATRON_2021 = replace(
     workspaces=0,
     expert_workspaces=0,
     overlap=Overlap(tensor=0.3),
-    slack=1.06,
+    straggling=1.06,
+    attention="unfused",
     orders=FUSED_ORDERS,
 )
 
@@ -251,6 +266,7 @@ NEMO = replace(
     name="nemo",
     overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8),
     fp8_copies=0,
+    states="mixed16",
     orders=FUSED_ORDERS,
 )
 
@@ -269,6 +285,8 @@ MODULAR = replace(
     late_gradients=False,
     step_s=5e-3,
     slack=1.12,
+    states="mixed16",
+    attention="flash2",
 )
 
 # The same with a fused norm.
@@ -288,6 +306,7 @@ MODULAR_LEAN = replace(
     kept=EAGER.kept,
     loss_bytes=6,
     slack=1.06,
+    host_layer_s=4.7e-3,  # of nanotron, as its small models show
 )
 
 # PyTorch's fully sharded data parallelism around such modules.
@@ -299,7 +318,13 @@ FSDP = replace(
     loss_bytes=12,
     regathers=True,
     slack=1.03,
-    overlap=Overlap(gradient=1.0, gather=0.3),
+    host_layer_s=EAGER.host_layer_s,
+    overlap=Overlap(gradient=1.0, gather=0.8),
+)
+
+# As of 2023, before weights were gathered well ahead of their use in both passes.
+FSDP_2023 = replace(
+    FSDP, name="fsdp-2023", overlap=replace(FSDP.overlap, gather=0.3), attention="flash1"
 )
 
 # XLA: one compiled program a step, collectives scheduled beside computation.
@@ -336,8 +361,8 @@ CHIP = Stack(
     keeps_gathered=False,
     overlap=Overlap(ring=0.0),
     late_gradients=False,
-    accumulated_bytes=0.0,
     temporaries=0.0,
+    accumulated_bytes=0.0,
     sends_held=2,
     fragmentation=0.0,
     context_bytes=0.0,
@@ -359,6 +384,7 @@ STACKS = {
         ZERO3_2021,
         NEMO,
         FSDP,
+        FSDP_2023,
     )
 }
 

@@ -349,14 +349,16 @@ class Stepper:
 
 
 def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:
-    """A microbatch's gradients added to the sum of those before: by a kernel of its own for 16-bit
-    ones, in the product's epilogue for fp32 ones. Under ZeRO 2 all are copied into the buckets that
-    are reduced, and a rank's part is added (under ZeRO 3 copies are within what was fitted to
-    gathers). Under DualPipe a microbatch has gradients of one of a stage's copies. Linear in the
-    parameters.
+    """A microbatch's gradients added to the sum of those before. Under ZeRO 2 all are copied into
+    the buckets that are reduced, and a rank's part is added (under ZeRO 3 copies are within what
+    was fitted to gathers). Under DualPipe a microbatch has gradients of one of a stage's copies.
+    Linear in the parameters.
     """
     own = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
-    moved = own * run.stack.accumulated_bytes / layout.copies if m > layout.copies else 0.0
+    each = run.stack.accumulated_bytes
+    if run.stack.adds_in_products:
+        each = 2 * run.states.gradient - HALF
+    moved = own * each / layout.copies if m > layout.copies else 0.0
     if layout.zero == 2:
         moved += (dense + expert) * (HALF + run.states.reduced)
     return moved / run.gpu.stream_Bps

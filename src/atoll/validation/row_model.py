@@ -25,13 +25,22 @@ MAMBA = {"head-dim": 64, "state-dim": 128, "num-groups": 8}
 MAMBA_CHUNK = 128
 
 
-def model_of(
-    row: RunRow, family: str | None, dropout: float, head_dim: int | None = None
-) -> ModelConfig:
-    """A transformer of the row's shape."""
+FAMILIES = ("mpt", "bloom", "maxtext")
+"""Families of which tables leave out more: named in a column, or in the model's name."""
+
+
+def family_of(row: RunRow) -> str:
+    """One of these families, or nothing."""
+    words = f"{row.text('family')} {row.text('model')}".lower()
+    return next((name for name in FAMILIES if name in words), "")
+
+
+def model_of(row: RunRow, dropout: float) -> ModelConfig:
+    """A transformer of the row's shape; `dropout` where it does not say."""
+    family = family_of(row)
     hidden, sequence = row.count("hidden"), row.count("seq")
     heads = row.count("heads", max(1, hidden // 128))
-    width = row.whole("kv_channels", row.whole("head_dim", head_dim or 0))
+    width = row.whole("kv_channels", row.whole("head_dim", 256 if family == "maxtext" else 0))
     if not width and hidden % heads:
         raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
     gated = bool(row.whole("mlp_gated", 0))

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 from atoll.errors import AtollError
-from atoll.hardware.catalog import load_network
-from atoll.hardware.gpu import Gpu, gpu_name, load_gpu
+from atoll.hardware.gpu import PRECISIONS, Gpu, gpu_name, load_gpu
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
-from atoll.step.states import STATES
 from atoll.training.memory import Memory
 from atoll.training.run import Run
-from atoll.training.stack import Stack, fused_loss, load_stack
+from atoll.training.stack import Stack
+from atoll.validation.facts import Facts, facts_of
 from atoll.validation.row_model import model_of
 from atoll.validation.run_table import RunRow
-from atoll.validation.sources import SourceFile, facts_of
 from atoll.workload.families.config_fields import MOST_LAYERS
 
 USUAL_GB = 80
@@ -27,17 +24,13 @@ USUAL_GB = 80
 
 def run_of(row: RunRow) -> tuple[Run, Layout]:
     """The run and the layout that a row describes; what cannot be expressed is refused."""
-    facts = facts_of(row)
     gpu = device_of(row)
-    zero = row.whole("zero_stage", 1)
-    if row.whole("fsdp", 0) and zero < 2:
-        zero = 3
-    stack = _stack(row, facts, zero)
-    precision = row.text("precision", "bf16")
-    if precision not in ("bf16", "fp16", "fp8"):
+    zero = zero_of(row)
+    facts = facts_of(row, gpu, zero)
+    precision = row.text("precision", "bf16").lower()
+    if precision not in PRECISIONS:
         raise AtollError(f"precision {precision} is not modelled")
     half = gpu.half_dtype if precision in ("bf16", "fp16") else precision
-    network = load_network(facts.network or gpu.network)
     devices = row.count("devices")
     tp, cp = row.count("tp", 1), row.count("cp", 1)
     pp = row.count("pp", 1) + row.whole("encoder_pp", 0)  # stages of an encoder of its own
@@ -52,36 +45,37 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         # Experts that data and context alone cannot spread are folded over the tensor ranks.
         etp=row.whole("etp", 0) or (1 if (dp * cp) % ep else tp),
         vpp=vpp,
-        microbatch=row.count("micro_batch", 1),
-        sp=bool(row.whole("sp", 0)),
+        microbatch=_microbatch(row, facts.stack, dp, pp),
+        # MaxText divides the embedding of activations over its tensor axis.
+        sp=bool(row.whole("sp", 0)) or (facts.stack.name == "xla" and tp > 1),
         zero=zero,
         recompute=_recompute(row, facts),
         schedule=_schedule(row, vpp),
         blocks=_blocks(row, pp, vpp),
     )
     run = Run(
-        model=model_of(row, facts.family, facts.dropout, facts.head_dim),
+        model=model_of(row, facts.dropout),
         gpu=gpu,
-        network=network,
+        network=facts.network,
         devices=devices,
         sequence=row.count("seq"),
         global_batch=row.count("global_batch"),
-        stack=stack,
-        states=STATES[facts.states or _states(row, zero)],
+        stack=facts.stack,
+        states=facts.states,
         precision=half,
-        attention=_attention(row) or facts.attention or "flash",
+        attention=facts.attention,
     )
     return run, layout
 
 
 def peak_of(row: RunRow, stages: Sequence[Memory]) -> float:
     """The prediction of what a row's peak counts: on its first, its last or its fullest rank."""
-    facts = facts_of(row)
+    counts = facts_of(row, device_of(row), zero_of(row)).peak
     ranks = {"first": stages[0], "last": stages[-1]}
     memory = ranks.get(row.text("memory_rank")) or max(stages, key=lambda m: m.needed)
-    if facts.memory == "reserved":
+    if counts == "reserved":
         return memory.reserved
-    if facts.memory == "device":
+    if counts == "device":
         return memory.reserved + memory.context_bytes
     return memory.allocated
 
@@ -92,46 +86,6 @@ def _schedule(row: RunRow, vpp: int) -> str:
     if named in ORDERS and named not in ("1f1b", "interleaved"):
         return named
     return "interleaved" if vpp > 1 else "1f1b"
-
-
-def _stack(row: RunRow, facts: SourceFile, zero: int) -> Stack:
-    """The software, with what a launch file says of its kernels."""
-    sharded = zero == 3 and not row.text("fsdp_impl").startswith("megatron")
-    stack = load_stack(facts.stack or ("fsdp" if sharded else "megatron"))
-    stack = replace(
-        stack,
-        slack=stack.slack * facts.slack,
-        loss_bytes=stack.loss_bytes if facts.loss_bytes is None else facts.loss_bytes,
-        deferred_heads=row.whole("wgrad_deferral_limit", 0),
-    )
-    if not row.whole("moe_grouped_gemm", 1):
-        stack = replace(stack, expert_workspaces=0)
-    if row.whole("fp8_param_gather", 0):
-        stack = replace(stack, fp8_copies=0)
-    if row.text("transformer_impl") == "local":
-        stack = replace(stack, workspaces=2)
-    return fused_loss(stack) if row.text("cross_entropy_fusion") == "te" else stack
-
-
-def _states(row: RunRow, zero: int) -> str:
-    """Bytes a parameter, by the precisions of weights and gradients."""
-    if row.text("params_dtype") == "fp16":
-        return "mixed-both"  # gradients stay in 16 bit and are copied to fp32 when they are scaled
-    if row.whole("grad_reduce_in_bf16", 0):
-        return "mixed16"
-    return "mixed" if zero < 3 else "mixed16"
-
-
-def _attention(row: RunRow) -> str:
-    """The kernel, where a row tells it; Megatron's own layers have no fused one."""
-    words = {"unfused": "unfused", "flash": "flash", "fused": "flash"}
-    backend = row.text("attention_backend")
-    if backend == "auto":
-        backend = row.text("attn_inferred").removeprefix("local ").partition("/")[0]
-        backend = backend or ("unfused" if row.text("transformer_impl") == "local" else "")
-    if row.text("flash_attention") in ("0", "0.0"):
-        return "unfused"
-    return words.get(backend, "")
 
 
 def _blocks(row: RunRow, pp: int, vpp: int) -> tuple[int, ...]:
@@ -158,10 +112,30 @@ def _blocks(row: RunRow, pp: int, vpp: int) -> tuple[int, ...]:
     return ()
 
 
-def _recompute(row: RunRow, facts: SourceFile) -> str:
-    given = row.text("recompute", "none")
+def _microbatch(row: RunRow, stack: Stack, dp: int, pp: int) -> int:
+    """Sequences that a replica takes at once. Programs of XLA state batches by device and take a
+    step's at once, unless a pipeline divides it.
+    """
+    each = row.count("micro_batch", 1)
+    whole, rest = divmod(row.count("global_batch"), dp)
+    return whole if stack.name == "xla" and pp == 1 and not rest else each
+
+
+def unread_of(row: RunRow) -> tuple[str, ...]:
+    """Words of a row that nobody knows here: it was priced without them."""
+    return facts_of(row, device_of(row), zero_of(row)).unread
+
+
+def zero_of(row: RunRow) -> int:
+    """The ZeRO stage; fully sharded data parallelism is the third."""
+    zero = row.whole("zero_stage", 1)
+    return 3 if row.whole("fsdp", 0) and zero < 2 else zero
+
+
+def _recompute(row: RunRow, facts: Facts) -> str:
+    given = row.text("recompute", "none").lower()
     if given == "selective":
-        return facts.selective
+        return row.text("selective_means") or facts.selective
     if given not in ("none", "full", "alternate"):
         raise AtollError(f"recompute {given!r} is not modelled")
     return given
@@ -171,12 +145,12 @@ def device_of(row: RunRow) -> Gpu:
     """The catalogue's device for a table's name of it; the memory tells some apart."""
     memory_GB = row.number("device_mem_GB")
     given = "" if math.isnan(memory_GB) else f" {memory_GB:.0f}GB"
-    for spelling in (row.device + given, row.device, f"{row.device} {USUAL_GB}GB"):
+    return _device(row.device, given)
+
+
+@lru_cache(maxsize=64)
+def _device(device: str, memory: str) -> Gpu:
+    for spelling in (device + memory, device, f"{device} {USUAL_GB}GB"):
         if (name := gpu_name(spelling)) is not None:
-            return _gpu(name)
-    return load_gpu(row.device)  # which refuses it
-
-
-@lru_cache(maxsize=32)
-def _gpu(name: str) -> Gpu:
-    return load_gpu(name)
+            return load_gpu(name)
+    return load_gpu(device)  # which refuses it

@@ -16,7 +16,7 @@ from atoll.files.csvfile import write_csv
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
-from atoll.validation.rows import peak_of, run_of
+from atoll.validation.rows import peak_of, run_of, unread_of
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import read_steps, step_run_of
 
@@ -95,10 +95,15 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
         "step_time": errors(p.time_error for p in known),
         "memory": errors(p.memory_error for p in known),
     }
+    verdict, count = "accepted", sum(map(_fits, known))
     if expect == "oom":
-        shown["rejected"] = sum(not _fits(p) for p in known)
+        verdict, count = "rejected", len(known) - count
+    shown[verdict] = count
+    shown[f"{verdict}_share"] = count / len(known) if known else None
+    shown["groups"] = {kind: grouped(known, key) for kind, key in GROUPS.items()}
+    shown["unread"] = dict(Counter(word for p in known for word in unread_of(p.row)).most_common())
+    if expect == "oom":
         return shown
-    shown["accepted"] = sum(_fits(p) for p in known)
     shown["regret"] = regret(known)
     shown["by_source"] = grouped(known, lambda p: p.row.id.split("-")[0])
     shown["by_device"] = grouped(known, lambda p: p.row.device)
@@ -106,6 +111,13 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
     shown["by_feature"] = _features(known)
     shown["worst"] = [_worst(p) for p in _largest(known)]
     return shown
+
+
+GROUPS: dict[str, Callable[[Prediction], str]] = {
+    "device": lambda p: p.row.device,
+    "method": lambda p: p.row.text("method", "pretrain"),
+    "precision": lambda p: p.row.text("precision", "bf16"),
+}
 
 
 def errors(values: Iterable[float | None]) -> dict[str, Any]:
@@ -167,6 +179,8 @@ def grouped(
         name: {
             "step_time": errors(p.time_error for p in members),
             "memory": errors(p.memory_error for p in members),
+            "rows": len(members),
+            "accepted_share": sum(map(_fits, members)) / len(members),
         }
         for name, members in sorted(groups.items())
     }
@@ -222,7 +236,7 @@ def _fits(p: Prediction) -> bool:
 
 FIELDS = (
     "id", "device", "devices", "layout", "measured_s", "predicted_s", "time_error",
-    "measured_peak_bytes", "predicted_peak_bytes", "memory_error", "fits", "reason",
+    "measured_peak_bytes", "predicted_peak_bytes", "memory_error", "stage_bytes", "fits", "reason",
 )  # fmt: skip
 
 
@@ -237,7 +251,7 @@ def _line(p: Prediction) -> list[Any]:
         measured_s, peak = _readable(p.row, "time_s"), _readable(p.row, "peak_bytes")
         devices = p.row.text("devices")
         return [
-            p.row.id, p.row.device, devices, "", measured_s, "", "", peak, "", "", "", p.reason
+            p.row.id, p.row.device, devices, "", measured_s, "", "", peak, "", "", "", "", p.reason
         ]  # fmt: skip
     return [
         p.row.id,
@@ -250,6 +264,7 @@ def _line(p: Prediction) -> list[Any]:
         p.row.peak_bytes or "",
         f"{peak_of(p.row, e.memory):.6g}",
         "" if p.memory_error is None else f"{p.memory_error:.4f}",
+        " ".join(f"{memory.allocated:.4g}" for memory in e.memory),
         int(e.fits),
         p.reason,
     ]

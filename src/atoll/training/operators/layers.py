@@ -14,7 +14,14 @@ from functools import cached_property
 from atoll.cost.pricer import Cost, Pricer
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT
-from atoll.training.operators.policies import Kept, TensorLink, links, optimal_policies, policies
+from atoll.training.operators.policies import (
+    Kept,
+    TensorLink,
+    links,
+    module_policy,
+    optimal_policies,
+    policies,
+)
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Operator, Role, Tensor
 
@@ -108,11 +115,13 @@ def layer_costs(
     ep: int = 1,
     *,
     optimal: bool = False,
+    modules: str = "",
     stored: bool = False,
 ) -> tuple[LayerCost, ...]:
     """Every distinct layer of a prepared (unfused) model.
 
-    With `optimal`, blocks also get the per-operator recomputation choices that no other beats.
+    With `optimal`, blocks also get the per-operator recomputation choices that no other beats; with
+    `modules`, that of these modules.
     """
     blocks = block_names(model)
     priced = {
@@ -124,6 +133,7 @@ def layer_costs(
             layer.name in blocks,
             model.microbatch,
             optimal=optimal,
+            modules=modules,
             stored=stored,
         )
         for layer in {id(layer): layer for layer, _ in model.layers}.values()
@@ -159,6 +169,7 @@ def _layer_cost(
     samples: int,
     *,
     optimal: bool,
+    modules: str,
     stored: bool,
 ) -> LayerCost:
     times = pricer.layer(spread_experts(layer, ep), cp, samples)
@@ -170,6 +181,8 @@ def _layer_cost(
     known = policies(layer, pricer, costs)
     if optimal and is_block:
         known += optimal_policies(layer, pricer, costs)
+    if modules and is_block:
+        known += (module_policy(layer, modules, pricer, costs),)
     return LayerCost(
         name=layer.name,
         repeat=1,

@@ -3,7 +3,8 @@
 "none" keeps every saved tensor; "selective" drops attention's core (Korthikanti et al.,
 arXiv:2205.05198); "alternate" keeps the output of every second product (torchtitan's selective
 checkpointing); "full" keeps the layer's input only; "optimal-n" are the sets of tensors on the
-convex hull of bytes and seconds, from keeping all to keeping least.
+convex hull of bytes and seconds, from keeping all to keeping least. Modules of a block, as
+Megatron-Core names them, are run again one by one ("mla_up_proj+mlp").
 """
 
 from __future__ import annotations
@@ -19,6 +20,21 @@ from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role
 
 CORE_ATTENTION = frozenset({"attention", "attention_scores", "softmax", "attention_values"})
+
+
+EXPERT_OPERATORS = ("router", "choose", "dispatch", "fc1", "act", "fc2", "combine")
+MODULE_OPERATORS = {
+    "core_attn": ("attention", "scores", "softmax", "values"),
+    "layernorm": ("norm1", "norm2"),
+    "mla_up_proj": ("q_b", "kv_b", "rotary", "keys"),
+    "mlp": ("fc1", "act", "fc2"),  # of blocks without experts
+    "moe": EXPERT_OPERATORS,
+    "moe_act": ("act",),
+    "shared_experts": ("shared1", "shared_act", "shared2"),
+}
+DISCARDING = ("layernorm", "mla_up_proj", "moe_act")
+"""Modules whose outputs are dropped too, and made again in front of their readers' backward pass
+(Megatron-Core's CheckpointWithoutOutput)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,31 @@ def policies(
         ("alternate", _alternate(layer, costs, saved)),
         ("full", kept_of(layer, entry, layer.forward, pricer, costs)),
     )
+
+
+def module_policy(
+    layer: Layer, modules: str, pricer: Pricer, costs: Mapping[str, Cost]
+) -> tuple[str, Kept]:
+    """Some modules of a block run again, all else kept."""
+    everything = dict(policies(layer, pricer, costs))["none"].bytes
+    rerun: list[Operator] = []
+    dropped: set[str] = set()
+    has_experts = any(op.kind == "dispatch" for op in layer.forward)
+    for module in modules.split("+"):
+        if module == "core_attn":
+            ours = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
+        elif has_experts == (module == "mlp") and module in ("mlp", "moe", "moe_act"):
+            ours = []
+        else:
+            names = MODULE_OPERATORS[module]
+            ours = [op for op in layer.forward if op.name.rpartition(".")[2] in names]
+        outside = {n for op in layer.forward if op not in ours for n in op.reads}
+        made = {name for op in ours for name in op.writes}
+        dropped |= made if module in DISCARDING else made - outside
+        rerun += [op for op in ours if op not in rerun]
+    saved = sum(layer.tensors[name].bytes for name in layer.saved if name in dropped)
+    share = everything / max(1, layer.saved_bytes)  # narrower formats hold some in fewer bytes
+    return modules, kept_of(layer, everything - share * saved, rerun, pricer, costs)
 
 
 def optimal_policies(

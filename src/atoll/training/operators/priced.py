@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from atoll.cost.pricer import Pricer
 from atoll.hardware.device import Chip
-from atoll.step.layout import Layout
+from atoll.step.layout import RECOMPUTE, Layout
 from atoll.training.operators.layers import LayerCost, layer_costs
 from atoll.training.operators.pricing import GpuPricer
 from atoll.training.run import Run
@@ -26,7 +26,7 @@ class Priced:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.pricer = _pricer(run)
-        self._variants: dict[tuple[int, int, int, int, int, bool, bool], tuple[LayerCost, ...]]
+        self._variants: dict[tuple[int, int, int, int, int, bool, bool, str], tuple[LayerCost, ...]]
         self._variants = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
         self._known: dict[tuple[object, ...], Any] = {}
@@ -42,7 +42,8 @@ class Priced:
         """Layer costs of the layout's variant of the model."""
         sp = layout.sp and layout.tp > 1
         optimal = layout.recompute.startswith("optimal")
-        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, optimal
+        modules = "" if optimal or layout.recompute in RECOMPUTE else layout.recompute
+        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, optimal, modules
         if key not in self._variants:
             self._variants[key] = layer_costs(
                 self.model(layout),
@@ -50,6 +51,7 @@ class Priced:
                 layout.cp,
                 layout.ep,
                 optimal=optimal,
+                modules=modules,
                 stored=self.run.stored is not None,
             )
         return self._variants[key]

@@ -18,16 +18,18 @@ from atoll.cost.gpu_vector import (
     streaming_s,
 )
 from atoll.cost.pricer import Cost, LayerTimes, total
-from atoll.hardware.gpu import Gpu
+from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.training.stack import Passes, Stack
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Matmul, Operator, Role, VectorWork
 
+HALF = 2  # bytes
 # FlashAttention-2 is about twice as fast as the first version (arXiv:2307.08691, abstract).
 FIRST_FLASH = 2.0
 # Kernels written for Ampere leave Hopper's asynchronous products unused: its third version gains
-# 1.5 to 2 times over the second (arXiv:2407.08608, abstract), of which libraries have most by now.
-AMPERE_ON_HOPPER = 1.3
+# 1.5 to 2 times over the second (arXiv:2407.08608, abstract), and libraries have most of that by
+# now. Little over the low end, as the runs with the second version are met best.
+AMPERE_ON_HOPPER = 1.6
 # Bytes per element when one turn's result is added to the turns before: both read, one written.
 MERGED_BYTES = 6
 # The calibration's names for the functions of a graph.
@@ -82,7 +84,7 @@ class GpuPricer:
         if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
             self.attention_factor *= AMPERE_ON_HOPPER
         self.dtype = dtype
-        self.half = gpu.half_dtype if dtype == "fp8" else dtype
+        self.half = gpu.half_dtype if dtype in SCALED else dtype
         self._products_s: dict[tuple[int, int, int, int, str, int], float] = {}
         self.attention_s = cache(self._attention_s)
 
@@ -109,6 +111,20 @@ class GpuPricer:
                 found += kept.get(self.alias.get(work.function, work.function), 0.0) * work.elements
             if op.kind == "activation" and len(op.vectors) == 2:
                 found += kept.get("gate", 0.0) * op.vectors[0].elements
+        return found + self._scaled_bytes(layer)
+
+    def _scaled_bytes(self, layer: Layer) -> float:
+        """Of tensors kept for weight gradients alone, what fewer bits a number spare; of those that
+        others read too, the copy. A checkpointed layer keeps its input as it is.
+        """
+        if self.dtype not in SCALED or not self.stack.scaled_inputs:
+            return 0.0
+        share = ELEMENT_BYTES[self.dtype] / HALF
+        found = 0.0
+        for name in layer.saved:
+            kinds = {op.kind for op in layer.backward if name in op.reads}
+            if "linear_wgrad" in kinds:
+                found += layer.tensors[name].bytes * (share - (len(kinds) == 1))
         return found
 
     @property
@@ -225,7 +241,7 @@ class GpuPricer:
             self._price(sizes)
         total_s = sum(self._products_s[size] for size in sizes)
         cost = Cost(matrix_s=total_s * product.fraction, kernels=len(sizes))
-        return cost + self._casts(product) if sizes[0][4] == "fp8" else cost
+        return cost + self._casts(product) if sizes[0][4] in SCALED else cost
 
     def _price_products(self, layer: Layer) -> None:
         """All products of a layer at once, which takes little longer than one."""

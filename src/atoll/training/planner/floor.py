@@ -95,7 +95,7 @@ class Floor:
         # Late gradients come as activations go.
         there = zero >= 2 if stack.late_gradients else np.ones_like(whole)
         needed += np.where(there, gradients + (blocks > 0) * size * sample.transient_bytes, 0.0)
-        return step_s * stack.slack, needed * (1 + stack.fragmentation) + stack.context_bytes
+        return step_s * run.slack, needed * (1 + stack.fragmentation) + stack.context_bytes
 
     def _passes_s(
         self,

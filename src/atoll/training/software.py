@@ -1,0 +1,106 @@
+"""Software in people's words: frameworks with their releases, what overlaps, CUDA graphs, kernels.
+
+Case, spelling and release numbers do not matter. What is not known here is handed back, for the
+caller to say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from atoll.errors import AtollError
+from atoll.training.stack import NEMO, STACKS, Stack, load_stack
+
+Patterns = Sequence[tuple[str, str]]
+
+# The first that a framework's words contain; releases before fused kernels are of their time.
+FRAMEWORKS: Patterns = (
+    (r"zero.?3.*20(19|20|21)", "zero3-2021"),
+    (r"megatron.*20(19|20|21|22)", "megatron-2021"),
+    (r"nemo|megatron.?bridge", "nemo"),
+    (r"maxtext|paxml|\bjax\b|\bxla\b|\btpu|neuron", "xla"),
+    (r"megatron.?deepspeed", "megatron-2021"),
+    (r"megatron|mcore", "megatron"),
+    (r"torchtitan|fsdp|foundry|composer|accelerate|deepspeed|optimum|lightning", "fsdp"),
+    (r"nanotron|intern(evo|lm)|colossal", "modular-lean"),
+    (r"compile|inductor", "compiled"),
+    (r"eager|transformers|hugging|torch", "eager"),
+)
+ATTENTION: Patterns = (
+    (r"flash.?(attention|attn)?.?v?1\b|triton flash", "flash1"),
+    (r"flash.?(attention|attn)?.?v?2\b", "flash2"),
+    (r"unfused|local|\bmath\b|^torch$|^megatron", "unfused"),
+    (r"flash|fused|cudnn|sdpa|efficient|aotriton|splash|\bck\b|xformers", "flash"),
+)
+HIDDEN_EXCHANGE = 0.8
+"""Of an exchange of tokens that runs beside another microbatch's dense layers."""
+OVERLAPS = ("tp_comm", "grad_reduce", "p2p", "ep_a2a")
+LISTED = ("param_gather", "param_gather_with_optim", "delay_wgrad", "1f1b", "sharp")
+"""Words about overlap that change nothing which is modelled apart."""
+OFF = ("", "0", "none", "no", "false")
+
+
+def named(words: str, patterns: Patterns) -> str | None:
+    """The first name whose pattern the words contain."""
+    return next((name for p, name in patterns if re.search(p, words, re.IGNORECASE)), None)
+
+
+def stack_named(words: str) -> str | None:
+    """The stack that a framework's words mean: its own name, or "Megatron-Bridge 26.04"."""
+    own = words.strip().lower()
+    return own if own in STACKS else named(words, FRAMEWORKS)
+
+
+def find_stack(words: str) -> Stack:
+    """The stack of those words; refused where nobody knows them."""
+    return load_stack(stack_named(words) or words)
+
+
+def software(words: str, overlap: str | None, cuda_graphs: str | None) -> Stack:
+    """A stack under what a launch file says of it; every word must be known."""
+    stack, unread = overlapping(find_stack(words), overlap or "")
+    if unread:
+        raise AtollError(
+            f"overlap: {unread[0]!r} is not known; known are {', '.join((*OVERLAPS, *LISTED))}"
+        )
+    return graphed(stack, cuda_graphs or "")
+
+
+def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
+    """The stack with what a launch file lets overlap, and the words that are not known: tp_comm,
+    grad_reduce, p2p, ep_a2a. Where it lists anything, tensor collectives overlap if listed.
+    """
+    said = words.lower().replace(",", " ").split()
+    listed = [word for word in said if not word.startswith("dispatcher=")]
+    found, usual = stack.overlap, NEMO.overlap
+    if listed:
+        found = replace(
+            found, tensor_products=usual.tensor_products if "tp_comm" in listed else 0.0
+        )
+    if "grad_reduce" in listed:
+        found = replace(found, gradient=max(found.gradient, usual.gradient))
+    if "p2p" in listed:
+        found = replace(found, pipeline=max(found.pipeline, usual.pipeline))
+    if "ep_a2a" in listed:
+        found = replace(found, experts=max(found.experts, HIDDEN_EXCHANGE))
+    unread = tuple(word for word in listed if word not in (*OVERLAPS, *LISTED))
+    return replace(stack, overlap=found), unread
+
+
+def graphed(stack: Stack, words: str) -> Stack:
+    """The stack under CUDA graphs: of whole iterations or layers, which leave the host nothing to
+    launch, or of parts of layers, which leave it half.
+    """
+    said = words.strip().lower()
+    if said in OFF:
+        return stack
+    parts = "attn" in said or "moe" in said or "mlp" in said
+    left = 0.5 if parts and "iteration" not in said else 0.0
+    return replace(
+        stack,
+        host_layer_s=left * stack.host_layer_s,
+        host_kernel_s=left * stack.host_kernel_s,
+        host_checkpoint_s=left * stack.host_checkpoint_s,
+    )

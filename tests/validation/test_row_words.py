@@ -1,0 +1,210 @@
+"""Rows say their software, network and kernels in the words of their sources; nothing is known of a
+run by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import AtollError
+from atoll.hardware.gpu import load_gpu
+from atoll.step.layout import Layout, check_recompute
+from atoll.training.estimate import Estimate, estimate
+from atoll.training.software import graphed, overlapping, stack_named
+from atoll.training.stack import FSDP, MEGATRON, NEMO, STACKS
+from atoll.validation.facts import port_Bps
+from atoll.validation.rows import run_of, unread_of
+from atoll.validation.run_table import RunRow
+from atoll.validation.validate import validate_runs
+
+LLAMA = {
+    "layers": "16", "hidden": "2048", "heads": "16", "kv_heads": "8", "ffn": "8192",
+    "vocab": "32000", "seq": "4096", "devices": "16", "global_batch": "64", "micro_batch": "1",
+    "tp": "2", "pp": "2", "dp": "4", "sp": "1", "mlp_gated": "1",
+}  # fmt: skip
+
+
+def row(device: str = "H100-SXM", name: str = "any", **more: str) -> RunRow:
+    return RunRow(2, name, "", device, "A", LLAMA | more)
+
+
+def found(device: str = "H100-SXM", **more: str) -> Estimate:
+    return estimate(*run_of(row(device, **more)))
+
+
+@pytest.mark.parametrize(
+    ("words", "stack"),
+    [
+        ("megatron-bridge 26.04.01", "nemo"), ("NeMo (megatron-core) ROCm", "nemo"),
+        ("Megatron-LM core_r0.12", "megatron"), ("Megatron-LM 2021", "megatron-2021"),
+        ("megatron-deepspeed (Habana)", "megatron-2021"), ("torchtitan-fsdp2", "fsdp"),
+        ("HF accelerate + deepspeed zero3", "fsdp"), ("MaxText", "xla"),
+        ("nanotron", "modular-lean"),
+        ("modular-norm", "modular-norm"), ("torch.compile", "compiled"), ("my own", None),
+    ],
+)  # fmt: skip
+def test_frameworks_with_their_releases(words: str, stack: str | None) -> None:
+    assert stack_named(words) == stack
+
+
+def test_what_a_launch_file_lets_overlap() -> None:
+    hidden, unread = overlapping(MEGATRON, "tp_comm grad_reduce dispatcher=alltoall")
+    assert hidden.overlap.tensor_products == NEMO.overlap.tensor_products
+    assert not unread
+    off, _ = overlapping(NEMO, "grad_reduce")
+    assert off.overlap.tensor_products == 0
+    same, _ = overlapping(NEMO, "dispatcher=hybridep")
+    assert same == NEMO
+    assert overlapping(NEMO, "warp drive")[1] == ("warp", "drive")
+
+
+def test_captured_graphs_leave_the_host_nothing_to_launch() -> None:
+    assert graphed(MEGATRON, "0") == MEGATRON
+    assert graphed(MEGATRON, "full_iteration").host_kernel_s == 0
+    part = graphed(MEGATRON, "transformer_engine attn moe_router")
+    assert 0 < part.host_layer_s < MEGATRON.host_layer_s
+
+
+@pytest.mark.parametrize(
+    ("words", "node", "gigabits"),
+    [
+        ("NVLink4 + 400G IB per GPU", 8, 400),
+        ("Storage: 2x IB NDR 400Gb/s, Compute: 8x ConnectX-7 IB NDR 400Gb/s, Eth 100Gb/s", 8, 400),
+        ("NVLINK Gen5 1800 GB/s | 4x ConnectX-8 IB XDR 800 Gb/s", 4, 800),
+        ("2x 400Gbe Ethernet", 8, 100),
+        ("8x200G", 8, 200),
+        ("NVLINK Gen4 900 GB/s | 10G Ethernet", 8, None),  # a port for management
+    ],
+)
+def test_ports_of_a_node_in_words(words: str, node: int, gigabits: float | None) -> None:
+    assert port_Bps(words, node) == (None if gigabits is None else gigabits * 1e9 / 8)
+
+
+def test_columns_decide_and_names_do_not() -> None:
+    plain = run_of(row(model="mine"))
+    assert run_of(row(name="bs-a100-17", model="mine")) == plain
+    told, _ = run_of(
+        row(
+            framework="nanotron",
+            network="h100-800g",
+            attention_kernel="FlashAttention 2",
+            dropout="0.1",
+        )
+    )
+    assert (told.stack.name, told.attention, told.network.name) == (
+        "modular-lean", "flash2", "h100-800g",
+    )  # fmt: skip
+    assert told.model.dropout == 0.1
+    slower = run_of(row(network="8x 200Gb/s RoCE"))[0].network
+    assert slower.levels[-1].bandwidth_Bps == plain[0].network.levels[-1].bandwidth_Bps / 2
+
+
+def test_words_that_nobody_knows_are_told_and_cost_nothing(tmp_path: Path) -> None:
+    odd = row(framework="skynet", optimizer_states="plasma", attention_kernel="telepathy")
+    assert len(unread_of(odd)) == 3
+    assert run_of(odd) == run_of(row())
+    header = ["id", "device", "framework", "measured_iter_time_s", *LLAMA]
+    line = ["1", "H100", "skynet", "1.0", *LLAMA.values()]
+    table = tmp_path / "runs.csv"
+    table.write_text(f"{','.join(header)}\n{','.join(line)}\n")
+    shown = validate_runs(table)
+    assert shown["unread"] == {"framework 'skynet'": 1}
+    assert shown["accepted"] == shown["accepted_share"] == 1
+    assert set(shown["groups"]) == {"device", "method", "precision"}
+    assert shown["groups"]["precision"]["bf16"]["rows"] == 1
+    assert validate_runs(table, expect="oom")["rejected_share"] == 0
+
+
+def test_what_is_not_said_is_typical_of_the_device_and_its_time() -> None:
+    old = {"mlp_gated": "0", "flash_attention": "0", "sp": "0"}
+    then, _ = run_of(row("V100-SXM2", **old))
+    assert (then.stack.name, then.attention, then.model.dropout) == (
+        "megatron-2021",
+        "unfused",
+        0.1,
+    )
+    assert run_of(row("A100-SXM"))[0].stack.name == "modular"
+    now, _ = run_of(row())
+    assert (now.stack.name, now.states.name, now.attention) == ("nemo", "mixed16", "flash")
+    sharded = {"tp": "1", "pp": "1", "dp": "16", "zero_stage": "3", "fsdp": "1"}
+    assert run_of(row(**sharded))[0].stack == FSDP
+    early, _ = run_of(row(model="MPT-7b", mlp_gated="0", **sharded))
+    assert (early.stack.name, early.attention) == ("fsdp-2023", "flash1")
+
+
+def test_compiled_programs_take_a_replicas_batch_at_once() -> None:
+    _, layout = run_of(row("TPU-v5e", pp="1", dp="8"))
+    assert (layout.microbatch, layout.sp) == (8, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "policy"),
+    [
+        ("attention core", "selective"),
+        ("mlp layernorm", "mlp+layernorm"),
+        ("mla_up_proj,moe_act", "mla_up_proj+moe_act"),
+    ],
+)
+def test_recomputation_by_module(words: str, policy: str) -> None:
+    assert run_of(row(recompute="selective", recompute_modules=words))[1].recompute == policy
+    check_recompute(policy)
+    with pytest.raises(AtollError, match="modules joined by"):
+        check_recompute("mlp+spoon")
+
+
+def test_modules_that_run_again_keep_less_and_take_longer() -> None:
+    run, layout = run_of(row(recompute="none"))
+
+    def under(policy: str) -> Estimate:
+        return estimate(run, replace(layout, recompute=policy))
+
+    none, mlp, norms, full = map(under, ("none", "mlp", "layernorm", "full"))
+    assert full.worst.activations < mlp.worst.activations < norms.worst.activations
+    assert norms.worst.activations < none.worst.activations
+    assert full.step.time_s > mlp.step.time_s > norms.step.time_s > none.step.time_s
+    assert under("core_attn").step.time_s == under("selective").step.time_s
+
+
+def test_narrow_formats_keep_the_inputs_of_products_as_they_were_cast() -> None:
+    half, eighth, quarter = (
+        found("GB200", precision=name).worst.activations for name in ("bf16", "fp8", "nvfp4")
+    )
+    assert quarter < eighth < half
+    assert eighth > 0.75 * half  # most is kept for others than products
+
+
+def test_formats_of_blackwell() -> None:
+    large = {"hidden": "8192", "ffn": "28672", "heads": "64"}
+    times = [found("GB300", precision=p, **large).step.time_s for p in ("bf16", "mxfp8", "nvfp4")]
+    assert times == sorted(times, reverse=True)
+    with pytest.raises(AtollError, match="no nvfp4 matrix units"):
+        found("H100", precision="nvfp4")
+    gpu = load_gpu("gb300")
+    assert gpu.peak_flops("nvfp4") == 15e15
+    assert gpu.loop_flops("nvfp4") < 2 * gpu.loop_flops("fp8")  # as measured, not as published
+
+
+def test_products_that_add_gradients_read_and_write_their_sum() -> None:
+    wide = found(grad_dtype="fp32", framework="megatron").step.accumulate_s
+    assert found(grad_dtype="bf16", framework="megatron").step.accumulate_s == pytest.approx(
+        wide / 3
+    )
+
+
+def test_several_nodes_wait_for_the_slowest() -> None:
+    run, _ = run_of(row("A100-SXM", framework="megatron-2021"))
+    assert run.slack == STACKS["megatron-2021"].straggling > 1
+    assert replace(run, devices=8).slack == 1
+
+
+def test_what_stays_between_steps() -> None:
+    told = found().to_dict()["memory_bytes"]["stages"]
+    assert len(told) == 2
+    for stage in told:
+        parts = stage["parts"]
+        held = parts["weights"] + parts["gradients"] + parts["optimizer"] + parts["buffers"]
+        assert stage["after_step"] == pytest.approx(held)
+    assert Layout(recompute="mlp+layernorm").recompute == "mlp+layernorm"
