@@ -26,9 +26,9 @@ from atoll.questions.texts import described_by
 if TYPE_CHECKING:
     from atoll.explore.answer.result import SearchResult
     from atoll.explore.proof.branch_and_bound import Progress
-    from atoll.explore.stop import Stop
     from atoll.phaze.table_dp import TablePlan
     from atoll.questions import keywords
+    from atoll.stopping import Stop
     from atoll.training.estimate import Estimate
     from atoll.training.planner.plan import Plan
     from atoll.wafer.answer.result import WaferEstimate, WaferResult

@@ -15,11 +15,10 @@ from some_job import answer, some_job
 from atoll.errors import AtollError
 from atoll.explore.baselines import NAMES, Baseline, run_baselines
 from atoll.explore.run import run_search
-from atoll.explore.stop import Stop
 from atoll.printing.search import print_result
 from atoll.schedule.solve import solve
 from atoll.schedule.synthetic import backward_pass
-from atoll.stopping import StoppedError, watched
+from atoll.stopping import Stop, StoppedError, watched
 
 
 class Counting(Stop):

@@ -19,9 +19,9 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.run import run_search
-from atoll.explore.stop import Stop
 from atoll.printing.search import print_result
 from atoll.profiles import DEFAULT
+from atoll.stopping import Stop
 
 SEEDS = (1, 2, 5, 11)
 BATCH = 16

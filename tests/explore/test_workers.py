@@ -20,9 +20,9 @@ from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.run import run_search
-from atoll.explore.stop import Stop
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
+from atoll.stopping import Stop
 from atoll.store import RunReader
 
 BATCH = 16

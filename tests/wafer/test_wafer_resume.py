@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import atoll
 from atoll.cli import app
 from atoll.errors import AtollError
-from atoll.explore.stop import Stop
 from atoll.questions import WaferQuestion
+from atoll.stopping import Stop
 from atoll.store import RunReader
 from atoll.wafer.run import run_wafer_search
 

@@ -19,7 +19,7 @@ from atoll.questions.verbs import ExplainQuestion
 def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float) -> None:
     """`began`: when the command did, by the monotonic clock, from which its time limit counts."""
     from atoll.api import search as run
-    from atoll.explore.stop import Stop
+    from atoll.stopping import Stop
 
     noun = "chips"
     show_result: Callable[[Any], None] = printing.print_result

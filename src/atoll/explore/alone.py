@@ -11,8 +11,8 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.explore.stop import Stop
 from atoll.hardware import ProductSpace, Space
+from atoll.stopping import Stop
 
 
 def alone(

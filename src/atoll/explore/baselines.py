@@ -23,7 +23,6 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Found
 from atoll.explore.proof.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
-from atoll.explore.stop import Stop
 from atoll.hardware import (
     Accelerator,
     Hbm,
@@ -34,7 +33,7 @@ from atoll.hardware import (
     peak_power_W,
 )
 from atoll.hardware.space import PARAMETERS
-from atoll.stopping import StoppedError, go_on
+from atoll.stopping import Stop, StoppedError, go_on
 
 NAMES = ("tpuv4-expert", "tpuv4-placed", "spotlight", "random")
 RANDOM_CHIPS = 64

@@ -37,7 +37,6 @@ from atoll.explore.proof.branch_and_bound import Outcome, Progress, Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import Objective
-from atoll.explore.stop import Stop
 from atoll.explore.stored import open_run
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.jit import set_threads, threads
@@ -50,7 +49,7 @@ from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
-from atoll.stopping import Asked, StoppedError, go_on, never
+from atoll.stopping import Asked, Stop, StoppedError, go_on, never
 from atoll.training.planner.beside import Beside, plan_beside
 from atoll.training.request import make_run
 from atoll.training.run import Run

@@ -12,14 +12,13 @@ from typing import Any
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Pieces, choose_executor
 from atoll.explore.answer.files import check_folder
-from atoll.explore.stop import Stop
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.identity import this_code
 from atoll.jit import set_threads, threads
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
-from atoll.stopping import StoppedError
+from atoll.stopping import Stop, StoppedError
 from atoll.store import RunStore, fingerprint, opened
 from atoll.units import counted
 from atoll.wafer.answer.explain import Worth

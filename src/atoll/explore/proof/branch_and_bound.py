@@ -42,11 +42,11 @@ from atoll.explore.proof.tasks import (
     place_node,
 )
 from atoll.explore.proof.trial import Placed, Rule, Trial, replayed, try_chip
-from atoll.explore.stop import Stop
 from atoll.hardware import ProductSpace, Space
 from atoll.placement.chain import Division
 from atoll.schedule.solve import Effort
 from atoll.step.certificate import relative_gap
+from atoll.stopping import Stop
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -20,11 +20,10 @@ from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.trial import Rule
-from atoll.explore.stop import Stop
 from atoll.hardware.area import area_mm2
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
-from atoll.stopping import go_on
+from atoll.stopping import Stop, go_on
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

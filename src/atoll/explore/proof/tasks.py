@@ -22,10 +22,10 @@ from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.order import check_layers
 from atoll.explore.proof.trial import Answers, Rule, Trial, try_chip
-from atoll.explore.stop import Stop
 from atoll.placement.chain import Division
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
+from atoll.stopping import Stop
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.step.layout import Layout
+from atoll.stopping import StoppedError
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import Space
 from atoll.training.planner.space import Bools
@@ -16,16 +17,19 @@ AXES = (
 )  # fmt: skip
 
 
-def reasons(space: Space, best: Estimate) -> list[dict[str, str]]:
+def reasons(space: Space, best: Estimate) -> tuple[list[dict[str, str]], str]:
     """One sentence an axis that the space leaves open: the best layout with another value on it,
-    all other axes free, and what it costs.
+    all other axes free, and what it costs. And why the last ones are missing, if they are.
     """
-    found = []
+    found: list[dict[str, str]] = []
     for axis in AXES:
-        sentence = _reason(space, best, axis)
+        try:
+            sentence = _reason(space, best, axis)
+        except StoppedError:
+            return found, space.stop.reason
         if sentence:
             found.append({"axis": axis, "why": sentence})
-    return found
+    return found, ""
 
 
 def _reason(space: Space, best: Estimate, axis: str) -> str:
@@ -33,9 +37,11 @@ def _reason(space: Space, best: Estimate, axis: str) -> str:
     if not (rows.any() and names.any()):
         return ""
     name = f"{axis} {_value(best.layout, axis)}"
-    nearest = space.search(1, rows, names).best
-    if nearest:
-        other = nearest[0]
+    nearest = space.search(1, rows, names)
+    if nearest.stopped:
+        raise StoppedError
+    if nearest.best:
+        other = nearest.best[0]
         slower = other.step.time_s / best.step.time_s - 1
         value = f"{axis} {_value(other.layout, axis)}"
         if slower == 0:

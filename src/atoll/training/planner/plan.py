@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -10,8 +9,10 @@ from typing import Any
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
 from atoll.step.certificate import Certificate
+from atoll.stopping import Stop
 from atoll.training.estimate import Estimate
-from atoll.training.planner.search import Found, Space, UnusableError, Usable
+from atoll.training.planner.pieces import Pieces
+from atoll.training.planner.search import Found, Progress, Space, UnusableError, Usable
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.run import Run
 from atoll.units import counted, format_bytes
@@ -36,6 +37,10 @@ class Plan:
     target: str
     """The space is restricted to what this target of exports can run."""
     space: Space = field(repr=False, compare=False)
+    unseen: int = 0
+    """Layouts that may be faster, but were not estimated before the search had to end."""
+    stopped: str = ""
+    """Why it had to end before it was done, if it had."""
 
     def proof(self) -> str:
         """What is proven, and what was done with the layouts of the space."""
@@ -44,6 +49,7 @@ class Plan:
             f"{ruled_out[TOO_LARGE]:,} cannot fit",
             f"{ruled_out[TOO_SLOW]:,} cannot be faster",
             *([f"{ruled_out[REFUSED]:,} cannot be run by {self.target}"] if self.target else []),
+            *([f"{self.unseen:,} not looked at ({self.stopped})"] if self.stopped else []),
             f"{self.certificate.evaluated:,} written out",
         ]
         return f"{self.certificate.sentence()}; {', '.join(counts)}"
@@ -52,8 +58,17 @@ class Plan:
         """What the proof does not speak about, on one line."""
         return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
 
-    @cached_property
+    @property
     def reasons(self) -> list[dict[str, str]]:
+        return self._explained[0]
+
+    @property
+    def not_done(self) -> dict[str, str]:
+        """What there was no time for, and why."""
+        return {"reasons": why} if (why := self._explained[1]) else {}
+
+    @cached_property
+    def _explained(self) -> tuple[list[dict[str, str]], str]:
         from atoll.training.planner.explain import reasons
 
         return reasons(self.space, self.best)
@@ -90,6 +105,8 @@ class Plan:
             ],
             "reasons": self.reasons,
             "replay": replay_estimate(self.best).to_dict(),
+            "stopped": self.stopped,
+            "left_out": self.not_done,
             "certificate": {
                 **proof.to_dict(),
                 "proven": proof.proven,
@@ -97,6 +114,7 @@ class Plan:
                 "too_large": proof.ruled_out[TOO_LARGE],
                 "too_slow": proof.ruled_out[TOO_SLOW],
                 "refused": proof.ruled_out[REFUSED],
+                "unseen": self.unseen,
                 "estimated": proof.evaluated,
                 "bounded_per_s": self.space.bounded_per_s,
                 "excluded": list(self.excluded),
@@ -112,13 +130,15 @@ def plan(
     runners_up: int = RUNNERS_UP,
     usable: Usable | None = None,
     target: str = "",
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+    pieces: Pieces | None = None,
+    stop: Stop | None = None,
 ) -> Plan:
     """The fastest layout that fits, of those that `usable` says nothing against (which are those
     that the target of an export can run).
     """
-    axes = axes or Axes()
-    space = Space(run, axes, usable=usable, progress=progress)
+    axes, stop = axes or Axes(), stop or Stop()
+    space = Space(run, axes, usable=usable, progress=progress, pieces=pieces, stop=stop)
     found = space.search(runners_up + 1)
     if not found.best:
         if found.refused:
@@ -135,6 +155,8 @@ def plan(
         excluded(run, axes),
         target,
         space,
+        found.unseen,
+        stop.reason if found.stopped else "",
     )
 
 

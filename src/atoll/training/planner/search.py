@@ -10,7 +10,7 @@ Parts of the space can be searched again: what was priced and estimated is kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,22 +18,28 @@ from numpy.typing import NDArray
 
 from atoll.errors import AtollError
 from atoll.step.layout import Layout
-from atoll.training.batch import LEAST, Floats, batch_estimates
-from atoll.training.estimate import Estimate, Estimator
-from atoll.training.operators.layers import choices_of
-from atoll.training.planner.floor import Floor
-from atoll.training.planner.space import Axes, Block, Bools, Ints, block_of, families
+from atoll.stopping import Stop, StoppedError, go_on
+from atoll.training.batch import Floats
+from atoll.training.estimate import Estimate
+from atoll.training.planner.pieces import (
+    ROUNDING,
+    SINGLE,
+    Call,
+    Pieces,
+    bounds_call,
+    least_call,
+    times_call,
+)
+from atoll.training.planner.space import Axes, Block, Bools, Ints, families
 from atoll.training.run import Run
 
 Usable = Callable[[Layout], str | None]
 """Why a layout cannot be used, or nothing if it can."""
-ROUNDING = 1e-9  # of times and bytes: compiled sums in another order than the estimate's
-SINGLE = 1e-6  # the same of bounds, which are kept in single precision
-SAME = 1e-12  # of a step: "optimal" recomputation that takes as long as a named policy is that
+Progress = Callable[[str, int, int, float, float], None]
+"""Told of the phase, layouts that are left, all, and samples a second: the best and the bound."""
 AHEAD = 0.1  # rows of a variant with bounds so much above its lowest are looked at together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
 MOST_TRIED = 20  # layouts looked at for the one that needs least memory
-OPTIMAL = "optimal"
 
 
 class UnusableError(AtollError):
@@ -57,6 +63,10 @@ class Found:
     """No layout that was not written out is faster than this."""
     refusal: str
     """Why the first of those refused was."""
+    unseen: int = 0
+    """May be faster than the best, but the search had to end before they were estimated."""
+    stopped: bool = False
+    """Whether it had to end."""
 
 
 class Space:
@@ -70,24 +80,18 @@ class Space:
         axes: Axes,
         *,
         usable: Usable | None = None,
-        progress: Callable[[str], None] | None = None,
+        progress: Progress | None = None,
+        pieces: Pieces | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self.run = run
         self.axes = axes
         self.names = axes.recompute
-        self.estimator = Estimator(run)
-        self.blocks: list[Block] = []
-        bounds: list[tuple[Floats, Floats]] = []
-        floor = Floor(self.estimator)
-        begin = time.perf_counter()
-        for family in families(run, axes):
-            block = block_of(run, axes, family)
-            if not len(block):
-                continue
-            if progress is not None:
-                progress(f"pricing {family}")
-            self.blocks.append(block)
-            bounds.append(floor.bounds(block))
+        self.pieces = pieces or Pieces(run, axes)
+        self.estimator = self.pieces.estimator
+        self.stop, self.progress = stop or Stop(), progress
+        every = (self.pieces.block(family) for family in families(run, axes))
+        self.blocks: list[Block] = [block for block in every if len(block)]
         if not self.blocks:
             raise AtollError(
                 f"{run.model.name} on {run.devices} devices with a global batch of "
@@ -95,10 +99,8 @@ class Space:
                 "the number of devices or the batch, or allow more values"
             )
         self.starts = np.cumsum([0, *map(len, self.blocks)])
-        self.least_s, self.least_bytes = (
-            np.concatenate([(x * (1 - SINGLE)).astype(np.float32) for x in found])
-            for found in zip(*bounds, strict=True)
-        )
+        begin = time.perf_counter()
+        self.least_s, self.least_bytes = self._bounds()
         self.bounded_per_s = len(self) / max(time.perf_counter() - begin, 1e-9)
         self.may_fit = self.least_bytes <= run.gpu.hbm_bytes * (1 + SINGLE)
         """Rows that are not too large by their bounds."""
@@ -115,6 +117,19 @@ class Space:
         self._reasons: dict[tuple[int, int], str | None] = {}
         self._estimates: dict[tuple[int, int], Estimate] = {}
 
+    def _bounds(self) -> Iterator[NDArray[np.float32]]:
+        """Seconds and bytes of all rows, at least."""
+        found = []
+        for number, block in enumerate(self.blocks):
+            go_on(self.stop)
+            if self.progress is not None:
+                left = int(self.starts[-1] - self.starts[number]) * len(self.names)
+                self.progress("bounds", left, len(self), 0.0, 0.0)
+            if self.pieces.ahead is not None:
+                self.pieces.ahead(bounds_call(x.family) for x in self.blocks[number:])
+            found.append(self.pieces.bounds(block.family))
+        return (np.concatenate(figures) for figures in zip(*found, strict=True))
+
     def __len__(self) -> int:
         return int(self.starts[-1]) * len(self.names)
 
@@ -127,13 +142,19 @@ class Space:
         return np.concatenate([getattr(block, axis) for block in self.blocks])
 
     def layout(self, row: int, name: int) -> Layout:
-        (found,) = self._layouts(np.array([row]), self.names[name])
+        owner = self._owner(row)
+        rows = np.array([row - self.starts[owner]])
+        (found,) = self.blocks[owner].layouts(rows, self.names[name])
         return found
 
-    def _layouts(self, rows: Ints, name: str) -> list[Layout]:
-        """Of rows of one family."""
-        owner = int(np.searchsorted(self.starts, rows[0], side="right")) - 1
-        return self.blocks[owner].layouts(rows - self.starts[owner], name)
+    def _owner(self, row: int) -> int:
+        """The number of a row's family."""
+        return int(np.searchsorted(self.starts, row, side="right")) - 1
+
+    def _part(self, rows: Ints) -> Block:
+        """Some rows of one family."""
+        owner = self._owner(rows[0])
+        return self.blocks[owner].part(rows - self.starts[owner])
 
     def estimate(self, row: int, name: int) -> Estimate:
         at = row, name
@@ -155,36 +176,45 @@ class Space:
         """The fastest `count` layouts that fit, of all or of some rows and policies."""
         among = np.ones(len(self.slot), dtype=np.bool_) if rows is None else rows
         named = np.ones(len(self.names), dtype=np.bool_) if names is None else names
-        wanted = count
+        wanted, stopped = count, False
         while True:
-            limit_s = self._estimate_all(wanted, among, named)
-            best, refusals, estimated, bound_s = self._written(count, among, named)
-            if len(best) == count or limit_s == np.inf:
+            try:
+                limit_s = self._estimate_all(wanted, among, named, rows is None is names)
+            except StoppedError:
+                limit_s, stopped = float(self._unseen_s(among).min(initial=np.inf)), True
+            best, refusals, estimated, bound_s = self._written(count, among, named, stopped)
+            if len(best) == count or limit_s == np.inf or stopped:
                 break
             wanted += count - len(best)  # some missed the memory by a rounding
+        if stopped and not best:
+            raise StoppedError
         left = int(among.sum()) * int(named.sum()) - len(refusals)
         fitting = int((among & self.may_fit & (self.slot < 0)).sum()) * int(named.sum())
         fitting += int(np.isfinite(self._times_s(among, named)).sum()) - len(refusals)
+        faster = self._unseen_s(among) < best[0].step.time_s if stopped else np.zeros(0)
+        unseen = int(faster.sum()) * int(named.sum())
         return Found(
             best=best,
             too_large=left - fitting,
-            too_slow=fitting - estimated,
+            too_slow=fitting - estimated - unseen,
             refused=len(refusals),
             estimated=estimated,
             bound_s=min(bound_s, limit_s),
             refusal=next(iter(refusals), ""),
+            unseen=unseen,
+            stopped=stopped,
         )
 
     def _written(
-        self, count: int, among: Bools, named: Bools
+        self, count: int, among: Bools, named: Bools, exact: bool
     ) -> tuple[tuple[Estimate, ...], list[str], int, float]:
         """The fastest in full, what was refused among them, how many were written out, and a time
-        that none of the others is below.
+        that none of the others is below; of those estimated alone (`exact`).
         """
         best: list[Estimate] = []
         refusals: list[str] = []
         estimated = 0
-        for row, name, time_s in self._ranked(among, named):
+        for row, name, time_s in self._ranked(among, named, exact):
             if len(best) == count and time_s >= best[-1].step.time_s:
                 return tuple(best), refusals, estimated, time_s
             refusal = self._refusal(row, name)
@@ -197,7 +227,7 @@ class Space:
                 best = sorted([*best, estimate], key=_order)[:count]
         return tuple(best), refusals, estimated, float("inf")
 
-    def _estimate_all(self, count: int, among: Bools, named: Bools) -> float:
+    def _estimate_all(self, count: int, among: Bools, named: Bools, whole: bool) -> float:
         """Bound and estimate, the lowest bound first, until no other row can be among the fastest
         `count`; a time that none is below, and the last of these not above.
         """
@@ -205,17 +235,72 @@ class Space:
         limit_s = self._limit_s(count, among, named)
         while True:
             rest = rest[(self.slot[rest] < 0) & (self.least_s[rest] < limit_s)]
-            first_s = float(self.least_s[rest].min(initial=np.inf))
-            loose_s = np.where(self.loose & among[self.rows], self.time_s[:, 0], np.inf)
-            lowest_s = float(loose_s.min(initial=np.inf))
-            # Without a limit something is estimated soon, whatever may lie below it.
-            if lowest_s < limit_s and (lowest_s <= first_s or limit_s == np.inf):
-                self._price(loose_s, min(limit_s, (1 + AHEAD) * lowest_s))
-                limit_s = self._limit_s(count, among, named)
-            elif rest.size:
-                self._add(rest, limit_s if limit_s < np.inf else (1 + AHEAD) * first_s)
-            else:
+            loose_s = self._loose_s(among)
+            known, rows = self._next(rest, loose_s, limit_s)
+            if not rows.size:
                 return limit_s
+            go_on(self.stop)
+            if self.pieces.ahead is not None and limit_s < np.inf:
+                self.pieces.ahead(self._soon(rest, loose_s.copy(), limit_s))
+            if whole and self.progress is not None:
+                self._tell(self.progress, rest, loose_s[loose_s < limit_s])
+            if known:
+                self.time_s[rows] = self.pieces.times_s(self._part(self.rows[rows]), self.names)
+                self.loose[rows] = False
+                limit_s = self._limit_s(count, among, named)
+            else:
+                self._add(rows)
+
+    def _tell(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
+        """Where the search of the whole space stands."""
+        every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
+        best_s = self._limit_s(1, *every)
+        least_s = min(self.least_s[rest].min(initial=best_s), loose_s.min(initial=best_s))
+        left = (rest.size + loose_s.size) * len(self.names)
+        batch = self.run.global_batch
+        progress("search", left, len(self), batch / best_s, batch / float(least_s))
+
+    def _next(self, rest: Ints, loose_s: Floats, limit_s: float) -> tuple[bool, Ints]:
+        """The rows of one variant that are bounded next, or the slots (then True) that are
+        estimated: those of the lowest bound. None is left: no rows.
+        """
+        first_s = float(self.least_s[rest].min(initial=np.inf))
+        lowest_s = float(loose_s.min(initial=np.inf))
+        # Without a limit something is estimated soon, whatever may lie below it.
+        if lowest_s < limit_s and (lowest_s <= first_s or limit_s == np.inf):
+            mine = np.flatnonzero((self.variant == self.variant[loose_s.argmin()]).all(axis=1))
+            return True, mine[loose_s[mine] < min(limit_s, (1 + AHEAD) * lowest_s)]
+        if not rest.size:
+            return False, rest
+        first = int(rest[self.least_s[rest].argmin()])
+        owner = self._owner(first)
+        start, end = self.starts[owner : owner + 2]
+        sizes = self.blocks[owner].microbatch
+        mine = rest[slice(*np.searchsorted(rest, (start, end)))]
+        mine = mine[self.least_s[mine] < (limit_s if limit_s < np.inf else (1 + AHEAD) * first_s)]
+        return False, mine[sizes[mine - start] == sizes[first - start]]
+
+    def _soon(self, rest: Ints, loose_s: Floats, limit_s: float) -> Iterator[Call]:
+        """What is asked for next, as long as nothing faster is found."""
+        while True:
+            known, rows = self._next(rest, loose_s, limit_s)
+            if not rows.size:
+                return
+            if known:
+                loose_s[rows] = np.inf
+                yield times_call(self._part(self.rows[rows]), self.names)
+            else:
+                rest = np.delete(rest, np.searchsorted(rest, rows))
+                yield least_call(self._part(rows))
+
+    def _loose_s(self, among: Bools) -> Floats:
+        """Of every slot the bound, infinite where it is estimated."""
+        return np.where(self.loose & among[self.rows], self.time_s[:, 0], np.inf)
+
+    def _unseen_s(self, among: Bools) -> Floats:
+        """Bounds of rows that are not estimated."""
+        rows = among & self.may_fit & (self.slot < 0)
+        return np.concatenate([self._loose_s(among), self.least_s[rows]])
 
     def _limit_s(self, count: int, among: Bools, named: Bools) -> float:
         """No less than the time of the last of the fastest `count` layouts that are known."""
@@ -255,54 +340,18 @@ class Space:
                 yield int(self.rows[slot]), name, float(time_s[at])
             done = length
 
-    def _add(self, rows: Ints, limit_s: float) -> None:
-        """Bound the rows of one variant, that of the row with the lowest bound: more closely, by
-        its own costs.
-        """
-        first = int(rows[self.least_s[rows].argmin()])
-        family = int(np.searchsorted(self.starts, first, side="right")) - 1
-        start, end = self.starts[family : family + 2]
-        sizes = self.blocks[family].microbatch
-        mine = rows[slice(*np.searchsorted(rows, (start, end)))]
-        mine = mine[self.least_s[mine] < limit_s]
-        mine = mine[sizes[mine - start] == sizes[first - start]]
-        step_s, _ = self._estimates_of(mine, (LEAST,))
-        self.slot[mine] = np.arange(len(self.rows), len(self.rows) + len(mine))
-        variant = np.array([[family, sizes[first - start]]])
-        self.rows = np.concatenate([self.rows, mine])
-        self.variant = np.concatenate([self.variant, np.repeat(variant, len(mine), axis=0)])
-        self.time_s = np.concatenate([self.time_s, np.repeat(step_s, len(self.names), axis=1)])
-        self.loose = np.concatenate([self.loose, np.isfinite(step_s[:, 0])])
-
-    def _price(self, loose_s: Floats, limit_s: float) -> None:
-        """Estimate the slots of one variant, that of the lowest bound."""
-        first = int(loose_s.argmin())
-        mine = np.flatnonzero((self.variant == self.variant[first]).all(axis=1))
-        mine = mine[loose_s[mine] < limit_s]
-        choices: tuple[str, ...] = self.names
-        if OPTIMAL in self.names:
-            layout = self.layout(int(self.rows[first]), self.names.index(OPTIMAL))
-            choices = choices_of(self.estimator.costs(layout), OPTIMAL)
-        step_s, by_stage_s = self._estimates_of(self.rows[mine], choices)
-        for at, name in enumerate(self.names):
-            self.time_s[mine, at] = (
-                by_stage_s if name == OPTIMAL else step_s[:, choices.index(name)]
-            )
-        if OPTIMAL in self.names:
-            at = self.names.index(OPTIMAL)
-            others_s = np.delete(self.time_s[mine], at, axis=1).min(axis=1, initial=np.inf)
-            self.time_s[mine[others_s <= by_stage_s * (1 + SAME)], at] = np.inf
-        self.loose[mine] = False
-
-    def _estimates_of(self, rows: Ints, choices: Sequence[str]) -> tuple[Floats, Floats]:
-        """Seconds of rows of one variant under each choice of recomputation, and under the best of
-        them stage by stage; rounded down, infinite where they do not fit.
-        """
-        layouts = self._layouts(rows, self.names[0])
-        step_s, bytes_ = batch_estimates(self.estimator, layouts, choices)
-        step_s[bytes_ * (1 - ROUNDING) > self.run.gpu.hbm_bytes] = np.inf
-        step_s *= 1 - ROUNDING
-        return step_s[:, :-1], step_s[:, -1]
+    def _add(self, rows: Ints) -> None:
+        """Bound rows of one variant more closely, by its own costs."""
+        step_s = self.pieces.least_s(self._part(rows))
+        owner = self._owner(rows[0])
+        size = self.blocks[owner].microbatch[rows[0] - self.starts[owner]]
+        variant = np.array([[owner, size]])
+        self.slot[rows] = np.arange(len(self.rows), len(self.rows) + len(rows))
+        self.rows = np.concatenate([self.rows, rows])
+        self.variant = np.concatenate([self.variant, np.repeat(variant, len(rows), axis=0)])
+        times_s = np.repeat(step_s[:, None], len(self.names), axis=1)
+        self.time_s = np.concatenate([self.time_s, times_s])
+        self.loose = np.concatenate([self.loose, np.isfinite(step_s)])
 
     def _refusal(self, row: int, name: int) -> str | None:
         if self._usable is None:

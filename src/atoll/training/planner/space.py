@@ -117,6 +117,10 @@ class Block:
     def __len__(self) -> int:
         return int(self.columns.shape[1])
 
+    def part(self, rows: Ints) -> Block:
+        """Some of them."""
+        return Block(self.family, self.schedules, self.columns[:, rows])
+
     def layouts(self, rows: Ints, recompute: str) -> list[Layout]:
         """Some of them, under a recomputation policy."""
         of, found = self.family, []

@@ -1,0 +1,164 @@
+"""What takes long in a plan, piece by piece: bounds of a family, estimates of layouts of a variant.
+
+A piece is a pure function of plain data with plain data (JSON) as its result: a run's store keeps
+it, and workers may compute it ahead of its turn (`executors.pieces`). Bounds are millions of
+numbers, quick to find: those are passed on, and not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.step.layout import Layout
+from atoll.training.batch import LEAST, Floats, batch_estimates
+from atoll.training.estimate import Estimator
+from atoll.training.operators.layers import choices_of
+from atoll.training.planner.floor import Floor
+from atoll.training.planner.space import Axes, Block, Family, block_of
+from atoll.training.run import Run
+
+Singles = NDArray[np.float32]
+Call = tuple[Any, ...]
+ROUNDING = 1e-9  # of times and bytes: compiled sums in another order than the estimate's
+SINGLE = 1e-6  # the same of bounds, which are kept in single precision
+SAME = 1e-12  # of a step: "optimal" recomputation that takes as long as a named policy is that
+OPTIMAL = "optimal"
+
+
+class Pieces:
+    """Of one run's layouts."""
+
+    def __init__(self, run: Run, axes: Axes) -> None:
+        self.run, self.axes = run, axes
+        self.estimator = Estimator(run)
+        self._floor = Floor(self.estimator)
+        self._blocks: dict[Family, Block] = {}
+        self.kinds: dict[str, Callable[..., Any]] = {
+            "bounds": self._bounds,
+            "least": self._least,
+            "times": self._times,
+        }
+        self.ask: Callable[..., Any] = self.make
+        """Who is asked, and told of what may be asked for soon."""
+        self.ahead: Callable[[Iterable[Call]], None] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process knows the question, and nothing that was found."""
+        return Pieces, (self.run, self.axes)
+
+    def make(self, kind: str, *args: Any, keep: bool = True) -> Any:
+        return self.kinds[kind](*args)
+
+    def block(self, family: Family) -> Block:
+        """All layouts of a family."""
+        if family not in self._blocks:
+            self._blocks[family] = block_of(self.run, self.axes, family)
+        return self._blocks[family]
+
+    def bounds(self, family: Family) -> tuple[Singles, Singles]:
+        """Seconds and bytes that the layouts of a family need at least."""
+        found: tuple[Singles, Singles] = self.ask(*bounds_call(family), keep=False)
+        return found
+
+    def _bounds(self, *family: Any) -> tuple[Singles, Singles]:
+        step_s, bytes_ = self._floor.bounds(self.block(Family(*family)))
+        return _down(step_s), _down(bytes_)
+
+    def least_s(self, block: Block) -> Floats:
+        """Seconds of layouts of one variant at the least, as if they ran nothing again and kept
+        least; rounded down, infinite where they do not fit.
+        """
+        return _read(self.ask(*least_call(block)))
+
+    def _least(self, *block: Any) -> list[Any]:
+        step_s, _ = self._figures(_layouts(*block), (LEAST,))
+        return _told(step_s[:, 0])
+
+    def times_s(self, block: Block, names: Sequence[str]) -> Floats:
+        """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
+        down, infinite where they do not fit.
+        """
+        return _read(self.ask(*times_call(block, names))["times_s"])
+
+    def _times(self, names: Sequence[str], *block: Any) -> dict[str, Any]:
+        layouts, choices = _layouts(*block), tuple(names)
+        if OPTIMAL in names:
+            costs = self.estimator.costs(replace(layouts[0], recompute=OPTIMAL))
+            choices = choices_of(costs, OPTIMAL)
+        step_s, by_stage_s = self._figures(layouts, choices)
+        found = np.stack(
+            [by_stage_s if x == OPTIMAL else step_s[:, choices.index(x)] for x in names], axis=1
+        )
+        if OPTIMAL in names:
+            at = list(names).index(OPTIMAL)
+            others_s = np.delete(found, at, axis=1).min(axis=1, initial=np.inf)
+            found[others_s <= by_stage_s * (1 + SAME), at] = np.inf
+        told = [list(astuple(layout)) for layout in layouts]
+        return {"layouts": told, "policies": list(names), "times_s": [_told(row) for row in found]}
+
+    def _figures(self, layouts: Sequence[Layout], choices: Sequence[str]) -> tuple[Floats, Floats]:
+        """Seconds under each choice of recomputation, and under the best of them stage by stage."""
+        step_s, bytes_ = batch_estimates(self.estimator, layouts, choices)
+        step_s[bytes_ * (1 - ROUNDING) > self.run.gpu.hbm_bytes] = np.inf
+        step_s *= 1 - ROUNDING
+        return step_s[:, :-1], step_s[:, -1]
+
+
+def make_piece(pieces: Pieces, kind: str, *args: Any) -> Any:
+    """A piece, in whatever process."""
+    return pieces.make(kind, *args)
+
+
+def bounds_call(family: Family) -> Call:
+    return "bounds", *astuple(family)
+
+
+def least_call(block: Block) -> Call:
+    return "least", astuple(block.family), block.schedules, block.columns.tolist()
+
+
+def times_call(block: Block, names: Sequence[str]) -> Call:
+    return "times", tuple(names), *least_call(block)[1:]
+
+
+def _layouts(family: Sequence[Any], schedules: Sequence[str], columns: Any) -> list[Layout]:
+    block = Block(Family(*family), tuple(schedules), np.array(columns))
+    return block.layouts(np.arange(len(block)), "none")
+
+
+def _down(bounds: Floats) -> Singles:
+    return (bounds * (1 - SINGLE)).astype(np.float32)
+
+
+def _told(seconds: Floats) -> list[Any]:
+    """As JSON has it, which knows no infinity."""
+    return [None if s == np.inf else s for s in seconds.tolist()]
+
+
+def _read(told: Any) -> Floats:
+    found = np.array(told, dtype=np.float64)
+    found[np.isnan(found)] = np.inf
+    return found
+
+
+def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Mapping[str, Any]]:
+    """What a store has of layouts that were estimated, a row for each under each policy."""
+    for note in notes:
+        told = note["value"]
+        if not isinstance(told, Mapping):
+            continue  # bounds
+        for values, row_s in zip(told["layouts"], told["times_s"], strict=True):
+            for policy, step_s in zip(told["policies"], row_s, strict=True):
+                if step_s is not None:
+                    layout = replace(Layout(*values[:-1]), recompute=policy)
+                    yield {
+                        "layout": str(layout),
+                        "samples_per_s": global_batch / step_s,
+                        "step_time_s": step_s,
+                        **{k: v for k, v in asdict(layout).items() if k != "blocks"},
+                    }
