@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -24,8 +23,8 @@ from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
 
 if TYPE_CHECKING:
+    from atoll.driver import Progress
     from atoll.explore.answer.result import SearchResult
-    from atoll.explore.proof.branch_and_bound import Progress
     from atoll.phaze.table_dp import TablePlan
     from atoll.questions import keywords
     from atoll.stopping import Stop
@@ -255,7 +254,11 @@ def estimate(
         return estimate_wafer(question)
     asked = run_of(question)
     result = run(asked, layout_of(asked, question))
-    _write_files(result, question)
+    if question.out is not None:
+        from atoll.report.plan_file import write_plan
+
+        write_plan(result, question.out)
+    _write_trace(result, question)
     return result
 
 
@@ -266,30 +269,42 @@ def plan(
     devices: int | None = None,
     *,
     job: PlanQuestion | str | Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    stop: Stop | None = None,
+    progress: Progress | None = None,
     **fields: Unpack[keywords.PlanFields],
 ) -> Plan:
     """The fastest layout that fits, proven over the values that each axis may take.
 
-    `job` is a `PlanQuestion` or a job file (kind: devices); keywords override its fields.
+    `job` is a `PlanQuestion` or a job file (kind: devices); keywords override its fields. Folder,
+    workers and cluster are as for `search`.
     """
+    from atoll.driver import Means, drive
     from atoll.export import VALUES, refusals
-    from atoll.training.planner.plan import plan as run
+    from atoll.training.planner.problem import PlanProblem
     from atoll.training.request import axes_of, run_of
 
     given = {"model": model, "device": device, "devices": devices, **fields}
     question = ask({"devices": PlanQuestion}, job, given)
     _check_files(question)
-    asked, target = run_of(question), question.export or ""
-    result = run(
-        asked,
-        axes_of(question, VALUES.get(target, {})),
-        usable=refusals(target, asked) if target else None,
-        target=target,
-        progress=progress,
-    )
-    _write_files(result, question)
+    means = Means(question.out, question.workers, question.cluster)
+
+    def prepare(limit: Stop) -> PlanProblem:
+        run, target = run_of(question), question.export or ""
+        axes = axes_of(question, VALUES.get(target, {}))
+        usable = refusals(target, run) if target else None
+        now = stop is not None or means != Means()  # else reasons wait until they are asked for
+        return PlanProblem(question, run, axes, usable, now, _files)
+
+    first = "a layout was estimated"
+    result = drive(prepare, means, stop, question.time_limit, progress, first)
+    _write_trace(result, question)
     return result
+
+
+def _files(plan: Plan) -> dict[str, str]:
+    from atoll.report.plan_file import plan_files
+
+    return plan_files(plan)
 
 
 def _check_files(
@@ -299,7 +314,7 @@ def _check_files(
     longer to import than a plan.
     """
     if question.out is not None:
-        from atoll.explore.answer.files import check_folder
+        from atoll.files.wholefile import check_folder
 
         check_folder(question.out)
     if question.trace is not None:
@@ -308,11 +323,7 @@ def _check_files(
         check_trace_path(question.trace)
 
 
-def _write_files(result: Plan | Estimate, question: PlanQuestion | EstimateQuestion) -> None:
-    if question.out is not None:
-        from atoll.report.plan_file import write_plan
-
-        write_plan(result, question.out)
+def _write_trace(result: Plan | Estimate, question: PlanQuestion | EstimateQuestion) -> None:
     if question.trace is not None:
         from atoll.report.plan_file import plan_record
         from atoll.report.trace import plan_trace, write_trace

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from atoll.cli import app
 from atoll.errors import AtollError, InfeasibleError
-from atoll.wafer.answer.result import write_wafer_result
+from atoll.files.wholefile import write_folder
+from atoll.wafer.answer.result import wafer_files
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.encoding.mapping import problems
 
@@ -52,7 +53,7 @@ def test_no_layout_beats_the_search_and_the_search_starts_from_it(job):
 
 def test_a_mapping_file_gives_the_figures_of_the_search_that_wrote_it(job, tmp_path):
     result = search_wafer(job("baselines: false"))
-    write_wafer_result(result, tmp_path / "run")
+    write_folder(tmp_path / "run", wafer_files(result))
     again = run(job("mapping: run/mapping.json"), "--json")
     assert again.exit_code == 0
     shown = json.loads(again.stdout)
@@ -63,7 +64,7 @@ def test_a_mapping_file_gives_the_figures_of_the_search_that_wrote_it(job, tmp_p
 
 
 def test_a_mapping_that_does_not_fit_is_priced_and_said_so(job, tmp_path):
-    write_wafer_result(search_wafer(job("baselines: false")), tmp_path / "run")
+    write_folder(tmp_path / "run", wafer_files(search_wafer(job("baselines: false"))))
     wafer = tmp_path / "wafer.yaml"
     poor = tmp_path / "poor.yaml"
     poor.write_text(wafer.read_text().replace("capacity: 1 GiB", "capacity: 1 MiB"))
@@ -96,7 +97,7 @@ def test_a_layout_without_room_says_the_way_out(job, tmp_path):
 
 
 def test_a_mapping_of_another_model_is_refused(job, tmp_path):
-    write_wafer_result(search_wafer(job("baselines: false")), tmp_path / "run")
+    write_folder(tmp_path / "run", wafer_files(search_wafer(job("baselines: false"))))
     path = job("mapping: run/mapping.json")
     path.write_text(path.read_text().replace("batch: 8", "batch: 16"))
     with pytest.raises(AtollError, match="its batch is 8, but the job's is 16"):

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from atoll.cli import app
 from atoll.errors import AtollError
+from atoll.files.wholefile import write_folder
 from atoll.questions import WaferQuestion
 from atoll.report.plan_file import FORMAT
 from atoll.wafer.answer.explain import CHANGES, explain_wafer_result, worth
-from atoll.wafer.answer.result import write_wafer_result
+from atoll.wafer.answer.result import wafer_files
 from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.job import options_of
@@ -61,7 +62,7 @@ def test_a_wafers_folder_is_explained_with_what_more_of_each_resource_is_worth(t
     )  # fmt: skip
     asked = run_wafer_search(job.changed(explain=True))
     folder = tmp_path / "run"
-    write_wafer_result(run_wafer_search(job), folder)
+    write_folder(folder, wafer_files(run_wafer_search(job)))
     ended = CliRunner().invoke(app, ["explain", str(folder), "--json"])
     assert ended.exit_code == 0
     shown = json.loads(ended.output)

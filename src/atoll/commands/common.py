@@ -9,8 +9,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from atoll.printing.console import progress
+from atoll.stopping import Stop
+
+if TYPE_CHECKING:
+    from atoll.driver import Progress
 
 INTERRUPTED = 130
 """What a shell reports of a process that Ctrl-C ended."""
@@ -40,6 +49,27 @@ def leave_when_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def interruptible(
+    began: float, noun: str, kernels: bool = True
+) -> Iterator[tuple[Stop, Progress | None]]:
+    """Around a search: what asks it to end, and who is told how far it is.
+
+    `began`: when the command did, by the monotonic clock, from which its time limit counts.
+    """
+    stop = Stop(began=began)
+    with stop.on_interrupt(), progress(noun, kernels=kernels) as show:
+        yield stop, show
+
+
+def leave_if_interrupted(stop: Stop, out: Path | None) -> None:
+    """After the answer was printed: what a shell is told of a search that a signal ended."""
+    if stop.interrupted:
+        again = "" if out is None else "; the same command continues"
+        print(f"atoll: interrupted{again}", file=sys.stderr)
+        raise typer.Exit(128 + stop.signal)
 
 
 def print_json(value: Mapping[str, Any]) -> None:

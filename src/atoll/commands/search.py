@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import typer
-
-from atoll.commands.common import answer
+from atoll.commands.common import answer, interruptible, leave_if_interrupted
 from atoll.errors import AtollError
-from atoll.printing import console
 from atoll.printing import search as printing
 from atoll.questions import SearchQuestion, WaferQuestion
 from atoll.questions.verbs import ExplainQuestion
 
 
 def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float) -> None:
-    """`began`: when the command did, by the monotonic clock, from which its time limit counts."""
     from atoll.api import search as run
-    from atoll.stopping import Stop
 
     noun = "chips"
     show_result: Callable[[Any], None] = printing.print_result
@@ -27,14 +21,10 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
         from atoll.printing.wafer import print_wafer_result
 
         noun, show_result = "candidates", print_wafer_result
-    stop = Stop(began=began)
-    with stop.on_interrupt(), console.progress(noun) as show:
+    with interruptible(began, noun) as (stop, show):
         result = run(question, stop=stop, progress=show)
     answer(result, as_json, show_result)
-    if stop.interrupted:
-        again = "" if question.out is None else "; the same command continues"
-        print(f"atoll: interrupted{again}", file=sys.stderr)
-        raise typer.Exit(128 + stop.signal)
+    leave_if_interrupted(stop, question.out)
 
 
 def explain(question: ExplainQuestion, as_json: bool) -> None:
@@ -42,10 +32,10 @@ def explain(question: ExplainQuestion, as_json: bool) -> None:
     from atoll.report import open_folder
 
     source = open_folder(question.folder)
-    if source.kind in ("plan", "estimate"):
+    if source.kind == "estimate":
         raise AtollError(
-            f"{question.folder}: holds a training layout, whose reasons `atoll plan` prints with "
-            "it; `atoll report` draws them."
+            f"{question.folder}: holds the estimate of one layout, which was compared with none; "
+            "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
     show: Callable[[Mapping[str, Any]], None] = printing.print_explanation
     explained: Callable[[dict[str, Any]], dict[str, Any]] = explain_result
@@ -54,6 +44,11 @@ def explain(question: ExplainQuestion, as_json: bool) -> None:
         from atoll.wafer.answer.explain import explain_wafer_result
 
         show, explained = print_wafer_explanation, explain_wafer_result
+    elif source.kind == "plan":
+        from atoll.printing.training import print_plan_explanation
+        from atoll.report.plan_file import explain_plan
+
+        show, explained = print_plan_explanation, explain_plan
     with source.read_whole():
         shown = explained(source.content)
     answer(shown, as_json, show)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.commands.common import answer
+from atoll.commands.common import answer, interruptible, leave_if_interrupted
 from atoll.printing import training as printing_training
 from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
 
@@ -23,18 +23,19 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
         printing_training.write_launch_file(result, question.export, question.export_to)
 
 
-def plan(question: PlanQuestion, as_json: bool) -> None:
+def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
     from atoll.api import plan as run
     from atoll.training.planner.search import UnusableError
 
     refused = None
-    with printing_training.progress(quiet=as_json) as show:
+    with interruptible(began, "layouts", kernels=False) as (stop, show):
         try:
-            result = run(job=question, progress=show)
+            result = run(job=question, stop=stop, progress=show)
         except UnusableError as error:  # the plan is worth having without a launch file
             without = question.model_copy(update={"export": None})
-            refused, result = error, run(job=without, progress=show)
+            refused, result = error, run(job=without, stop=stop, progress=show)
     answer(result, as_json, printing_training.print_plan)
+    leave_if_interrupted(stop, question.out)
     if refused is not None:
         raise refused
     if question.export is not None:

@@ -35,6 +35,9 @@ class Executor(Protocol):
     def submit(self, task: Task, *args: Any) -> Future[Any]:
         """Begin a task. A future fails with `LostWorkerError` when its worker died."""
 
+    def consider(self) -> None:
+        """Between pieces of work: one that grows with the work may do so now."""
+
     def describe(self) -> str:
         """In a few words: what runs where."""
 
@@ -56,6 +59,9 @@ class InProcess:
 
     def submit(self, task: Task, *args: Any) -> Future[Any]:
         return _OnDemand(task, (self._context, *args))
+
+    def consider(self) -> None:
+        """It stays alone."""
 
     def describe(self) -> str:
         return "in this process"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from atoll.errors import AtollError
 from atoll.executors.base import Executor, InProcess
-from atoll.executors.growing import Growing
-from atoll.executors.processes import LocalProcesses
 
 
 def choose_executor(workers: int | None, cluster: str | None) -> Executor:
@@ -21,6 +19,9 @@ def choose_executor(workers: int | None, cluster: str | None) -> Executor:
         from atoll.executors.dask_cluster import DaskCluster
 
         return DaskCluster(cluster)
-    if workers is None:
-        return Growing()
-    return LocalProcesses(workers) if workers else InProcess()
+    if workers == 0:
+        return InProcess()
+    from atoll.executors.growing import Growing  # with numba
+    from atoll.executors.processes import LocalProcesses
+
+    return Growing() if workers is None else LocalProcesses(workers)

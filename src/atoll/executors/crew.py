@@ -13,7 +13,6 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.executors.base import Executor, LostWorkerError, Task
-from atoll.executors.growing import Growing
 from atoll.stopping import StoppedError
 
 ATTEMPTS = 5
@@ -45,11 +44,6 @@ class Crew:
     def room(self) -> int:
         """Calls that are worth having in flight."""
         return 1 if self.executor.in_process else AHEAD * self.executor.workers
-
-    def consider(self) -> None:
-        """Between pieces of work: an executor that grows with the work may do so now."""
-        if isinstance(self.executor, Growing):
-            self.executor.consider()
 
     def send(self, call: Call) -> Call:
         """Begin a call."""

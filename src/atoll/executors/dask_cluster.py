@@ -118,6 +118,9 @@ class DaskCluster:
         other = self._refusal(sorted(self._workers()))
         return AtollError(other) if other else error
 
+    def consider(self) -> None:
+        """Their number is given."""
+
     def describe(self) -> str:
         return f"Dask cluster {self.address}, {self.workers} workers"
 

@@ -7,12 +7,16 @@ pieces computed ahead of their turn, ends as one that ran through.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from atoll.executors.base import Executor, InProcess, Task
 from atoll.executors.crew import Call, Crew
 from atoll.stopping import Asked, StoppedError, go_on, never
+
+LONGEST = 40
+"""Characters of a name that are kept as they are."""
 
 
 class Notes(Protocol):
@@ -35,14 +39,15 @@ class Pieces:
         self._crew.executor.start(context)
         self._sent: dict[str, Call] = {}
 
-    def ask(self, *args: Any) -> Any:
-        """The result of `task(context, *args)`."""
+    def ask(self, *args: Any, keep: bool = True) -> Any:
+        """The result of `task(context, *args)`; those that are not kept may be any objects."""
         name = _name(args)
-        known = None if self._notes is None else self._notes.note(name)
+        notes = self._notes if keep else None
+        known = None if notes is None else notes.note(name)
         if known is not None:
             return known["value"]
         go_on(self._stop)
-        self._crew.consider()
+        self._crew.executor.consider()
         call = self._sent.pop(name, None)
         if call is None:
             value = self._task(self._context, *args)
@@ -50,20 +55,18 @@ class Pieces:
             raise StoppedError
         else:
             value = held[0]
-        if self._notes is not None:
-            self._notes.put_note(name, {"value": value})
+        if notes is not None:
+            notes.put_note(name, {"value": value})
         return value
 
-    def ahead(self, calls: Sequence[tuple[Any, ...]]) -> None:
+    def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Begin pieces that may be asked for soon, where other processes wait for work."""
-        executor = self._crew.executor
-        if executor.in_process:
-            return
-        for args in calls:
-            name = _name(args)
-            busy = self._crew.in_flight(self._sent.values())
-            if busy >= self._crew.room:
+        source = iter(() if self._crew.executor.in_process else calls)
+        while self._crew.in_flight(self._sent.values()) < self._crew.room:
+            args = next(source, None)
+            if args is None:
                 return
+            name = _name(args)
             known = name in self._sent or (
                 self._notes is not None and self._notes.note(name) is not None
             )
@@ -77,4 +80,8 @@ def _held(context: Any, task: Task, *args: Any) -> tuple[Any]:
 
 
 def _name(args: tuple[Any, ...]) -> str:
-    return " ".join(str(arg) for arg in args)
+    """The words of a call, the end of long ones as a hash."""
+    words = " ".join(str(arg) for arg in args)
+    if len(words) <= LONGEST:
+        return words
+    return f"{words[:LONGEST]} {hashlib.blake2b(words.encode(), digest_size=16).hexdigest()}"

@@ -52,6 +52,9 @@ class LocalProcesses:
             self._pool = self._new_pool()
             return self._begin(task, args)
 
+    def consider(self) -> None:
+        """Their number is given."""
+
     def describe(self) -> str:
         return f"{self.workers} local process{'es' if self.workers > 1 else ''}"
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from atoll.driver import Desk, Means, Progress, drive
 from atoll.errors import AtollError, InfeasibleError
-from atoll.executors import Crew, Executor, choose_executor
+from atoll.executors import Crew, Executor
 from atoll.explore.alone import alone
-from atoll.explore.answer.files import check_folder, write_result
+from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.answer.result import Alone, Design, SearchResult
 from atoll.explore.answer.scope import Scope, open_space
@@ -33,13 +33,12 @@ from atoll.explore.pricing.workloads import (
     make_workload,
     spreads_of,
 )
-from atoll.explore.proof.branch_and_bound import Outcome, Progress, Search
+from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import Objective
-from atoll.explore.stored import open_run
+from atoll.explore.stored import StoredJournal, identity
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
-from atoll.jit import set_threads, threads
 from atoll.kernel_cache import compile_in_background
 from atoll.phaze.strategy import visit_buckets
 from atoll.profile import Profile
@@ -81,32 +80,49 @@ def run_search(
     `workers` and `cluster` say where the work is done; they do not change the answer. Devices
     named in `beside` are planned for the same (first) model, batch and number of devices.
     """
-    began = time.monotonic()
-    stop = stop or Stop()
-    stop.limit(job.time_limit)
-    if out is not None:
-        check_folder(out)
+    means = Means(out, workers, cluster, grows=True)
+
+    def prepare(stop: Stop) -> ChipProblem:
+        return prepare_problem(job, beside, stop)
+
+    first = "the first design was evaluated"
+    return drive(prepare, means, stop, job.time_limit, progress, first)
+
+
+def prepare_problem(job: SearchQuestion, beside: Sequence[str], stop: Stop) -> ChipProblem:
     runs = _runs_beside(job, beside)  # a name that is not known ends it here, not after the search
     compile_in_background()
     space, scope = open_space(job)
-    with _nothing_yet(stop):
-        setting, variants = prepare_search(job, stop=stop)
-        scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
-        check_memory(job, scope, setting, variants, stop)
-    executor = choose_executor(workers, cluster)
-    before = set_threads(workers or threads())
-    road = _Road(job, space, scope, setting, variants, executor, stop, began)
-    try:
-        if out is None:
-            return _planned_beside(road.result(progress, Journal()), runs, stop)
-        with open_run(out, job, space, variants, setting.profile, executor.describe()) as journal:
-            result = _planned_beside(road.result(progress, journal), runs, stop)
-            journal.keep(result)
-            write_result(result, out)
-            return result
-    finally:
-        executor.close()
-        set_threads(before)
+    setting, variants = prepare_search(job, stop=stop)
+    scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
+    check_memory(job, scope, setting, variants, stop)
+    return ChipProblem(job, space, scope, setting, variants, runs)
+
+
+@dataclass(frozen=True)
+class ChipProblem:
+    """A job with its chips and the layouts on them."""
+
+    job: SearchQuestion
+    space: Space | ProductSpace
+    scope: Scope
+    setting: Setting
+    variants: Variants
+    runs: Mapping[str, Run]
+
+    def identity(self) -> dict[str, Any]:
+        return identity(self.job, self.space, self.setting.network, self.variants)
+
+    def solve(self, desk: Desk) -> SearchResult:
+        journal = Journal()
+        if desk.store is not None:
+            journal = StoredJournal(desk.store, self.variants, self.setting.profile)
+        known = self.job, self.space, self.scope, self.setting, self.variants
+        result = _Road(*known, desk.executor, desk.stop, desk.began).result(desk.listener, journal)
+        return _planned_beside(result, self.runs, desk.stop)
+
+    def files(self, answer: SearchResult) -> dict[str, str]:
+        return result_files(answer)
 
 
 def _runs_beside(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
@@ -136,20 +152,6 @@ def _planned_beside(result: SearchResult, runs: Mapping[str, Run], stop: Stop) -
     return replace(result, beside=tuple(found), left_out=left_out)
 
 
-@contextmanager
-def _nothing_yet(stop: Stop) -> Iterator[None]:
-    """Where the search has to end in here there is no design to show."""
-    try:
-        yield
-    except StoppedError:
-        if stop.interrupted:
-            raise KeyboardInterrupt from None
-        raise AtollError(
-            f"job: the search ended ({stop.reason}) before the first design was evaluated; give it "
-            "more time."
-        ) from None
-
-
 @dataclass(frozen=True)
 class _Road:
     """From a prepared job to its answer."""
@@ -177,19 +179,18 @@ class _Road:
         phases: dict[str, float] = {}
         mark = _timed(phases, "preparation", self.began)
         exact = job.strategy == "exact"
-        with _nothing_yet(self.stop):
-            objective = make_objective(job, space, setting, variants, self.stop)
-            # Half of the tolerance is for the proof, half for the choice among designs as good.
-            search = Search(
-                space, variants, setting, objective,
-                job.tolerance / 2.0 if exact else job.tolerance,
-                progress=progress, stop=self.stop, crew=Crew(self.executor), journal=journal,
-            )  # fmt: skip
-            outcome = self._search(search)
-            if outcome.best is None:
-                if outcome.stopped:
-                    raise StoppedError
-                raise _nothing_fits(job, self.scope, variants)
+        objective = make_objective(job, space, setting, variants, self.stop)
+        # Half of the tolerance is for the proof, half for the choice among designs as good.
+        search = Search(
+            space, variants, setting, objective,
+            job.tolerance / 2.0 if exact else job.tolerance,
+            progress=progress, stop=self.stop, crew=Crew(self.executor), journal=journal,
+        )  # fmt: skip
+        outcome = self._search(search)
+        if outcome.best is None:
+            if outcome.stopped:
+                raise StoppedError
+            raise _nothing_fits(job, self.scope, variants)
         mark = _timed(phases, "search", mark)
         left_out: dict[str, str] = {}
         complete_above = np.inf

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
-from atoll.explore.answer.result import SearchResult
 from atoll.explore.pricing.energy import StepEnergy, energy_per_token_J
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
-from atoll.hardware import Network, ProductSpace, Space, load_network
+from atoll.hardware import Network, ProductSpace, Space
 from atoll.hardware.space import ARRAYS
-from atoll.identity import this_code
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
-from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint, opened
+from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-PROGRESS_S = 0.5
 _DOUBLES = np.dtype("<f8")
 
 
@@ -39,8 +33,6 @@ class StoredJournal(Journal):
         self.store = store
         self._variants = variants
         self._profile = profile
-        self._told = 0.0
-        self._told_score = -1.0
 
     def bounds(self, batch: int) -> Mapping[int, FloatArray]:
         rows = self.store.bounds(batch)
@@ -99,31 +91,13 @@ class StoredJournal(Journal):
     def progress(
         self, phase: str, left: int, total: int, best: int | None, score: float, bound: float
     ) -> None:
-        now = time.monotonic()
-        if now - self._told < PROGRESS_S and score == self._told_score:
-            return
-        self._told, self._told_score = now, score
-        finite = bound if np.isfinite(bound) else np.finfo(np.float64).max
-        self.store.put_progress(phase, left, total, best, score, float(finite))
+        self.store.tell(phase, left, total, best, score, bound)
 
     def note(self, name: str) -> Any:
         return self.store.note(name)
 
     def put_note(self, name: str, value: Any) -> None:
         self.store.put_note(name, value)
-
-    def keep(self, result: SearchResult) -> None:
-        """Keep the answer, and how the search ended."""
-        self.store.put_note("result", result.to_dict())
-        self.store.ending = "stopped" if result.ended_early else "finished"
-        self.store.put_progress(
-            self.store.ending,
-            0,
-            result.certificate.items,
-            None,
-            result.score,
-            result.certificate.bound,
-        )
 
     def _plan(self, model: int, plan: Found) -> dict[str, Any]:
         variant = self._variants.variants[plan.variant]
@@ -138,24 +112,6 @@ class StoredJournal(Journal):
             **asdict(plan),
             "pass_s": plan.pass_s.tolist(),
         }
-
-
-@contextmanager
-def open_run(
-    folder: Path,
-    job: SearchQuestion,
-    space: Space | ProductSpace,
-    variants: Variants,
-    profile: Profile,
-    executor: str,
-) -> Iterator[StoredJournal]:
-    """The journal of a folder, as long as the search runs; the folder is locked meanwhile."""
-    content = space_identity(space) if isinstance(space, Space) else space.identity()
-    code = this_code()
-    network = load_network(job.network or profile.network)
-    described = identity(job, content, network, variants, code)
-    with opened(folder, described, executor) as store:
-        yield StoredJournal(store, variants, profile)
 
 
 def chip_parameters(chips: Chips, chip: int, profile: Profile) -> dict[str, float]:
@@ -183,11 +139,7 @@ def _found(plan: Mapping[str, Any]) -> Found:
 
 
 def identity(
-    job: SearchQuestion,
-    space: Mapping[str, Any],
-    network: Network,
-    variants: Variants,
-    code: Mapping[str, str],
+    job: SearchQuestion, space: Space | ProductSpace, network: Network, variants: Variants
 ) -> dict[str, Any]:
     """What a result depends on: two jobs with the same identity share their evaluations.
 
@@ -210,9 +162,8 @@ def identity(
     ]
     return told | {
         "models": models,
-        "space_content": dict(space),
+        "space_content": space_identity(space) if isinstance(space, Space) else space.identity(),
         "network_content": fingerprint({"levels": repr(network.levels)}),
-        **code,
     }
 
 

@@ -47,6 +47,17 @@ def check_place(refusal: Callable[[str], str], path: Path) -> None:
         raise AtollError(refusal(f"no permission in {parent}"))
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse, before any work, a folder that could not be written in the end."""
+    if folder.exists() and not folder.is_dir():
+        raise AtollError(f"out: {folder} is a file; give a folder.")
+    parent = folder
+    while not parent.exists():
+        parent = parent.parent
+    if not os.access(parent, os.W_OK):
+        raise AtollError(f"out: {parent} cannot be written; give another folder.")
+
+
 def write_folder(folder: Path, contents: Mapping[str, str]) -> None:
     """Write texts by file name, all or none, and what they hold into SHA256SUMS."""
     paths = [folder / name for name in contents]

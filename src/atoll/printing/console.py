@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from typing import Any
 
@@ -39,16 +39,17 @@ def plain_table(*columns: str, left: str = "") -> Table:
 
 @contextmanager
 def progress(
-    noun: str = "chips", every_s: float = EVERY_S
+    noun: str = "chips", every_s: float = EVERY_S, kernels: bool = True
 ) -> Iterator[Callable[[str, int, int, float, float], None] | None]:
-    """A status line on a terminal; elsewhere a line of the log every few seconds."""
+    """A status line on a terminal; elsewhere a line of the log every few seconds.
+
+    `kernels`: whether any are compiled, which it then tells.
+    """
     if not LOG.isEnabledFor(logging.INFO):
         yield None
         return
-    from atoll.jit import compilation
-
-    with compilation() as compiling:
-        line = StatusLine(noun, compiling.words)
+    with _compiling() if kernels else nullcontext(str) as words:
+        line = StatusLine(noun, words)
         if sys.stderr.isatty():
             with Console(stderr=True).status(line):
                 yield line.show
@@ -66,6 +67,14 @@ def progress(
 def _log(line: StatusLine, ended: Event, every_s: float) -> None:
     while not ended.wait(every_s):
         LOG.info(line.logged())
+
+
+@contextmanager
+def _compiling() -> Iterator[Callable[[], str]]:
+    from atoll.jit import compilation  # with numba
+
+    with compilation() as compiling:
+        yield compiling.words
 
 
 class StatusLine:

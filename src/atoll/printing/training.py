@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from atoll.printing.console import console_for_output, print_error_table
+from atoll.step.certificate import stored_sentence
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from atoll.training.planner.plan import Plan
 
 BAR = 30
-
-
-@contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str], None] | None]:
-    """A status line on a terminal; nothing elsewhere."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    with console.status("planning") as status:
-        yield lambda text: status.update(text)
 
 
 def print_estimate(result: Estimate) -> None:
@@ -91,6 +80,32 @@ def print_plan(result: Plan) -> None:
     console.print("why:")
     for reason in result.reasons:
         console.print(f"  {reason['why']}", markup=False)
+    for what, why in result.not_done.items():
+        console.print(f"  {what} end here: {why}", markup=False)
+
+
+def print_plan_explanation(shown: Mapping[str, Any]) -> None:
+    console = console_for_output()
+    console.print(
+        f"{shown['model']} on {shown['devices']} {shown['device']}: {shown['layout']}\n"
+        f"step {format_seconds(shown['step_time_s'])}, MFU {shown['mfu']:.1%}; by cause:",
+        markup=False,
+    )
+    _print_parts(console, shown["breakdown_s"], shown["step_time_s"], format_seconds)
+    console.print("why:")
+    for reason in shown["reasons"]:
+        console.print(f"  {reason['why']}", markup=False)
+    for what, why in shown["left_out"].items():
+        console.print(f"  {what} end here: {why}", markup=False)
+    console.print("runners-up:")
+    for other in shown["runners_up"]:
+        before, after = (format_seconds(seconds) for seconds in other["part_s"])
+        part = other["part"].replace("_", " ")
+        console.print(
+            f"  {other['slower']:+6.1%}  {other['layout']}, mostly {part} ({before} -> {after})",
+            markup=False,
+        )
+    console.print(stored_sentence(shown["certificate"]), markup=False)
 
 
 def print_runs(shown: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -123,4 +124,9 @@ class PlanQuestion(FilesQuestion, RunQuestion):
         shown="those of the stack",
         old=("schedule",),
     )
+    time_limit: f.TimeLimit = 3600.0
+    workers: f.Workers = None
+    cluster: f.Cluster = None
+    out: f.Kept = None
     example = "atoll plan --model gpt3-175b --device h100 --devices 1024 --batch 2048"
+    answer_keys: ClassVar[Mapping[str, str]] = {"time_limit": "time_limit_s"}

@@ -89,6 +89,9 @@ class PlanFields(TypedDict, total=False):
     hsdp: Sequence[int] | int | None
     recompute: Sequence[str] | str | None
     order: Sequence[str] | str | None
+    time_limit: float | str | None
+    workers: int | None
+    cluster: str | None
 
 class RunFields(TypedDict, total=False):
     batch: int | None

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.explore.answer.files import check_folder
 from atoll.export import EXPORTERS, export_run
 from atoll.fabric.nested import collective_s
 from atoll.files.jsonfile import read_object
-from atoll.files.wholefile import write_folder
+from atoll.files.wholefile import check_folder, write_folder
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import operator_costs
@@ -57,9 +56,31 @@ def plan_record(result: Plan | Estimate) -> dict[str, Any]:
 def write_plan(result: Plan | Estimate, folder: Path) -> Path:
     """Write plan.json into a folder, whole or not at all."""
     check_folder(folder)
-    text = json.dumps(plan_record(result), allow_nan=False) + "\n"
-    write_folder(folder, {PLAN: text})
+    write_folder(folder, plan_files(result))
     return folder / PLAN
+
+
+def plan_files(result: Plan | Estimate) -> dict[str, str]:
+    """The folder's contents by file name."""
+    return {PLAN: json.dumps(plan_record(result), allow_nan=False) + "\n"}
+
+
+def explain_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Why this layout, from a plan.json: where its time goes, and what the others lack."""
+    same = ("model", "device", "devices", "step_time_s", "mfu", "breakdown_s", "reasons",
+            "left_out", "certificate")  # fmt: skip
+    mine = plan["breakdown_s"]
+    others = []
+    for other in plan["runners_up"]:
+        theirs = other["breakdown_s"]
+        part = max(mine, key=lambda name: theirs[name] - mine[name])
+        told = {name: other[name] for name in ("layout", "step_time_s", "slower")}
+        others.append(told | {"part": part, "part_s": [mine[part], theirs[part]]})
+    return {
+        "layout": plan["layout_words"],
+        **{name: plan[name] for name in same},
+        "runners_up": others,
+    }
 
 
 def read_plan(path: Path) -> dict[str, Any]:

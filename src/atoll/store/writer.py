@@ -8,10 +8,12 @@ file is synchronised with the disk, for the power's sake.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
 import sqlite3
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,10 +24,13 @@ from typing import Any
 from atoll.errors import AtollError, InfeasibleError
 from atoll.files.wholefile import as_written, record_sum, record_sums
 from atoll.identity import code_words
+from atoll.step.certificate import Certificate
+from atoll.stopping import StoppedError
 from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
 from atoll.store.lock import FolderLock
 from atoll.store.schema import FIGURES, FILE, PARAMETERS, PLAN, check_version, create, in_sentences
 
+PROGRESS_S = 0.5
 SYNC_S = 2.0
 """At most this much is lost when the power fails; nothing when a process dies."""
 
@@ -78,7 +83,8 @@ def opened(folder: Path, job: Mapping[str, Any], executor: str) -> Iterator[RunS
         store.discard_if_new()
         raise
     except BaseException as error:
-        store.abandon("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+        stopped = isinstance(error, KeyboardInterrupt | StoppedError)
+        store.abandon("stopped" if stopped else "failed")
         raise
     store.close(store.ending)
 
@@ -92,6 +98,8 @@ class RunStore:
         self._created = not folder.exists()
         self.ending = "failed"
         """How the run ended, once it did."""
+        self._told = 0.0, -1.0
+        """When progress was last kept, and the score then."""
         self._synced = self._began = time.time()
         with in_sentences(self.path):
             folder.mkdir(parents=True, exist_ok=True)
@@ -254,6 +262,22 @@ class RunStore:
                     "INSERT OR IGNORE INTO incumbents VALUES (?, ?, ?, ?, ?, ?)",
                     (chip, score, self.run, now, seconds, bound),
                 )
+
+    def tell(
+        self, phase: str, left: int, total: int, chip: int | None, score: float, bound: float
+    ) -> None:
+        """`put_progress`, not too often: as long as the score stays, once in a while."""
+        now = time.monotonic()
+        if now - self._told[0] > PROGRESS_S or score != self._told[1]:
+            self._told = now, score
+            finite = bound if math.isfinite(bound) else sys.float_info.max
+            self.put_progress(phase, left, total, chip, score, finite)
+
+    def end(self, answer: Mapping[str, Any], proof: Certificate, early: bool) -> None:
+        """Keep the answer, and how the search ended."""
+        self.put_note("result", answer)
+        self.ending = "stopped" if early else "finished"
+        self.put_progress(self.ending, 0, proof.items, None, proof.score, proof.bound)
 
     def put_note(self, key: str, value: Any) -> None:
         with self._transaction():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from atoll.driver import Progress
 from atoll.questions import WaferQuestion
 from atoll.questions.ask import ask
 from atoll.stopping import Stop
@@ -12,7 +13,6 @@ from atoll.wafer.answer.result import WaferEstimate, WaferResult
 from atoll.wafer.estimate import estimate_job
 from atoll.wafer.job import completed
 from atoll.wafer.run import run_wafer_search
-from atoll.wafer.search import Progress
 
 Asked = WaferQuestion | str | Path | None
 """A question, or a job file; fields given beside it override its own."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.wafer import Wafer
 from atoll.stopping import StoppedError
-from atoll.wafer.search import Found, Progress, WaferSearch
+from atoll.wafer.search import Found, WaferSearch
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,18 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from atoll.driver import Desk, Means, Progress, drive
 from atoll.errors import AtollError, InfeasibleError
-from atoll.executors import Pieces, choose_executor
-from atoll.explore.answer.files import check_folder
+from atoll.executors import Pieces
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
-from atoll.identity import this_code
-from atoll.jit import set_threads, threads
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.stopping import Stop, StoppedError
-from atoll.store import RunStore, fingerprint, opened
+from atoll.store import fingerprint
 from atoll.units import counted
 from atoll.wafer.answer.explain import Worth
-from atoll.wafer.answer.result import WaferResult, running_power_W, write_wafer_result
+from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
 from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.mapping import read_mapping
@@ -30,14 +28,13 @@ from atoll.wafer.estimate import estimate_mapping, given_mapping
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.others.baselines import NAMES, Baseline
-from atoll.wafer.search import QUICK_CODES, Candidate, Progress, WaferSearch
+from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
 from atoll.wafer.staging.faults import SMALL, Faults, degraded
 from atoll.wafer.staging.stages import MANY_CODES
 from atoll.workload import load_model
 
 TOLERANCE = 0.01
 STREAMED = "weight-streaming"
-PROGRESS_S = 0.5
 
 
 def run_wafer_search(
@@ -47,31 +44,15 @@ def run_wafer_search(
 
     With a folder (`out`) every piece is kept in it, and a search that was interrupted continues.
     """
-    began = time.monotonic()
-    stop = stop or Stop()
-    stop.limit(job.time_limit)
-    if job.out is not None:
-        check_folder(job.out)
-    problem = WaferProblem(job, load_wafers(job.wafer), stop)
-    for wafer in problem.wafers:
-        _check_places(job, wafer)
-    alone = job.workers is None and job.cluster is None  # most are over before workers pay
-    executor = choose_executor(0 if alone else job.workers, job.cluster)
-    before = set_threads(job.workers or threads())
-    try:
-        if job.out is None:
-            pieces = Pieces(make_piece, problem, None, executor, stop)
-            return _Road(problem, pieces, stop, began, progress).result()
-        with opened(job.out, _identity(problem), executor.describe()) as store:
-            pieces = Pieces(make_piece, problem, store, executor, stop)
-            result = _Road(problem, pieces, stop, began, _kept(store, progress)).result()
-            write_wafer_result(result, job.out)
-            store.put_note("result", result.to_dict())
-            store.ending = "stopped" if result.stopped or result.left_out else "finished"
-            return result
-    finally:
-        executor.close()
-        set_threads(before)
+
+    def prepare(stop: Stop) -> WaferProblem:
+        wafers = load_wafers(job.wafer)
+        for wafer in wafers:
+            _check_places(job, wafer)
+        return WaferProblem(job, wafers, stop)
+
+    means = Means(job.out, job.workers, job.cluster)
+    return drive(prepare, means, stop, job.time_limit, progress, "a mapping was found")
 
 
 @dataclass(frozen=True)
@@ -88,6 +69,26 @@ class WaferProblem:
         if (number, quick) not in self._made:
             self._made[number, quick] = make_search(self, number, quick)
         return self._made[number, quick]
+
+    def identity(self) -> dict[str, Any]:
+        job = self.job
+        asked = job.to_dict()
+        for name in ("time_limit_s", "baselines", "explain", "pareto", "samples"):
+            del asked[name]
+        given = None if job.mapping is None else read_mapping(job.mapping).to_dict()
+        return asked | {
+            "devices": max(wafer.dies for wafer in self.wafers),
+            "wafer_content": fingerprint({"wafers": [asdict(wafer) for wafer in self.wafers]}),
+            "model_content": fingerprint({"config": repr(load_model(job.model))}),
+            "mapping_content": given and fingerprint(given),
+        }
+
+    def solve(self, desk: Desk) -> WaferResult:
+        pieces = desk.pieces(make_piece, self)
+        return _Road(self, pieces, desk.stop, desk.began, desk.progress).result()
+
+    def files(self, answer: WaferResult) -> dict[str, str]:
+        return wafer_files(answer)
 
 
 def make_piece(problem: WaferProblem, number: int, quick: bool, *call: Any) -> Any:
@@ -122,29 +123,19 @@ class _Road:
     def result(self) -> WaferResult:
         job, wafers = self.problem.job, self.problem.wafers
         baselines: dict[str, Baseline | None] = {}
-        try:
-            if len(wafers) == 1:
-                search = self._search(0, False, self.progress)
-                baselines = self._baselines(search)
-                with self._timed("search"):
-                    found = search.run(_seeds(job, wafers[0], baselines))
-                explored = Explored(
-                    ((wafers[0], found),), {}, job.batch / found.bound_s, found.stopped
-                )
-            else:
-                with self._timed("search"):
-                    explored = self._space()
-                search = self._search(wafers.index(explored.solved[0][0]), True)
-                baselines = self._baselines(search)
-            wafer, found = explored.solved[0]
-            best, faults = self._with_faults(search, found.best)
-        except StoppedError:
-            if self.stop.interrupted:
-                raise KeyboardInterrupt from None
-            raise AtollError(
-                f"job: the search ended ({self.stop.reason}) before a mapping was found; give it "
-                "more time."
-            ) from None
+        if len(wafers) == 1:
+            search = self._search(0, False, self.progress)
+            baselines = self._baselines(search)
+            with self._timed("search"):
+                found = search.run(_seeds(job, wafers[0], baselines))
+            explored = Explored(((wafers[0], found),), {}, job.batch / found.bound_s, found.stopped)
+        else:
+            with self._timed("search"):
+                explored = self._space()
+            search = self._search(wafers.index(explored.solved[0][0]), True)
+            baselines = self._baselines(search)
+        wafer, found = explored.solved[0]
+        best, faults = self._with_faults(search, found.best)
         broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
         start = best
         if not job.ablations:
@@ -253,37 +244,6 @@ class _Road:
                 where = search.wafer, healthy, share, job.samples, job.seed
                 shown |= degraded(*where, around)
         return best, shown
-
-
-def _kept(store: RunStore, progress: Progress | None) -> Progress:
-    """Progress for whoever listens, and into the store."""
-    last = 0.0
-
-    def tell(phase: str, left: int, total: int, score: float, bound: float) -> None:
-        nonlocal last
-        if progress is not None:
-            progress(phase, left, total, score, bound)
-        if time.monotonic() - last > PROGRESS_S or phase == "proven":
-            last = time.monotonic()
-            store.put_progress(phase, left, total, None, score, bound)
-
-    return tell
-
-
-def _identity(problem: WaferProblem) -> Mapping[str, Any]:
-    """What pieces depend on: a folder belongs to one such job."""
-    job = problem.job
-    asked = job.to_dict()
-    for name in ("time_limit_s", "baselines", "explain", "pareto", "samples"):
-        del asked[name]
-    given = None if job.mapping is None else read_mapping(job.mapping).to_dict()
-    return asked | {
-        "devices": max(wafer.dies for wafer in problem.wafers),
-        "wafer_content": fingerprint({"wafers": [asdict(wafer) for wafer in problem.wafers]}),
-        "model_content": fingerprint({"config": repr(load_model(job.model))}),
-        "mapping_content": given and fingerprint(given),
-        **this_code(),
-    }
 
 
 def _subject(job: WaferQuestion, wafers: int) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from atoll.driver import Progress
 from atoll.errors import InfeasibleError
 from atoll.fabric.mesh import Rectangle, snake
 from atoll.hardware.wafer import Wafer
@@ -38,8 +39,6 @@ QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
 QUICK_TRIED = 10  # the same, of all
 MOST_HELPED = 4  # candidates tried with helpers where nothing fits without
 MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
-
-Progress = Callable[[str, int, int, float, float], None]
 
 
 @dataclass(frozen=True, order=True)

@@ -17,12 +17,13 @@ its results are taken in the order of one process alone, so that the answer is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.driver import Progress
 from atoll.executors import Call, Crew, InProcess
 from atoll.explore.pricing.energy import energy_of_work, operator_repeats, variant_work
 from atoll.explore.pricing.layouts import Setting
@@ -72,10 +73,6 @@ class Outcome:
     @property
     def gap(self) -> float:
         return relative_gap(self.score, self.bound)
-
-
-Progress = Callable[[str, int, int, float, float], None]
-"""Called with (phase, chips left, chips in all, best score, bound)."""
 
 
 _SHOWN = {"front": "front", "near": "plateau"}

@@ -26,7 +26,7 @@ def exact_search(search: Search) -> Outcome:
     """Until no chip is left that could beat the best, or the search has to end."""
     size = FIRST_BATCH
     while not search.stop():
-        search.crew.consider()
+        search.crew.executor.consider()
         search.admit(size)
         fresh = (search.frontier.stage == 0) & (search.scores > search.threshold())
         if not fresh.any():
@@ -45,7 +45,7 @@ def exact_search(search: Search) -> Outcome:
 def tighten(search: Search, until: float) -> None:
     """Solve schedules until no chip's bound is above the incumbent, or above `until`."""
     sent: dict[Key, Call] = {}
-    search.crew.consider()
+    search.crew.executor.consider()
     while search.best is not None and not search.stop():
         chip = int(np.argmax(search.scores))
         if search.scores[chip] <= max(search.threshold(), until):

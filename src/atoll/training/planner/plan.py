@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
 from atoll.step.certificate import Certificate
 from atoll.stopping import Stop
 from atoll.training.estimate import Estimate
 from atoll.training.planner.pieces import Pieces
-from atoll.training.planner.search import Found, Progress, Space, UnusableError, Usable
+from atoll.training.planner.search import Found, Space, UnusableError, Usable
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.run import Run
 from atoll.units import counted, format_bytes
@@ -61,6 +62,10 @@ class Plan:
     @property
     def reasons(self) -> list[dict[str, str]]:
         return self._explained[0]
+
+    @property
+    def ended_early(self) -> bool:
+        return bool(self.stopped or self.not_done)
 
     @property
     def not_done(self) -> dict[str, str]:

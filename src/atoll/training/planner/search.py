@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.driver import Progress
 from atoll.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.stopping import Stop, StoppedError, go_on
@@ -35,8 +36,6 @@ from atoll.training.run import Run
 
 Usable = Callable[[Layout], str | None]
 """Why a layout cannot be used, or nothing if it can."""
-Progress = Callable[[str, int, int, float, float], None]
-"""Told of the phase, layouts that are left, all, and samples a second: the best and the bound."""
 AHEAD = 0.1  # rows of a variant with bounds so much above its lowest are looked at together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
 MOST_TRIED = 20  # layouts looked at for the one that needs least memory

@@ -6,11 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.fabric.mesh import Die, Link
-from atoll.files.wholefile import write_folder
 from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.wafer import Wafer
@@ -182,6 +180,10 @@ class WaferResult:
     """What there was no time for, and why."""
 
     @property
+    def ended_early(self) -> bool:
+        return bool(self.stopped or self.left_out)
+
+    @property
     def throughput_samples_per_s(self) -> float:
         return self.best.samples_per_s
 
@@ -294,10 +296,9 @@ def baseline_words(baseline: Baseline | None, ours: float) -> str:
     return f"{baseline.samples_per_s:,.2f} samples/s ({ours / baseline.samples_per_s:.2f}x){note}"
 
 
-def write_wafer_result(result: WaferResult, folder: Path) -> None:
-    """result.json and mapping.json, whole or not at all."""
-    contents = {
+def wafer_files(result: WaferResult) -> dict[str, str]:
+    """The folder's contents by file name."""
+    return {
         RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
         MAPPING: result.best.mapping.to_json() + "\n",
     }
-    write_folder(folder, contents)

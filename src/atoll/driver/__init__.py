@@ -1,0 +1,5 @@
+"""One way through every search: chips, layouts on devices that exist, mappings on wafers."""
+
+from atoll.driver.problem import Answer, Desk, Means, Problem, Progress, drive
+
+__all__ = ["Answer", "Desk", "Means", "Problem", "Progress", "drive"]

@@ -1,0 +1,69 @@
+"""A plan as a problem of the driver: kept in a folder, continued, spread over workers, limited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.driver import Desk
+from atoll.questions import PlanQuestion
+from atoll.stopping import Stop
+from atoll.training.planner.pieces import Pieces, make_piece
+from atoll.training.planner.plan import Plan, plan
+from atoll.training.planner.search import Usable
+from atoll.training.planner.space import Axes
+from atoll.training.run import Run
+
+
+@dataclass(frozen=True)
+class PlanProblem:
+    """A question with the run and the values of the axes that it is about."""
+
+    question: PlanQuestion
+    run: Run
+    axes: Axes
+    usable: Usable | None
+    explained: bool
+    """Whether the reasons are sought at once, within the same limits; else when they are asked for.
+    """
+    written: Callable[[Plan], Mapping[str, str]]
+    """The files of a plan."""
+
+    def identity(self) -> dict[str, Any]:
+        """Pieces are named by their layouts: what a launch file can say changes none."""
+        from atoll.store import fingerprint
+
+        asked = self.question.to_dict()
+        for name in ("time_limit_s", "export", "export_to"):
+            del asked[name]
+        run = self.run
+        contents = {"model": run.stored or run.model, "device": run.gpu, "network": run.network}
+        return asked | {
+            f"{name}_content": fingerprint({name: repr(content)})
+            for name, content in contents.items()
+        }
+
+    def solve(self, desk: Desk) -> Plan:
+        pieces = Pieces(self.run, self.axes)
+        if not desk.plain:
+            shared = desk.pieces(make_piece, pieces)
+            pieces.ask = shared.ask
+            pieces.ahead = None if desk.executor.in_process else shared.ahead
+        found = plan(
+            self.run,
+            self.axes,
+            usable=self.usable,
+            target=self.question.export or "",
+            progress=desk.progress,
+            pieces=pieces,
+            stop=desk.stop,
+        )
+        if self.explained:
+            _ = found.reasons
+        # What is asked for later has neither workers nor a limit.
+        pieces.ask, pieces.ahead, found.space.stop = pieces.make, None, Stop()
+        return found
+
+    def files(self, answer: Plan) -> Mapping[str, str]:
+        return self.written(answer)
