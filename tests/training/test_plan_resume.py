@@ -153,7 +153,7 @@ def test_every_command_reads_the_folder(whole, tmp_path):
     out = str(tmp_path / "run")
     options = [word for name, value in ASKED.items() for word in (f"--{name}", str(value))]
     shown = command("plan", *options, "--out", out, "--workers", "2", "--time-limit", "10 min")
-    assert shown["layout"] == whole.to_dict()["layout"]
+    assert shown["best"]["layout"] == str(whole.best.layout)
     assert command("explain", out)["reasons"] == whole.reasons
     rows = command("designs", out, "--limit", "3")
     assert rows["designs"][0]["layout"] == str(whole.best.layout)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from atoll.commands.common import answer
 from atoll.errors import AtollError
+from atoll.files.jsonfile import faults_of
 from atoll.printing import search as printing
 from atoll.questions.verbs import DesignsQuestion
+
+if TYPE_CHECKING:
+    from atoll.store import RunReader
+    from atoll.store.rows import Rows
 
 
 def designs(question: DesignsQuestion, as_json: bool) -> None:
@@ -17,23 +23,40 @@ def designs(question: DesignsQuestion, as_json: bool) -> None:
     from atoll.store.parquet import export_parquet
 
     with RunReader(question.folder) as reader:
+        kind, status = reader.kind(), reader.status()
+        source = _source(reader, kind)
         filters = _filters(question.where)
         limit, offset = question.limit, question.offset
         rows = (
-            reader.designs(filters, sort=question.sort, limit=limit, offset=offset)
+            source.designs(filters, sort=question.sort, limit=limit, offset=offset)
             if question.front is None
-            else reader.front(question.front, filters)[offset : offset + limit]
+            else source.front(question.front, filters)[offset : offset + limit]
         )
-        status = reader.status()
         shown = {
+            "kind": kind,
             "status": asdict(status) | {"gap": status.gap},
-            "count": reader.count(filters),
+            "count": source.count(filters),
             "designs": rows,
         }
         if question.parquet is not None:
-            rows_written = export_parquet(reader, question.parquet)
+            rows_written = export_parquet(source, question.parquet)
             shown["parquet"] = {"file": str(question.parquet), "rows": rows_written}
     answer(shown, as_json, printing.print_designs)
+
+
+def _source(reader: RunReader, kind: str) -> RunReader | Rows:
+    """What is listed: chips, wafers of the answer, or layouts that were estimated."""
+    from atoll.store.rows import Rows
+
+    if kind == "search":
+        return reader
+    with faults_of(reader.path, reader.as_written):
+        if kind == "wafer":
+            found = (reader.result() or {}).get("designs", [])
+            return Rows([row | {"score": row["samples_per_s"]} for row in found])
+        from atoll.training.planner.pieces import estimated_layouts
+
+        return Rows(list(estimated_layouts(reader.notes("times "), reader.job()["batch"])))
 
 
 def _filters(

@@ -137,14 +137,29 @@ def print_designs(shown: Mapping[str, Any]) -> None:
     console = console_for_output()
     status = shown["status"]
     gap = "" if status["gap"] is None else f", gap {status['gap']:.2%}"
+    noun, table = _DESIGNS[shown["kind"]]
+    more = ""
+    if shown["kind"] == "search":
+        more = f"{counted(status['evaluated'], 'chip')} evaluated, {status['bounded']:,} bounded, "
     console.print(
-        f"{status['state']}: {counted(shown['count'], 'design')}, "
-        f"{counted(status['evaluated'], 'chip')} evaluated, {status['bounded']:,} bounded, "
+        f"{status['state']}: {counted(shown['count'], noun)}, {more}"
         f"best {status['score']:,.1f}{gap}, {status['seconds']:.0f} s"
     )
+    if shown["designs"]:
+        console.print(table(shown["designs"]))
+    else:
+        later = status["state"] != "finished" and not shown["count"]
+        console.print(f"No {noun} {'on record yet' if later else 'is asked for by these filters'}.")
+    if "parquet" in shown:
+        written = shown["parquet"]
+        rows = counted(written["rows"], "design")
+        console.print(f"{rows} written to {written['file']}", markup=False)
+
+
+def _chips(rows: Sequence[Mapping[str, Any]]) -> Table:
     cores = ("tensor cores", "vector cores")
     table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", "layout")
-    for row in shown["designs"]:
+    for row in rows:
         table.add_row(
             f"{row['score']:,.1f}",
             f"{row['area_mm2']:.1f}",
@@ -156,11 +171,32 @@ def print_designs(shown: Mapping[str, Any]) -> None:
             format_bytes(row["hbm_capacity_bytes"]),
             f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
         )
-    console.print(table)
-    if "parquet" in shown:
-        written = shown["parquet"]
-        rows = counted(written["rows"], "design")
-        console.print(f"{rows} written to {written['file']}", markup=False)
+    return table
+
+
+def _wafers(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = plain_table("score", "mm2", "W", "dies", "stages", "microbatch", "wafer", left="wafer")
+    for row in rows:
+        whole = (str(row[name]) for name in ("dies", "stages", "microbatch", "name"))
+        table.add_row(
+            f"{row['score']:,.1f}", f"{row['area_mm2']:,.0f}", f"{row['power_W']:,.0f}", *whole
+        )
+    return table
+
+
+def _layouts(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = plain_table("score", "step", "layout", left="layout")
+    for row in rows:
+        table.add_row(f"{row['score']:,.1f}", format_seconds(row["step_time_s"]), row["layout"])
+    return table
+
+
+_DESIGNS = {
+    "search": ("design", _chips),
+    "wafer": ("wafer", _wafers),
+    "plan": ("layout", _layouts),
+}
+"""By the kind of a run: what its rows are, and their table."""
 
 
 def print_table_plan(plan: TablePlan) -> None:

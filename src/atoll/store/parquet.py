@@ -7,6 +7,7 @@ from pathlib import Path
 from atoll.errors import AtollError
 from atoll.files.wholefile import whole_files
 from atoll.store.reader import DESIGN_COLUMNS, RunReader
+from atoll.store.rows import Rows
 
 _TEXT = ("model", "phase", "plans")
 _WHOLE = (
@@ -15,7 +16,7 @@ _WHOLE = (
 )  # fmt: skip
 
 
-def export_parquet(reader: RunReader, path: Path) -> int:
+def export_parquet(reader: RunReader | Rows, path: Path) -> int:
     """Write every design, best first, and return their number; the file appears whole."""
     try:
         import pyarrow as pa
@@ -24,12 +25,15 @@ def export_parquet(reader: RunReader, path: Path) -> int:
         raise AtollError(
             "parquet: needs pyarrow, which is not installed; pip install 'atoll[parquet]'."
         ) from None
-    columns = (*DESIGN_COLUMNS, "plans")
-    kinds = [
-        pa.string() if name in _TEXT else pa.int64() if name in _WHOLE else pa.float64()
-        for name in columns
-    ]
-    schema = pa.schema(list(zip(columns, kinds, strict=True)))
+    if isinstance(reader, Rows):
+        schema = pa.Table.from_pylist(next(reader.batches())).schema
+    else:
+        columns = (*DESIGN_COLUMNS, "plans")
+        kinds = [
+            pa.string() if name in _TEXT else pa.int64() if name in _WHOLE else pa.float64()
+            for name in columns
+        ]
+        schema = pa.schema(list(zip(columns, kinds, strict=True)))
     count = 0
     with (
         whole_files(lambda why: f"{path}: cannot be written ({why}).", path) as (part,),

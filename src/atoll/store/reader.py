@@ -141,6 +141,11 @@ class RunReader:
         found = self._one("SELECT value FROM meta WHERE key = 'job'")[0]
         return parse_object(str(found), f"{self.path}: the job")
 
+    def kind(self) -> str:
+        """What was searched: "search" (chips), "wafer" or "plan"."""
+        job = self.job()
+        return "wafer" if "wafer" in job else "plan" if "device" in job else "search"
+
     def fingerprint(self) -> str:
         return str(self._one("SELECT value FROM meta WHERE key = 'fingerprint'")[0])
 
@@ -183,6 +188,12 @@ class RunReader:
         for row in self._all("SELECT value FROM notes WHERE key = 'result'"):
             return parse_object(str(row["value"]), f"{self.path}: the result")
         return None
+
+    def notes(self, prefix: str) -> list[dict[str, Any]]:
+        """Records whose names begin so."""
+        query = "SELECT value FROM notes WHERE substr(key, 1, ?) = ?"
+        found = self._all(query, len(prefix), prefix)
+        return [parse_object(str(row["value"]), f"{self.path}: {prefix}") for row in found]
 
     # --- Designs --------------------------------------------------------------------------------
 

@@ -157,8 +157,8 @@ def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Mappi
                 if step_s is not None:
                     layout = replace(Layout(*values[:-1]), recompute=policy)
                     yield {
+                        "score": global_batch / step_s,
                         "layout": str(layout),
-                        "samples_per_s": global_batch / step_s,
                         "step_time_s": step_s,
                         **{k: v for k, v in asdict(layout).items() if k != "blocks"},
                     }

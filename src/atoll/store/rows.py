@@ -1,0 +1,64 @@
+"""Rows of a run that are no chips (layouts, wafers), asked for as a store's designs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.store.reader import Filters
+
+Row = Mapping[str, Any]
+
+
+class Rows:
+    """A few thousand at most, in memory; each with a `score`."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = sorted(rows, key=lambda row: -row["score"])
+
+    def count(self, filters: Filters) -> int:
+        return len(self._passing(filters))
+
+    def designs(self, filters: Filters, *, sort: str, limit: int, offset: int) -> list[Row]:
+        """A page; the best first, or by any column."""
+        self._check(sort)
+        down = sort in ("score", "samples_per_s")
+        found = sorted(self._passing(filters), key=lambda row: _key(row[sort]), reverse=down)
+        return found[offset : offset + limit]
+
+    def front(self, against: str, filters: Filters) -> list[Row]:
+        """Those that no other beats in both score and `against`, fastest first."""
+        self._check(against)
+        found: list[Row] = []
+        for row in self._passing(filters):
+            if not isinstance(row[against], int | float):
+                raise AtollError(f"front: {against} is not a number.")
+            if not found or row[against] < found[-1][against]:
+                found.append(row)
+        return found
+
+    def batches(self) -> Iterator[list[Row]]:
+        yield self._rows
+
+    def _passing(self, filters: Filters) -> list[Row]:
+        for name in filters:
+            self._check(name)
+        return [row for row in self._rows if all(_passes(row[n], w) for n, w in filters.items())]
+
+    def _check(self, column: str) -> None:
+        known = list(self._rows[0]) if self._rows else [column]
+        if column not in known:
+            raise AtollError(f"designs: no column {column!r}; there are {', '.join(known)}.")
+
+
+def _key(value: Any) -> Any:
+    return value if isinstance(value, int | float) else str(value)
+
+
+def _passes(value: Any, wanted: Any) -> bool:
+    if not isinstance(wanted, tuple):
+        return bool(value == wanted)
+    low, high = wanted
+    number = isinstance(value, int | float)
+    return number and (low is None or value >= low) and (high is None or value <= high)
