@@ -23,6 +23,7 @@ from serve_runs import (
     write_wafer_search,
 )
 
+import atoll
 from atoll.cli import main
 from atoll.errors import AtollError
 from atoll.serve.app import App
@@ -228,6 +229,32 @@ def test_a_wafer_search_is_shown_with_its_progress_and_proof(tmp_path: Path) -> 
     assert ask_json(app, "/api/runs/on-wafer/progress")["progress"][-1]["bound"] > 0.0
     assert ask_json(app, "/api/runs/on-wafer/result.json")["score"] == listed["score"]
     assert "no whatif" in ask_json(app, "/api/runs/on-wafer/whatif", 404)["error"]
+
+
+def test_a_plan_is_shown_while_it_runs_and_when_it_is_there(tmp_path: Path) -> None:
+    """Its progress as long as it is planned, then the plan; continued, progress again."""
+    folder = tmp_path / "laid-out"
+    asked = {"model": "gpt2-xl", "device": "h100", "devices": 16, "batch": 64, "out": folder}
+    seen: list[tuple[object, ...]] = []
+
+    def listen(phase: str, left: int, total: int, score: float, bound: float) -> None:
+        if seen and phase == seen[-1][0]:
+            return
+        app = make_app(folder)
+        listed = ask_json(app, "/api/runs")["runs"][0]
+        seen.append((phase, listed["kind"], listed["state"], listed["models"], listed["devices"]))
+        assert ask_json(app, "/api/runs/laid-out")["job"]["device"] == "h100"
+        assert "progress" in ask_json(app, "/api/runs/laid-out/progress")
+        assert "no whatif" in ask_json(app, "/api/runs/laid-out/whatif", 404)["error"]
+
+    live = ("planning", "running", ["gpt2-xl"], 16)
+    for _ in range(2):
+        found = atoll.plan(progress=listen, **asked)
+        assert seen == [("bounds", *live), ("search", *live)]
+        seen.clear()
+        shown = ask_json(make_app(folder), "/api/runs/laid-out")
+        assert (shown["kind"], shown["state"]) == ("plan", "finished")
+        assert shown["plan"]["layout_words"] == str(found.best.layout)
 
 
 def test_a_wafer_among_the_runs_is_said_to_be_left_out(

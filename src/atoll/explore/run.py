@@ -145,10 +145,10 @@ def _planned_beside(result: SearchResult, runs: Mapping[str, Run], stop: Stop) -
     found: list[Beside] = []
     left_out = dict(result.left_out)
     for name, run in runs.items():
-        if stop():
+        try:
+            found.append(plan_beside(name, run, stop))
+        except StoppedError:
             left_out[f"device {name}"] = stop.reason
-        else:
-            found.append(plan_beside(name, run))
     return replace(result, beside=tuple(found), left_out=left_out)
 
 

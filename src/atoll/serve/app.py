@@ -119,7 +119,7 @@ class App:
             return self._file(path[1])
         if path[:2] == ["api", "runs"]:
             if len(path) == 2:
-                runs = [run.summary() for run in self.runs.values()]
+                runs = [run.shown().summary() for run in self.runs.values()]
                 others = [{"id": other.name, "reason": other.reason} for other in self.left_out]
                 return _json({"runs": runs, "left_out": others, "version": VERSION})
             return self._run(path[2], path[3:], query)
@@ -136,13 +136,14 @@ class App:
             reasons = [other.reason for other in self.left_out if other.name == name]
             none = f"No run {name!r}; there are {', '.join(self.runs)}."
             raise RefusedError(404, next(iter(reasons), none))
+        run = run.shown()
         with run.reading():
             return self._answer(run, rest, query)
 
     def _answer(self, run: Run, rest: list[str], query: Query) -> Response:
         if not rest:
             return _json(run.details())
-        if rest[0] == "whatif" and len(rest) <= 2 and run.kind != "wafer":
+        if rest[0] == "whatif" and len(rest) <= 2 and run.kind in ("search", "plan"):
             return _whatif(run, rest[1:], query)
         if isinstance(run, PlanRun):
             if rest == ["plan.json"]:

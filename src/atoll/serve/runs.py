@@ -36,7 +36,8 @@ MOST_PROGRESS = 600
 class SearchRun:
     """A folder of `atoll search --out`; a thread of its own keeps the picture up to date.
 
-    Of kind "search", or "wafer": mappings on a wafer, without designs to explore.
+    Of kind "search", or without designs to explore: "wafer", mappings on one, or "planning", a
+    plan until it is there.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -48,8 +49,9 @@ class SearchRun:
                 self._status: dict[str, Any] = {}
                 self._told: dict[str, Any] = {}
                 self._progress: list[dict[str, Any]] = []
+                self._plan: PlanRun | None = None
+                self.kind = reader.kind().replace("plan", "planning")
                 self._read_status(reader)
-                self.kind = "wafer" if "wafer" in self.identity else "search"
                 if self.kind == "search":
                     self.whatif = ChipWhatIf(self.identity)
                     self.models = [model["name"] for model in self.identity["models"]]
@@ -69,6 +71,10 @@ class SearchRun:
     def reading(self) -> AbstractContextManager[None]:
         """Around whatever reads what is on record: what is wrong with it becomes a sentence."""
         return faults_of(self.folder / FILE, self.as_written)
+
+    def shown(self) -> Run:
+        """What there is to see: the search, or the plan that it has found."""
+        return self._plan or self
 
     def start(self) -> None:
         threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True).start()
@@ -179,8 +185,10 @@ class SearchRun:
         status = reader.status()
         self._status = asdict(status) | {"gap": status.gap, "bound": _known(status.bound)}
         self._progress = thinned(reader.progress())
-        result = reader.result()
-        if result is not None:
+        if self.kind == "planning":
+            done = status.state != "running" and _is_file(self.folder / PLAN)
+            self._plan = PlanRun(self.name, self.folder) if done else None
+        elif (result := reader.result()) is not None:
             proof, best = result["certificate"], result["best"]
             models = [{k: v for k, v in m.items() if k != "layers"} for m in best["models"]]
             self._told = {
@@ -212,6 +220,9 @@ class PlanRun:
     def reading(self) -> AbstractContextManager[None]:
         """Around whatever reads the plan: what is wrong with it becomes a sentence."""
         return faults_of(self.folder / PLAN, self.as_written)
+
+    def shown(self) -> Run:
+        return self
 
     def start(self) -> None:
         """A plan does not change."""

@@ -104,7 +104,8 @@ class RunReader:
         self.path = self.folder / FILE
         if not os.path.exists(self.path):  # noqa: PTH110  (no raise)
             raise AtollError(
-                f"{self.folder}: no {FILE} in it; give a folder that atoll search --out wrote."
+                f"{self.folder}: no {FILE} in it; give a folder that atoll search --out or "
+                "atoll plan --out wrote."
             )
         with in_sentences(self.path):
             self._connection = self._open()

@@ -7,12 +7,13 @@ import { h, say } from "./dom.js";
 import { Layouts } from "./layouts.js";
 import { RunView } from "./run.js";
 import * as state from "./state.js";
-import { COLUMNS, counted, nameScore, number } from "./units.js";
+import { COLUMNS, NOUNS, counted, nameScore, number } from "./units.js";
 import { WhatIf } from "./whatif.js";
 
 const VIEWS = {
   search: { run: "Run", designs: "Designs", compare: "Compare", whatif: "What if" },
   wafer: { run: "Run" },
+  planning: { run: "Run" },
   plan: { layouts: "Layouts", compare: "Compare", whatif: "What if" },
 };
 const byId = (id) => document.getElementById(id);
@@ -70,7 +71,7 @@ function drawHead(run, name) {
   const badge = byId("badge");
   const done = run.kind === "plan" ? "plan" : run.state;
   const reading = run.reading && !run.loaded ? `, reading ${counted(run.reading, "design")}` : "";
-  const text = run.state === "running" ? `running: ${number(run.left)} of ${counted(run.total, run.kind === "wafer" ? "candidate" : "chip")} left${reading}` : `${done}${reading}`;
+  const text = run.state === "running" ? `running: ${number(run.left)} of ${counted(run.total, NOUNS[run.kind])} left${reading}` : `${done}${reading}`;
   if (badge.textContent !== text) badge.textContent = text;
   badge.className = `badge ${run.state}`;
   const tabs = byId("tabs");
@@ -94,6 +95,7 @@ async function keepUp() {
     const now = current();
     if (!now) return void setTimeout(keepUp, pause);
     const moved = before && (before.version !== now.version || before.state !== now.state || before.seconds !== now.seconds);
+    if (before && before.kind !== now.kind) show();
     drawHead(now, viewName(now));
     if (moved && view instanceof RunView) await view.update();
     if (before && before.version !== now.version && view instanceof Designs) await view.all();

@@ -5,7 +5,7 @@ import { figures, plainBars } from "./bars.js";
 import { download, h } from "./dom.js";
 import { Plot, padded } from "./plot.js";
 import * as state from "./state.js";
-import { COLUMNS, counted, number, percent, seconds } from "./units.js";
+import { COLUMNS, NOUNS, counted, number, percent, seconds } from "./units.js";
 
 export class RunView {
   constructor(run, single) {
@@ -35,14 +35,15 @@ export class RunView {
     const [details, found] = await Promise.all([ask(`/${this.run}`), ask(`/${this.run}/progress`)]);
     this.points = found.progress;
     const { result, status } = details, unit = COLUMNS.score.unit;
+    const wafer = details.kind === "wafer", planning = details.kind === "planning", chips = details.kind === "search";
     const proof = result.certificate;
     const live = status.state === "running";
     const sentence = proof
       ? proof.sentence
       : status.gap !== null && status.gap !== undefined
-        ? `So far: the best of ${counted(status.total, "architecture")} may be up to ${percent(status.gap / (1 - status.gap), 2)} better.`
+        ? `So far: the best of ${counted(status.total, planning ? "layout" : "architecture")} may be up to ${percent(status.gap / (1 - status.gap), 2)} better.`
         : "Nothing is found yet.";
-    const chip = !live && result.accelerator, wafer = details.kind === "wafer";
+    const chip = !live && result.accelerator;
     this.top.replaceChildren(...[
       h("h2", {}, `${details.models.join(", ")} on ${counted(details.devices, wafer ? "die" : "device")}`),
       h("p", { id: "certificate" }, sentence),
@@ -52,18 +53,19 @@ export class RunView {
         [`Best ${COLUMNS.score.label.toLowerCase()}`, number(status.score || NaN), unit],
         ["Gap to the bound", status.gap === null ? "–" : percent(status.gap, 2)],
         ...(chip ? [["Area", number(chip.area_mm2), "mm²"]] : []),
-        ["May still be better", number(status.left), wafer ? "candidates" : "chips"],
-        ...(wafer ? [] : [["Evaluated", number(status.evaluated), "chips"], ["Designs on record", number(status.designs)]]),
+        ["May still be better", number(status.left), `${NOUNS[details.kind]}s`],
+        ...(!chips ? [] : [["Evaluated", number(status.evaluated), "chips"], ["Designs on record", number(status.designs)]]),
         ["Searched for", seconds(status.seconds)],
       ]),
       h("div", { class: "row" },
-        wafer ? null : h("button", { type: "button", onclick: () => state.set({ view: "designs" }, true) }, "Explore the designs"),
+        !chips ? null : h("button", { type: "button", onclick: () => state.set({ view: "designs" }, true) }, "Explore the designs"),
         proof ? h("a", { class: "button", href: `/api/runs/${this.run}/result.json` }, "Result as JSON") : null),
     ].filter(Boolean));
     const baselines = Object.entries(result.baselines ?? {});
     const job = details.job;
     const asked = wafer
       ? [["Wafer", job.wafer], ["Batch", number(job.batch)], ["Microbatches", job.microbatches.join(", ")], ["Optimizer", job.optimizer]]
+      : planning ? [["Device", job.device], ["Devices", number(job.devices)], ["Batch", number(job.batch)], ["Optimizer", job.optimizer]]
       : [["Devices", number(job.devices)], ["Global batch", number(job.global_batch)], ["Microbatches", job.microbatches.join(", ")],
         ["Tensor widths", job.tensor_widths.join(", ")], ["Space", job.space], ["Profile", job.profile], ["Recomputation", job.recompute],
         ["Tolerance", percent(job.tolerance, 2)]];

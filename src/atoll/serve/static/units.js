@@ -102,3 +102,6 @@ export function tickText(value, step) {
 
 /** "1 design", "1,024 designs". */
 export const counted = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+/** What a search looks at, by the kind of a run. */
+export const NOUNS = { search: "chip", wafer: "candidate", planning: "layout" };

@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.errors import InfeasibleError
 from atoll.hardware.gpu import Gpu
+from atoll.stopping import Stop, StoppedError
 from atoll.training.planner.plan import plan
 from atoll.training.run import Run
 
@@ -33,14 +34,17 @@ class Beside:
         return asdict(self)
 
 
-def plan_beside(name: str, run: Run) -> Beside:
+def plan_beside(name: str, run: Run, stop: Stop) -> Beside:
     """The proven best layout of a run on the device of that name."""
     where = name, run.network.name, run.stack.name
     power_W = run.gpu.power_W if isinstance(run.gpu, Gpu) else None
     try:
-        best = plan(run, runners_up=0).best
+        found = plan(run, runners_up=0, stop=stop)
     except InfeasibleError as error:
         return Beside(*where, fits=False, power_W=power_W, reason=str(error))
+    if found.stopped:
+        raise StoppedError
+    best = found.best
     return Beside(
         *where,
         fits=True,
