@@ -9,6 +9,7 @@ every task, as workers may join at any time.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -19,6 +20,7 @@ from atoll.identity import code_words, this_code
 from atoll.jit import set_threads
 
 CONNECT_S = 10.0
+COUNT_S = 1.0
 _LOST = ("KilledWorker", "FutureCancelledError", "CancelledError")
 
 
@@ -43,6 +45,8 @@ class DaskCluster:
         self._context: Any = None
         self._shared: Any = None
         self._asked: set[str] = set()
+        self._counted = -COUNT_S, 1
+        """When workers were last counted, and how many there were."""
 
     def _connect(self, distributed: Any) -> Any:
         if self.address.partition(":")[0] == "local":
@@ -63,7 +67,11 @@ class DaskCluster:
 
     @property
     def workers(self) -> int:
-        return max(1, sum(int(worker["nthreads"]) for worker in self._workers().values()))
+        """As of a moment ago: asking the scheduler takes as long as a short task."""
+        if time.monotonic() - self._counted[0] > COUNT_S:
+            threads = sum(int(worker["nthreads"]) for worker in self._workers().values())
+            self._counted = time.monotonic(), max(1, threads)
+        return self._counted[1]
 
     def _workers(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]

@@ -34,7 +34,7 @@ class Beside:
         return asdict(self)
 
 
-def plan_beside(name: str, run: Run, stop: Stop) -> Beside:
+def plan_beside(name: str, run: Run, stop: Stop | None = None) -> Beside:
     """The proven best layout of a run on the device of that name."""
     where = name, run.network.name, run.stack.name
     power_W = run.gpu.power_W if isinstance(run.gpu, Gpu) else None

@@ -38,6 +38,7 @@ Usable = Callable[[Layout], str | None]
 """Why a layout cannot be used, or nothing if it can."""
 AHEAD = 0.1  # rows of a variant with bounds so much above its lowest are looked at together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
+TELL_S = 0.2  # between two reports of progress
 MOST_TRIED = 20  # layouts looked at for the one that needs least memory
 
 
@@ -113,6 +114,7 @@ class Space:
         self.loose = np.empty(0, dtype=np.bool_)
         """Slots whose times are bounds."""
         self._usable = usable
+        self._next_told = 0.0
         self._reasons: dict[tuple[int, int], str | None] = {}
         self._estimates: dict[tuple[int, int], Estimate] = {}
 
@@ -241,7 +243,7 @@ class Space:
             go_on(self.stop)
             if self.pieces.ahead is not None and limit_s < np.inf:
                 self.pieces.ahead(self._soon(rest, loose_s.copy(), limit_s))
-            if whole and self.progress is not None:
+            if whole and self.progress is not None and time.monotonic() > self._next_told:
                 self._tell(self.progress, rest, loose_s[loose_s < limit_s])
             if known:
                 self.time_s[rows] = self.pieces.times_s(self._part(self.rows[rows]), self.names)
@@ -258,6 +260,7 @@ class Space:
         left = (rest.size + loose_s.size) * len(self.names)
         batch = self.run.global_batch
         progress("search", left, len(self), batch / best_s, batch / float(least_s))
+        self._next_told = time.monotonic() + TELL_S
 
     def _next(self, rest: Ints, loose_s: Floats, limit_s: float) -> tuple[bool, Ints]:
         """The rows of one variant that are bounded next, or the slots (then True) that are
