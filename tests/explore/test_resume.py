@@ -90,7 +90,7 @@ def test_a_finished_search_is_answered_from_the_record(
         raise AssertionError("a piece on record was computed again")
 
     for name in ("branch_and_bound.bound_chips", "branch_and_bound.place_node"):
-        monkeypatch.setattr(f"atoll.explore.{name}", computed)
+        monkeypatch.setattr(f"atoll.explore.proof.{name}", computed)
     monkeypatch.setattr("atoll.explore.proof.exact.solve_node", computed)
     assert answer(run_search(job, out=tmp_path / "run")) == answer(first)
 
