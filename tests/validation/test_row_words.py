@@ -126,7 +126,8 @@ def test_what_is_not_said_is_typical_of_the_device_and_its_time() -> None:
         "unfused",
         0.1,
     )
-    assert run_of(row("A100-SXM"))[0].stack.name == "modular"
+    assert run_of(row("A100-SXM"))[0].stack.name == "modular-norm"
+    assert run_of(row("A100-SXM", recompute="full"))[0].stack.name == "modular"
     now, _ = run_of(row())
     assert (now.stack.name, now.states.name, now.attention) == ("nemo", "mixed16", "flash")
     sharded = {"tp": "1", "pp": "1", "dp": "16", "zero_stage": "3", "fsdp": "1"}
@@ -155,6 +156,13 @@ def test_recomputation_by_module(words: str, policy: str) -> None:
         check_recompute("mlp+spoon")
 
 
+def test_activations_in_the_hosts_memory() -> None:
+    told = {"recompute_modules": "moe_act", "activation_offload": "core_attn attn_norm"}
+    policy = run_of(row(recompute="selective", **told))[1].recompute
+    assert policy == "moe_act+core_attn@host+attn_norm@host"
+    check_recompute(policy)
+
+
 def test_modules_that_run_again_keep_less_and_take_longer() -> None:
     run, layout = run_of(row(recompute="none"))
 
@@ -166,6 +174,9 @@ def test_modules_that_run_again_keep_less_and_take_longer() -> None:
     assert norms.worst.activations < none.worst.activations
     assert full.step.time_s > mlp.step.time_s > norms.step.time_s > none.step.time_s
     assert under("core_attn").step.time_s == under("selective").step.time_s
+    sent = under("core_attn@host+attn_norm@host")
+    assert sent.worst.activations < none.worst.activations
+    assert sent.step.time_s == none.step.time_s  # beside other layers
 
 
 def test_narrow_formats_keep_the_inputs_of_products_as_they_were_cast() -> None:

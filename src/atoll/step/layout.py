@@ -20,6 +20,8 @@ Recompute = Literal["none", "selective", "alternate", "full", "optimal"]
 RECOMPUTE: tuple[str, ...] = get_args(Recompute)
 MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """Parts of a block whose recomputation Megatron-Core can ask for, joined by "+"."""
+HOSTED = ("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_act", "qkv_linear")
+"""Parts whose saved tensors it can send to the host's memory instead: "core_attn@host"."""
 ZERO_STAGES = (0, 1, 2, 3)
 
 
@@ -48,7 +50,7 @@ class Layout:
     recompute: str = "none"
     """none; selective (attention's core); alternate (all but every second product's output);
     full (each layer from its input); optimal (the cheapest set of operators that fits); or modules
-    (`MODULES`), "mla_up_proj+mlp"."""
+    (`MODULES`, `HOSTED`), "mla_up_proj+core_attn@host"."""
     schedule: str = "1f1b"
     blocks: tuple[int, ...] = ()
     """Blocks of every model chunk, in the model's order; none: as even as can be."""
@@ -200,7 +202,8 @@ def check_layout(
 
 def check_recompute(name: str) -> None:
     """Refuse what is neither a policy nor modules of a block."""
-    if name not in RECOMPUTE and not set(name.split("+")) <= set(MODULES):
+    known = {*MODULES, *(f"{module}@host" for module in HOSTED)}
+    if name not in RECOMPUTE and not set(name.split("+")) <= known:
         raise AtollError(
             f"recompute is {name!r}, but must be one of {', '.join(RECOMPUTE)}, or modules joined "
             f"by +: {', '.join(MODULES)}"

@@ -267,6 +267,7 @@ NEMO = replace(
     overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8),
     fp8_copies=0,
     states="mixed16",
+    fragmentation=0.03,  # its recipes let segments of the allocator grow
     orders=FUSED_ORDERS,
 )
 
@@ -342,6 +343,9 @@ XLA = replace(
     host_layer_s=0.0,
     host_kernel_s=0.0,
     host_checkpoint_s=0.0,
+    # Buffers are laid out when the program is compiled; the runtime takes a little.
+    fragmentation=0.03,
+    context_bytes=0.5e9,
     orders=FUSED_ORDERS,
 )
 

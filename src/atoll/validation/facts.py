@@ -14,7 +14,7 @@ from functools import lru_cache
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import entry_names, load_network
 from atoll.hardware.gpu import Gpu
-from atoll.step.layout import MODULES
+from atoll.step.layout import HOSTED, MODULES
 from atoll.step.states import ALIASES, STATES, States
 from atoll.training.software import ATTENTION, graphed, named, overlapping, stack_named
 from atoll.training.stack import Stack, fused_loss, load_stack
@@ -64,6 +64,7 @@ def facts_of(row: RunRow, gpu: Gpu, zero: int) -> Facts:
     )
 
 
+BEFORE_HOPPER = ("v100", "a100")
 EARLY = ("megatron-2021", "zero3-2021")
 """Software of a time when models were trained with dropout and without fused attention."""
 
@@ -111,15 +112,16 @@ def _usual_stack(row: RunRow, gpu: Gpu, zero: int) -> str:
     """
     if gpu.stack != "megatron" or row.text("transformer_impl"):
         return gpu.stack
-    gated, early = row.whole("mlp_gated", 0), gpu.fp8_flops is None
+    gated, early = row.whole("mlp_gated", 0), gpu.name.startswith(BEFORE_HOPPER)
     fused = row.number("flash_attention", float(bool(gated) or not early))
     if not gated and not fused:
         return "zero3-2021" if zero == 3 else "megatron-2021"
     if zero >= 2 and not row.text("fsdp_impl").startswith("megatron"):
         return "fsdp-2023" if _first_flash(row) else "fsdp"
     if early:
-        return "modular"
-    return "nemo" if row.whole("sp", 0) else "megatron"
+        # Fused norms of the time saved what recomputation drops.
+        return "modular-norm" if row.text("recompute", "none") == "none" else "modular"
+    return "nemo" if row.whole("sp", 0) and gpu.fp8_flops is not None else "megatron"
 
 
 def _states(row: RunRow, stack: Stack, unread: list[str]) -> States:
@@ -165,8 +167,12 @@ def _selective(row: RunRow, stack: Stack, unread: list[str]) -> str:
     """Modules as Megatron-Core names them; torchtitan's selective keeps every second product."""
     given = row.text("recompute_modules").lower().replace("attention core", "core_attn")
     words = given.replace(",", " ").split()
-    if words and all(word in MODULES for word in words):
-        return "selective" if words == ["core_attn"] else "+".join(words)
+    hosted = row.text("activation_offload").lower().replace(",", " ").split()
+    if words and all(word in MODULES for word in words) and set(hosted) <= set(HOSTED):
+        told = (*words, *(f"{module}@host" for module in hosted))
+        return "selective" if told == ("core_attn",) else "+".join(told)
+    if row.text("offload"):
+        unread.append(f"offload {row.text('offload')!r}")
     if given and "sac" not in words:
         unread.append(f"recompute_modules {given!r}")
     return "alternate" if stack.name == "fsdp" else "selective"

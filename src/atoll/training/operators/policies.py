@@ -32,6 +32,15 @@ MODULE_OPERATORS = {
     "moe_act": ("act",),
     "shared_experts": ("shared1", "shared_act", "shared2"),
 }
+HOSTED_OPERATORS = {
+    "attn_norm": ("norm1",),
+    "attn_proj": ("proj",),
+    "core_attn": MODULE_OPERATORS["core_attn"],
+    "expert_fc1": ("fc1",),
+    "mlp_norm": ("norm2",),
+    "moe_act": ("act",),
+    "qkv_linear": ("qkv", "q_a", "kv_a"),
+}
 DISCARDING = ("layernorm", "mla_up_proj", "moe_act")
 """Modules whose outputs are dropped too, and made again in front of their readers' backward pass
 (Megatron-Core's CheckpointWithoutOutput)."""
@@ -84,12 +93,17 @@ def policies(
 def module_policy(
     layer: Layer, modules: str, pricer: Pricer, costs: Mapping[str, Cost]
 ) -> tuple[str, Kept]:
-    """Some modules of a block run again, all else kept."""
+    """Some modules of a block run again or keep what they need in the host's memory, which takes no
+    time here: it goes there and back beside other layers.
+    """
     everything = dict(policies(layer, pricer, costs))["none"].bytes
     rerun: list[Operator] = []
     dropped: set[str] = set()
     has_experts = any(op.kind == "dispatch" for op in layer.forward)
     for module in modules.split("+"):
+        if module.endswith("@host"):
+            dropped |= _hosted(layer, HOSTED_OPERATORS[module.removesuffix("@host")])
+            continue
         if module == "core_attn":
             ours = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
         elif has_experts == (module == "mlp") and module in ("mlp", "moe", "moe_act"):
@@ -104,6 +118,19 @@ def module_policy(
     saved = sum(layer.tensors[name].bytes for name in layer.saved if name in dropped)
     share = everything / max(1, layer.saved_bytes)  # narrower formats hold some in fewer bytes
     return modules, kept_of(layer, everything - share * saved, rerun, pricer, costs)
+
+
+def _hosted(layer: Layer, names: Sequence[str]) -> set[str]:
+    """Saved tensors that only the backward passes of these operators read."""
+    ours = {op.name for op in layer.forward if op.name.rpartition(".")[2] in names}
+    if "attention" in names:
+        ours |= {op.name for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)}
+    found = set()
+    for name in layer.saved:
+        readers = [op.name.rpartition(".")[0] for op in layer.backward if name in op.reads]
+        if readers and set(readers) <= ours:
+            found.add(name)
+    return found
 
 
 def optimal_policies(
