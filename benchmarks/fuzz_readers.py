@@ -43,7 +43,7 @@ from typing import Any
 import atoll
 from atoll.errors import AtollError
 from fuzz_changes import Seed, changed
-from fuzz_seeds import COMMANDS, measured_runs, stored_model
+from fuzz_seeds import COMMANDS, NCCL_LOG, SITE, measured_runs, profiled_steps, stored_model
 
 ROOT = Path(__file__).parent.parent
 OUTCOMES = ("accepted", "refused", "traceback", "hang", "memory", "nonsense")
@@ -186,6 +186,9 @@ def readers(made: Path) -> list[Reader]:
             _place,
         ),
         Reader("mapping", "json", "m.json", [_mapping()], mapping),
+        Reader("site", "yaml", "a.yaml", [SITE], lambda path: estimated(site=str(path))),
+        Reader("trace", "json", "t.json", [profiled_steps()], _profiled),
+        Reader("nccl-tests", "binary", "n.log", [NCCL_LOG], _logged),
         Reader("operators", "csv", "o.csv", [operators], atoll.validate),
         Reader("operators.gz", "csv", "o.csv.gz", [gzip.compress(operators, 1)], atoll.validate),
         Reader("calibrate", "csv", "o.csv", [b"".join(small[:30])], calibrate),
@@ -226,6 +229,18 @@ def _calibrated(path: Path) -> Any:
     from atoll.hardware.gpu import load_gpu
 
     return atoll.describe_hardware(str(path)), validate_operators(gpu=load_gpu("h200", path))
+
+
+def _profiled(path: Path) -> Any:
+    from atoll.calibrate.site import calibrate_site
+
+    return calibrate_site(trace=path)
+
+
+def _logged(path: Path) -> Any:
+    from atoll.calibrate.site import calibrate_site
+
+    return calibrate_site(nccl_tests=[path], device="a100-80")
 
 
 def _place(path: Path) -> Any:

@@ -117,3 +117,48 @@ def stored_model() -> bytes:
         "layers": [layer],
     }
     return json.dumps(file).encode()
+
+
+def profiled_steps() -> bytes:
+    """A trace of the PyTorch profiler: two steps with a hidden and an exposed collective."""
+    events: list[dict[str, Any]] = []
+    names = ("nvjet_gemm", "flash_fwd", "ncclDevKernel_ReduceScatter_Sum", "softmax")
+    for step, name in [(step, name) for step in range(2) for name in names]:
+        number, at = len(events) // 2, 1000.0 * step + 100 * names.index(name)
+        told = {"correlation": number, "device": 0, "stream": 7}
+        launched = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at, "dur": 5}
+        ran = {"cat": "kernel", "name": name, "ts": at + 20, "dur": 110}
+        events += [{"ph": "X", "args": told, **launched}, {"ph": "X", "args": told, **ran}]
+    for step in range(2):
+        mark = {"cat": "user_annotation", "name": f"ProfilerStep#{step}"}
+        events.append({"ph": "X", **mark, "ts": 1000.0 * step, "dur": 1000})
+    return json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+
+
+SITE = b"""name: mine
+source: 3 runs of runs.csv on h100
+stack: megatron
+attention: flash2
+slack: {value: 1.07, low: 1.02, high: 1.12}
+host: 1.4
+overlap: {odds: {value: 0.8, low: 0.2, high: 3.2}, gradient: 0.6}
+bandwidth: {inside: 0.9, between: {value: 0.7, low: 0.5, high: 0.95}}
+latency: {between: 1.5}
+gather: 0.8
+runs: 3
+error: 0.05
+"""
+
+NCCL_LOG = b"""# nccl-tests version 2.17.6
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 2 minBytes 8 maxBytes 268435456 step: 2(factor) warmup iters: 5 iters: 20
+#  Rank  0 Group  0 Pid  901 on  node01 device  0 [0000:07:00] NVIDIA A100-SXM4-80GB
+#  Rank  1 Group  0 Pid  902 on  node01 device  1 [0000:0f:00] NVIDIA A100-SXM4-80GB
+#       size     count  type redop root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
+           8         2 float   sum   -1  14.10   0.00   0.00      0  14.02   0.00   0.00      0
+       16384      4096 float   sum   -1  15.20   1.08   1.08      0  15.11   1.08   1.08      0
+    67108864  16777216 float   sum   -1 380.10 176.55 176.55      0 379.20 176.97 176.97      0
+   268435456  67108864 float   sum   -1 1310.2 204.88 204.88      0 1309.0 205.07 205.07      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 95.6
+"""

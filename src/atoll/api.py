@@ -183,11 +183,25 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
 def calibrate(
     data: str | Path | None = None, **fields: Unpack[keywords.CalibrateFields]
 ) -> dict[str, Any]:
-    """Fit the GPU operator model on timings (CSV) and judge it on the rows that were kept out."""
+    """Fit a site to training runs, a profile or NCCL's tests, or a device to timed operators.
+
+    The columns of the file say which; operators are judged on rows that were kept out.
+    """
     from atoll.calibrate import calibrate as fit
     from atoll.calibrate.rows import H200_OPERATORS
+    from atoll.calibrate.site import calibrate_site
+    from atoll.files.csvfile import read_csv
 
     asked = ask({"calibrate": verbs.CalibrateQuestion}, None, {"data": data, **fields})
+    header = [] if asked.data is None else read_csv(asked.data)[0]
+    operators = "kind" in header and "us" in header
+    measured = asked.trace is not None or asked.nccl_tests
+    if operators and measured:
+        raise AtollError(f"{asked.data}: timed operators make a device, not a site; fit them alone")
+    if measured or (asked.data is not None and not operators):
+        return calibrate_site(
+            asked.data, asked.trace, asked.nccl_tests, str(asked.device), asked.out
+        )
     return fit(asked.data or H200_OPERATORS, gpu=asked.device, out=asked.out)
 
 
@@ -202,11 +216,13 @@ def validate(
     """
     from atoll.calibrate import validate_operators
     from atoll.files.csvfile import read_csv
+    from atoll.training.site import load_site
     from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
     from atoll.validation.validate import validate_runs, validate_steps
 
     asked = ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields})
     gpu, expect, out = asked.device, asked.expect, asked.out
+    site = None if asked.site is None else load_site(asked.site)
     header = [] if data is None else read_csv(data)[0]
     operators = data is None or ("kind" in header and "us" in header)
     if expect is not None and (operators or is_step_file(header)):
@@ -222,8 +238,8 @@ def validate(
     if operators:
         return validate_operators(data, gpu=gpu, out=out)
     if is_step_file(header):
-        return validate_steps(data, gpu, out=out)
-    return validate_runs(data, expect=expect, out=out)
+        return validate_steps(data, gpu, out=out, site=site)
+    return validate_runs(data, expect=expect, out=out, site=site)
 
 
 @described_by(EstimateQuestion, MappingQuestion)

@@ -18,7 +18,8 @@ def place(question: PlaceQuestion, as_json: bool) -> None:
 def calibrate(question: CalibrateQuestion, as_json: bool) -> None:
     from atoll.api import calibrate as run
 
-    answer(run(**question.asked()), as_json, tables.print_calibration)
+    shown = run(**question.asked())
+    answer(shown, as_json, tables.print_site if "site" in shown else tables.print_calibration)
 
 
 def validate(question: ValidateQuestion, as_json: bool) -> None:

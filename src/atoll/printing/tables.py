@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
 from atoll.printing.console import console_for_output, plain_table, print_error_table, short
-from atoll.units import format_bytes, format_count
+from atoll.units import format_bytes, format_count, format_seconds
 
 
 def print_models(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -77,6 +78,66 @@ def print_calibration(shown: Mapping[str, Any]) -> None:
     _print_errors(console, shown["held_out"])
     if shown.get("out"):
         console.print(f"written to {shown['out']}", markup=False)
+
+
+def print_site(shown: Mapping[str, Any]) -> None:
+    """What measurements tell of a site, each value with its 90 % interval."""
+    console = console_for_output()
+    site = shown["site"]
+    console.print(f"{site['name']}: {site.get('source', '')}", markup=False)
+    for step in shown.get("steps", ()):
+        parts = ", ".join(f"{kind} {format_seconds(s)}" for kind, s in step["kinds"].items())
+        console.print(
+            f"step {format_seconds(step['time_s'])}: {parts}; exposed communication "
+            f"{format_seconds(step['exposed_s'])}, waiting for the host "
+            f"{format_seconds(step['host_gap_s'])}, other gaps "
+            f"{format_seconds(step['other_gap_s'])}",
+            markup=False,
+            soft_wrap=True,
+        )
+    for log in shown.get("collectives", ()):
+        bus, late = log["bus_Bps"], log["latency_s"]
+        console.print(
+            f"{log['collective']} over {log['ranks']} ranks of {log['nodes']} nodes: bus "
+            f"{f'{bus[1] / 1e9:.1f} GB/s' if bus else 'unknown'}, latency "
+            f"{format_seconds(late[1]) if late else 'unknown'}"
+        )
+    if "runs" in shown:
+        _print_fit(console, shown["runs"])
+    table = plain_table("parameter", "value", "90 % interval", left="parameter")
+    for name, known in _flat(site):
+        shown_as = partial(format_seconds, digits=3) if name.endswith("_s") else "{:.4g}".format
+        value, low, high = (shown_as(known[key]) for key in ("value", "low", "high"))
+        table.add_row(name, value, f"{low} to {high}")
+    console.print(table)
+    for name in ("stack", "attention"):
+        if name in site:
+            console.print(f"{name}: {site[name]} fits best", markup=False)
+    if shown.get("out"):
+        console.print(f"written to {shown['out']}; use it with --site", markup=False)
+
+
+def _print_fit(console: Console, fit: Mapping[str, Any]) -> None:
+    errors = fit["errors"]
+    console.print(f"{fit['fitted']} of {fit['rows']} rows fitted")
+    for reason in fit["skipped"]:
+        console.print(f"  skipped: {reason}", markup=False)
+    alone = errors["left_out"]
+    console.print(
+        f"mean error of step times: {errors['before']:.1%} as the catalogue has it, "
+        f"{errors['after']:.1%} fitted"
+        + ("" if alone is None else f", {alone:.1%} each predicted from the others")
+    )
+
+
+def _flat(told: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Mapping[str, float]]]:
+    """Values with intervals, by their place in a site's file."""
+    for name, value in told.items():
+        if isinstance(value, Mapping):
+            if "low" in value:
+                yield above + name, value
+            else:
+                yield from _flat(value, f"{above}{name} ")
 
 
 def print_validation(shown: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from atoll.questions.question import Named, Question, Several, option
 StackName = Annotated[
     str, Named("atoll.training.stack:STACKS", "atoll.training.software:find_stack")
 ]
+SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=True)]
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
 
 
@@ -30,6 +31,9 @@ class RunQuestion(Question):
     sequence: f.Sequence = None
     network: f.NetworkName | None = option(
         "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
+    )
+    site: SiteFile | None = option(
+        "What `atoll calibrate` found on your machines (YAML).", SYSTEM, None
     )
     stack: StackName | None = option(
         "Training software: a stack, or words for it (Megatron-Bridge 26.04).", SYSTEM, None,

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 class CalibrateFields(TypedDict, total=False):
+    trace: str | Path | None
+    nccl_tests: Sequence[str | Path] | str | Path | None
     device: str | None
     out: str | Path | None
 
@@ -11,6 +13,7 @@ class EstimateFields(TypedDict, total=False):
     batch: int | None
     sequence: int | None
     network: str | None
+    site: str | None
     stack: str | None
     overlap: str | None
     cuda_graphs: str | None
@@ -66,6 +69,7 @@ class PlanFields(TypedDict, total=False):
     batch: int | None
     sequence: int | None
     network: str | None
+    site: str | None
     stack: str | None
     overlap: str | None
     cuda_graphs: str | None
@@ -97,6 +101,7 @@ class RunFields(TypedDict, total=False):
     batch: int | None
     sequence: int | None
     network: str | None
+    site: str | None
     stack: str | None
     overlap: str | None
     cuda_graphs: str | None
@@ -156,4 +161,5 @@ class SearchFields(TypedDict, total=False):
 class ValidateFields(TypedDict, total=False):
     device: str | None
     expect: str | None
+    site: str | None
     out: str | Path | None

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
+from atoll.questions.devices import SiteFile
 from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, Whole
 from atoll.questions.question import Named, Question, Several, option
 
@@ -55,12 +56,23 @@ class HardwareQuestion(Question):
 
 
 class CalibrateQuestion(Question):
-    """Fit the GPU operator model on measured timings; half of the rows are kept to judge it."""
+    """Fit what was measured: your training runs, a profile, NCCL's tests, or operators.
 
-    data: Path | None = option("Operators (CSV).", MEASURED, None, shown="our H200's")
+    Runs, profiles and tests make a site, which estimate, plan and validate take (--site): host
+    time, overlaps, slack, bandwidths, each with its interval. Timings of operators make a device's
+    calibration; half of their rows are kept to judge it.
+    """
+
+    data: Path | None = option(
+        "Training runs, steps, or operators (CSV).", MEASURED, None, shown="our H200's operators"
+    )
+    trace: Path | None = option("Trace of the PyTorch profiler (JSON, .gz).", MEASURED, None)
+    nccl_tests: Annotated[tuple[Path, ...], Several] = option(
+        "Logs of nccl-tests.", MEASURED, (), shown="none"
+    )
     device: Measured = "h200"
-    out: Path | None = option("Write the calibration (YAML) here.", OUTPUT, None)
-    example = "atoll calibrate timings.csv --device h100 --out h100.yaml"
+    out: Path | None = option("Write the site or the calibration (YAML) here.", OUTPUT, None)
+    example = "atoll calibrate runs.csv --out site.yaml"
     arguments = positional = ("data",)
 
 
@@ -72,6 +84,7 @@ class ValidateQuestion(Question):
     )
     device: Measured = "h200"
     expect: Literal["oom"] | None = option("The file's runs went out of memory.", MEASURED, None)
+    site: SiteFile | None = option("Predict runs at this site (YAML).", MEASURED, None)
     out: Path | None = option(
         "Write one line a row, with prediction and error (CSV).", OUTPUT, None
     )

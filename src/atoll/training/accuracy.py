@@ -16,6 +16,7 @@ from atoll.training.run import Run
 VALIDATED = ("a100-40", "a100-80", "h100", "h200", "v100", "v100-16")
 LONG = 65536  # tokens from which rings were measured to be slower than estimated
 DIGITS, FEW_DIGITS = 4, 2
+UNSURE = 0.1  # mean error from which times are shown to few digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ LONG_RINGS = Expected("with context parallelism from 65,536 tokens", 0.385, 3)
 
 
 def expected_error(run: Run, layout: Layout) -> Expected | None:
-    """The worst kind that a run belongs to; none for what was validated."""
+    """Of a site its own; else the worst kind that a run belongs to, none for what was validated."""
+    if run.site is not None and run.site.error is not None:
+        return Expected(f"at {run.site.name}", run.site.error, run.site.runs)
     found = []
     if run.gpu.name not in VALIDATED:
         found.append(DEVICES.get(run.gpu.name, Expected(f"on {run.gpu.name}")))

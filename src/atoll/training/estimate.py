@@ -13,7 +13,7 @@ from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
-from atoll.training.accuracy import DIGITS, FEW_DIGITS, Expected, expected_error
+from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, Expected, expected_error
 from atoll.training.batch import stage_choices
 from atoll.training.memory import Memory, stage_memory
 from atoll.training.operators.layers import LayerCost, Share, choices_of
@@ -50,7 +50,9 @@ class Estimate:
     @property
     def digits(self) -> int:
         """Significant digits that times of this estimate are worth."""
-        return FEW_DIGITS if self.expected_error else DIGITS
+        error = self.expected_error
+        sure = error is None or (error.mean is not None and error.mean < UNSURE)
+        return DIGITS if sure else FEW_DIGITS
 
     def figures(self) -> tuple[str, str, str]:
         """Step, throughput and MFU, to the digits that they are worth."""
@@ -128,6 +130,7 @@ class Estimate:
             "precision": self.run.precision,
             "attention": self.run.attention,
             "imbalance": self.run.imbalance,
+            **({"site": self.run.site.name} if self.run.site else {}),
             "layout": _layout_dict(self.layout),
             "step_time_s": self.step.time_s,
             "tokens_per_s_per_device": self.tokens_per_s_per_device,
@@ -171,12 +174,22 @@ class Estimator(Priced):
             return self._estimate(layout, stage_choices(self, layout, choices))
         return self._estimate(layout)
 
+    def step(self, layout: Layout) -> Step:
+        """The step alone of a layout that was estimated before, for one at another site."""
+        stepper, shares = self._shares(layout)
+        stages = [stepper.stage_time(chunks, layout.recompute) for chunks in shares]
+        return self._step(stepper, shares, stages)
+
+    def _shares(self, layout: Layout) -> tuple[Stepper, Sequence[Sequence[Share]]]:
+        costs = self.costs(layout)
+        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+        return Stepper(self.run, layout), shares
+
     def _estimate(self, layout: Layout, policies: tuple[str, ...] = ()) -> Estimate:
         """With a policy for each stage, or the layout's for all."""
         run, costs = self.run, self.costs(layout)
         policies = policies or (layout.recompute,) * layout.pp
-        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
-        stepper = Stepper(run, layout)
+        stepper, shares = self._shares(layout)
         stages = tuple(map(stepper.stage_time, shares, policies))
         step = self._step(stepper, shares, stages)
         memory = tuple(map(partial(self._memory, stepper), range(layout.pp), shares, policies))
@@ -235,7 +248,7 @@ class Estimator(Priced):
         time_s = parts_s * run.slack
         total = slowest.forward + slowest.backward
         again = slowest.recompute
-        return Step(
+        step = Step(
             time_s=time_s,
             compute_s=m * total.compute_s,
             accumulate_s=m * accumulate_s,
@@ -248,8 +261,9 @@ class Estimator(Priced):
             send_s=send_total_s,
             gradient_s=gradient_s,
             optimizer_s=optimizer_s,
-            host_s=m * slowest.host_s + run.stack.step_s + time_s - parts_s,
+            host_s=m * slowest.host_s + run.stack.step_s + max(0.0, time_s - parts_s),
         )
+        return step if time_s >= parts_s else step.shrunk(run.stack.slack)
 
 
 def _rerun(

@@ -15,6 +15,7 @@ from atoll.step.states import load_states
 from atoll.training.operators.layers import block_names, experts_of
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
+from atoll.training.site import Site, load_site
 from atoll.training.software import software
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
@@ -55,20 +56,23 @@ def run_of(asked: RunQuestion) -> Run:
         )
     precision = asked.precision or gpu.half_dtype
     gpu.peak_flops(precision)
-    return Run(
+    site = load_site(asked.site) if asked.site else Site(name="catalogue")
+    attention = asked.attention if "attention" in asked.asked() else None
+    run = Run(
         model=config,
         gpu=gpu,
         network=load_network(asked.network or gpu.network),
         devices=asked.devices,
         sequence=length,
         global_batch=asked.batch,
-        stack=software(asked.stack or gpu.stack, asked.overlap, asked.cuda_graphs),
+        stack=software(asked.stack or site.stack or gpu.stack, asked.overlap, asked.cuda_graphs),
         states=load_states(asked.optimizer),
         precision=precision,
-        attention=asked.attention,
+        attention=attention or site.attention or asked.attention,
         imbalance=asked.imbalance,
         stored=given if isinstance(given, StoredModel) else None,
     )
+    return run.at(site) if asked.site else run
 
 
 def stand_in(stored: StoredModel) -> ModelConfig:

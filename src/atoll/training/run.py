@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.step.states import States
+from atoll.training.site import Site
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, warnings_of
@@ -32,6 +33,13 @@ class Run:
     """Tokens of the busiest expert over the mean."""
     stored: StoredModel | None = None
     """The captured model, where there is no builder for it."""
+    site: Site | None = None
+    """What was measured where it runs: stack and network are as found there."""
+
+    def at(self, site: Site) -> Run:
+        """The run at a site, its software as stated."""
+        stack, network = site.on_stack(self.stack), site.on_network(self.network)
+        return replace(self, stack=stack, network=network, site=site)
 
     @property
     def tokens(self) -> int:

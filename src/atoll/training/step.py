@@ -8,7 +8,7 @@ come gradients, optimizer and weights. docs/training.md has the formulas.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
@@ -95,6 +95,11 @@ class Step:
     gradient_s: float
     optimizer_s: float
     host_s: float
+
+    def shrunk(self, share: float) -> Step:
+        """All parts that much shorter, where a site is faster than they explain."""
+        parts = {f.name: getattr(self, f.name) * share for f in fields(self) if f.name != "time_s"}
+        return replace(self, **parts)
 
     def breakdown(self) -> dict[str, float]:
         return {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from atoll.errors import AtollError
@@ -12,12 +13,14 @@ from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
 from atoll.training.memory import Memory
 from atoll.training.run import Run
+from atoll.training.site import Site
 from atoll.training.stack import Stack
 from atoll.validation.facts import Facts, facts_of
 from atoll.validation.row_model import model_of
 from atoll.validation.run_table import RunRow
 from atoll.workload.families.config_fields import MOST_LAYERS
 
+Reader = Callable[[RunRow], tuple[Run, Layout]]
 USUAL_GB = 80
 """Of a device that comes with several sizes, where a table does not say."""
 
@@ -66,6 +69,16 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         attention=facts.attention,
     )
     return run, layout
+
+
+def run_at(row: RunRow, site: Site, reader: Reader = run_of) -> tuple[Run, Layout]:
+    """A row's run at a site, whose software it has where it states none."""
+    told = {"framework": site.stack}
+    if site.attention != "unfused" or not row.text("flash_attention"):
+        told["attention_kernel"] = site.attention
+    added = {name: word for name, word in told.items() if word and not row.text(name)}
+    run, layout = reader(replace(row, values={**row.values, **added}))
+    return run.at(site), layout
 
 
 def peak_of(row: RunRow, stages: Sequence[Memory]) -> float:

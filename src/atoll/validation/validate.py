@@ -16,7 +16,8 @@ from atoll.files.csvfile import write_csv
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
-from atoll.validation.rows import peak_of, run_of, unread_of
+from atoll.training.site import Site
+from atoll.validation.rows import Reader, peak_of, run_at, run_of, unread_of
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import read_steps, step_run_of
 
@@ -45,16 +46,17 @@ class Prediction:
         return peak_of(self.row, self.estimate.memory) / self.row.peak_bytes - 1
 
 
-Reader = Callable[[RunRow], tuple[Run, Layout]]
-
-
-def predict(rows: Iterable[RunRow], reader: Reader = run_of) -> tuple[Prediction, ...]:
-    """Every row, priced; one that cannot be read or expressed keeps the reason."""
+def predict(
+    rows: Iterable[RunRow], reader: Reader = run_of, site: Site | None = None
+) -> tuple[Prediction, ...]:
+    """Every row, priced, at a site if one is given; one that cannot be read or expressed keeps the
+    reason.
+    """
     found = []
     for row in rows:
         try:
             row.check()
-            run, layout = reader(row)
+            run, layout = run_at(row, site, reader) if site else reader(row)
             found.append(Prediction(row, Estimator(run).estimate(layout)))
         except AtollError as error:
             found.append(Prediction(row, None, str(error)))
@@ -62,19 +64,27 @@ def predict(rows: Iterable[RunRow], reader: Reader = run_of) -> tuple[Prediction
 
 
 def validate_runs(
-    path: str | Path, *, expect: str | None = None, out: str | Path | None = None
+    path: str | Path,
+    *,
+    expect: str | None = None,
+    out: str | Path | None = None,
+    site: Site | None = None,
 ) -> dict[str, Any]:
     """Errors over a file of measured runs; with `expect="oom"`, how many were refused memory."""
     if expect not in (None, "oom"):
         raise AtollError(f"expect is {expect!r}, but must be oom")
-    return _report(predict(read_runs(path)), expect, out)
+    return _report(predict(read_runs(path), site=site), expect, out)
 
 
 def validate_steps(
-    path: str | Path | Traversable, device: str = "h200", *, out: str | Path | None = None
+    path: str | Path | Traversable,
+    device: str = "h200",
+    *,
+    out: str | Path | None = None,
+    site: Site | None = None,
 ) -> dict[str, Any]:
     """Errors over a file of measured steps on one device."""
-    return _report(predict(read_steps(path, device), step_run_of), None, out)
+    return _report(predict(read_steps(path, device), step_run_of, site), None, out)
 
 
 def _report(
