@@ -11,6 +11,7 @@ use_kernel_cache()
 
 from atoll.api import (  # noqa: E402  (the cache must be set before numba is imported)
     capture,
+    check,
     describe_hardware,
     describe_model,
     estimate,
@@ -40,6 +41,7 @@ __all__ = [
     "WaferQuestion",
     "__version__",
     "capture",
+    "check",
     "describe_hardware",
     "describe_model",
     "estimate",

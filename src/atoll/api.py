@@ -25,6 +25,7 @@ from atoll.questions.texts import described_by
 if TYPE_CHECKING:
     from atoll.driver import Progress
     from atoll.explore.answer.result import SearchResult
+    from atoll.launch.check import Checked
     from atoll.phaze.table_dp import TablePlan
     from atoll.questions import keywords
     from atoll.stopping import Stop
@@ -321,6 +322,16 @@ def _files(plan: Plan) -> dict[str, str]:
     from atoll.report.plan_file import plan_files
 
     return plan_files(plan)
+
+
+@described_by(verbs.CheckQuestion)
+def check(file: str | Path, **fields: Unpack[keywords.CheckFields]) -> Checked:
+    """A launch file judged: whether it fits, its step time, and the proven best layout for the
+    same job under the same software.
+    """
+    from atoll.launch.check import check as run
+
+    return run(ask({"check": verbs.CheckQuestion}, None, {"file": file, **fields}))
 
 
 def _check_files(

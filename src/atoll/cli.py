@@ -20,7 +20,7 @@ from atoll.commands.designs import designs
 from atoll.commands.report import report, trace
 from atoll.commands.search import explain, search
 from atoll.commands.serve import serve
-from atoll.commands.training import estimate, plan
+from atoll.commands.training import check, estimate, plan
 from atoll.commands.validate import calibrate, place, validate
 from atoll.errors import AtollError
 from atoll.identity import VERSION
@@ -95,7 +95,8 @@ def _root(
 _RUN: dict[str, Callable[..., None]] = {
     run.__name__: run
     for run in (
-        calibrate, capture, designs, env, estimate, explain, hardware, models, place, plan, report,
+        calibrate, capture, check, designs, env, estimate, explain,
+        hardware, models, place, plan, report,
         schema, search, serve, trace, validate,
     )
 }  # fmt: skip

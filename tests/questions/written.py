@@ -33,6 +33,7 @@ STUB = Path(questions.__file__).with_name("keywords.pyi")
 _TABLE = re.compile(r"(<!-- options: (\S+) -->\n)(?:.+\n)*")
 KEYWORDS: dict[str, tuple[type[Question], ...]] = {
     "CalibrateFields": (verbs.CalibrateQuestion,),
+    "CheckFields": (verbs.CheckQuestion,),
     "EstimateFields": (EstimateQuestion, MappingQuestion),
     "LayoutFields": (LayoutQuestion,),
     "ModelsFields": (verbs.ModelsQuestion,),

@@ -1,10 +1,11 @@
-"""Runs on devices that exist: `atoll estimate` and `atoll plan`."""
+"""Runs on existing hardware: `atoll estimate`, `atoll plan` and `atoll check`."""
 
 from __future__ import annotations
 
 from atoll.commands.common import answer, interruptible, leave_if_interrupted
 from atoll.printing import training as printing_training
 from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
+from atoll.questions.verbs import CheckQuestion
 
 
 def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
@@ -40,3 +41,9 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
         raise refused
     if question.export is not None:
         printing_training.write_launch_file(result.best, question.export, question.export_to)
+
+
+def check(question: CheckQuestion, as_json: bool) -> None:
+    from atoll.api import check as run
+
+    answer(run(**question.asked()), as_json, printing_training.print_checked)

@@ -88,7 +88,8 @@ def _named(words: Sequence[str]) -> dict[str, Any]:
             name, equals, value = word.lstrip("-").partition("=")
             name = name.replace("-", "_")
             found[name] = value if equals else None
-        elif name:
+        elif name and not (word == UNKNOWN and found[name] is not None):
+            # (A variable that is not set adds nothing to an argument that has its value.)
             before = found[name]
             both = [*(before if isinstance(before, list) else [before]), word]
             found[name] = word if before is None else both
@@ -241,6 +242,6 @@ def _software(given: Arguments) -> dict[str, Any]:
     said = {"cuda_graphs": scope or "layer"} if graphs or scope else {}
     return {
         "attention": "unfused" if unfused else "flash",
-        "overlap": "+".join(name for name, on in overlaps.items() if on) or "none",
+        "overlap": " ".join(name for name, on in overlaps.items() if on),
         **said,
     }

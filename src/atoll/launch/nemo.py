@@ -47,18 +47,12 @@ def read_nemo(file: str, content: Mapping[str, Any], model: ModelConfig | None) 
         fields["batch"] = batch
     said = given.text("mixed_precision") or "bf16"
     fields["precision"] = next((v for k, v in PRECISIONS.items() if k in said), "bf16")
-    fields["overlap"] = (
-        "+".join(
-            name
-            for name, on in {
-                "grad_reduce": given.has("overlap_grad_reduce"),
-                "param_gather": given.has("overlap_param_gather"),
-                "tp_comm": given.has("tp_comm_overlap"),
-            }.items()
-            if on
-        )
-        or "none"
-    )
+    overlaps = {
+        "grad_reduce": given.has("overlap_grad_reduce"),
+        "param_gather": given.has("overlap_param_gather"),
+        "tp_comm": given.has("tp_comm_overlap"),
+    }
+    fields["overlap"] = " ".join(name for name, on in overlaps.items() if on)
     steps = given.count("train_iters")
     given.ignore(WITHOUT_EFFECT)
     found = given.accounted()

@@ -15,6 +15,7 @@ from atoll.step.certificate import stored_sentence
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
     from atoll.training.planner.plan import Plan
 
@@ -150,3 +151,32 @@ def write_launch_file(result: Estimate, target: str, path: Path | None) -> None:
     print(f"atoll: wrote {written}", file=sys.stderr)
     for note in made.notes:
         print(f"atoll: {note}", file=sys.stderr)
+
+
+def print_checked(result: Checked) -> None:
+    """The verdict on a launch file."""
+    console = console_for_output()
+    found, better = result.launch.arguments, result.better
+    total = len(found.used) + len(found.without_effect) + len(found.not_understood)
+    console.print(
+        f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(found.used)} "
+        f"used, {len(found.without_effect)} without effect on time or memory",
+        markup=False,
+    )
+    for name, value in found.not_understood.items():
+        console.print(f"not understood: {f'{name} {value}'.strip()}", markup=False)
+    print_estimate(result.estimate)
+    if better is None:
+        console.print(f"better: {result.why_not}", markup=False)
+        return
+    saved = [f"{better.saved_percent:.1f}% of a step"]
+    if better.saved_hours is not None:
+        saved.append(f"{better.saved_hours:,.0f} device-hours")
+    if better.saved_usd is not None:
+        saved.append(f"{better.saved_usd:,.0f} dollars")
+    console.print(
+        f"better: {better.layout}, step {format_seconds(better.step_time_s)}, saves "
+        f"{', '.join(saved)}; {better.proof}",
+        markup=False,
+    )
+    console.print(better.launch_file, markup=False)

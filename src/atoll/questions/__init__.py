@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[type[Question], ...]] = {
     "serve": (verbs.ServeQuestion,),
     "plan": (PlanQuestion,),
     "estimate": (EstimateQuestion, MappingQuestion),
+    "check": (verbs.CheckQuestion,),
     "report": (verbs.ReportQuestion,),
     "trace": (verbs.TraceQuestion,),
     "place": (verbs.PlaceQuestion,),

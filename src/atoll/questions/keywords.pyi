@@ -9,6 +9,20 @@ class CalibrateFields(TypedDict, total=False):
     device: str | None
     out: str | Path | None
 
+class CheckFields(TypedDict, total=False):
+    device: str | None
+    devices: int | None
+    model: str | None
+    batch: int | None
+    sequence: int | None
+    network: str | None
+    stack: str | None
+    set: Sequence[str] | str | None
+    strict: bool | None
+    least: float | str | None
+    steps: int | None
+    price: float | str | None
+
 class EstimateFields(TypedDict, total=False):
     batch: int | None
     sequence: int | None

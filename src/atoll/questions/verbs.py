@@ -182,6 +182,47 @@ class ServeQuestion(Question):
     arguments = ("folders",)
 
 
+class CheckQuestion(Question):
+    """Judge a launch file: does it fit, how long is a step, which layout would be better.
+
+    Reads Megatron-LM scripts (followed, never run), torchtitan TOML, DeepSpeed JSON, NeMo YAML.
+    """
+
+    file: Path = option("The launch file.", "Launch file")
+    device: f.DeviceName = option("Device of the catalogue (h100, tpu-v5p) or a file.", SYSTEM)
+    devices: Count | None = option("Number of devices.", SYSTEM, None, shown="the file's")
+    model: str | None = option(
+        "Zoo name or config.json, where the file does not describe the model.",
+        TRAINED,
+        None,
+        shown="the file's",
+    )
+    batch: Count | None = option("Sequences in a step.", TRAINED, None, shown="the file's")
+    sequence: Count | None = option("Tokens in a sequence.", TRAINED, None, shown="the file's")
+    network: f.NetworkName | None = option(
+        "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
+    )
+    stack: str | None = option("Training software.", SYSTEM, None, shown="the file's")
+    set: Texts = option(
+        "NAME=VALUE: a variable of the script, as its environment would set it.",
+        "Launch file",
+        (),
+        shown="none",
+    )
+    strict: bool = option("Refuse a file with arguments that are not understood.", OUTPUT, False)
+    least: Annotated[float, Field(ge=0, lt=1)] = option(
+        "A layout must save this share of a step to be named.", OUTPUT, 0.01
+    )
+    steps: Count | None = option(
+        "Steps of the run, for what it saves.", OUTPUT, None, shown="the file's"
+    )
+    price: Annotated[float, Field(gt=0)] | None = option(
+        "Dollars per device and hour, for what it saves.", OUTPUT, None, shown="none"
+    )
+    example = "atoll check pretrain.sh --device h100 --devices 512"
+    arguments = positional = ("file",)
+
+
 class EnvQuestion(Question):
     """Versions, processor, kernel cache and extras, for a bug report."""
 

@@ -36,9 +36,9 @@ def make_run(model: str, device: str, devices: int, **given: Unpack[RunFields]) 
     return run_of(RunQuestion.of(model=model, device=device, devices=devices, **given))
 
 
-def run_of(asked: RunQuestion) -> Run:
-    """The run that a question is about."""
-    given = load_model(asked.model)
+def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
+    """The run that a question is about; of a model in hand, where it has no name."""
+    given = model or load_model(asked.model)
     config = stand_in(given) if isinstance(given, StoredModel) else given
     if asked.dropout is not None:
         config = replace(

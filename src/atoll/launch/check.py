@@ -1,0 +1,169 @@
+"""A launch file judged: does it fit, how long is a step, and which layout would be better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import unified_diff
+from typing import Any
+
+from atoll.errors import AtollError, InfeasibleError
+from atoll.export import VALUES, export_run, refusals
+from atoll.launch.account import Launch
+from atoll.launch.read import read_launch
+from atoll.questions import EstimateQuestion
+from atoll.questions.verbs import CheckQuestion
+from atoll.stopping import Stop
+from atoll.training.estimate import Estimate, estimate
+from atoll.training.planner.plan import Plan, plan
+from atoll.training.planner.search import UnusableError
+from atoll.training.planner.space import Axes
+from atoll.training.request import layout_of, run_of
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.load import load_model
+
+STACKS = {"megatron": "megatron", "nemo": "nemo", "torchtitan": "fsdp", "deepspeed": "fsdp"}
+HOUR_S = 3600.0
+STAND_IN = "llama2-7b"
+
+
+@dataclass(frozen=True)
+class Better:
+    """The proven best layout for the same job under the same software."""
+
+    layout: str
+    step_time_s: float
+    saved_percent: float
+    saved_hours: float | None
+    """Of all devices together a run takes so much less; None where its length is not known."""
+    saved_usd: float | None
+    launch_file: str
+    """As a difference from the launch file that Atoll would write for the layout in use."""
+    proof: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is said of a launch file."""
+
+    launch: Launch
+    question: EstimateQuestion
+    estimate: Estimate
+    better: Better | None
+    """None where no layout of the space is faster, or none fits."""
+    why_not: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        arguments = self.launch.arguments
+        return {
+            "file": self.launch.file,
+            "software": self.launch.software,
+            "question": self.question.to_dict(),
+            "estimate": self.estimate.to_dict(),
+            "arguments": {
+                "used": dict(arguments.used),
+                "without_effect": dict(arguments.without_effect),
+                "not_understood": dict(arguments.not_understood),
+            },
+            "better": None if self.better is None else vars(self.better),
+            "notes": [*self.launch.notes, *([self.why_not] if self.why_not else [])],
+        }
+
+
+def check(asked: CheckQuestion, stop: Stop | None = None) -> Checked:
+    """Read a launch file, price what it says, and look for a better layout."""
+    launch = read_launch(asked.file, _model(asked.model), _variables(asked.set))
+    unknown = launch.arguments.not_understood
+    if asked.strict and unknown:
+        raise AtollError(f"{asked.file}: not understood: {', '.join(unknown)}")
+    question = _question(asked, launch)
+    run = run_of(question, launch.model)
+    found = estimate(run, layout_of(run, question))
+    better, why_not = _better(asked, launch, found, stop or Stop())
+    return Checked(launch, question, found, better, why_not)
+
+
+def _model(name: str | None) -> ModelConfig | None:
+    if name is None:
+        return None
+    found = load_model(name)
+    if not isinstance(found, ModelConfig):
+        raise AtollError(
+            f"model: {name} was captured; a launch file needs a zoo name or config.json"
+        )
+    return found
+
+
+def _variables(given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    for name, equals, _ in pairs:
+        if not (equals and name.isidentifier()):
+            raise AtollError(f"set: expected NAME=VALUE, got {name!r}")
+    return {name: value for name, _, value in pairs}
+
+
+def _question(asked: CheckQuestion, launch: Launch) -> EstimateQuestion:
+    """The layout as a question; the command's own words win over the file's."""
+    said = dict(launch.fields)
+    local = said.pop("local_batch", None)
+    said |= {name: value for name in ("devices", "batch", "sequence", "network", "stack")
+             if (value := getattr(asked, name)) is not None}  # fmt: skip
+    if said.get("devices") is None:
+        raise AtollError(f"{asked.file}: does not say how many devices it runs on; add --devices N")
+    said.setdefault("stack", STACKS[launch.software])
+    if "batch" not in said:
+        ranks = said["tp"] * said["pp"] * said["cp"]
+        said["batch"] = (local or said["microbatch"]) * max(1, said["devices"] // ranks)
+    # The file's own model has no name that a question could take: one of the zoo stands for it.
+    checked = EstimateQuestion.of(model=asked.model or STAND_IN, device=asked.device, **said)
+    return checked.model_copy(update={"model": launch.model.name})
+
+
+def _better(
+    asked: CheckQuestion, launch: Launch, found: Estimate, stop: Stop
+) -> tuple[Better | None, str]:
+    target, run = launch.software, found.run
+    try:
+        best = plan(
+            run,
+            Axes(**dict(VALUES[target])),
+            usable=refusals(target, run),
+            target=target,
+            stop=stop,
+        )
+    except (UnusableError, InfeasibleError) as error:
+        return None, str(error)
+    faster = best.best.step.time_s < found.step.time_s * (1 - asked.least)
+    if found.fits and not faster:
+        return None, f"no layout is more than {asked.least:.1%} faster: {best.proof()}"
+    return _compared(asked, launch, found, best), ""
+
+
+def _compared(asked: CheckQuestion, launch: Launch, found: Estimate, best: Plan) -> Better:
+    run = found.run
+    saved_s = found.step.time_s - best.best.step.time_s
+    steps = asked.steps or launch.steps
+    hours = None if steps is None else steps * saved_s * run.devices / HOUR_S
+    return Better(
+        layout=str(best.best.layout),
+        step_time_s=best.best.step.time_s,
+        saved_percent=100 * saved_s / found.step.time_s,
+        saved_hours=hours,
+        saved_usd=None if hours is None or asked.price is None else hours * asked.price,
+        launch_file=_difference(launch.software, found, best.best),
+        proof=best.proof(),
+    )
+
+
+def _difference(target: str, mine: Estimate, other: Estimate) -> str:
+    """Lines that change between the launch files of two layouts."""
+    texts = []
+    for found in (mine, other):
+        try:
+            texts.append(export_run(target, found.run, found.layout).text.splitlines())
+        except AtollError as error:
+            texts.append([f"# {error}"])
+    name = f"{target} launch file"
+    now, then = texts
+    names = f"{name}, as now", f"{name}, better"
+    return "\n".join(unified_diff(now, then, *names, n=0, lineterm=""))

@@ -1,0 +1,99 @@
+"""A launch file judged: what it says, what it costs, what would be better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.errors import AtollError
+
+SCRIPT = """#!/bin/bash
+ARGS=(
+  --num-layers 16 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 8192
+  --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 --swiglu
+  --normalization RMSNorm --position-embedding-type rope --disable-bias-linear
+  --untie-embeddings-and-output-weights --hidden-dropout 0 --attention-dropout 0
+  --micro-batch-size 1 --global-batch-size ${BATCH:-64} --train-iters 1000
+  --tensor-model-parallel-size 8 --sequence-parallel --bf16 --lr 1e-4 --save /nowhere
+  --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+)
+torchrun --nproc-per-node ${GPUS} pretrain_gpt.py "${ARGS[@]}" $MORE
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_the_estimate_is_that_of_the_layout_which_the_file_says(script: Path) -> None:
+    checked = atoll.check(script, device="h100", set=["GPUS=8"], price=2.0)
+    layout = checked.estimate.layout
+    assert (layout.tp, layout.dp, layout.zero, layout.recompute) == (8, 1, 0, "full")
+    assert checked.estimate.fits and checked.launch.steps == 1000
+    found = checked.launch.arguments
+    assert set(found.without_effect) == {"lr", "save"} and not found.not_understood
+
+
+def test_a_better_layout_is_proven_and_priced(script: Path) -> None:
+    checked = atoll.check(script, device="h100", set=["GPUS=8"], price=2.0)
+    better = checked.better
+    assert better is not None and better.step_time_s < checked.estimate.step.time_s
+    saved_s = 1000 * 8 * (checked.estimate.step.time_s - better.step_time_s)
+    assert better.saved_hours == pytest.approx(saved_s / 3600)
+    assert better.saved_usd == pytest.approx(2 * saved_s / 3600)
+    assert "--tensor-model-parallel-size" in better.launch_file
+    shown = checked.to_dict()
+    assert {"question", "estimate", "arguments", "better"} <= shown.keys()
+    assert shown["better"]["layout"] == better.layout
+
+
+def test_what_the_file_does_not_say_is_asked_for_in_a_sentence(script: Path) -> None:
+    with pytest.raises(AtollError, match="add --devices N"):
+        atoll.check(script, device="h100")
+
+
+def test_the_command_wins_over_the_file(script: Path) -> None:
+    checked = atoll.check(script, device="h100", devices=16, batch=32)
+    assert (checked.question.devices, checked.question.batch) == (16, 32)
+
+
+def test_what_is_not_understood_is_listed_or_refused(script: Path) -> None:
+    given = {"device": "h100", "set": ["GPUS=8", "MORE=--new-kernel 3"]}
+    checked = atoll.check(script, **given)  # type: ignore[arg-type]
+    assert checked.launch.arguments.not_understood == {"new_kernel": "3"}
+    with pytest.raises(AtollError, match="not understood: new_kernel"):
+        atoll.check(script, strict=True, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.sh", "echo hello", "starts no training program"),
+        ("a.sh", "torchrun train.py --num-layers 'open", "is not closed"),
+        ("a.json", "{", "not valid JSON"),
+        ("a.json", '{"a": 1}', "not a launch file that is known"),
+        ("a.toml", "a = [", "not valid TOML"),
+        ("a.yaml", "a: [", "not valid YAML"),
+        ("a.json", '{"train_batch_size": 8}', "say it with --model"),
+    ],
+)
+def test_broken_files_are_one_sentence(
+    name: str, content: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(AtollError, match=sentence) as raised:
+        atoll.check(path, device="h100", devices=8)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_binary_file_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "a.sh"
+    path.write_bytes(b"\x00\xff" * 100)
+    with pytest.raises(AtollError, match="not a text file"):
+        atoll.check(path, device="h100", devices=8)
