@@ -262,9 +262,8 @@ def _search_folder(path: Path) -> Any:
     from atoll.report import open_folder, search_trace, write_report
 
     write_report(path)
-    source = open_folder(path)
-    with source.read_whole():
-        return explain_result(source.content), len(search_trace(source.content))
+    found: Any = open_folder(path).answer
+    return explain_result(found), len(search_trace(found))
 
 
 def _wafer_folder(path: Path) -> Any:
@@ -272,19 +271,16 @@ def _wafer_folder(path: Path) -> Any:
     from atoll.wafer.answer.explain import explain_wafer_result
 
     write_report(path)
-    source = open_folder(path)
-    with contextlib.suppress(AtollError), source.read_whole():
-        return explain_wafer_result(source.content)  # not in every answer
-    return len(source.content)
+    found: Any = open_folder(path).answer
+    return explain_wafer_result(found)
 
 
 def _plan_folder(path: Path) -> Any:
     from atoll.report import open_folder, plan_trace, write_report
 
     write_report(path)
-    source = open_folder(path)
-    with source.read_whole():
-        return len(plan_trace(source.content))
+    found: Any = open_folder(path).answer
+    return len(plan_trace(found))
 
 
 def _store(path: Path) -> Any:

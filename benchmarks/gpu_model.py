@@ -8,8 +8,7 @@ the same for other halves: the spread says how much of the error is luck of the 
 
 from __future__ import annotations
 
-from typing import Any
-
+from atoll.answers.validation import OperatorsValidation
 from atoll.calibrate import calibrate
 from atoll.calibrate.fit import calibration_yaml, fit_calibration
 from atoll.calibrate.rows import H200_OPERATORS, fitted_rows, read_operators
@@ -20,45 +19,45 @@ HEADLINES = ("long", "attention")
 
 
 def main() -> None:
-    reports = {salt: calibrate(salt=salt)["held_out"] for salt in SALTS}
+    reports = {salt: calibrate(salt=salt).held_out for salt in SALTS}
     by_kind(reports[""])
     splits(reports)
     worst(reports[""])
     shipped()
 
 
-def by_kind(report: dict[str, Any]) -> None:
+def by_kind(report: OperatorsValidation) -> None:
     print("| operators (held out) | rows | mean | median | 90th percentile | bias |")
     print("|---|---|---|---|---|---|")
     groups = {
-        "all": report["step_time"],
-        "gemm of 50 us and more": report["long"],
-        "attention, both directions": report["attention"],
-        **report["by_kind"],
+        "all": report.step_time,
+        "gemm of 50 us and more": report.long,
+        "attention, both directions": report.attention,
+        **report.by_kind,
     }
     for name, errors in groups.items():
-        if errors["rows"]:
-            shares = (errors[key] for key in ("mean_ape", "median_ape", "p90_ape", "bias"))
+        if errors.rows:
+            shares = (getattr(errors, key) for key in ("mean_ape", "median_ape", "p90_ape", "bias"))
             cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
-            print(f"| {name} | {errors['rows']} | {cells} |")
+            print(f"| {name} | {errors.rows} | {cells} |")
 
 
-def splits(reports: dict[str, Any]) -> None:
+def splits(reports: dict[str, OperatorsValidation]) -> None:
     print(
         "\n| mean error on the held-out half | " + " | ".join(f"split {s!r}" for s in SALTS) + " |"
     )
     print("|---|" + "---|" * len(SALTS))
     for name in ("step_time", *HEADLINES):
-        cells = " | ".join(f"{100 * reports[salt][name]['mean_ape']:.1f} %" for salt in SALTS)
+        cells = " | ".join(f"{100 * getattr(reports[salt], name).mean_ape:.1f} %" for salt in SALTS)
         print(f"| {name} | {cells} |")
 
 
-def worst(report: dict[str, Any]) -> None:
+def worst(report: OperatorsValidation) -> None:
     print("\n| worst held-out rows | measured us | predicted us | error |")
     print("|---|---|---|---|")
-    for row in report["worst"]:
-        times = f"{row['measured_s'] * 1e6:.1f} | {row['predicted_s'] * 1e6:.1f}"
-        print(f"| {row['operator']} | {times} | {100 * row['error']:+.0f} % |")
+    for row in report.worst:
+        times = f"{row.measured_s * 1e6:.1f} | {row.predicted_s * 1e6:.1f}"
+        print(f"| {row.operator} | {times} | {100 * row.error:+.0f} % |")
 
 
 def shipped() -> None:

@@ -60,7 +60,7 @@ def main() -> None:
         assert design is not None
         sliders = whatif.options(design, 0)["sliders"]
         timed(f"chip of {folder.name}", sliders, lambda c: whatif.estimate(design, 0, c))
-    plan = PlanWhatIf(atoll.plan("gpt3-175b", "h100", 1024, batch=2048).to_dict())
+    plan = PlanWhatIf(atoll.plan("gpt3-175b", "h100", 1024, batch=2048).answer)
     timed("plan of gpt3-175b", plan.options(0)["sliders"], lambda c: plan.estimate(0, c))
 
 

@@ -82,7 +82,7 @@ def main() -> None:
             f"{Path(model).stem}:{batch}:{sequence} {ours.samples_per_s:.2f}/s gap "
             f"{result.certificate.gap:.1%} {placement.pipeline} stages x "
             f"{placement.tensor * placement.data} dies, mb {placement.microbatch}, "
-            f"{ours.memory_bytes / 2**30:.0f} GiB, detailed {result.detailed['difference']:+.2%}, "
+            f"{ours.memory_bytes / 2**30:.0f} GiB, detailed {result.detailed.difference:+.2%}, "
             f"cpu {time.process_time() - began:.0f} s | " + " | ".join(cells),
             flush=True,
         )

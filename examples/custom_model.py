@@ -117,12 +117,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = model.save(Path(folder) / "hybrid.json")
         shown = atoll.describe_model(str(file))
-        print(f"{shown['parameters']:,} parameters")
-        for layer in shown["layers"]:
+        print(f"{shown.parameters:,} parameters")
+        for layer in shown.layers:
             print(
-                f"  {layer['name']} x {layer['repeat']}: {layer['flops_forward'] / 1e9:.1f} GFLOP "
-                f"forward, {layer['flops_backward'] / 1e9:.1f} backward, "
-                f"{layer['saved_bytes'] / 1e6:.1f} MB kept"
+                f"  {layer.name} x {layer.repeat}: {layer.flops_forward / 1e9:.1f} GFLOP "
+                f"forward, {layer.flops_backward / 1e9:.1f} backward, "
+                f"{layer.saved_bytes / 1e6:.1f} MB kept"
             )
         result = atoll.search(
             model=str(file),
@@ -134,7 +134,7 @@ def main() -> None:
             baselines=False,
         )
     print(result)
-    print_explanation(explain_result(result.to_dict()))
+    print_explanation(explain_result(result.answer))
 
 
 if __name__ == "__main__":

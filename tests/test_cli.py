@@ -121,15 +121,16 @@ def test_every_file_of_hardware_is_shown_for_what_it_is() -> None:
     for file in FILES:
         kind = "calibration" if file.stem.startswith("calibration") else KINDS[file.parent.name]
         shown = describe_hardware(str(file))
-        assert next(iter(shown)) == kind, file
-        json.dumps(shown, allow_nan=False)
+        assert shown.kind == f"hardware-{kind}", file
+        shown.to_json()
 
 
 def test_every_name_of_the_catalogue_is_shown() -> None:
-    for kind, names in describe_hardware().items():
-        for name in names:
+    for kind in KINDS.values():
+        known = "devices" if kind == "device" else f"{kind}s"
+        for name in getattr(describe_hardware(), known):
             shown = describe_hardware(name)
-            assert name in next(iter(shown.values())), kind
+            assert name in getattr(shown, shown.kind.removeprefix("hardware-"))
 
 
 def test_a_users_own_device_file_is_shown(atoll: Run, tmp_path: Path) -> None:

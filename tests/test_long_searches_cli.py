@@ -124,4 +124,4 @@ def test_ctrl_c_prints_the_best_so_far_and_the_next_run_ends_alike(tmp_path: Pat
     assert "Traceback" not in err
     with RunReader(folder) as reader:
         assert reader.status().state == "stopped"
-        assert reader.result()["stopped"] == "interrupted"
+        assert reader.result().stopped == "interrupted"

@@ -7,6 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.answers.certificate import ArchitectureProof
 from atoll.report.search_view import certificate_words
 from atoll.step.certificate import (
     Certificate,
@@ -14,7 +15,6 @@ from atoll.step.certificate import (
     most_better,
     proof_sentence,
     relative_gap,
-    stored_sentence,
 )
 from atoll.units import counted
 
@@ -56,16 +56,9 @@ def test_a_gap_of_46_77_percent_leaves_87_87_percent() -> None:
     )
     assert proof.sentence() == expected
     # Terminal, report and explorer say the same.
-    assert stored_sentence(proof.to_dict()) == f"N{expected[1:]}."
-    assert certificate_words(proof.to_dict()).startswith(f"N{expected[1:]}.")
-
-
-def test_a_stored_certificate_without_words_counts_its_architectures() -> None:
-    old = {"gap": 0.0005, "tolerance": 1e-3, "architectures": 29_360}
-    assert stored_sentence(old) == (
-        "Proven optimal over 29,360 architectures: none is more than 0.06% better "
-        "(tolerance 0.10%)."
-    )
+    told = ArchitectureProof.of(proof, architectures=proof.items)
+    assert told.sentence == f"N{expected[1:]}."
+    assert certificate_words(told).startswith(f"N{expected[1:]}.")
 
 
 def test_one_is_not_many() -> None:

@@ -1,15 +1,17 @@
 """The public functions: the same jobs as on the command line, from Python.
 
 >>> import atoll
->>> atoll.describe_model("gpt2-xl")["parameters"]
+>>> atoll.describe_model("gpt2-xl").parameters
 1557611200
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from atoll.answers.answer import Answer, made_of, read_answer
 from atoll.errors import AtollError
 from atoll.questions import (
     EstimateQuestion,
@@ -23,10 +25,18 @@ from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
 
 if TYPE_CHECKING:
+    from atoll.answers.design import TablePlan
+    from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
+    from atoll.answers.models import ModelAnswer, ModelsAnswer
+    from atoll.answers.validation import (
+        CalibrationAnswer,
+        OperatorsValidation,
+        RunsValidation,
+        SiteCalibration,
+    )
     from atoll.driver import Progress
     from atoll.explore.answer.result import SearchResult
     from atoll.launch.check import Checked
-    from atoll.phaze.table_dp import TablePlan
     from atoll.questions import keywords
     from atoll.stopping import Stop
     from atoll.training.estimate import Estimate
@@ -89,7 +99,7 @@ def _trace_search(result: SearchResult | WaferResult, path: Path | None) -> None
     if path is not None:
         from atoll.report.trace import search_trace, write_trace
 
-        write_trace(search_trace(result.to_dict()), path)
+        write_trace(search_trace(result.answer), path)
 
 
 @described_by(verbs.PlaceQuestion)
@@ -107,47 +117,42 @@ def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]
     return solve_table(read_table(question.file))
 
 
-def list_models() -> list[dict[str, Any]]:
+def list_models() -> ModelsAnswer:
     """The zoo: one row a model."""
+    from atoll.answers.models import ModelsAnswer, ZooModel
     from atoll.workload import build_model, load_config, zoo_names
 
-    rows = []
-    for name in zoo_names():
-        config = load_config(name)
-        rows.append(
-            {
-                "name": name,
-                "parameters": build_model(config, 1).parameters,
-                "layers": config.layers,
-                "hidden": config.hidden,
-                "heads": config.heads,
-                "sequence": config.sequence,
-            }
+    configs = {name: load_config(name) for name in zoo_names()}
+    return ModelsAnswer(
+        models=tuple(
+            made_of(ZooModel, config, name=name, parameters=build_model(config, 1).parameters)
+            for name, config in configs.items()
         )
-    return rows
+    )
 
 
 @described_by(verbs.ModelsQuestion)
-def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> dict[str, Any]:
+def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelAnswer:
     """Parameters and the layer table of a model, with its operators."""
-    from atoll.workload import StoredModel, layer_table, load_model, prepare
+    from atoll.answers.models import ModelAnswer, layer_table
+    from atoll.workload import StoredModel, load_model, prepare
     from atoll.workload.stored import warnings_of
 
     asked = ask({"models": verbs.ModelsQuestion}, None, {"name": name, **fields})
     config, tp = load_model(name), asked.tp
     model = prepare(config, asked.microbatch, asked.sequence, tp, tp > 1)
     whole = model if tp == 1 else prepare(config, asked.microbatch, asked.sequence)
-    return {
-        "name": name,
-        "parameters": whole.parameters,
-        "active_parameters": whole.active_parameters,
-        "part": "" if isinstance(config, StoredModel) else config.part,
-        "microbatch": asked.microbatch,
-        "sequence": model.sequence,
-        "tensor_parallel": tp,
-        "layers": layer_table(model),
-        "warnings": list(warnings_of(config)),
-    }
+    return ModelAnswer(
+        name=name,
+        parameters=whole.parameters,
+        active_parameters=whole.active_parameters,
+        part="" if isinstance(config, StoredModel) else config.part,
+        microbatch=asked.microbatch,
+        sequence=model.sequence,
+        tensor_parallel=tp,
+        layers=layer_table(model),
+        warnings=tuple(warnings_of(config)),
+    )
 
 
 def capture(
@@ -173,7 +178,7 @@ def capture(
     )  # fmt: skip
 
 
-def describe_hardware(name: str | None = None) -> dict[str, Any]:
+def describe_hardware(name: str | None = None) -> CatalogueAnswer | HardwareAnswer:
     """The catalogue, or one device, accelerator, network, space or wafer of it or of a file."""
     from atoll.catalogue import catalogue, describe
 
@@ -183,7 +188,7 @@ def describe_hardware(name: str | None = None) -> dict[str, Any]:
 @described_by(verbs.CalibrateQuestion)
 def calibrate(
     data: str | Path | None = None, **fields: Unpack[keywords.CalibrateFields]
-) -> dict[str, Any]:
+) -> CalibrationAnswer | SiteCalibration:
     """Fit a site to training runs, a profile or NCCL's tests, or a device to timed operators.
 
     The columns of the file say which; operators are judged on rows that were kept out.
@@ -209,7 +214,7 @@ def calibrate(
 @described_by(verbs.ValidateQuestion)
 def validate(
     data: str | Path | None = None, **fields: Unpack[keywords.ValidateFields]
-) -> dict[str, Any]:
+) -> OperatorsValidation | RunsValidation:
     """Predicted against measured: operators, whole steps of one device, or training runs.
 
     The file's columns say which. Without data: our H200 operators, on the rows that the shipped
@@ -235,7 +240,7 @@ def validate(
             "fitted": validate_steps(H200_STEPS, gpu),
             "later": validate_steps(H200_STEPS_LATER, gpu),
         }
-        return {**validate_operators(gpu=gpu, held_out=True, out=out), "steps": steps}
+        return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
     if operators:
         return validate_operators(data, gpu=gpu, out=out)
     if is_step_file(header):
@@ -259,6 +264,7 @@ def estimate(
     >>> result.fits
     True
     """
+    from atoll.export import launch_files
     from atoll.training.estimate import estimate as run
     from atoll.training.request import layout_of, run_of
 
@@ -271,6 +277,7 @@ def estimate(
         return estimate_wafer(question)
     asked = run_of(question)
     result = run(asked, layout_of(asked, question))
+    result = replace(result, launch=launch_files(asked, result.layout))
     if question.out is not None:
         from atoll.report.plan_file import write_plan
 
@@ -296,7 +303,7 @@ def plan(
     workers and cluster are as for `search`.
     """
     from atoll.driver import Means, drive
-    from atoll.export import VALUES, refusals
+    from atoll.export import VALUES, launch_files, refusals
     from atoll.training.planner.problem import PlanProblem
     from atoll.training.request import axes_of, run_of
 
@@ -310,7 +317,7 @@ def plan(
         axes = axes_of(question, VALUES.get(target, {}))
         usable = refusals(target, run) if target else None
         now = stop is not None or means != Means()  # else reasons wait until they are asked for
-        return PlanProblem(question, run, axes, usable, now, _files)
+        return PlanProblem(question, run, axes, usable, now, launch_files)
 
     first = "a layout was estimated"
     result = drive(prepare, means, stop, question.time_limit, progress, first)
@@ -318,10 +325,11 @@ def plan(
     return result
 
 
-def _files(plan: Plan) -> dict[str, str]:
-    from atoll.report.plan_file import plan_files
+def load(path: str | Path) -> Answer:
+    """The answer in a file that `save`, `--json` or `--out` wrote, as the type that it has."""
+    from atoll.answers.kinds import ANSWERS
 
-    return plan_files(plan)
+    return read_answer(Path(path), *(kind for kinds in ANSWERS.values() for kind in kinds))
 
 
 @described_by(verbs.CheckQuestion)
@@ -352,7 +360,6 @@ def _check_files(
 
 def _write_trace(result: Plan | Estimate, question: PlanQuestion | EstimateQuestion) -> None:
     if question.trace is not None:
-        from atoll.report.plan_file import plan_record
         from atoll.report.trace import plan_trace, write_trace
 
-        write_trace(plan_trace(plan_record(result)), question.trace)
+        write_trace(plan_trace(result.answer), question.trace)

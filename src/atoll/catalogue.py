@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from atoll.answers.answer import made_of
+from atoll.answers.hardware import (
+    AcceleratorAnswer,
+    CalibrationEntry,
+    CatalogueAnswer,
+    DeviceAnswer,
+    HardwareAnswer,
+    HbmTold,
+    LevelTold,
+    NetworkAnswer,
+    SpaceEntry,
+    WaferEntry,
+)
 from atoll.errors import AtollError
 from atoll.files.yamlfile import load_yaml, suggestion
 from atoll.hardware import (
@@ -26,7 +38,6 @@ from atoll.hardware import (
     phaze_space,
     read_space,
 )
-from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.catalog import AcceleratorFile, NetworkFile, is_file, unknown_entry
 from atoll.hardware.device_names import same_device
 from atoll.hardware.gpu import (
@@ -40,26 +51,25 @@ from atoll.hardware.gpu import (
 from atoll.hardware.spacefile import SpaceFile
 from atoll.hardware.wafer_files import WaferFile, load_wafer, load_wafers, wafer_names
 
-Shown = dict[str, Any]
 SPACES = ("phaze",)
 
 
-def catalogue() -> Shown:
+def catalogue() -> CatalogueAnswer:
     """Every name, by kind."""
-    return {
-        "devices": list(gpu_names()),
-        "accelerators": list(accelerator_names()),
-        "networks": list(network_names()),
-        "spaces": list(SPACES),
-        "wafers": list(wafer_names()),
-    }
+    return CatalogueAnswer(
+        devices=tuple(gpu_names()),
+        accelerators=tuple(accelerator_names()),
+        networks=tuple(network_names()),
+        spaces=SPACES,
+        wafers=tuple(wafer_names()),
+    )
 
 
-def describe(name: str) -> Shown:
+def describe(name: str) -> HardwareAnswer:
     """A name of the catalogue, a device as people write it, or a file."""
     if is_file(name):
         return _FILES[_kind(name)][1](name)
-    names: dict[Callable[[str], Shown], tuple[str, ...]] = {
+    names: dict[Callable[[str], HardwareAnswer], tuple[str, ...]] = {
         _device: gpu_names(),
         _network: network_names(),
         _accelerator: accelerator_names(),
@@ -75,91 +85,92 @@ def describe(name: str) -> Shown:
     raise unknown_entry("hardware", name, suggestion(name.lower(), known))
 
 
-def _device(name: str) -> Shown:
+def _device(name: str) -> DeviceAnswer:
     gpu = load_gpu(name)
-    return {
-        "device": gpu.name,
-        "bf16_TFLOPs": None if gpu.bf16_flops is None else gpu.bf16_flops / 1e12,
-        "fp16_TFLOPs": None if gpu.fp16_flops is None else gpu.fp16_flops / 1e12,
-        "fp8_TFLOPs": None if gpu.fp8_flops is None else gpu.fp8_flops / 1e12,
-        "fp4_TFLOPs": None if gpu.fp4_flops is None else gpu.fp4_flops / 1e12,
-        "hbm_GiB": gpu.hbm_bytes / 2**30,
-        "hbm_TBps": gpu.hbm_Bps / 1e12,
-        "sms": gpu.sms,
-        "power_W": gpu.power_W,
-        "calibration": gpu.calibration.name,
-        "network": gpu.network,
-        "levels": _levels(load_network(gpu.network)),
-    }
+    return made_of(
+        DeviceAnswer,
+        gpu,
+        device=gpu.name,
+        bf16_TFLOPs=None if gpu.bf16_flops is None else gpu.bf16_flops / 1e12,
+        fp16_TFLOPs=None if gpu.fp16_flops is None else gpu.fp16_flops / 1e12,
+        fp8_TFLOPs=None if gpu.fp8_flops is None else gpu.fp8_flops / 1e12,
+        fp4_TFLOPs=None if gpu.fp4_flops is None else gpu.fp4_flops / 1e12,
+        hbm_GiB=gpu.hbm_bytes / 2**30,
+        hbm_TBps=gpu.hbm_Bps / 1e12,
+        calibration=gpu.calibration.name,
+        levels=_levels(load_network(gpu.network)),
+    )
 
 
-def _network(name: str) -> Shown:
+def _network(name: str) -> NetworkAnswer:
     network = load_network(name)
-    return {"network": network.name, "levels": _levels(network)}
+    return NetworkAnswer(network=network.name, levels=_levels(network))
 
 
-def _levels(network: Network) -> list[Shown]:
+def _levels(network: Network) -> tuple[LevelTold, ...]:
     """The levels of a network, with what messages reach of their bandwidth."""
-    return [
-        {
-            "name": level.name,
-            "devices": level.devices,
-            "bandwidth_GBps": level.bandwidth_Bps / 1e9,
-            "latency_us": level.latency_s * 1e6,
-            "efficiency": level.share(float("inf")),
-        }
+    return tuple(
+        LevelTold(
+            name=level.name,
+            devices=level.devices,
+            bandwidth_GBps=level.bandwidth_Bps / 1e9,
+            latency_us=level.latency_s * 1e6,
+            efficiency=level.share(float("inf")),
+        )
         for level in network.levels
-    ]
+    )
 
 
-def _accelerator(name: str) -> Shown:
+def _accelerator(name: str) -> AcceleratorAnswer:
     chip = load_accelerator(name)
     parts = area_parts(chip)
-    return {
-        "accelerator": chip.name,
-        **accelerator_dict(chip),
-        "peak_power_W": peak_power_W(chip),
-        "area_mm2": parts.total_mm2,
-        "area_parts_mm2": asdict(parts),
-    }
+    return AcceleratorAnswer.of(
+        chip,
+        accelerator=chip.name,
+        peak_power_W=peak_power_W(chip),
+        area_mm2=parts.total_mm2,
+        area_parts_mm2=asdict(parts),
+    )
 
 
-def _space(name: str) -> Shown:
+def _space(name: str) -> SpaceEntry:
     if name in SPACES:
         built = phaze_space()
-        return {"space": built.name, "designs": len(built), "hbm": _hbm(built.hbm_options)}
+        return SpaceEntry(space=built.name, designs=len(built), hbm=_hbm(built.hbm_options))
     space = read_space(name)
     limits = {field: value for field, value in asdict(space.limits).items() if value}
-    return {
-        "space": space.name,
-        "points": len(space),
-        **{field: str(list(v)) for field, v in asdict(space.axes).items() if v is not None},
-        "hbm": _hbm(space.hbm_options),
-        **({"limits": limits} if limits else {}),
-    }
+    axes = {field: str(list(v)) for field, v in asdict(space.axes).items() if v is not None}
+    hbm = _hbm(space.hbm_options)
+    return made_of(
+        SpaceEntry,
+        None,
+        **axes,
+        space=space.name,
+        points=len(space),
+        hbm=hbm,
+        limits=limits or None,
+    )
 
 
-def _hbm(options: tuple[Hbm, ...]) -> list[Shown]:
-    return [
-        {"GiB": option.capacity_bytes / 2**30, "TBps": option.bandwidth_Bps / 1e12}
+def _hbm(options: tuple[Hbm, ...]) -> tuple[HbmTold, ...]:
+    return tuple(
+        HbmTold(GiB=option.capacity_bytes / 2**30, TBps=option.bandwidth_Bps / 1e12)
         for option in options
-    ]
+    )
 
 
-def _wafer(name: str) -> Shown:
-    wafer = load_wafer(name)
-    shown = {"wafer": wafer.name, **wafer.to_dict()}
-    del shown["name"]
-    count = len(load_wafers(name))
-    return shown if count == 1 else shown | {"wafers_in_its_space": count}
+def _wafer(name: str) -> WaferEntry:
+    wafer, count = load_wafer(name), len(load_wafers(name))
+    more = None if count == 1 else count
+    return WaferEntry.of(wafer, wafer=wafer.name, wafers_in_its_space=more)
 
 
-def _calibration(name: str) -> Shown:
-    shown = asdict(load_calibration(name))
-    return {"calibration": shown.pop("name"), **shown, "traffic": dict(shown["traffic"])}
+def _calibration(name: str) -> CalibrationEntry:
+    found = load_calibration(name)
+    return made_of(CalibrationEntry, found, calibration=found.name, traffic=dict(found.traffic))
 
 
-_FILES: dict[str, tuple[type[BaseModel], Callable[[str], Shown]]] = {
+_FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {
     "device": (GpuFile, _device),
     "accelerator": (AcceleratorFile, _accelerator),
     "network": (NetworkFile, _network),

@@ -10,6 +10,10 @@ import hashlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
 
 VERSION = "0.1.0"
 
@@ -22,7 +26,7 @@ def this_code() -> dict[str, str]:
     return {"version": VERSION, "sources": _digest_here()}
 
 
-def code_words(code: Mapping[str, object]) -> str:
+def code_words(code: Mapping[str, JsonValue]) -> str:
     """For a sentence: version and the first digits of the hash, as far as they are known."""
     sources = str(code.get("sources") or "unknown")
     return f"atoll {code.get('version') or 'of unknown version'} (sources {sources[:8]})"

@@ -66,14 +66,14 @@ def test_a_site_is_found_again(tmp_path: Path) -> None:
     site, told = fit_runs(path)
     assert within(site.slack, 1.12)
     assert within(site.bandwidth.between, 0.45)
-    assert told["errors"]["before"] > 0.12
-    assert told["errors"]["after"] < 0.02
+    assert told.errors.before > 0.12
+    assert told.errors.after < 0.02
     assert site.error is not None and site.error < 0.04
 
 
 def test_runs_as_the_catalogue_has_them_change_nothing(tmp_path: Path) -> None:
     site, told = fit_runs(runs(tmp_path / "runs.csv"))
-    assert told["errors"]["after"] < 1e-6
+    assert told.errors.after < 1e-6
     assert site.slack is not None and site.slack.value == pytest.approx(1.0, abs=1e-6)
     assert site.host is None or site.host.high / site.host.low > 2  # its prior still
 
@@ -95,7 +95,7 @@ def test_fewer_runs_tell_less(tmp_path: Path) -> None:
     with path.open() as file:
         three = list(csv.DictReader(file))[:3]
     few, told = fit_runs(table(tmp_path / "three.csv", three))
-    assert told["fitted"] == few.runs == 3
+    assert told.fitted == few.runs == 3
     assert many.slack is not None and few.slack is not None
     assert few.slack.high / few.slack.low > many.slack.high / many.slack.low
 
@@ -104,15 +104,15 @@ def test_software_is_found_where_rows_do_not_state_it(tmp_path: Path) -> None:
     eager = Site(name="eager", stack="modular", attention="flash1")
     path = runs(tmp_path / "runs.csv", eager, framework="")
     site, told = fit_runs(path)
-    assert told["errors"]["before"] > 0.1
-    assert told["errors"]["after"] < 0.02
+    assert told.errors.before > 0.1
+    assert told.errors.after < 0.02
     assert site.stack in ("modular", "modular-lean", "eager", "fsdp")  # the same kernels
 
 
 def test_rows_that_state_their_framework_keep_it(tmp_path: Path) -> None:
     site, told = fit_runs(runs(tmp_path / "runs.csv", ELSEWHERE))
     assert site.stack is None
-    assert {found["stack"] for found in told["software"]} == {None}
+    assert {found.stack for found in told.software} == {None}
 
 
 def test_what_was_measured_directly_is_not_fitted(tmp_path: Path) -> None:
@@ -126,17 +126,17 @@ def test_what_was_measured_directly_is_not_fitted(tmp_path: Path) -> None:
 def test_a_site_is_used_by_estimate_plan_and_validate(tmp_path: Path) -> None:
     path, out = runs(tmp_path / "runs.csv", ELSEWHERE), tmp_path / "site.yaml"
     shown = api.calibrate(path, out=out)
-    assert shown["out"] == str(out)
+    assert shown.out == str(out)
     assert load_site(out).name == "runs"
-    before = atoll.validate(path)["step_time"]["mean_ape"]
-    after = atoll.validate(path, site=out)["step_time"]["mean_ape"]
+    before = atoll.validate(path).step_time.mean_ape
+    after = atoll.validate(path, site=out).step_time.mean_ape
     assert after < 0.02 < before
     asked: dict[str, Any] = {"model": "llama2-13b", "device": "a100-80", "devices": 16, "batch": 64}
     plain = atoll.estimate(**asked, tp=4)
     here = atoll.estimate(**asked, tp=4, site=out)
     assert here.step.time_s > 1.05 * plain.step.time_s
     assert here.to_dict()["site"] == "runs"
-    assert "site" not in plain.to_dict()
+    assert plain.to_dict()["site"] is None
     planned = atoll.plan(**asked, site=out, tp=(2, 4), pp=(1,), zero=(1,))
     assert planned.best.run.stack.slack == here.run.stack.slack
 

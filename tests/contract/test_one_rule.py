@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.answers.answer import dumped
+from atoll.answers.certificate import Proof
+from atoll.answers.plan import StepPasses
 from atoll.cost.table import link_s
 from atoll.errors import AtollError
 from atoll.explore.pricing.workloads import make_variants, make_workload
@@ -22,7 +25,6 @@ from atoll.placement.replay import replay_placement
 from atoll.profiles import DEFAULT
 from atoll.questions import WaferLayout as Stages
 from atoll.questions import WaferQuestion
-from atoll.report.plan_file import plan_record
 from atoll.report.timeline import placement_timeline, plan_timeline
 from atoll.step.bubbles import held, held_bytes, step_s, waiting
 from atoll.step.layout import Layout
@@ -130,12 +132,14 @@ def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
     send_s, microbatches = 4.0, 8
     placement = placement_of("1f1b", 3, microbatches, send_s)
     searched_s = replay_placement(placement).step_time_s
-    times = [[[1.0, 1.0, 1.0]]] * 3
-    record = {"schedule": "1f1b", "passes": times, "microbatches": microbatches, "after": [],
-              "replayed": microbatches, "send_s": send_s, "step_time_s": searched_s}  # fmt: skip
+    times = ((PassTime(1.0, 1.0, 1.0),),) * 3
+    record = StepPasses(
+        schedule="1f1b", passes=times, microbatches=microbatches, after=(),
+        replayed=microbatches, send_s=send_s, step_time_s=searched_s,
+    )  # fmt: skip
     drawn = (
         plan_timeline(record),
-        placement_timeline(placement.to_dict() | {"step_time_s": searched_s}),
+        placement_timeline(replace(placement, step_time_s=searched_s).answer()),
     )
     for timeline in drawn:
         assert timeline is not None
@@ -188,7 +192,7 @@ def test_certificates_say_the_same_things():
                  stage_counts=(1,), baselines=False)
     )  # fmt: skip
     for certificate in (searched.certificate, planned.certificate, wafer.certificate):
-        told = certificate.to_dict()
+        told = dumped(Proof.of(certificate))
         assert {"score", "bound", "gap", "tolerance", "status"} <= set(told)
         assert told["gap"] == pytest.approx(max(0.0, 1.0 - told["score"] / told["bound"]), abs=REL)
 
@@ -224,7 +228,7 @@ def test_parts_of_memory_have_one_list_of_names():
 
 def test_gradient_accumulation_is_the_same_in_the_estimate_and_in_its_file():
     found = atoll.estimate("llama2-7b", "h100", 4, tp=2, pp=2, batch=64)
-    after = dict(plan_record(found)["pipeline"]["after"])
+    after = dict(found.answer.pipeline.after)
     assert found.step.accumulate_s > 0.0
     assert after["gradient accumulation"] == pytest.approx(found.step.accumulate_s, rel=REL)
 

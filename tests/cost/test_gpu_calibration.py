@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from atoll.answers.validation import OperatorsValidation
 from atoll.calibrate import calibrate, fitted_rows, read_operators, validate_operators
 from atoll.calibrate.rows import H200_OPERATORS
 from atoll.errors import AtollError
@@ -18,7 +18,7 @@ HEADER = "kind,us,graphed,m,n,k,batch,b,h,hk,s,d,causal,v"
 
 
 @cache
-def held_out() -> dict[str, Any]:
+def held_out() -> OperatorsValidation:
     return validate_operators(held_out=True)
 
 
@@ -31,31 +31,31 @@ def test_a_fit_sees_at_most_half_of_the_rows_and_the_same_ones_in_any_order() ->
 
 
 def test_long_products_not_fitted_are_within_seven_percent() -> None:
-    assert held_out()["long"]["rows"] > 300
-    assert held_out()["long"]["mean_ape"] <= 0.07
+    assert held_out().long.rows > 300
+    assert held_out().long.mean_ape <= 0.07
 
 
 def test_attention_not_fitted_is_within_ten_percent() -> None:
     for kind in ("sdpa_fwd", "sdpa_bwd"):
-        assert held_out()["by_kind"][kind]["rows"] == 56
-        assert held_out()["by_kind"][kind]["mean_ape"] <= 0.10
-    assert held_out()["attention"]["mean_ape"] <= 0.05
+        assert held_out().by_kind[kind].rows == 56
+        assert held_out().by_kind[kind].mean_ape <= 0.10
+    assert held_out().attention.mean_ape <= 0.05
 
 
 def test_everything_else_not_fitted_keeps_the_documented_error() -> None:
-    assert held_out()["step_time"]["mean_ape"] <= 0.07
-    assert held_out()["by_kind"]["gemm"]["mean_ape"] <= 0.08
-    assert held_out()["by_kind"]["gemm_fp8"]["mean_ape"] <= 0.07
-    assert abs(held_out()["step_time"]["bias"]) <= 0.02
-    assert held_out()["skipped"] == {}
+    assert held_out().step_time.mean_ape <= 0.07
+    assert held_out().by_kind["gemm"].mean_ape <= 0.08
+    assert held_out().by_kind["gemm_fp8"].mean_ape <= 0.07
+    assert abs(held_out().step_time.bias) <= 0.02
+    assert held_out().skipped == {}
 
 
 def test_the_shipped_parameters_are_what_the_command_writes(tmp_path: Path) -> None:
     out = tmp_path / "fit.yaml"
     report = calibrate(out=out)
     written, shipped = load_calibration(out), load_calibration("h200")
-    assert report["fitted"] <= report["rows"] / 2
-    assert report["kept"] == []
+    assert report.fitted <= report.rows / 2
+    assert report.kept == ()
     for name in ("matmul", "matmul_fp8", "hbm", "vector_hbm", "epilogue"):
         assert getattr(written, name) == pytest.approx(getattr(shipped, name), rel=0.02)
     assert dict(written.traffic) == pytest.approx(dict(shipped.traffic), rel=0.05)
@@ -70,13 +70,13 @@ def test_a_file_of_products_alone_leaves_the_other_parameters_as_they_were(
     products = [line for line in lines[1:] if line.startswith("gemm,")][:120]
     path.write_text("\n".join([lines[0], *products]) + "\n")
     report = calibrate(path)
-    assert report["kept"] == [
+    assert report.kept == (
         "fp8 products",
         "attention forward",
         "attention backward",
         "streaming",
-    ]
-    assert report["parameters"]["vector_hbm"] == load_calibration("h200").vector_hbm
+    )
+    assert report.parameters["vector_hbm"] == load_calibration("h200").vector_hbm
 
 
 def test_errors_are_those_of_hand_arithmetic(tmp_path: Path) -> None:
@@ -89,17 +89,17 @@ def test_errors_are_those_of_hand_arithmetic(tmp_path: Path) -> None:
         f"kind,us,m,n\nadd_fwd,{time_us!r},1000,1000\nadd_fwd,{2 * time_us!r},1000,1000\n"
     )
     report = validate_operators(path)
-    assert report["step_time"]["mean_ape"] == pytest.approx(0.25)
-    assert report["worst"][0]["line"] == 3
-    assert report["worst"][0]["error"] == pytest.approx(-0.5)
+    assert report.step_time.mean_ape == pytest.approx(0.25)
+    assert report.worst[0].line == 3
+    assert report.worst[0].error == pytest.approx(-0.5)
 
 
 def test_unknown_kinds_and_missing_units_are_skipped_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "ops.csv"
     path.write_text("kind,us,m,n,k\ngemm_fp8,9,64,64,64\ngemmm,9,64,64,64\ngemm,9,64,64,64\n")
     report = validate_operators(path, "a100-80")
-    assert (report["rows"], report["predicted"]) == (3, 1)
-    assert report["skipped"] == {
+    assert (report.rows, report.predicted) == (3, 1)
+    assert report.skipped == {
         "device a100-80 has no fp8 matrix units": 1,
         "kind 'gemmm' is not modelled, did you mean gemm or gemm_fp8?": 1,
     }
@@ -112,13 +112,13 @@ def test_rows_that_cannot_be_read_are_skipped_with_the_reason(tmp_path: Path) ->
         path = tmp_path / name
         path.write_bytes(content)
         shown = validate_operators(path)
-        assert (shown["rows"], shown["predicted"]) == (4, 1)
-        assert list(shown["skipped"]) == [
+        assert (shown.rows, shown.predicted) == (4, 1)
+        assert list(shown.skipped) == [
             "line 3: us: expected a number, got 'x'",
             "line 4: expected 5 cells, got 3",
             "line 5: not UTF-8 text",
         ]
-        assert calibrate(path)["skipped"] == list(shown["skipped"])
+        assert calibrate(path).skipped == tuple(shown.skipped)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_finds_a_good_design_and_says_what_it_does_not_prove(tmp_path: Path) -> 
     assert bound >= best * (1 - 1e-9)
     assert found.certificate.status == "gap"
     for front in found.pareto.values():
-        assert front["proven_within"] is None
+        assert front.proven_within is None
 
 
 def test_outside_memory_with_workers_and_resumed_it_finds_the_same(

@@ -54,7 +54,7 @@ def test_an_area_limit_holds_with_the_memorys_interfaces_on_the_die(
     result = run_search(some_job(tmp_path, **changes))
     assert result.best.area_mm2 <= limit_mm2
     assert result.best.area_mm2 == pytest.approx(accelerator_area_mm2(result.best.accelerator))
-    fronts = [row for front in result.pareto.values() for row in front["designs"]]
+    fronts = [row for front in result.pareto.values() for row in front.designs]
     for row in (*result.designs, *fronts, *result.to_dataframe().to_dict("records")):
         interfaces_mm2 = 15.0 * row["hbm_capacity_bytes"] / (16 * GIB)
         space, _ = open_space(SearchQuestion.of(space=str(stacks)))

@@ -90,7 +90,7 @@ def test_several_models_share_one_figure_of_joules_over_tokens(tmp_path: Path) -
         both = sum(joules * tokens for joules in own) / (len(own) * tokens)
         assert row["energy_per_token_J"] == pytest.approx(both)
         assert min(own) <= row["energy_per_token_J"] <= max(own)
-    front = result.pareto["energy_per_token_J"]["designs"]
+    front = result.pareto["energy_per_token_J"].designs
     costs = [row["energy_per_token_J"] for row in front]
     assert costs == sorted(costs, reverse=True)
 

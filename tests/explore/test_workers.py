@@ -144,7 +144,7 @@ def test_ctrl_c_in_the_front_keeps_the_answer_and_leaves_no_traceback(
         change.setattr("atoll.explore.run.fronts", begun)
         part = run_search(job, out=tmp_path / "run", workers=2, stop=stop)
     assert (part.stopped, part.front_stopped) == ("", "interrupted"), "the proof was complete"
-    assert all(front["proven_within"] is None for front in part.pareto.values())
+    assert all(front.proven_within is None for front in part.pareto.values())
     assert (part.score, part.certificate.gap) == (whole.score, whole.certificate.gap)
     assert not [record for record in caplog.records if record.name == "concurrent.futures"]
     assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)

@@ -265,6 +265,8 @@ def test_what_does_not_fit_has_no_time_and_no_stages() -> None:
         "data_parallel": None,
         "stages": [],
         "per_width_s": {"4": None, "8": None},
+        "kind": "place",
+        "format": 1,
     }
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.answers.search import SearchAnswer
 from atoll.cli import main
 from atoll.errors import AtollError
-from atoll.hardware.accelerator import accelerator_of
 from atoll.report.folder import open_folder
 from atoll.report.page import write_report
 from atoll.report.sensitivity import sensitivity
@@ -55,6 +55,12 @@ def page_data(path: Path) -> dict[str, object]:
     return data
 
 
+def search_of(folder: Path) -> SearchAnswer:
+    found = open_folder(folder).answer
+    assert isinstance(found, SearchAnswer)
+    return found
+
+
 def test_a_search_becomes_one_file_that_names_no_other(tiny_run: Path, command: Run) -> None:
     code, out, err = command("report", str(tiny_run))
     assert (code, out) == (0, "") and "wrote" in err
@@ -77,42 +83,42 @@ def test_the_whole_seed_space_is_in_the_report_and_under_5_MB(
 
 
 def test_points_are_what_the_store_and_the_bounds_say(seed_run: Path) -> None:
-    content = open_folder(seed_run).content
+    content = search_of(seed_run)
     points = space_points(seed_run, content)
     assert points is not None
     evaluated = points.state == EVALUATED
     # The answer is the most frugal of those within the tolerance.
-    least = points.score[evaluated].max() / (1 + content["certificate"]["tolerance"])
-    assert content["score"] >= least * (1 - 1e-9)
+    least = points.score[evaluated].max() / (1 + content.certificate.tolerance)
+    assert content.score >= least * (1 - 1e-9)
     # What was ruled out cannot beat the best by more than the tolerance that was proven.
-    limit = content["score"] * (1 + content["certificate"]["tolerance"])
+    limit = content.score * (1 + content.certificate.tolerance)
     assert points.score[~evaluated].max() <= limit * (1 + 1e-9)
     with sqlite3.connect(seed_run / "search.sqlite") as store:
         assert int(evaluated.sum()) == store.execute("SELECT count(*) FROM designs").fetchone()[0]
 
 
 def test_sensitivities_are_differences_to_the_best_chip_itself(tiny_run: Path) -> None:
-    content = open_folder(tiny_run).content
-    found = sensitivity(content, job_of(content))
-    assert found["base"] == pytest.approx(content["score"], rel=2e-3)
-    rows = {row["what"]: row for row in found["rows"]}
+    content = search_of(tiny_run)
+    found = sensitivity(content.best.accelerator, job_of(content))
+    assert found.base == pytest.approx(content.score, rel=2e-3)
+    rows = {row.what: row for row in found.rows}
     assert set(rows) == {
         "tensor cores", "vector cores", "shared buffer", "HBM bandwidth", "link bandwidth",
     }  # fmt: skip
     cores = rows["tensor cores"]
-    assert cores["more"]["area_mm2"] == pytest.approx(-cores["less"]["area_mm2"])
-    gain = cores["more"]["score"] - found["base"]
-    assert cores["more"]["per_mm2"] == pytest.approx(gain / cores["more"]["area_mm2"])
+    assert cores.more.area_mm2 == pytest.approx(-cores.less.area_mm2)
+    gain = cores.more.score - found.base
+    assert cores.more.per_mm2 == pytest.approx(gain / cores.more.area_mm2)
     # More bandwidth never hurts: the old plan stays possible.
     for name in ("HBM bandwidth", "link bandwidth"):
-        assert rows[name]["more"]["gain"] >= -1e-3 >= rows[name]["less"]["gain"] - 1e-3
+        assert rows[name].more.gain >= -1e-3 >= rows[name].less.gain - 1e-3
 
 
 def test_the_chip_is_read_back_from_its_record(tiny_run: Path) -> None:
     from atoll.hardware import accelerator_area_mm2
 
-    shown = open_folder(tiny_run).content["best"]["accelerator"]
-    assert accelerator_area_mm2(accelerator_of(shown)) == pytest.approx(shown["area_mm2"])
+    shown = search_of(tiny_run).best.accelerator
+    assert accelerator_area_mm2(shown.device()) == pytest.approx(shown.area_mm2)
 
 
 def test_a_plan_becomes_a_report_with_its_launch_file(plan_run: Path, tmp_path: Path) -> None:
@@ -185,6 +191,8 @@ def test_damaged_files(tiny_run: Path, tmp_path: Path, command: Run) -> None:
     (tmp_path / "result.json").write_text('{"best": ')
     assert_refused(command("report", str(tmp_path)), "not valid JSON")
     (tmp_path / "result.json").write_text('{"best": {}, "certificate": {}}')
+    assert_refused(command("report", str(tmp_path)), "its kind is 'None', not search or wafer")
+    (tmp_path / "result.json").write_text('{"kind": "search", "format": 1, "best": {}}')
     assert_refused(command("report", str(tmp_path)), "best.accelerator is missing")
     content = json.loads((tiny_run / "result.json").read_text())
     del content["best"]["models"][0]["placement"]["stages"]
@@ -196,7 +204,7 @@ def test_damaged_files(tiny_run: Path, tmp_path: Path, command: Run) -> None:
     (tmp_path / "plan.json").write_text("[]")
     assert_refused(command("report", str(tmp_path)), "expected a JSON object")
     (tmp_path / "plan.json").write_text("{}")
-    assert_refused(command("report", str(tmp_path)), "not a plan")
+    assert_refused(command("report", str(tmp_path)), "not an answer of atoll that is read here")
 
 
 def test_an_answer_that_was_changed_is_refused_and_our_own_errors_stay(
@@ -204,7 +212,7 @@ def test_an_answer_that_was_changed_is_refused_and_our_own_errors_stay(
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(tiny_run, folder)
-    monkeypatch.setattr("atoll.report.page.search_view", lambda source: source.content["none"])
+    monkeypatch.setattr("atoll.report.page.search_view", lambda *told: {}["none"])
     with pytest.raises(KeyError):
         write_report(folder)
     result = folder / "result.json"

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import atoll
+from atoll.answers.plan import EstimateAnswer, StepPasses
 from atoll.report import open_folder, plan_trace, search_trace
-from atoll.report.plan_file import pipeline_record, plan_record
 from atoll.report.timeline import plan_timeline
 from atoll.report.trace import LANES, LAYERS, STAGES
 from atoll.step.replay import PassTime, replay
@@ -115,7 +115,7 @@ def estimate(**changed: Any) -> Estimate:
 )
 def test_a_plans_trace_adds_up_to_its_step(changed: dict[str, Any]) -> None:
     found = estimate(**changed)
-    trace = plan_trace(plan_record(found))
+    trace = plan_trace(found.answer)
     check_schema(trace)
     check_lanes(trace)
     overlapped = found.layout.schedule == "zb-h2"
@@ -137,15 +137,15 @@ def test_a_plans_trace_adds_up_to_its_step(changed: dict[str, Any]) -> None:
     ids=str,
 )
 def test_a_plans_timeline_has_the_parts_and_the_replayed_time_of_its_estimate(
-    changed: dict[str, Any],
+    changed: dict[str, Any], tmp_path: Path
 ) -> None:
     """Gradient accumulation among them; and one plan has one replayed time, wherever it is told."""
     found = estimate(**changed)
     step, layout = found.step, found.layout
-    record = json.loads(json.dumps(plan_record(found)))
-    timeline = plan_timeline(record["pipeline"])
+    record = EstimateAnswer.load(found.save(tmp_path / "estimate.json"))
+    timeline = plan_timeline(record.pipeline)
     replayed = replay_estimate(found)
-    assert record["replay"]["time_s"] == replayed.time_s
+    assert record.replay.time_s == replayed.time_s
     assert timeline.stretch == pytest.approx(1 + replayed.difference, rel=1e-12)
     assert timeline.stretch * replayed.time_s == pytest.approx(step.time_s, rel=1e-12)
 
@@ -177,10 +177,9 @@ def test_a_plans_timeline_has_the_parts_and_the_replayed_time_of_its_estimate(
 
 def test_stage_lanes_show_the_bubbles_where_the_schedule_has_them() -> None:
     found = estimate()
-    record = pipeline_record(found)
-    trace = plan_trace(plan_record(found))
-    passes = [[PassTime(*c) for c in stage] for stage in record["passes"]]
-    replayed = replay("1f1b", passes, record["microbatches"], record["send_s"])
+    record = found.answer.pipeline
+    trace = plan_trace(found.answer)
+    replayed = replay("1f1b", record.passes, record.microbatches, record.send_s)
     stretch = trace["otherData"]["megatron-gpt2-8.3b"]["stretch"]
     for stage in range(found.layout.pp):
         busy = [e for e in replayed.events if e.stage == stage]
@@ -198,7 +197,7 @@ def test_stage_lanes_show_the_bubbles_where_the_schedule_has_them() -> None:
 
 
 def test_collectives_are_in_the_trace() -> None:
-    trace = plan_trace(plan_record(estimate()))
+    trace = plan_trace(estimate().answer)
     names = {e["name"] for e in trace["traceEvents"] if e.get("cat") == "collective"}
     assert {"gradient reduction", "tensor parallel"} <= names
     assert any(e["pid"] >= LAYERS for e in trace["traceEvents"] if e.get("cat") == "collective")
@@ -207,7 +206,7 @@ def test_collectives_are_in_the_trace() -> None:
 
 def test_a_long_step_is_cut_to_its_beginning_and_says_so() -> None:
     found = estimate(pp=2, tp=2, batch=262144)
-    timeline = plan_timeline(pipeline_record(found))
+    timeline = plan_timeline(found.answer.pipeline)
     assert timeline.shown < timeline.microbatches
     for row in timeline.stages:
         total = sum(s.duration_s for s in row)
@@ -216,26 +215,24 @@ def test_a_long_step_is_cut_to_its_beginning_and_says_so() -> None:
 
 
 def test_a_wafers_trace_adds_up(wafer_run: Path) -> None:
-    content = open_folder(wafer_run).content
+    content = open_folder(wafer_run).answer
     trace = search_trace(content)
     check_schema(trace)
     check_lanes(trace)
-    check_sums(trace, 4, content["best"]["placement"]["step_time_s"])
+    check_sums(trace, len(content.best.placement.stages), content.best.placement.step_time_s)
 
 
 def test_a_searchs_trace_adds_up_and_has_the_operators(tiny_run: Path) -> None:
-    content = open_folder(tiny_run).content
+    content = open_folder(tiny_run).answer
     trace = search_trace(content)
     check_schema(trace)
     check_lanes(trace)
-    placement = content["best"]["placement"]
-    check_sums(trace, len(placement["stages"]), placement["step_time_s"])
-    (plan,) = content["best"]["models"]
-    stretch = trace["otherData"][plan["model"]]["stretch"]
-    assert stretch == pytest.approx(1 / (1 + plan["replay_difference"]))
-    operators = {
-        op["name"] for e in content["best"]["models"][0]["layers"] for op in e["operators"]
-    }
+    placement = content.best.placement
+    check_sums(trace, len(placement.stages), placement.step_time_s)
+    (plan,) = content.best.models
+    stretch = trace["otherData"][plan.model]["stretch"]
+    assert stretch == pytest.approx(1 / (1 + plan.replay_difference))
+    operators = {op.name for entry in plan.layers for op in entry.operators}
     assert operators <= {e["name"] for e in trace["traceEvents"] if e["pid"] >= LAYERS}
 
 
@@ -250,15 +247,17 @@ def test_lanes_have_no_hole_and_no_overlap(
 ) -> None:
     draw = random.Random(seed)
     timeline = plan_timeline(
-        {
-            "schedule": schedule,
-            "microbatches": microbatches,
-            "replayed": microbatches,
-            "send_s": draw.choice([0.0, 0.01, 0.5]),
-            "passes": [[[draw.uniform(0.1, 2) for _ in range(3)]] for _ in range(stages)],
-            "after": [["gradient reduction", draw.uniform(0, 1)], ["host", 0.0]],
-            "step_time_s": draw.uniform(1, 100),
-        }
+        StepPasses(
+            schedule=schedule,
+            microbatches=microbatches,
+            replayed=microbatches,
+            send_s=draw.choice([0.0, 0.01, 0.5]),
+            passes=tuple(
+                (PassTime(*(draw.uniform(0.1, 2) for _ in range(3))),) for _ in range(stages)
+            ),
+            after=(("gradient reduction", draw.uniform(0, 1)), ("host", 0.0)),
+            step_time_s=draw.uniform(1, 100),
+        )
     )
     for row in timeline.stages:
         assert all(a.end_s == b.start_s for a, b in pairwise(row))

@@ -22,7 +22,8 @@ from wafer.wafer_cases import small_file, small_model
 
 TINY = Path(__file__).parents[2] / "examples" / "jobs" / "tiny.yaml"
 JOB = {
-    "devices": 8, "global_batch": 64, "models": [{"name": "synthetic"}], "space": "none",
+    "devices": 8, "global_batch": 64, "models": [{"name": "synthetic", "config": ""}],
+    "space": "none", "space_content": {},
     "microbatches": [1, 2], "tensor_widths": [1], "profile": "default", "recompute": "none",
     "tolerance": 1e-3,
 }  # fmt: skip
@@ -51,7 +52,9 @@ def write_plan(folder: Path) -> Path:
 def design(chip: int, score: float | None, area: float, width: int = 64) -> DesignRow:
     plan = {
         "model": "synthetic", "samples_per_s": score, "step_time_s": 1.0 + chip, "microbatch": 1,
-        "tensor": 1, "pipeline": 1 + chip % 3, "data": 8,
+        "tensor": 1, "pipeline": 1 + chip % 3, "data": 8, "number": 0, "variant": 0, "cp": 1,
+        "ep": 1, "etp": 1, "sp": True, "pass_s": [[0.1, 0.2]], "effort": "quick",
+        "energy": {"parts_J": {}, "step_time_s": 1.0, "devices": 8, "tokens": 8},
     }  # fmt: skip
     return DesignRow(
         chip=chip,

@@ -332,7 +332,7 @@ def empty(folder: Path) -> Path:
         (write_wafer, "holds the answer of a wafer search without its records"),
         (lambda folder: write_wafer(folder / "w").parent, "/w` draws it"),
         (newer, "written by a newer atoll"),
-        (no_plan, "not a plan of atoll plan: device is missing"),
+        (no_plan, "device is missing"),
         (later_plan, "written by another version of atoll (format 3, this one reads 2)"),
         (broken_plan, "not valid JSON"),
     ],

@@ -115,7 +115,7 @@ def test_bars_count_designs_that_pass_the_other_columns_filters(
     in_score = [scores[0] <= s <= scores[1] for s, _ in points]
     in_area = [areas[0] <= a <= areas[1] for _, a in points]
     assert passed == sum(s and a for s, a in zip(in_score, in_area, strict=True))
-    totals = {bar["column"]: sum(bar["counts"]) for bar in bars}
+    totals = {bar.column: sum(bar.counts) for bar in bars}
     assert totals["score"] == sum(in_area)
     assert totals["area_mm2"] == sum(in_score)
     assert all(n == passed for name, n in totals.items() if name not in ("score", "area_mm2"))
@@ -139,16 +139,16 @@ def test_every_design_is_in_the_bar_that_holds_its_value() -> None:
 def test_few_designs_are_points_and_many_are_cells_that_add_up() -> None:
     few = columns_of(random_designs(200))
     found = scatter(few, mask_of(few, Filters()), "area_mm2", "score")
-    assert (found["mode"], len(found["points"]), found["shown"]) == ("points", 200, 200)
+    assert (found.mode, len(found.points), found.shown) == ("points", 200, 200)
     many = columns_of(random_designs(4000))
     mask = mask_of(many, parse_filters({"area_mm2": ["..250"]}))
     found = scatter(many, mask, "area_mm2", "score")
-    assert found["mode"] == "cells"
-    assert sum(cell[2] for cell in found["cells"]) == found["shown"] == mask.sum() > 1500
-    (x0, x1), (y0, y1) = found["domain"]
+    assert found.mode == "cells"
+    assert sum(cell[2] for cell in found.cells) == found.shown == mask.sum() > 1500
+    (x0, x1), (y0, y1) = found.domain
     wide, high = CELLS
     score, area = many.numbers["score"], many.numbers["area_mm2"]
-    for ix, iy, count, chip in found["cells"]:
+    for ix, iy, count, chip in found.cells:
         inside = np.flatnonzero(
             mask
             & (np.minimum((area - x0) / (x1 - x0) * wide, wide - 1).astype(int) == ix)
@@ -161,7 +161,7 @@ def test_few_designs_are_points_and_many_are_cells_that_add_up() -> None:
 def test_nothing_to_show_is_an_answer_too() -> None:
     empty = Columns.empty()
     nobody = mask_of(empty, Filters())
-    assert scatter(empty, nobody, "area_mm2", "score")["shown"] == 0
+    assert scatter(empty, nobody, "area_mm2", "score").shown == 0
     assert histograms(empty, Filters()) == (0, [])
     assert b"".join(json_lines(empty, ordered(empty, nobody, "score", True))) == b"[\n]\n"
 
@@ -179,7 +179,7 @@ def test_what_the_search_writes_later_is_taken_in(tmp_path: Path) -> None:
             store.put_designs([design(3, 500.0, 90.0), design(7000, 1.0, 1.0)])
             store.put_designs([design(3, 600.0, 90.0)])
             run.look(reader)
-            assert run.summary()["state"] == "running"
+            assert run.summary().state == "running"
         with RunReader(run.folder) as reader:
             expected = reader.designs(sort="chip", limit=100)
         rows = page(run.columns, run.columns.order("chip"), 0, 100)

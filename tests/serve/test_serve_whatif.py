@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,26 @@ from hypothesis import strategies as st
 from serve_runs import TINY, ask_json, make_app
 
 import atoll
+from atoll.answers.answer import checked, dumped
+from atoll.answers.plan import PlanAnswer
+from atoll.answers.search import SearchAnswer
 from atoll.errors import AtollError
+from atoll.report.plan_file import read_plan
 from atoll.serve.change import Change, parse_change
+from atoll.serve.figures import Problem
 from atoll.serve.whatif_chip import ChipWhatIf, job_of
-from atoll.serve.whatif_plan import PlanWhatIf, layout_of
+from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
-from atoll.store import RunReader
+from atoll.store import RunReader, StoredDesign
 
 
-def designs_of(folder: Path) -> tuple[ChipWhatIf, list[dict[str, Any]], dict[str, Any]]:
+def designs_of(folder: Path) -> tuple[ChipWhatIf, list[StoredDesign], SearchAnswer]:
     with RunReader(folder) as reader:
         chips = [row["chip"] for row in reader.designs()]
         designs = [reader.design(chip) for chip in chips]
         result = reader.result()
-        assert result is not None
+        assert isinstance(result, SearchAnswer)
         return ChipWhatIf(reader.job()), [d for d in designs if d], result
 
 
@@ -35,17 +40,17 @@ def test_nothing_changed_is_what_the_search_found(tiny_run: Path) -> None:
     whatif, designs, result = designs_of(tiny_run)
     for design in designs:
         found = whatif.estimate(design, 0, Change())
-        assert found["step_time_s"] == pytest.approx(design["step_time_s"], rel=1e-12)
-        if found["devices"] == 64 and not found["parts_s"]["recompute"]:
+        assert found.step_time_s == pytest.approx(design["step_time_s"], rel=1e-12)
+        if found.devices == 64 and not found.parts_s["recompute"]:
             # The store's figure is over all devices of the job, and without recomputation.
-            assert found["power_W"] == pytest.approx(design["power_W"], rel=1e-9)
-        assert sum(found["parts_s"].values()) == pytest.approx(found["step_time_s"], rel=1e-9)
-        assert found["schedules"] == "as searched"
+            assert found.power_W == pytest.approx(design["power_W"], rel=1e-9)
+        assert sum(found.parts_s.values()) == pytest.approx(found.step_time_s, rel=1e-9)
+        assert found.schedules == "as searched"
     best = whatif.estimate(designs[0], 0, Change())
-    told = result["best"]["models"][0]
-    assert best["power_W"] == pytest.approx(told["power_W"], rel=1e-9)
-    assert best["mfu"] == pytest.approx(told["mfu"], rel=1e-9)
-    assert best["samples_per_s"] == pytest.approx(told["samples_per_s"], rel=1e-9)
+    told = result.best.models[0]
+    assert best.power_W == pytest.approx(told.power_W, rel=1e-9)
+    assert best.mfu == pytest.approx(told.mfu, rel=1e-9)
+    assert best.samples_per_s == pytest.approx(told.samples_per_s, rel=1e-9)
 
 
 def test_other_devices_give_what_a_search_on_them_gives(tiny_run: Path, tmp_path: Path) -> None:
@@ -66,7 +71,7 @@ def test_other_devices_give_what_a_search_on_them_gives(tiny_run: Path, tmp_path
         expected = reader.design(design["chip"])
     assert expected is not None
     found = whatif.estimate(design, 0, Change(devices=32))
-    assert found["step_time_s"] == pytest.approx(expected["step_time_s"], rel=2e-3)
+    assert found.step_time_s == pytest.approx(expected["step_time_s"], rel=2e-3)
 
 
 def test_conditions_move_the_step_the_right_way(tiny_run: Path) -> None:
@@ -74,7 +79,7 @@ def test_conditions_move_the_step_the_right_way(tiny_run: Path) -> None:
     design = designs[0]
 
     def step_s(**change: Any) -> float:
-        value = whatif.estimate(design, 0, Change(**change))["step_time_s"]
+        value = whatif.estimate(design, 0, Change(**change)).step_time_s
         assert isinstance(value, float)
         return value
 
@@ -88,20 +93,20 @@ def test_schedules_are_found_at_once_and_solved_on_request(tiny_run: Path) -> No
     whatif, designs, _ = designs_of(tiny_run)
     solved = next(d for d in designs if d["plans"][0]["effort"] != "quick")
     quick = whatif.estimate(solved, 0, Change(hbm_GBps=4000.0))
-    assert quick["refinable"]
-    assert quick["schedules"].startswith("found quickly (at most ")
+    assert quick.refinable
+    assert quick.schedules.startswith("found quickly (at most ")
     refined = whatif.estimate(solved, 0, Change(hbm_GBps=4000.0), refine=True)
-    assert not refined["refinable"]
-    assert refined["step_time_s"] <= quick["step_time_s"] * (1 + 1e-9)
+    assert not refined.refinable
+    assert refined.step_time_s <= quick.step_time_s * (1 + 1e-9)
     assert whatif.estimate(solved, 0, Change(hbm_GBps=4000.0)) == refined
 
 
 def test_what_does_not_fit_is_said_in_a_sentence(tiny_run: Path) -> None:
     whatif, designs, _ = designs_of(tiny_run)
     small = whatif.estimate(designs[0], 0, Change(devices=1, hbm_GiB=0.1))
-    assert "does not fit" in small["problem"]
+    assert "does not fit" in small.problem
     wide = whatif.estimate(designs[0], 0, Change(devices=1, tensor=2))
-    assert wide == {"problem": "A tensor width of 2 needs more than 1 devices."}
+    assert wide == Problem(problem="A tensor width of 2 needs more than 1 devices.")
 
 
 def test_the_api_answers_and_says_how_long_it_took(tiny_run: Path) -> None:
@@ -137,16 +142,17 @@ def test_a_space_that_changed_since_is_not_believed(tiny_run: Path) -> None:
 
 
 def test_a_plan_is_estimated_as_it_was_planned(plan_run: Path) -> None:
-    content = json.loads((plan_run / "plan.json").read_text())
+    content = read_plan(plan_run / "plan.json")
+    assert isinstance(content, PlanAnswer)
     whatif = PlanWhatIf(content)
     best = whatif.estimate(0, Change())
-    assert best["step_time_s"] == pytest.approx(content["step_time_s"], rel=1e-12)
-    for number, other in enumerate(content["runners_up"], 1):
+    assert best.step_time_s == pytest.approx(content.step_time_s, rel=1e-12)
+    for number, other in enumerate(content.runners_up, 1):
         found = whatif.estimate(number, Change())
-        assert found["step_time_s"] == pytest.approx(other["step_time_s"], rel=1e-12)
-    assert whatif.options(0)["note"] == ""
-    changed = PlanWhatIf(content | {"states": "bf16"})
-    assert "something it depends on has changed" in changed.options(0)["note"]
+        assert found.step_time_s == pytest.approx(other.step_time_s, rel=1e-12)
+    assert whatif.options(0).note == ""
+    changed = PlanWhatIf(replace(content, states="bf16"))
+    assert "something it depends on has changed" in changed.options(0).note
 
 
 def test_a_plans_sliders(plan_run: Path) -> None:
@@ -155,7 +161,7 @@ def test_a_plans_sliders(plan_run: Path) -> None:
     slow = ask_json(app, "/api/runs/gpt2/whatif?hbm_GBps=500")
     assert slow["step_time_s"] > base["step_time_s"]
     assert slow["changed"]
-    assert "warning" in ask_json(app, "/api/runs/gpt2/whatif?hbm_GiB=8")
+    assert "does not fit" in ask_json(app, "/api/runs/gpt2/whatif?hbm_GiB=8")["warning"]
     assert "not a multiple" in ask_json(app, "/api/runs/gpt2/whatif?microbatch=64")["problem"]
     assert "the plan has" in ask_json(app, "/api/runs/gpt2/whatif?chip=99", 400)["error"]
     assert "has no table" in ask_json(app, "/api/runs/gpt2/table", 404)["error"]
@@ -172,7 +178,7 @@ LAYOUTS = st.builds(
 
 @given(LAYOUTS)
 def test_a_layouts_fields_read_back_to_the_same_layout(layout: Layout) -> None:
-    assert layout_of(json.loads(json.dumps(asdict(layout)))) == layout
+    assert checked(json.loads(json.dumps(dumped(layout))), Layout, "") == layout
 
 
 def test_changes_are_read_and_refused() -> None:

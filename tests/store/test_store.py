@@ -42,7 +42,9 @@ def design(chip: int, score: float, area: float = 100.0, **parameters: float) ->
          "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz"), 1.0
     )  # fmt: skip
     plan = {"model": "tiny", "samples_per_s": score, "step_time_s": 1.0, "microbatch": 1,
-            "tensor": 1, "pipeline": 1, "data": 1}  # fmt: skip
+            "tensor": 1, "pipeline": 1, "data": 1, "number": 0, "variant": 0, "cp": 1, "ep": 1,
+            "etp": 1, "sp": True, "pass_s": [[0.1, 0.2]], "effort": "quick",
+            "energy": {"parts_J": {}, "step_time_s": 1.0, "devices": 1, "tokens": 1}}  # fmt: skip
     figures = {"score": score, "area_mm2": area, "power_W": area / 2, "energy_per_token_J": 0.1}
     return DesignRow(chip, chip, figures, sizes | parameters, plan, "place", [plan])
 

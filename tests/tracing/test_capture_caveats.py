@@ -251,7 +251,7 @@ def test_every_answer_repeats_the_warnings_of_its_model(
     assert "Warning" in (out := capsys.readouterr().out) and "each token has 2 of" in out
     found = atoll.estimate(str(file), "h100", 1, batch=1)
     assert said in found.to_dict()["notes"][0]
-    assert said in atoll.describe_model(str(file))["warnings"][0]
+    assert said in atoll.describe_model(str(file)).warnings[0]
 
 
 def test_the_command_warns_on_the_error_stream(

@@ -32,7 +32,7 @@ def test_without_torch_one_sentence_says_how_to_install_it(
     assert code and message == 'capture needs PyTorch 2.13.0: pip install "atoll[torch]"'
     with pytest.raises(atoll.AtollError, match=r'pip install "atoll\[torch\]"'):
         atoll.capture(object, ())
-    assert atoll.describe_model("gpt2-xl")["parameters"] == 1_557_611_200
+    assert atoll.describe_model("gpt2-xl").parameters == 1_557_611_200
     assert not list(tmp_path.iterdir())
 
 
@@ -89,13 +89,13 @@ def test_a_builder_is_captured_and_its_file_is_a_model(
     )  # fmt: skip
     assert code == 0
     shown = json.loads(output)
-    assert shown["parameters"] == 6 * (64 * 64 + 64) and shown["sequence"] == 16
+    assert shown.parameters == 6 * (64 * 64 + 64) and shown["sequence"] == 16
     result = atoll.search(
         model="model.json", space=str(TINY), devices=4, batch=16, microbatch=[1, 2],
         tp=[1, 2], baselines=False,
     )  # fmt: skip
     assert result.certificate.gap < 0.01
-    assert atoll.describe_model("model.json", microbatch=2)["microbatch"] == 2
+    assert atoll.describe_model("model.json", microbatch=2).microbatch == 2
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_an_encoder_decoder_of_a_config_is_captured(tmp_path: Path) -> None:
     code, _ = capture(str(file), "--sequence", "64", "--out", str(out), "--json")
     assert code == 0
     shown = atoll.describe_model(str(out))
-    assert shown["parameters"] == 60_506_624
-    repeats = {layer["name"]: layer["repeat"] for layer in shown["layers"]}
+    assert shown.parameters == 60_506_624
+    repeats = {layer.name: layer.repeat for layer in shown.layers}
     assert repeats["encoder.block.1"] == repeats["decoder.block.1"] == 4
 
 

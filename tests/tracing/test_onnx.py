@@ -275,4 +275,4 @@ def test_the_command_writes_a_model(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["capture", str(file), "--out", str(out)])
     assert result.exit_code == 0, result.exception
     assert "162,464" in result.output and "layer.0" in result.output
-    assert atoll.describe_model(str(out))["parameters"] == 162_464
+    assert atoll.describe_model(str(out)).parameters == 162_464

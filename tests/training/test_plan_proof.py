@@ -273,7 +273,7 @@ def test_the_reason_is_the_best_layout_with_another_value(name: str) -> None:
     run, known = CASES[name], known_estimates(name, axes_of(name))
     found = plan(run, axes_of(name))
     best_s = found.best.step.time_s
-    why = {reason["axis"]: reason["why"] for reason in found.reasons}
+    why = {reason.axis: reason.why for reason in found.reasons}
     assert {"tp", "microbatch", "zero", "recompute"} <= why.keys()
     for axis, sentence in why.items():
         if axis == "schedule":
@@ -295,13 +295,13 @@ def test_a_reason_says_what_memory_is_missing() -> None:
     known = estimates(run, axes)
     least = min(e.worst.needed for e in known if e.layout.pp == 1)
     run = with_memory(run, least - 0.1 * GIB)
-    why = {r["axis"]: r["why"] for r in plan(run, axes).reasons}
+    why = {r.axis: r.why for r in plan(run, axes).reasons}
     assert "pp 4: no other fits, pp 1 needs 102.4 MiB more memory than there is" in why["pp"]
 
 
 def test_an_axis_without_another_value_has_no_reason() -> None:
     found = plan(CASES["dense"], replace(SMALL, tp=(1,), pp=(1,), schedule=("1f1b",)))
-    assert not {"tp", "pp", "vpp", "ep", "sp", "schedule"} & {r["axis"] for r in found.reasons}
+    assert not {"tp", "pp", "vpp", "ep", "sp", "schedule"} & {r.axis for r in found.reasons}
 
 
 def test_gpt3_on_a_thousand_devices_is_at_least_as_good_as_published() -> None:

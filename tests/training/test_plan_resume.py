@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import atoll
+from atoll.answers.answer import dumped
 from atoll.cli import app
 from atoll.errors import AtollError
 from atoll.questions import PlanQuestion
@@ -80,7 +81,7 @@ def test_a_finished_folder_answers_from_its_records_and_takes_no_other_question(
     with RunReader(out) as reader:
         status = reader.status()
         assert (status.state, status.score) == ("finished", whole.certificate.score)
-        assert reader.result()["best"]["layout"] == str(whole.best.layout)
+        assert reader.result().best.layout == str(whole.best.layout)
     monkeypatch.setattr("atoll.training.planner.pieces.batch_estimates", None)
     assert answer(run(out=out)) == answer(whole)
     assert answer(run(out=out, time_limit=600)) == answer(whole)
@@ -153,7 +154,7 @@ def test_every_command_reads_the_folder(whole, tmp_path):
     options = [word for name, value in ASKED.items() for word in (f"--{name}", str(value))]
     shown = command("plan", *options, "--out", out, "--workers", "2", "--time-limit", "10 min")
     assert shown["best"]["layout"] == str(whole.best.layout)
-    assert command("explain", out)["reasons"] == whole.reasons
+    assert command("explain", out)["reasons"] == [dumped(reason) for reason in whole.reasons]
     rows = command("designs", out, "--limit", "3")
     assert rows["designs"][0]["layout"] == str(whole.best.layout)
     assert rows["designs"][0]["step_time_s"] == pytest.approx(whole.best.step.time_s, rel=1e-8)

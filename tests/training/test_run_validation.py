@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.answers.validation import Regret
 from atoll.api import validate
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
@@ -86,9 +87,9 @@ def test_h200_steps_are_within_the_bars(file: Traversable) -> None:
 
 def test_steps_report_the_promised_keys() -> None:
     shown = validate_steps(H200_STEPS_LATER)
-    assert shown["rows"] == shown["predicted"] == 26
+    assert shown.rows == shown.predicted == 26
     for name in ("step_time", "memory"):
-        assert {"mean_ape", "median_ape", "p90_ape"} <= shown[name].keys()
+        assert {"mean_ape", "median_ape", "p90_ape"} <= shown.to_dict()[name].keys()
 
 
 def test_a_table_of_runs_is_predicted_row_by_row(tmp_path: Path) -> None:
@@ -104,19 +105,19 @@ def test_a_table_of_runs_is_predicted_row_by_row(tmp_path: Path) -> None:
     ]
     out = tmp_path / "lines.csv"
     shown = validate(write(tmp_path / "runs.csv", rows), out=out)
-    assert shown["rows"] == 6
-    assert shown["predicted"] == 2
-    assert sum(shown["skipped"].values()) == 4
-    reasons = " ".join(shown["skipped"])
+    assert shown.rows == 6
+    assert shown.predicted == 2
+    assert sum(shown.skipped.values()) == 4
+    reasons = " ".join(shown.skipped)
     for words in ("'Abacus' is not in the catalogue", "make 24 devices", "'some'", "int4"):
         assert words in reasons
-    errors = shown["step_time"]
-    assert errors["rows"] == 2
-    assert errors["mean_ape"] == pytest.approx((0.1 + 0.5) / 2)
-    assert errors["median_ape"] == pytest.approx(0.3)
-    assert errors["p90_ape"] == pytest.approx(0.46)
-    assert shown["accepted"] == 2
-    assert shown["worst"][0]["id"] == "own-2"
+    errors = shown.step_time
+    assert errors.rows == 2
+    assert errors.mean_ape == pytest.approx((0.1 + 0.5) / 2)
+    assert errors.median_ape == pytest.approx(0.3)
+    assert errors.p90_ape == pytest.approx(0.46)
+    assert shown.accepted == 2
+    assert shown.worst[0].id == "own-2"
     with out.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     assert [line["id"] for line in lines] == [f"own-{i}" for i in range(1, 7)]
@@ -130,16 +131,16 @@ def test_peaks_are_compared_in_bytes(tmp_path: Path) -> None:
     peak = estimate(*run_of(row)).worst.allocated
     file = write(tmp_path / "runs.csv", [{"measured_peak_mem_GB": repr(peak / 1e9 / 1.25)}])
     shown = validate_runs(file)
-    assert shown["memory"]["mean_ape"] == pytest.approx(0.25)
-    assert shown["step_time"]["rows"] == 0
+    assert shown.memory.mean_ape == pytest.approx(0.25)
+    assert shown.step_time.rows == 0
 
 
 def test_runs_out_of_memory_are_counted(tmp_path: Path) -> None:
     tight = {"tp": "1", "pp": "1", "dp": "16", "micro_batch": "4", "recompute": "none"}
     rows = [tight, {"id": "own-2", "recompute": "full", "tp": "4", "pp": "4", "dp": "1"}]
     shown = validate(write(tmp_path / "oom.csv", rows), expect="oom")
-    assert shown["predicted"] == 2
-    assert shown["rejected"] == 1
+    assert shown.predicted == 2
+    assert shown.rejected == 1
 
 
 def test_regret_is_the_measured_loss_of_the_layout_ranked_first(tmp_path: Path) -> None:
@@ -160,16 +161,16 @@ def test_regret_is_the_measured_loss_of_the_layout_ranked_first(tmp_path: Path) 
         slow = predicted_s(global_batch=batch)
         assert slow > predicted_s(global_batch=batch, recompute="none", tp="4", dp="2")
     shown = validate_runs(write(tmp_path / "runs.csv", rows))
-    assert shown["regret"]["groups"] == 2
-    assert shown["regret"]["mean"] == pytest.approx(0.1)
-    assert shown["regret"]["median"] == pytest.approx(0.1)
-    assert regret([]) == {"groups": 0, "mean": None, "median": None}
+    assert shown.regret.groups == 2
+    assert shown.regret.mean == pytest.approx(0.1)
+    assert shown.regret.median == pytest.approx(0.1)
+    assert regret([]) == Regret(groups=0, mean=None, median=None)
 
 
 def test_a_layout_measured_twice_counts_with_its_best_time(tmp_path: Path) -> None:
     twice = [{"measured_iter_time_s": "12"}, {"measured_iter_time_s": "10"}]
     shown = validate_runs(write(tmp_path / "runs.csv", twice))
-    assert shown["regret"]["groups"] == 0
+    assert shown.regret.groups == 0
 
 
 @pytest.mark.parametrize(
@@ -218,8 +219,8 @@ def test_what_is_expected_must_make_sense(tmp_path: Path) -> None:
 
 def test_an_empty_table_has_no_errors(tmp_path: Path) -> None:
     shown = validate_runs(write(tmp_path / "runs.csv", []))
-    assert shown["rows"] == shown["predicted"] == 0
-    assert shown["step_time"]["mean_ape"] is None
+    assert shown.rows == shown.predicted == 0
+    assert shown.step_time.mean_ape is None
 
 
 NUMERIC = [name for name in ROW if name not in ("id", "source", "model", "device", "quality")]
@@ -264,7 +265,7 @@ def test_a_row_without_a_batch_that_is_timed_by_tokens_is_one_line_with_its_reas
     ]
     out = tmp_path / "lines.csv"
     shown = validate(write(tmp_path / "runs.csv", rows), out=out)
-    assert (shown["rows"], shown["predicted"]) == (4, 1)
+    assert (shown.rows, shown.predicted) == (4, 1)
     with out.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     assert [line["id"] for line in lines] == ["own-1", "own-2", "own-3", "own-4"]
@@ -305,10 +306,10 @@ def test_steps_with_bad_cells_are_skipped_with_their_line(tmp_path: Path) -> Non
     lines = [header, first.replace("44.901", "fast"), empty, first]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     shown = validate(path, out=tmp_path / "lines.csv")
-    assert shown["predicted"] == 1
-    assert list(shown["skipped"]) == [
+    assert shown.predicted == 1
+    assert list(shown.skipped) == [
         "line 2 (gpt2-small-8-1024): step_ms is 'fast', expected a number",
         "line 3 (gpt2-small--1024): mbs is empty",
     ]
     path.write_text(f"{header}\n{first.replace('gpt2,12', 'rnn,12')}\n", encoding="utf-8")
-    assert "family 'rnn' of measured steps is not known" in validate(path)["skipped"]
+    assert "family 'rnn' of measured steps is not known" in validate(path).skipped

@@ -111,11 +111,11 @@ def test_words_that_nobody_knows_are_told_and_cost_nothing(tmp_path: Path) -> No
     table = tmp_path / "runs.csv"
     table.write_text(f"{','.join(header)}\n{','.join(line)}\n")
     shown = validate_runs(table)
-    assert shown["unread"] == {"framework 'skynet'": 1}
-    assert shown["accepted"] == shown["accepted_share"] == 1
-    assert set(shown["groups"]) == {"device", "method", "precision"}
-    assert shown["groups"]["precision"]["bf16"]["rows"] == 1
-    assert validate_runs(table, expect="oom")["rejected_share"] == 0
+    assert shown.unread == {"framework 'skynet'": 1}
+    assert shown.accepted == shown.accepted_share == 1
+    assert set(shown.groups) == {"device", "method", "precision"}
+    assert shown.groups["precision"]["bf16"].rows == 1
+    assert validate_runs(table, expect="oom").rejected_share == 0
 
 
 def test_what_is_not_said_is_typical_of_the_device_and_its_time() -> None:

@@ -107,7 +107,7 @@ def test_parallel_post_norm_double_and_shared_expert_blocks_are_mapped(tmp_path,
     )  # fmt: skip
     result = search_wafer(job)
     assert result.best.fits
-    assert abs(result.detailed["difference"]) < 0.25
+    assert abs(result.detailed.difference) < 0.25
     assert 0 <= result.certificate.gap < 1
     for name, baseline in result.baselines.items():
         assert baseline is not None, name

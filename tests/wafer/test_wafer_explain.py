@@ -8,11 +8,11 @@ from dataclasses import asdict
 import pytest
 from typer.testing import CliRunner
 
+import atoll
 from atoll.cli import app
 from atoll.errors import AtollError
 from atoll.files.wholefile import write_folder
 from atoll.questions import WaferQuestion
-from atoll.report.plan_file import FORMAT
 from atoll.wafer.answer.explain import CHANGES, explain_wafer_result, worth
 from atoll.wafer.answer.result import wafer_files
 from atoll.wafer.api import search_wafer
@@ -81,20 +81,20 @@ def test_what_cannot_be_priced_again_is_said_beside_the_rest(tmp_path, change):
         wafer=str(wafer), model=small_model(heads=8), batch=8, sequence=64, microbatch=(1, 2),
         baselines=False,
     )  # fmt: skip
-    result = run_wafer_search(job).to_dict()
+    result = run_wafer_search(job).answer
     if change == "gone":
         wafer.unlink()
     else:
         wafer.write_text(wafer.read_text().replace("clock: 1 GHz", "clock: 900 MHz"))
     shown = explain_wafer_result(result)
-    assert shown["explanation"] == []
-    assert "run the search again" in shown["note"] or "no such file" in shown["note"]
-    assert shown["slowest_stage"]["load_s"] > 0.0
-    assert all(0.0 <= other["slower_by"] < 1.0 for other in shown["runners_up"])
+    assert shown.explanation == ()
+    assert "run the search again" in shown.note or "no such file" in shown.note
+    assert shown.slowest_stage.load_s > 0.0
+    assert all(0.0 <= other.slower_by < 1.0 for other in shown.runners_up)
 
 
 def test_a_plans_folder_is_refused_with_what_shows_it(tmp_path):
-    (tmp_path / "plan.json").write_text(json.dumps({"kind": "plan", "format": FORMAT}))
+    atoll.estimate("bert-large", "h100", 1, batch=1).save(tmp_path / "plan.json")
     ended = CliRunner().invoke(app, ["explain", str(tmp_path)])
     assert isinstance(ended.exception, AtollError)
     assert "atoll report" in str(ended.exception)

@@ -10,7 +10,7 @@ from atoll.fabric.mesh import Rectangle, snake
 from atoll.fabric.routes import journeys
 from atoll.questions import WaferQuestion
 from atoll.step.states import STATES
-from atoll.wafer.answer.draw import text_map, wafer_object
+from atoll.wafer.answer.draw import text_map, wafer_picture
 from atoll.wafer.detailed import journey_rates_Bps, replay_mapping
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD
 from atoll.wafer.encoding.mapping import problems
@@ -85,10 +85,10 @@ def test_what_is_left_elsewhere_counts_there(tight):
 def test_the_pictures_and_the_replay_know_it(tight):
     wafer, helped, _ = tight
     found = evaluate(wafer, helped)
-    picture = wafer_object(wafer, found)
-    sender = next(s for s in picture["stages"] if s["offloaded"])
-    assert f"with {sender['helper']}" in text_map(picture)
-    assert abs(replay_mapping(wafer, found)["difference"]) < 0.05
+    picture = wafer_picture(wafer, found)
+    sender = next(s for s in picture.stages if s.offloaded)
+    assert f"with {sender.helper}" in text_map(picture)
+    assert abs(replay_mapping(wafer, found).difference) < 0.05
     # Links between the stages carry the journeys too.
     bare = replace(helped, stages=tuple(
         replace(s, helper=None, block=replace(s.block, keep=(KEEP,) * 7)) for s in helped.stages

@@ -90,7 +90,7 @@ def test_a_finished_folder_answers_from_its_records_and_takes_no_other_job(tmp_p
     first = run(job, out=out)
     with RunReader(out) as reader:
         status = reader.status()
-        assert (status.state, reader.result()["score"]) == ("finished", first.best.samples_per_s)
+        assert (status.state, reader.result().score) == ("finished", first.best.samples_per_s)
     monkeypatch.setattr("atoll.wafer.staging.stages.Planner.best", None)
     monkeypatch.setattr("atoll.wafer.staging.stages.Planner.exacts", None)
     assert answer(run(job, out=out)) == answer(first)

@@ -302,8 +302,8 @@ def test_job_files_and_faults(tmp_path):
         "dead_dies: [[1, 1]]\nsamples: 3\ndead_share: 0.1\nbaselines: false\n"
     )
     result = search_wafer(job)
-    assert result.faults["samples"] == 3
-    assert 0 < result.faults["kept"] <= 1
+    assert result.faults.samples == 3
+    assert 0 < result.faults.kept <= 1
     assert (1, 1) not in result.best.mapping.dies
     assert "#" in result.text_map()
 

@@ -70,12 +70,12 @@ def test_wafers_refuse_mixers_other_than_attention(name: str, tmp_path: Path) ->
 
 def test_models_show_active_parameters_and_which_part_they_are(tmp_path: Path) -> None:
     shown = atoll.describe_model(file(tmp_path, "olmoe"), sequence=128)
-    assert shown["active_parameters"] < shown["parameters"] and shown["part"] == ""
+    assert shown.active_parameters < shown.parameters and shown.part == ""
     folder = tmp_path / "whole"
     folder.mkdir()
     whole = {"model_type": "gemma3", "text_config": given("gemma3_text")}
     (folder / "config.json").write_text(json.dumps(whole), encoding="utf-8")
-    assert atoll.describe_model(str(folder), sequence=128)["part"] == "language part"
+    assert atoll.describe_model(str(folder), sequence=128).part == "language part"
 
 
 def test_the_documents_have_what_the_registry_has() -> None:

@@ -132,7 +132,7 @@ def test_a_search_takes_it_where_it_takes_a_model(tmp_path: Path) -> None:
         tp=[1, 2], baselines=False,
     )  # fmt: skip
     assert result.certificate.gap < 0.01
-    assert atoll.describe_model(str(file), microbatch=2)["parameters"] == 6 * 2 * 256 * 1024
+    assert atoll.describe_model(str(file), microbatch=2).parameters == 6 * 2 * 256 * 1024
 
 
 def test_writing_and_reading_is_the_identity(tmp_path: Path) -> None:

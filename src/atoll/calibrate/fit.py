@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 
+from atoll.answers.validation import CalibrationAnswer, Parameter
 from atoll.calibrate.rows import H200_OPERATORS, VECTORS, OperatorRow, fitted_rows, read_operators
 from atoll.calibrate.validate import (
     LONG_PRODUCT_S,
@@ -29,7 +29,6 @@ from atoll.calibrate.validate import (
 from atoll.cost.gpu_gemm import Floats
 from atoll.cost.gpu_vector import LEAST_BYTES, NARROW_COLUMNS, STREAMING
 from atoll.files.wholefile import whole_files
-from atoll.files.yamlfile import FileModel
 from atoll.hardware.gpu import (
     CALIBRATED,
     AttentionFile,
@@ -98,7 +97,7 @@ def calibrate(
     *,
     name: str | None = None,
     salt: str = "",
-) -> dict[str, Any]:
+) -> CalibrationAnswer:
     """Fit on half of a file of measured operators; errors on the other half; a YAML in `out`.
 
     `gpu` supplies the peaks, and the parameters of the kinds that the file has too few rows of,
@@ -112,16 +111,16 @@ def calibrate(
     if out is not None:
         with whole_files(lambda why: f"{out}: cannot be written ({why})", Path(out)) as (part,):
             part.write_text(calibration_yaml(fit), encoding="utf-8")
-    return {
-        "device": device.name,
-        "rows": len(rows),
-        "fitted": sum(seen),
-        "skipped": [f"line {row.line}: {row.trouble}" for row in rows if row.trouble],
-        "kept": list(kept),
-        "parameters": parameters(fit),
-        "held_out": validate_operators(csv, fitted, held_out=True, salt=salt),
-        "out": None if out is None else str(out),
-    }
+    return CalibrationAnswer(
+        device=device.name,
+        rows=len(rows),
+        fitted=sum(seen),
+        skipped=tuple(f"line {row.line}: {row.trouble}" for row in rows if row.trouble),
+        kept=tuple(kept),
+        parameters=parameters(fit),
+        held_out=validate_operators(csv, fitted, held_out=True, salt=salt),
+        out=None if out is None else str(out),
+    )
 
 
 def fit_calibration(
@@ -242,28 +241,34 @@ def _bytes_per_element(gpu: Gpu, kind: str, entry: str, table: Columns) -> float
     return float(f"{values[order][middle]:.4g}")
 
 
-def parameters(fit: Calibration) -> dict[str, Any]:
+def parameters(fit: Calibration) -> dict[str, Parameter | Mapping[str, Parameter]]:
     """The calibration as its YAML file has it, times in microseconds."""
-    shown = _written(fit, CalibrationFile)
-    for direction in ("attention_forward", "attention_backward"):
-        shown[direction] = _written(shown[direction], AttentionFile)
-    return shown | {"traffic": dict(fit.traffic)}
+    attention = ("attention_forward", "attention_backward")
+    names = {name: CALIBRATED.get(name, name) for name in CalibrationFile.model_fields}
+    shown: dict[str, Parameter | Mapping[str, Parameter]] = {}
+    for name, own in names.items():
+        if name in attention:
+            inside = getattr(fit, own)
+            shown[name] = {inner: _written(inside, inner) for inner in AttentionFile.model_fields}
+        elif name == "traffic":
+            shown[name] = dict(fit.traffic)
+        else:
+            shown[name] = _written(fit, name)
+    return shown
 
 
-def _written(fit: object, file: type[FileModel]) -> dict[str, Any]:
-    """The fields of a file, by the file's names."""
-    names = {name: CALIBRATED.get(name, name) for name in file.model_fields}
-    return {
-        name: f"{getattr(fit, own) * 1e6:.4g} us" if own.endswith("_s") else getattr(fit, own)
-        for name, own in names.items()
-    }
+def _written(fit: object, name: str) -> Parameter:
+    """A field of a file, by the file's name."""
+    own = CALIBRATED.get(name, name)
+    value: Parameter = getattr(fit, own)
+    return f"{float(value) * 1e6:.4g} us" if own.endswith("_s") else value
 
 
 def calibration_yaml(fit: Calibration) -> str:
     """The file that `load_calibration` reads."""
     lines = ["# Written by `atoll calibrate`; docs/gpu-model.md says what every value means."]
     for key, value in parameters(fit).items():
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             lines.append(f"{key}:")
             lines.extend(f"  {inner}: {item}" for inner, item in value.items())
         else:

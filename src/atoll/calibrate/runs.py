@@ -20,6 +20,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.answer import made_of
+from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
 from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.training.estimate import Estimator
@@ -231,7 +233,7 @@ def site_at(point: Floats, sd: Floats | None = None, **told: Any) -> Site:
 
 def fit_runs(
     path: str | Path, base: Site | None = None, device: str = "h200"
-) -> tuple[Site, dict[str, Any]]:
+) -> tuple[Site, RunsFit]:
     """The site of a file of measured runs, or of steps of one device, and how well it fits them.
 
     What `base` has measured of the site (a profile, NCCL's tests) is taken as given.
@@ -244,11 +246,11 @@ def fit_runs(
     fits = [fit_variant(variant, known) for variant in _likeliest(timed, base)]
     best = max(fits, key=lambda fit: fit.evidence)
     before = Variant(timed, base)
-    errors = {
-        "before": _error(before.measured - before.log_s(np.zeros(WIDTHS.size))),
-        "after": _error(best.residuals),
-        "left_out": _error(best.left_out) if len(timed) > 1 else None,
-    }
+    errors = FitErrors(
+        before=_error(before.measured - before.log_s(np.zeros(WIDTHS.size))),
+        after=_error(best.residuals),
+        left_out=_error(best.left_out) if len(timed) > 1 else None,
+    )
     devices = ", ".join(dict.fromkeys(t.run.gpu.name for t in timed))
     site = site_at(
         best.point,
@@ -258,18 +260,19 @@ def fit_runs(
         stack=best.variant.stack,
         attention=best.variant.attention,
         runs=len(timed),
-        error=errors["left_out"],
+        error=errors.left_out,
     )
-    return site, {
-        "rows": len(timed) + len(skipped),
-        "fitted": len(timed),
-        "skipped": skipped,
-        "software": [
-            {"stack": f.variant.stack, "attention": f.variant.attention, "evidence": f.evidence}
-            for f in sorted(fits, key=lambda fit: -fit.evidence)
-        ],
-        "errors": errors,
-    }
+    software = (
+        made_of(SoftwareFit, fit.variant, evidence=fit.evidence)
+        for fit in sorted(fits, key=lambda fit: -fit.evidence)
+    )
+    return site, RunsFit(
+        rows=len(timed) + len(skipped),
+        fitted=len(timed),
+        skipped=tuple(skipped),
+        software=tuple(software),
+        errors=errors,
+    )
 
 
 def _error(residuals: Floats) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
 
+from atoll.answers.answer import made_of
+from atoll.answers.validation import CollectiveTold, ProfiledStep, RunsFit, SiteCalibration
 from atoll.calibrate.kineto import StepTime, read_trace
 from atoll.calibrate.nccl import Collective, Spread, read_log
 from atoll.calibrate.runs import NOISE, fit_runs
@@ -28,7 +29,7 @@ def calibrate_site(
     nccl_tests: Sequence[str | Path] = (),
     device: str = "h200",
     out: str | Path | None = None,
-) -> dict[str, Any]:
+) -> SiteCalibration:
     """The site that measurements tell, and what each of them says; a YAML in `out`.
 
     What a profile or NCCL's tests measure directly is not fitted to runs. `device` is the one that
@@ -36,24 +37,29 @@ def calibrate_site(
     """
     given = [path for path in (data, trace, *nccl_tests) if path is not None]
     site = Site(name=Path(given[0]).stem.partition(".")[0] or "site", source="")
-    shown: dict[str, Any] = {}
+    logs: list[Collective] = []
+    steps: Sequence[StepTime] = ()
+    fit: RunsFit | None = None
     if nccl_tests:
         logs = [read_log(path) for path in nccl_tests]
         site = _with_logs(site, logs, device)
-        shown["collectives"] = [_log_dict(log) for log in logs]
     if trace is not None:
         steps = read_trace(trace)
         site = _with_steps(site, steps)
-        shown["steps"] = [asdict(step) for step in steps]
     if data is not None:
-        fitted, shown["runs"] = fit_runs(data, site, device)
+        fitted, fit = fit_runs(data, site, device)
         site = _joined(site, fitted)
     names = ", ".join(Path(path).name for path in given)
     site = site.model_copy(update={"source": fitted.source if data is not None else names})
     if out is not None:
         site.save(out)
-    told = site.model_dump(exclude_none=True, exclude_defaults=True)
-    return {"site": told, **shown, "out": None if out is None else str(out)}
+    return SiteCalibration(
+        site=site.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
+        collectives=tuple(map(_told, logs)),
+        steps=tuple(made_of(ProfiledStep, step) for step in steps),
+        runs=fit,
+        out=None if out is None else str(out),
+    )
 
 
 def _with_logs(site: Site, logs: Sequence[Collective], device: str) -> Site:
@@ -118,12 +124,6 @@ def _factor(found: Spread) -> KnownFactor:
     return KnownFactor(value=middle, low=low, high=high)
 
 
-def _log_dict(log: Collective) -> dict[str, Any]:
+def _told(log: Collective) -> CollectiveTold:
     """A log's figures; each as low, median, high."""
-    return {
-        "collective": log.kind,
-        "ranks": log.ranks,
-        "nodes": log.nodes,
-        "bus_Bps": log.bandwidth_Bps,
-        "latency_s": log.latency_s,
-    }
+    return made_of(CollectiveTold, log, collective=log.kind, bus_Bps=log.bandwidth_Bps)

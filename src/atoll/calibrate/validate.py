@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.calibrate.rows import (
     ATTENTION,
     H200_OPERATORS,
@@ -88,7 +88,7 @@ def validate_operators(
     held_out: bool = False,
     salt: str = "",
     out: str | Path | None = None,
-) -> dict[str, Any]:
+) -> OperatorsValidation:
     """Errors of the model on a file of measured operators, overall and by kind.
 
     With `held_out`, only the rows that `calibrate` leaves aside in that file are counted. `long`
@@ -105,37 +105,37 @@ def validate_operators(
     predicted_s = predict_s(device, known)
     errors = predicted_s / measured_s - 1
 
-    def of(choose: Callable[[OperatorRow], bool]) -> dict[str, float | int]:
+    def of(choose: Callable[[OperatorRow], bool]) -> Errors:
         return error_summary(errors[[choose(row) for row in known]] if known else errors)
 
     if out is not None:
         _write(out, known, measured_s, predicted_s)
     worst = np.argsort(-np.abs(errors), kind="stable")[:WORST]
-    return {
-        "device": device.name,
-        "rows": len(rows),
-        "predicted": len(known),
-        "skipped": dict(Counter(reason for reason in reasons if reason is not None)),
-        "step_time": error_summary(errors),
-        "memory": {"rows": 0, "mean_ape": None, "median_ape": None, "p90_ape": None},
-        "by_kind": {
+    return OperatorsValidation(
+        device=device.name,
+        rows=len(rows),
+        predicted=len(known),
+        skipped=dict(Counter(reason for reason in reasons if reason is not None)),
+        step_time=error_summary(errors),
+        by_kind={
             kind: of(lambda row, kind=kind: row.kind == kind)  # type: ignore[misc]
             for kind in KINDS
             if any(row.kind == kind for row in known)
         },
-        "long": of(lambda row: row.kind == "gemm" and row.measured_s >= LONG_PRODUCT_S),
-        "attention": of(lambda row: row.kind in ATTENTION),
-        "worst": [
-            {
-                "line": known[i].line,
-                "operator": known[i].describe(),
-                "measured_s": float(measured_s[i]),
-                "predicted_s": float(predicted_s[i]),
-                "error": float(errors[i]),
-            }
+        long=of(lambda row: row.kind == "gemm" and row.measured_s >= LONG_PRODUCT_S),
+        attention=of(lambda row: row.kind in ATTENTION),
+        worst=tuple(
+            WorstOperator(
+                line=known[i].line,
+                operator=known[i].describe(),
+                measured_s=float(measured_s[i]),
+                predicted_s=float(predicted_s[i]),
+                error=float(errors[i]),
+            )
             for i in worst
-        ],
-    }
+        ),
+        steps={},
+    )
 
 
 def _write(
@@ -149,15 +149,15 @@ def _write(
     write_csv(path, ("line", "operator", "measured_s", "predicted_s", "error"), lines)
 
 
-def error_summary(errors: Floats) -> dict[str, float | int]:
+def error_summary(errors: Floats) -> Errors:
     """Absolute relative errors: mean, median, 90th percentile; and the mean with its sign."""
     if errors.size == 0:
-        return {"rows": 0}
+        return Errors()
     sizes = np.abs(errors)
-    return {
-        "rows": int(errors.size),
-        "mean_ape": float(sizes.mean()),
-        "median_ape": float(np.median(sizes)),
-        "p90_ape": float(np.quantile(sizes, 0.9)),
-        "bias": float(errors.mean()),
-    }
+    return Errors(
+        rows=int(errors.size),
+        mean_ape=float(sizes.mean()),
+        median_ape=float(np.median(sizes)),
+        p90_ape=float(np.quantile(sizes, 0.9)),
+        bias=float(errors.mean()),
+    )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
-from atoll.commands.common import leave_when_interrupted, print_json
+from atoll.answers.answer import made_of
+from atoll.commands.common import answer, leave_when_interrupted
 from atoll.printing import tables
 from atoll.questions.verbs import CaptureQuestion
 
 
 def capture(question: CaptureQuestion, as_json: bool) -> None:
+    from atoll.answers.models import CaptureAnswer
     from atoll.api import describe_model
     from atoll.tracing import capture_target
     from atoll.workload import StoredModel
@@ -33,14 +34,19 @@ def capture(question: CaptureQuestion, as_json: bool) -> None:
     seconds = time.perf_counter() - start
     model.save(out)
     microbatch = model.file.microbatch or 1
-    shown: dict[str, Any] = describe_model(str(out), microbatch=microbatch)
-    shown |= {"file": str(out), "notes": list(model.file.notes), "seconds": seconds}
+    shown = made_of(
+        CaptureAnswer,
+        describe_model(str(out), microbatch=microbatch),
+        kind="capture",
+        file=str(out),
+        notes=tuple(model.file.notes),
+        seconds=seconds,
+    )
     for words in model.file.warnings:
         print(f"atoll: warning: {words}", file=sys.stderr)
+    answer(shown, as_json, tables.print_model)
     if as_json:
-        print_json(shown)
         return
-    tables.print_model(shown)
     for note in model.file.notes:
         print(f"note: {note}")
     print(f"{out}: written after {seconds:.1f} s")

@@ -13,11 +13,7 @@ def models(question: ModelsQuestion, as_json: bool) -> None:
     if question.name is not None:
         answer(describe_model(**question.asked()), as_json, tables.print_model)
         return
-    rows = list_models()
-    if as_json:
-        print_json({"models": rows})
-    else:
-        tables.print_models(rows)
+    answer(list_models(), as_json, tables.print_models)
 
 
 def hardware(question: HardwareQuestion, as_json: bool) -> None:
@@ -27,12 +23,13 @@ def hardware(question: HardwareQuestion, as_json: bool) -> None:
 
 
 def schema(question: SchemaQuestion) -> None:
+    from atoll.answers.kinds import answer_schema
     from atoll.questions.texts import schema as of
 
-    print_json(of(question.command))
+    print_json(of(question.command) | {"answer": answer_schema(question.command)})
 
 
 def env(question: EnvQuestion, as_json: bool) -> None:
     from atoll.environment import environment
 
-    answer(environment(), as_json, tables.print_hardware)
+    answer(environment(), as_json, tables.print_fields)

@@ -19,6 +19,8 @@ from atoll.printing.console import progress
 from atoll.stopping import Stop
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
     from atoll.driver import Progress
 
 INTERRUPTED = 130
@@ -72,7 +74,7 @@ def leave_if_interrupted(stop: Stop, out: Path | None) -> None:
         raise typer.Exit(128 + stop.signal)
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, JsonValue]) -> None:
     """One JSON object on standard output."""
     json.dump(value, sys.stdout, indent=1, allow_nan=False)
     sys.stdout.write("\n")
@@ -81,6 +83,6 @@ def print_json(value: Mapping[str, Any]) -> None:
 def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     """An answer as JSON, or as people read it."""
     if as_json:
-        print_json(value if isinstance(value, Mapping) else value.to_dict())
+        print_json(value if isinstance(value, dict) else value.to_dict())
     else:
         show(value)

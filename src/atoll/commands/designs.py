@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
 
+from atoll.answers.answer import dumped, made_of
 from atoll.commands.common import answer
 from atoll.errors import AtollError
 from atoll.files.jsonfile import faults_of
@@ -12,14 +13,13 @@ from atoll.printing import search as printing
 from atoll.questions.verbs import DesignsQuestion
 
 if TYPE_CHECKING:
+    from atoll.answers.designs import Row, RunKind
     from atoll.store import RunReader
     from atoll.store.rows import Rows
 
 
 def designs(question: DesignsQuestion, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from atoll.store import RunReader
+    from atoll.store import DesignsAnswer, RunReader, StatusAnswer, Written
     from atoll.store.parquet import export_parquet
 
     with RunReader(question.folder) as reader:
@@ -32,31 +32,35 @@ def designs(question: DesignsQuestion, as_json: bool) -> None:
             if question.front is None
             else source.front(question.front, filters)[offset : offset + limit]
         )
-        shown = {
-            "kind": kind,
-            "status": asdict(status) | {"gap": status.gap},
-            "count": source.count(filters),
-            "designs": rows,
-        }
-        if question.parquet is not None:
-            rows_written = export_parquet(source, question.parquet)
-            shown["parquet"] = {"file": str(question.parquet), "rows": rows_written}
+        path = question.parquet
+        shown = DesignsAnswer(
+            run=kind,
+            status=made_of(StatusAnswer, status),
+            count=source.count(filters),
+            designs=tuple(cast("Sequence[Row]", rows)),
+            parquet=None
+            if path is None
+            else Written(file=str(path), rows=export_parquet(source, path)),
+        )
     answer(shown, as_json, printing.print_designs)
 
 
-def _source(reader: RunReader, kind: str) -> RunReader | Rows:
+def _source(reader: RunReader, kind: RunKind) -> RunReader | Rows:
     """What is listed: chips, wafers of the answer, or layouts that were estimated."""
+    from atoll.answers.wafer import WaferAnswer
     from atoll.store.rows import Rows
 
     if kind == "search":
         return reader
-    with faults_of(reader.path, reader.as_written):
-        if kind == "wafer":
-            found = (reader.result() or {}).get("designs", [])
-            return Rows([row | {"score": row["samples_per_s"]} for row in found])
-        from atoll.training.planner.pieces import estimated_layouts
+    if kind == "wafer":
+        found = reader.result()
+        wafers = found.designs if isinstance(found, WaferAnswer) else ()
+        return Rows([dumped(row) | {"score": row.samples_per_s} for row in wafers])
+    from atoll.training.planner.pieces import estimated_layouts
 
-        return Rows(list(estimated_layouts(reader.notes("times "), reader.job()["batch"])))
+    with faults_of(reader.path, reader.as_written):
+        batch = reader.job()["batch"]
+        return Rows(list(estimated_layouts(reader.notes("times "), int(str(batch)))))
 
 
 def _filters(

@@ -17,16 +17,19 @@ def report(question: ReportQuestion, as_json: bool) -> None:
 
 
 def trace(question: TraceQuestion, as_json: bool) -> None:
+    from atoll.answers.search import SearchAnswer
+    from atoll.answers.wafer import WaferAnswer
     from atoll.report import open_folder, plan_trace, search_trace, write_trace
     from atoll.report.trace import check_trace_path
 
     folder = question.folder
-    source = open_folder(folder)
+    found = open_folder(folder).answer
     path = question.out or folder / "trace.json"
     check_trace_path(path)
-    with source.read_whole():
-        planned = source.kind in ("plan", "estimate")
-        made = plan_trace(source.content) if planned else search_trace(source.content)
+    if isinstance(found, SearchAnswer | WaferAnswer):
+        made = search_trace(found)
+    else:
+        made = plan_trace(found)
     if not made["traceEvents"]:
         raise AtollError(f"{folder}: nothing on record to trace; run the search again.")
     _wrote(write_trace(made, path), as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from atoll.commands.common import answer, interruptible, leave_if_interrupted
@@ -28,27 +28,26 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
 
 
 def explain(question: ExplainQuestion, as_json: bool) -> None:
+    from atoll.answers.plan import PlanAnswer
+    from atoll.answers.search import SearchAnswer
+    from atoll.answers.wafer import WaferAnswer
     from atoll.explore.answer.why import explain_result
     from atoll.report import open_folder
 
-    source = open_folder(question.folder)
-    if source.kind == "estimate":
+    found = open_folder(question.folder).answer
+    if isinstance(found, SearchAnswer):
+        answer(explain_result(found), as_json, printing.print_explanation)
+    elif isinstance(found, WaferAnswer):
+        from atoll.printing.wafer import print_wafer_explanation
+        from atoll.wafer.answer.explain import explain_wafer_result
+
+        answer(explain_wafer_result(found), as_json, print_wafer_explanation)
+    elif isinstance(found, PlanAnswer):
+        from atoll.printing.training import print_plan_explanation
+
+        answer(found.explained(), as_json, print_plan_explanation)
+    else:
         raise AtollError(
             f"{question.folder}: holds the estimate of one layout, which was compared with none; "
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
-    show: Callable[[Mapping[str, Any]], None] = printing.print_explanation
-    explained: Callable[[dict[str, Any]], dict[str, Any]] = explain_result
-    if source.kind == "wafer":
-        from atoll.printing.wafer import print_wafer_explanation
-        from atoll.wafer.answer.explain import explain_wafer_result
-
-        show, explained = print_wafer_explanation, explain_wafer_result
-    elif source.kind == "plan":
-        from atoll.printing.training import print_plan_explanation
-        from atoll.report.plan_file import explain_plan
-
-        show, explained = print_plan_explanation, explain_plan
-    with source.read_whole():
-        shown = explained(source.content)
-    answer(shown, as_json, show)

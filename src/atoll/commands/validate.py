@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from atoll.commands.common import answer, print_json
+from atoll.answers.validation import (
+    CalibrationAnswer,
+    OperatorsValidation,
+    RunsValidation,
+    SiteCalibration,
+)
+from atoll.commands.common import answer
 from atoll.printing import search as printing
 from atoll.printing import tables
 from atoll.printing import training as printing_training
@@ -18,20 +24,27 @@ def place(question: PlaceQuestion, as_json: bool) -> None:
 def calibrate(question: CalibrateQuestion, as_json: bool) -> None:
     from atoll.api import calibrate as run
 
-    shown = run(**question.asked())
-    answer(shown, as_json, tables.print_site if "site" in shown else tables.print_calibration)
+    answer(run(**question.asked()), as_json, _print_calibration)
+
+
+def _print_calibration(shown: CalibrationAnswer | SiteCalibration) -> None:
+    if isinstance(shown, SiteCalibration):
+        tables.print_site(shown)
+    else:
+        tables.print_calibration(shown)
 
 
 def validate(question: ValidateQuestion, as_json: bool) -> None:
     from atoll.api import validate as run
 
-    shown = run(**question.asked())
-    if as_json:
-        print_json(shown)
-    elif "by_kind" in shown:
-        tables.print_validation(shown)
-        for name, steps in shown.get("steps", {}).items():
-            print(f"\nwhole steps ({name}):")
-            printing_training.print_runs(steps)
-    else:
+    answer(run(**question.asked()), as_json, _print_validation)
+
+
+def _print_validation(shown: OperatorsValidation | RunsValidation) -> None:
+    if isinstance(shown, RunsValidation):
         printing_training.print_runs(shown)
+        return
+    tables.print_validation(shown)
+    for name, steps in shown.steps.items():
+        print(f"\nwhole steps ({name}):")
+        printing_training.print_runs(steps)

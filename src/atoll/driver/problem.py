@@ -22,6 +22,9 @@ from atoll.step.certificate import Certificate
 from atoll.stopping import Stop, StoppedError
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+    from atoll.answers.designs import Identity
     from atoll.store import RunStore
 
 Progress = Callable[[str, int, int, float, float], None]
@@ -38,7 +41,7 @@ class Answer(Protocol):
     def ended_early(self) -> bool:
         """Whether some of it is left to a later run of the same search."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, JsonValue]: ...
 
 
 A = TypeVar("A", bound=Answer)
@@ -91,7 +94,7 @@ class Desk:
 class Problem(Protocol[A]):
     """A question that is ready to be answered."""
 
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Identity:
         """What its records depend on: a folder belongs to one such question."""
 
     def solve(self, desk: Desk) -> A:

@@ -73,8 +73,10 @@ class DaskCluster:
             self._counted = time.monotonic(), max(1, threads)
         return self._counted[1]
 
-    def _workers(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+    def _workers(self) -> Mapping[str, Mapping[str, int]]:
+        found: Mapping[str, Mapping[str, int]] = self._client.scheduler_info(n_workers=-1)[
+            "workers"
+        ]
         return found
 
     def start(self, context: Any) -> None:

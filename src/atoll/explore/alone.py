@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from atoll.explore.answer.result import Alone
+from atoll.answers.search import Alone
 from atoll.explore.finder import Finder
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
@@ -39,9 +39,9 @@ def alone(
         if outcome.stopped or outcome.best is None:
             return
         yield Alone(
-            workload.name,
-            Finder(search).design(outcome.best).accelerator.describe(),
-            outcome.score,
-            outcome.bound,
-            shared[index],
-        )
+            model=workload.name,
+            chip=Finder(search).design(outcome.best).accelerator.describe(),
+            samples_per_s=outcome.score,
+            bound_samples_per_s=outcome.bound,
+            shared_samples_per_s=shared[index],
+        ).sharing(shared[index])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ class Baseline:
     found: Mapping[int, Found] = field(default_factory=dict, repr=False)
     """By model: the plans behind the score."""
 
-    def to_note(self) -> dict[str, Any]:
+    def to_note(self) -> dict[str, float | None]:
         """What is kept with a search; the plans have their own place."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "found"}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.design import LayerPass, Record
 from atoll.explore.answer.explain import layer_report
 from atoll.explore.answer.result import Design, ModelPlan
 from atoll.explore.pricing.energy import energy_per_token_J, step_energy
@@ -57,7 +57,7 @@ class Finder:
             plans=tuple(plans),
         )
 
-    def _layers(self, priced: Priced, chip: int, plan: Found) -> list[dict[str, Any]]:
+    def _layers(self, priced: Priced, chip: int, plan: Found) -> tuple[LayerPass, ...]:
         """The schedules behind a plan, solved again where they are not at hand; nothing where the
         search has to end before they are.
         """
@@ -70,7 +70,7 @@ class Finder:
                     0, variant, plan.effort, search.tolerance / 4.0, search.stop
                 )
             except StoppedError:
-                return []
+                return ()
         return layer_report(priced, 0, variant, solved)
 
     def peak_power_W(self, chip: int) -> float:
@@ -119,13 +119,13 @@ class Finder:
         placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
         return np.inf if placed is None else placed.step_time_s
 
-    def record(self, chip: int) -> dict[str, Any]:
+    def record(self, chip: int) -> Record:
         """One flat record of an evaluated design."""
         chips = self.search.frontier.chips
         number = int(chips.design[chip])
         space, design = self._place_of(number)
         plans = self.search.frontier.found[chip]
-        row: dict[str, Any] = {
+        row: dict[str, int | float] = {
             "design": number,
             **{name: int(getattr(space, name)[design]) for name in PARAMETERS[:-1]},
             "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),

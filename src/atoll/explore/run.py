@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from atoll.answers.designs import Identity
+from atoll.answers.search import Alone, Beside, FrontAnswer
 from atoll.driver import Desk, Means, Progress, drive
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor
 from atoll.explore.alone import alone
 from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
-from atoll.explore.answer.result import Alone, Design, SearchResult
+from atoll.explore.answer.result import Design, SearchResult
 from atoll.explore.answer.scope import Scope, open_space
 from atoll.explore.baselines import NAMES, Baseline, reference_space, run_baselines
 from atoll.explore.evolve import evolve_search
@@ -49,7 +50,7 @@ from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
 from atoll.stopping import Asked, Stop, StoppedError, go_on, never
-from atoll.training.planner.beside import Beside, plan_beside
+from atoll.training.planner.beside import plan_beside
 from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.units import format_bytes
@@ -110,7 +111,7 @@ class ChipProblem:
     variants: Variants
     runs: Mapping[str, Run]
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         return identity(self.job, self.space, self.setting.network, self.variants)
 
     def solve(self, desk: Desk) -> SearchResult:
@@ -200,7 +201,7 @@ class _Road:
         if exact and self.stop() and not np.isfinite(complete_above):
             left_out["plateau"] = self.stop.reason
         finder = Finder(search)
-        pareto: dict[str, Any] = {}
+        pareto: dict[str, FrontAnswer] = {}
         front_stopped = outcome.stopped if job.pareto else ""
         if job.pareto and not outcome.stopped:
             pareto, front_stopped = self._fronts(search, finder)
@@ -263,8 +264,7 @@ class _Road:
         known = journal.note("alone")
         if known is not None:
             return tuple(
-                Alone(**told | {"shared_samples_per_s": samples})
-                for told, samples in zip(known, shared, strict=True)
+                Alone(**told).sharing(samples) for told, samples in zip(known, shared, strict=True)
             )
         found = tuple(
             alone(self.space, self.setting, self.variants, shared, self.job.tolerance, self.stop)
@@ -273,16 +273,16 @@ class _Road:
             journal.put_note("alone", [asdict(one) for one in found])
         return found
 
-    def _fronts(self, search: Search, finder: Finder) -> tuple[dict[str, Any], str]:
+    def _fronts(self, search: Search, finder: Finder) -> tuple[dict[str, FrontAnswer], str]:
         """The fronts as records, and why they are not complete, if they are not."""
         found, why = (
             (evaluated_fronts(search), "") if self.job.strategy == "evolve" else fronts(search)
         )
         shown = {
-            name: {
-                "proven_within": front.proven_within,
-                "designs": [finder.record(chip) for chip in front.chips],
-            }
+            name: FrontAnswer(
+                proven_within=front.proven_within,
+                designs=tuple(finder.record(chip) for chip in front.chips),
+            )
             for name, front in found.items()
         }
         return shown, why

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.energy import StepEnergy, energy_per_token_J
@@ -18,7 +18,8 @@ from atoll.hardware import Network, ProductSpace, Space
 from atoll.hardware.space import ARRAYS
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
-from atoll.store import DesignRow, EvaluationRow, RunStore, fingerprint
+from atoll.schedule.solve import Effort
+from atoll.store import DesignRow, EvaluationRow, Identity, RunStore, StoredPlan, fingerprint
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -99,18 +100,32 @@ class StoredJournal(Journal):
     def put_note(self, name: str, value: Any) -> None:
         self.store.put_note(name, value)
 
-    def _plan(self, model: int, plan: Found) -> dict[str, Any]:
+    def _plan(self, model: int, plan: Found) -> StoredPlan:
         variant = self._variants.variants[plan.variant]
         workload = self._variants.workloads[model]
+        energy = plan.energy
         return {
             "number": model,
             "model": workload.name,
             "samples_per_s": workload.global_batch / plan.step_time_s,
             "microbatch": variant.microbatch,
             "tensor": variant.tensor,
-            **{name: getattr(variant, name) for name in ("cp", "ep", "etp", "sp")},
-            **asdict(plan),
+            "cp": variant.cp,
+            "ep": variant.ep,
+            "etp": variant.etp,
+            "sp": variant.sp,
+            "step_time_s": plan.step_time_s,
+            "variant": plan.variant,
             "pass_s": plan.pass_s.tolist(),
+            "pipeline": plan.pipeline,
+            "data": plan.data,
+            "energy": {
+                "parts_J": dict(energy.parts_J),
+                "step_time_s": energy.step_time_s,
+                "devices": energy.devices,
+                "tokens": energy.tokens,
+            },
+            "effort": plan.effort,
         }
 
 
@@ -131,16 +146,21 @@ def chip_parameters(chips: Chips, chip: int, profile: Profile) -> dict[str, floa
     }
 
 
-def _found(plan: Mapping[str, Any]) -> Found:
-    own = {f.name: plan[f.name] for f in fields(Found)}
+def _found(plan: StoredPlan) -> Found:
     return Found(
-        **own | {"pass_s": np.array(plan["pass_s"]), "energy": StepEnergy(**plan["energy"])}
+        step_time_s=plan["step_time_s"],
+        variant=plan["variant"],
+        pass_s=np.array(plan["pass_s"]),
+        pipeline=plan["pipeline"],
+        data=plan["data"],
+        energy=StepEnergy(**plan["energy"]),
+        effort=cast(Effort, plan["effort"]),
     )
 
 
 def identity(
     job: SearchQuestion, space: Space | ProductSpace, network: Network, variants: Variants
-) -> dict[str, Any]:
+) -> Identity:
     """What a result depends on: two jobs with the same identity share their evaluations.
 
     Limits on time, baselines, the front and the number of workers change none.
@@ -150,7 +170,7 @@ def identity(
         del told[name]
     if job.strategy != "evolve":
         del told["seed"]
-    models = [
+    models: list[JsonValue] = [
         {
             "config": fingerprint({"config": repr(workload.config)}),
             "name": workload.name,
@@ -167,7 +187,7 @@ def identity(
     }
 
 
-def space_identity(space: Space) -> dict[str, Any]:
+def space_identity(space: Space) -> dict[str, JsonValue]:
     """A space by its content."""
     digest = hashlib.blake2b(digest_size=16)
     for name in ARRAYS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError
 from atoll.export.deepspeed import VALUES as DEEPSPEED_VALUES
 from atoll.export.deepspeed import deepspeed
@@ -48,6 +49,7 @@ __all__ = [
     "check_target",
     "export",
     "export_run",
+    "launch_files",
     "refusals",
     "write_export",
 ]
@@ -91,6 +93,21 @@ def export_run(target: str, run: Run, layout: Layout) -> Export:
         devices_per_node=run.network.node,
         stages=even_sizes(run.model.layers, layout.pp * layout.rounds),
     )
+
+
+def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
+    """The launch file of every tool that can say the layout; of the others, why not."""
+    found = []
+    for target in EXPORTERS:
+        try:
+            made = export_run(target, run, layout)
+        except AtollError as error:
+            found.append(LaunchFile(target=target, refused=str(error)))
+        else:
+            found.append(
+                LaunchFile(target=target, file=made.filename, text=made.text, notes=made.notes)
+            )
+    return tuple(found)
 
 
 def refusals(target: str, run: Run) -> Callable[[Layout], str | None]:

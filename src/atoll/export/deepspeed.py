@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
-from atoll.export.plan import Export, Plan, Values, check
+from atoll.export.plan import Export, Plan, Setting, Settings, Values, check
 
 TARGET = "deepspeed"
 VALUES: Values = {
@@ -28,7 +27,7 @@ def deepspeed(plan: Plan) -> Export:
         "--deepspeed --deepspeed_config ds_config.json; model, optimizer, data and a sequence of "
         f"{plan.sequence} come from your script.",
     ]
-    values: dict[str, Any] = {
+    values: dict[str, Setting | Settings] = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": layout.microbatch,
         "gradient_accumulation_steps": plan.microbatches,
@@ -52,28 +51,29 @@ def deepspeed(plan: Plan) -> Export:
             "as UlyssesSPAttentionHF.register_with_transformers returns."
         )
     if layout.pp > 1:
-        values["pipeline"] = {"stages": layout.pp, "activation_checkpoint_interval": 0}
+        whole = int(layout.recompute == "full")
+        values["pipeline"] = {"stages": layout.pp, "activation_checkpoint_interval": whole}
         notes.append(
             f"Build the model as PipelineModule(num_stages={layout.pp}) with "
             f"{', '.join(map(str, plan.stages))} blocks on its stages; the JSON cannot say it."
         )
     if layout.recompute == "full":
-        notes.append(_full_recompute(plan, values))
+        if layout.pp == 1:
+            values["activation_checkpointing"] = {"partition_activations": False}
+        notes.append(_full_recompute(plan))
     text = json.dumps(values, indent=2) + "\n"
     return Export(TARGET, "ds_config.json", text, tuple(notes))
 
 
-def _zero(stage: int) -> dict[str, Any]:
+def _zero(stage: int) -> Settings:
     if stage == 0:
         return {"stage": 0}
     return {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
 
 
-def _full_recompute(plan: Plan, values: dict[str, Any]) -> str:
+def _full_recompute(plan: Plan) -> str:
     if plan.layout.pp > 1:
-        values["pipeline"]["activation_checkpoint_interval"] = 1
         return "Recompute each block: PipelineModule(activation_checkpoint_interval=1)."
-    values["activation_checkpointing"] = {"partition_activations": False}
     return (
         "Recompute each block in your script: model.gradient_checkpointing_enable(), or "
         "deepspeed.checkpointing.checkpoint around it."

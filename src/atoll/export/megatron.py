@@ -7,7 +7,6 @@ releases that carry it are 0.17); the tests give every script to that parser.
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from atoll.export.megatron_core import (
     microbatch_group,
@@ -17,7 +16,7 @@ from atoll.export.megatron_core import (
     sharding_values,
 )
 from atoll.export.megatron_model import model_values
-from atoll.export.plan import Export, Plan
+from atoll.export.plan import Export, Plan, Settings
 
 TARGET = "megatron"
 Arguments = list[tuple[str, ...]]
@@ -25,12 +24,12 @@ Arguments = list[tuple[str, ...]]
 
 def megatron(plan: Plan) -> Export:
     model, notes = model_values(plan)
-    batch = {
+    batch: Settings = {
         "micro_batch_size": plan.layout.microbatch,
         "global_batch_size": plan.global_batch,
         "seq_length": plan.sequence,
     }
-    groups = {
+    groups: dict[str, Settings] = {
         "MODEL": model,
         "PARALLEL": _parallel(plan, notes),
         "BATCH": batch,
@@ -46,7 +45,7 @@ def megatron(plan: Plan) -> Export:
     return Export(TARGET, "megatron.sh", _script(plan, given), tuple(notes))
 
 
-def _parallel(plan: Plan, notes: list[str]) -> dict[str, Any]:
+def _parallel(plan: Plan, notes: list[str]) -> Settings:
     layout = plan.layout
     notes += sharding_notes(plan)
     values = parallel_values(plan, TARGET) | {
@@ -62,7 +61,7 @@ def _parallel(plan: Plan, notes: list[str]) -> dict[str, Any]:
     return values
 
 
-def _arguments(values: dict[str, Any]) -> Arguments:
+def _arguments(values: Settings) -> Arguments:
     """Fields as arguments: a switch where it is on, and what there is a value for."""
     found: Arguments = []
     for field, value in values.items():
@@ -72,7 +71,7 @@ def _arguments(values: dict[str, Any]) -> Arguments:
     return found
 
 
-def _precision(plan: Plan, notes: list[str]) -> dict[str, Any]:
+def _precision(plan: Plan, notes: list[str]) -> Settings:
     if plan.precision != "fp8":
         return {plan.precision: True}
     notes.append(

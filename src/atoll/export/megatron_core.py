@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from atoll.export.plan import Plan, Values, refuse
+from atoll.export.plan import Plan, Settings, Values, refuse
 from atoll.step.orders import groups
 
 VALUES: Values = {"recompute": ("none", "selective", "full"), "schedule": ("1f1b",)}
@@ -31,11 +29,11 @@ def check_core(plan: Plan, target: str) -> None:
         raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
 
 
-def parallel_values(plan: Plan, target: str) -> dict[str, Any]:
+def parallel_values(plan: Plan, target: str) -> Settings:
     """Fields of ModelParallelConfig."""
     check_core(plan, target)
     layout = plan.layout
-    values: dict[str, Any] = {
+    values: Settings = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
         "context_parallel_size": layout.cp,
@@ -47,11 +45,11 @@ def parallel_values(plan: Plan, target: str) -> dict[str, Any]:
     return values | {"pipeline_model_parallel_layout": None if plan.even else _stages(plan)}
 
 
-def sharding_values(plan: Plan) -> dict[str, Any]:
+def sharding_values(plan: Plan) -> Settings:
     """Fields of DistributedDataParallelConfig: the distributed optimizer is ZeRO 1, Megatron-FSDP
     2 and 3."""
     layout = plan.layout
-    values: dict[str, Any] = {
+    values: Settings = {
         "use_distributed_optimizer": layout.zero > 0,
         "overlap_grad_reduce": layout.zero > 0 or layout.dp * layout.cp > 1,
         "overlap_param_gather": layout.zero > 0,
@@ -92,7 +90,7 @@ def _stages(plan: Plan) -> str:
     return "|".join(chunks)
 
 
-def recompute_values(plan: Plan, target: str) -> dict[str, Any]:
+def recompute_values(plan: Plan, target: str) -> Settings:
     """Fields of TransformerConfig."""
     policy = plan.layout.recompute
     if policy == "none":

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
 
 from atoll.errors import AtollError
-from atoll.export.plan import Plan, refuse
+from atoll.export.plan import Plan, Settings, refuse
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "megatron"
 
 
-def model_values(plan: Plan) -> tuple[dict[str, Any], list[str]]:
+def model_values(plan: Plan) -> tuple[Settings, list[str]]:
     """Arguments by name (None and False: left out), and notes on what Atoll's description of a
     model leaves open."""
     model = plan.model
     _check(model)
     notes: list[str] = []
-    found: dict[str, Any] = {
+    found: Settings = {
         "num_layers": model.layers,
         "hidden_size": model.hidden,
         "ffn_hidden_size": model.dense_ffn or model.ffn,
@@ -86,14 +85,14 @@ def _swiglu(model: ModelConfig) -> bool:
     return model.gated
 
 
-def _biases(model: ModelConfig) -> dict[str, Any]:
+def _biases(model: ModelConfig) -> Settings:
     queries, *others = model.attention_bias, model.output_bias, model.mlp_bias
     if others not in ([queries, queries], [False, False]):
         raise _no_argument(model, "biases on some of its layers only")
     return {"disable_bias_linear": not any(others), "add_qkv_bias": queries and not any(others)}
 
 
-def _positions(plan: Plan, notes: list[str]) -> dict[str, Any]:
+def _positions(plan: Plan, notes: list[str]) -> Settings:
     model = plan.model
     kinds = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
     if model.positions not in kinds:
@@ -121,7 +120,7 @@ def _positions(plan: Plan, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _attention(model: ModelConfig, notes: list[str]) -> dict[str, Any]:
+def _attention(model: ModelConfig, notes: list[str]) -> Settings:
     if model.value_dim not in (0, model.head_dim):
         raise _no_argument(model, f"values {model.value_dim} wide beside keys {model.head_dim}")
     grouped = model.kv_heads != model.heads
@@ -135,7 +134,7 @@ def _attention(model: ModelConfig, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _latent_attention(model: ModelConfig, notes: list[str]) -> dict[str, Any]:
+def _latent_attention(model: ModelConfig, notes: list[str]) -> Settings:
     notes.append(
         "Multi-latent attention takes YaRN positions by default; set --rope-type, "
         "--rotary-scaling-factor and --mscale as the model needs."
@@ -151,7 +150,7 @@ def _latent_attention(model: ModelConfig, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _experts(model: ModelConfig, notes: list[str]) -> dict[str, Any]:
+def _experts(model: ModelConfig, notes: list[str]) -> Settings:
     notes.append(
         "Atoll does not keep how the router balances, scales or groups experts; add "
         "--moe-router-load-balancing-type, --moe-aux-loss-coeff, --moe-router-pre-softmax and "
@@ -182,7 +181,7 @@ def _layer_pattern(model: ModelConfig) -> str:
     return "(" + "+".join(f"[{with_experts}]*{length}" for with_experts, length in runs) + ")"
 
 
-def _vocabulary(plan: Plan, notes: list[str]) -> dict[str, Any]:
+def _vocabulary(plan: Plan, notes: list[str]) -> Settings:
     """The table as it was estimated: padded only as far as the tensor group needs."""
     vocab, tp = plan.model.vocab, plan.layout.tp
     padded = -(-vocab // tp) * tp

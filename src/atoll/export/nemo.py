@@ -7,8 +7,6 @@ file as --config-file.
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
 
 from atoll.export.megatron_core import (
@@ -18,7 +16,7 @@ from atoll.export.megatron_core import (
     sharding_notes,
     sharding_values,
 )
-from atoll.export.plan import Export, Plan
+from atoll.export.plan import Export, Plan, Settings
 
 TARGET = "nemo"
 
@@ -69,9 +67,9 @@ def nemo(plan: Plan) -> Export:
     return Export(TARGET, "recipe.yaml", text, tuple(notes))
 
 
-def _values(plan: Plan) -> dict[str, Any]:
-    layout = plan.layout
-    model: dict[str, Any] = {
+def _values(plan: Plan) -> dict[str, Settings | str]:
+    layout, fully = plan.layout, plan.layout.zero >= 2
+    model: Settings = {
         "seq_length": plan.sequence,
         **parallel_values(plan, TARGET),
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
@@ -83,18 +81,17 @@ def _values(plan: Plan) -> dict[str, Any]:
         model["microbatch_group_size_per_vp_stage"] = group
     fields = ("granularity", "method", "num_layers", "modules")
     recompute = dict.fromkeys(f"recompute_{field}" for field in fields)
-    values = {
+    values: dict[str, Settings | str] = {
         "model": model | recompute | recompute_values(plan, TARGET),
         "train": {
             "micro_batch_size": layout.microbatch,
             "global_batch_size": plan.global_batch,
         },
         "dataset": {"sequence_length": plan.sequence},
-        "ddp": sharding_values(plan),
+        "ddp": sharding_values(plan) | ({"average_in_collective": False} if fully else {}),
         "optimizer": {"use_distributed_optimizer": layout.zero > 0},
     }
-    if layout.zero >= 2:
-        values["ddp"]["average_in_collective"] = False
+    if fully:
         values["dist"] = {"use_megatron_fsdp": True}
         values["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
     return values | {"mixed_precision": PRECISION[plan.precision]}

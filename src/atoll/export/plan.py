@@ -12,6 +12,9 @@ from atoll.step.stages import even_sizes
 from atoll.workload.families.model_config import ModelConfig
 
 Values = dict[str, tuple[Any, ...]]
+Setting = bool | int | float | str | None | Sequence[str] | Sequence[Sequence[str]]
+Settings = dict[str, Setting]
+"""Fields of a tool's configuration, by its own names."""
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from atoll.export.plan import Export, Plan, Values, check, refuse
+from atoll.export.plan import Export, Plan, Settings, Values, check, refuse
 from atoll.export.torchtitan_models import Flavor, find_flavor
 from atoll.step.orders import groups
 
@@ -34,7 +34,7 @@ def torchtitan(plan: Plan) -> Export:
     ]
     if note:
         notes.append(note)
-    sections: dict[str, dict[str, Any]] = {
+    sections: dict[str, Settings] = {
         "job": {"description": plan.title},
         "model": {
             "name": flavor.name,
@@ -70,7 +70,7 @@ def _header(plan: Plan) -> str:
     )
 
 
-def _training(plan: Plan) -> dict[str, Any]:
+def _training(plan: Plan) -> Settings:
     layout = plan.layout
     # A pipeline takes all microbatches of a step as its local batch; without one, torchtitan
     # accumulates gradients over local batches.
@@ -85,7 +85,7 @@ def _training(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _data_parallel(plan: Plan, notes: list[str]) -> dict[str, Any]:
+def _data_parallel(plan: Plan, notes: list[str]) -> Settings:
     layout = plan.layout
     if layout.zero == 0:
         return {"data_parallel_replicate_degree": layout.dp, "data_parallel_shard_degree": 1}
@@ -102,18 +102,18 @@ def _data_parallel(plan: Plan, notes: list[str]) -> dict[str, Any]:
     }
 
 
-def _experts(plan: Plan) -> dict[str, Any]:
+def _experts(plan: Plan) -> Settings:
     if not plan.model.experts:
         return {}
-    degrees = {"expert_parallel_degree": plan.layout.ep}
+    degrees: Settings = {"expert_parallel_degree": plan.layout.ep}
     if plan.layout.ep > 1:
         degrees["expert_tensor_parallel_degree"] = plan.layout.etp
     return degrees
 
 
-def _pipeline(plan: Plan) -> dict[str, Any]:
+def _pipeline(plan: Plan) -> Settings:
     layout = plan.layout
-    found: dict[str, Any] = {"pipeline_parallel_degree": layout.pp}
+    found: Settings = {"pipeline_parallel_degree": layout.pp}
     if layout.pp == 1:
         return found
     found["pipeline_parallel_schedule"] = (
@@ -140,7 +140,7 @@ def _modules(stages: tuple[int, ...]) -> list[list[str]]:
     return parts
 
 
-def _recompute(plan: Plan) -> dict[str, Any]:
+def _recompute(plan: Plan) -> Settings:
     policy = plan.layout.recompute
     if policy in ("none", "full"):
         return {"mode": policy}
@@ -153,7 +153,7 @@ def _recompute(plan: Plan) -> dict[str, Any]:
     )
 
 
-def _fp8(sections: dict[str, dict[str, Any]], notes: list[str]) -> None:
+def _fp8(sections: dict[str, Settings], notes: list[str]) -> None:
     sections["model"]["converters"] = ["quantize.linear.float8"]
     sections["quantize.linear.float8"] = {
         "recipe_name": "rowwise",
@@ -241,7 +241,7 @@ def _pipeline_refusals(plan: Plan) -> Iterator[str]:
         )
 
 
-def _section(name: str, body: dict[str, Any]) -> str:
+def _section(name: str, body: Settings) -> str:
     lines = [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in body.items())]
     return "\n".join(lines) + "\n"
 

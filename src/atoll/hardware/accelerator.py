@@ -7,9 +7,7 @@ array cell and clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -61,35 +59,3 @@ class Accelerator:
 
 def core_buffer_bytes(width: int, depth: int) -> int:
     return max(KIB, width * depth // 64 * KIB)
-
-
-def accelerator_dict(chip: Accelerator) -> dict[str, Any]:
-    """A chip as results show it."""
-    return {
-        "tensor_cores": chip.tensor_cores,
-        "vector_cores": chip.vector_cores,
-        "width": chip.width,
-        "depth": chip.depth,
-        "vector_width": chip.vector_width,
-        "glb_MiB": chip.glb_bytes / MIB,
-        "glb_bandwidth_Bpc": chip.glb_bandwidth_Bpc,
-        "clock_GHz": chip.clock_Hz / 1e9,
-        "hbm_GiB": chip.hbm.capacity_bytes / GIB,
-        "hbm_bandwidth_GBps": chip.hbm.bandwidth_Bps / 1e9,
-        "peak_TFLOPs": chip.peak_flops / 1e12,
-    }
-
-
-def accelerator_of(shown: Mapping[str, Any]) -> Accelerator:
-    """The chip behind `accelerator_dict`."""
-    return Accelerator(
-        tensor_cores=shown["tensor_cores"],
-        vector_cores=shown["vector_cores"],
-        width=shown["width"],
-        depth=shown["depth"],
-        vector_width=shown["vector_width"],
-        glb_bytes=round(shown["glb_MiB"] * MIB),
-        glb_bandwidth_Bpc=shown["glb_bandwidth_Bpc"],
-        clock_Hz=shown["clock_GHz"] * 1e9,
-        hbm=Hbm(round(shown["hbm_GiB"] * GIB), shown["hbm_bandwidth_GBps"] * 1e9),
-    )

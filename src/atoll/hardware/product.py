@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from atoll.errors import InfeasibleError
 from atoll.hardware.accelerator import Hbm
@@ -90,7 +91,7 @@ class ProductSpace:
         chosen = np.sort(rng.choice(drawn, size=min(count, len(drawn)), replace=False))
         return self.designs(chosen)[0]
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, JsonValue]:
         """What the space is, as plain data."""
         return {
             "axes": asdict(self.axes),

@@ -212,23 +212,3 @@ class Wafer:
         price = PROCESSES[self.process].wafer_dollars
         dram = self.dies * self.stacks * self.stack.capacity_bytes / GIB * DRAM_DOLLARS_PER_GIB
         return (silicon / wafer_mm2 * price + price + dram) / self.bond_yield
-
-    def to_dict(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "grid": [self.rows, self.columns],
-            "dies": self.dies,
-            "die_mm2": self.die_mm2,
-            "site_mm2": self.site_mm2,
-            "area_mm2": self.site_mm2 * self.dies,
-            "stacks": self.stacks,
-            "memory_GiB_per_die": self.chip.hbm.capacity_bytes / GIB,
-            "memory_bandwidth_GBps_per_die": self.chip.hbm.bandwidth_Bps / 1e9,
-            "link_GBps": self.link_Bps / 1e9,
-            "link_latency_ns": self.link_latency_s * 1e9,
-            "io_GBps": self.io_Bps / 1e9,
-            "peak_PFLOPs": self.peak_flops / 1e15,
-            "peak_power_W": self.peak_power_W,
-            "die_yield": self.die_yield,
-            "cost_dollars": self.cost_dollars,
-        }

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
-from typing import Any
+from functools import cached_property
 
+from atoll.answers.answer import Answered, made_of
+from atoll.answers.plan import Arguments, Better, CheckAnswer
 from atoll.errors import AtollError, InfeasibleError
 from atoll.export import VALUES, export_run, refusals
 from atoll.launch.account import Launch
@@ -28,22 +30,7 @@ STAND_IN = "llama2-7b"
 
 
 @dataclass(frozen=True)
-class Better:
-    """The proven best layout for the same job under the same software."""
-
-    layout: str
-    step_time_s: float
-    saved_percent: float
-    saved_hours: float | None
-    """Of all devices together a run takes so much less; None where its length is not known."""
-    saved_usd: float | None
-    launch_file: str
-    """As a difference from the launch file that Atoll would write for the layout in use."""
-    proof: str
-
-
-@dataclass(frozen=True)
-class Checked:
+class Checked(Answered[CheckAnswer]):
     """What is said of a launch file."""
 
     launch: Launch
@@ -53,21 +40,18 @@ class Checked:
     """None where no layout of the space is faster, or none fits."""
     why_not: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        arguments = self.launch.arguments
-        return {
-            "file": self.launch.file,
-            "software": self.launch.software,
-            "question": self.question.to_dict(),
-            "estimate": self.estimate.to_dict(),
-            "arguments": {
-                "used": dict(arguments.used),
-                "without_effect": dict(arguments.without_effect),
-                "not_understood": dict(arguments.not_understood),
-            },
-            "better": None if self.better is None else vars(self.better),
-            "notes": [*self.launch.notes, *([self.why_not] if self.why_not else [])],
-        }
+    @cached_property
+    def answer(self) -> CheckAnswer:
+        launch = self.launch
+        return CheckAnswer(
+            file=launch.file,
+            software=launch.software,
+            question=self.question.to_dict(),
+            estimate=self.estimate.answer,
+            arguments=made_of(Arguments, launch.arguments),
+            better=self.better,
+            notes=(*launch.notes, *([self.why_not] if self.why_not else [])),
+        )
 
 
 def check(asked: CheckQuestion, stop: Stop | None = None) -> Checked:

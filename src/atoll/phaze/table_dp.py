@@ -15,12 +15,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
+from atoll.answers.design import TablePlan, TableStage
 from atoll.errors import AtollError, InfeasibleError
 from atoll.phaze.table import LayerEdge, LayerGraph, LayerTable, topological_order
 from atoll.phaze.table_kernels import (
@@ -36,34 +36,6 @@ from atoll.phaze.table_kernels import (
 
 MOST_SETS = 40_000
 """Most successor-closed sets of layers that the programme takes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableStage:
-    nodes: tuple[int, ...]  # layer ids, in topological order
-    devices: int
-    load_s: float  # forward and backward of one microbatch, with transfers and recomputation
-    memory_bytes: float  # on each device
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """The optimal placement; without stages and with None throughout if nothing fits."""
-
-    time_per_batch_s: float | None
-    tensor_parallel: int | None
-    data_parallel: int | None
-    stages: tuple[TableStage, ...]
-    per_width_s: Mapping[int, float | None]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "time_per_batch_s": self.time_per_batch_s,
-            "tensor_parallel": self.tensor_parallel,
-            "data_parallel": self.data_parallel,
-            "stages": [asdict(stage) | {"nodes": list(stage.nodes)} for stage in self.stages],
-            "per_width_s": {str(width): time for width, time in self.per_width_s.items()},
-        }
 
 
 def solve_table(table: LayerTable) -> TablePlan:

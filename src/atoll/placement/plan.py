@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+
+from atoll.answers.answer import made_of
+from atoll.answers.design import Placed, PlacedStage
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,9 @@ class Stage:
     def total_memory_bytes(self) -> float:
         return sum(self.memory_bytes.values())
 
-    def to_dict(self) -> dict[str, Any]:
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        del own["first"], own["last"]
-        return own | {
-            "layers": list(self.layers),
-            "load_s": self.load_s,
-            "memory_bytes": dict(self.memory_bytes) | {"total": self.total_memory_bytes},
-        }
+    def answer(self) -> PlacedStage:
+        parts = dict(self.memory_bytes) | {"total": self.total_memory_bytes}
+        return made_of(PlacedStage, self, memory_bytes=parts)
 
 
 @dataclass(frozen=True)
@@ -106,11 +103,5 @@ class Placement:
         kinds = list(dict.fromkeys(stage.recompute for stage in self.stages))
         return kinds[0] if len(kinds) == 1 else "; ".join(kinds)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {
-            "devices": self.devices,
-            "layout": self.layout,
-            "recompute": self.recompute,
-            "stages": [stage.to_dict() for stage in self.stages],
-            "time_parts_s": dict(self.time_parts_s),
-        }
+    def answer(self) -> Placed:
+        return made_of(Placed, self, stages=tuple(stage.answer() for stage in self.stages))

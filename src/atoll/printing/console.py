@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from atoll.answers.validation import Errors
 from atoll.step.certificate import relative_gap
 from atoll.step.parts import in_words
 from atoll.units import format_seconds
@@ -114,13 +115,13 @@ def print_bars(console: Console, parts: Mapping[str, float], whole: float) -> No
             console.print(f"  {name:<19}{format_seconds(seconds):>10}  {share:6.1%}  {bar}")
 
 
-def print_error_table(console: Console, what: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+def print_error_table(console: Console, what: str, groups: Mapping[str, Errors]) -> None:
     """Errors of groups of rows; a group without rows is left out."""
     table = plain_table(what, "rows", "mean", "median", "p90", left=what)
     for name, errors in groups.items():
-        if errors["rows"]:
-            keys = ("mean_ape", "median_ape", "p90_ape")
-            table.add_row(name, str(errors["rows"]), *(f"{errors[key]:.1%}" for key in keys))
+        if errors.rows:
+            shares = errors.mean_ape, errors.median_ape, errors.p90_ape
+            table.add_row(name, str(errors.rows), *(f"{share:.1%}" for share in shares))
     console.print(table)
 
 

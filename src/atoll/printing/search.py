@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 from rich.table import Table
 
 from atoll.printing.console import console_for_output, plain_table, print_bars, short
-from atoll.step.certificate import stored_sentence, times
+from atoll.step.certificate import times
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
 
 if TYPE_CHECKING:
+    from atoll.answers.design import TablePlan
+    from atoll.answers.designs import DesignsAnswer, Row, StoredDesign
+    from atoll.answers.search import FrontAnswer, SearchExplanation
     from atoll.explore.answer.result import SearchResult
-    from atoll.phaze.table_dp import TablePlan
     from atoll.placement.plan import Placement
 
 
@@ -112,9 +114,8 @@ def _print_beside(console: Console, result: SearchResult) -> None:
     console.print(table)
 
 
-def _print_front(console: Console, against: str, front: Mapping[str, Any]) -> None:
-    rows = front["designs"]
-    proof = front["proven_within"]
+def _print_front(console: Console, against: str, front: FrontAnswer) -> None:
+    rows, proof = front.designs, front.proven_within
     words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
     size = counted(len(rows), "chip")
     console.print(f"Front        {size} of throughput against {against}, {words}")
@@ -132,34 +133,33 @@ def _print_front(console: Console, against: str, front: Mapping[str, Any]) -> No
     console.print(table)
 
 
-def print_designs(shown: Mapping[str, Any]) -> None:
+def print_designs(shown: DesignsAnswer) -> None:
     """A page of a run's store."""
     console = console_for_output()
-    status = shown["status"]
-    gap = "" if status["gap"] is None else f", gap {status['gap']:.2%}"
-    noun, table = _DESIGNS[shown["kind"]]
+    status = shown.status
+    gap = "" if status.gap is None else f", gap {status.gap:.2%}"
+    noun, table = _DESIGNS[shown.run]
     more = ""
-    if shown["kind"] == "search":
-        more = f"{counted(status['evaluated'], 'chip')} evaluated, {status['bounded']:,} bounded, "
+    if shown.run == "search":
+        more = f"{counted(status.evaluated, 'chip')} evaluated, {status.bounded:,} bounded, "
     console.print(
-        f"{status['state']}: {counted(shown['count'], noun)}, {more}"
-        f"best {status['score']:,.1f}{gap}, {status['seconds']:.0f} s"
+        f"{status.state}: {counted(shown.count, noun)}, {more}"
+        f"best {status.score:,.1f}{gap}, {status.seconds:.0f} s"
     )
-    if shown["designs"]:
-        console.print(table(shown["designs"]))
+    if shown.designs:
+        console.print(table(shown.designs))
     else:
-        later = status["state"] != "finished" and not shown["count"]
+        later = status.state != "finished" and not shown.count
         console.print(f"No {noun} {'on record yet' if later else 'is asked for by these filters'}.")
-    if "parquet" in shown:
-        written = shown["parquet"]
-        rows = counted(written["rows"], "design")
-        console.print(f"{rows} written to {written['file']}", markup=False)
+    if shown.parquet is not None:
+        rows = counted(shown.parquet.rows, "design")
+        console.print(f"{rows} written to {shown.parquet.file}", markup=False)
 
 
-def _chips(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _chips(rows: Sequence[Row]) -> Table:
     cores = ("tensor cores", "vector cores")
     table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", "layout")
-    for row in rows:
+    for row in cast("Sequence[StoredDesign]", rows):
         table.add_row(
             f"{row['score']:,.1f}",
             f"{row['area_mm2']:.1f}",
@@ -174,7 +174,7 @@ def _chips(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _wafers(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _wafers(rows: Sequence[Row]) -> Table:
     table = plain_table("score", "mm2", "W", "dies", "stages", "microbatch", "wafer", left="wafer")
     for row in rows:
         whole = (str(row[name]) for name in ("dies", "stages", "microbatch", "name"))
@@ -184,10 +184,11 @@ def _wafers(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _layouts(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _layouts(rows: Sequence[Row]) -> Table:
     table = plain_table("score", "step", "layout", left="layout")
     for row in rows:
-        table.add_row(f"{row['score']:,.1f}", format_seconds(row["step_time_s"]), row["layout"])
+        step_s, layout = float(str(row["step_time_s"])), str(row["layout"])
+        table.add_row(f"{row['score']:,.1f}", format_seconds(step_s), layout)
     return table
 
 
@@ -220,51 +221,46 @@ def print_table_plan(plan: TablePlan) -> None:
     console.print(table)
 
 
-def print_explanation(shown: Mapping[str, Any]) -> None:
+def print_explanation(shown: SearchExplanation) -> None:
     console = console_for_output()
-    chip = shown["best"]
-    console.print(
-        f"Chosen: {chip['tensor_cores']} TC {chip['width']}x{chip['depth']}, "
-        f"{chip['vector_cores']} VC x{chip['vector_width']}, {chip['glb_MiB']:g} MiB GLB, "
-        f"{chip['hbm_GiB']:g} GiB HBM, {chip['area_mm2']:.1f} mm2"
-    )
-    for model in shown["models"]:
+    chip = shown.best
+    console.print(f"Chosen: {chip.device().describe()}, {chip.area_mm2:.1f} mm2")
+    for model in shown.models:
         console.print(
-            f"\n{model['model']}: {model['samples_per_s']:,.1f} samples/s, "
-            f"MFU {format_mfu(model['mfu'])}; a step by cause:",
+            f"\n{model.model}: {model.samples_per_s:,.1f} samples/s, "
+            f"MFU {format_mfu(model.mfu)}; a step by cause:",
             markup=False,
         )
-        parts = model["time_parts_s"]
-        print_bars(console, parts, sum(parts.values()))
-        limits = ", ".join(f"{name} {share:.0%}" for name, share in model["limits"].items())
+        print_bars(console, model.time_parts_s, sum(model.time_parts_s.values()))
+        limits = ", ".join(f"{name} {share:.0%}" for name, share in model.limits.items())
         console.print(f"Operators are limited by: {limits} of their time.")
         console.print("Slowest operators of a block:")
-        for row in model["slowest_operators"]:
+        for row in model.slowest_operators:
             console.print(
-                f"  {row['pass']:<9}{row['name']:<34}{format_seconds(row['duration_s']):>10}  "
-                f"{row['core']:<7} limited by {row['limit']}",
+                f"  {row.pass_:<9}{row.name:<34}{format_seconds(row.duration_s):>10}  "
+                f"{row.core:<7} limited by {row.limit}",
                 markup=False,
             )
-        worst = max(model["schedules"], key=lambda entry: entry["gap"])
-        console.print(
-            f"Schedules: the loosest proof is {worst['layer']} {worst['pass']}, gap "
-            f"{worst['gap']:.2%} (bound: {worst['bound']})."
-        )
-    for number, other in enumerate(shown["runners_up"], start=1):
-        console.print(f"\nRunner-up {number}: {_difference(other['differs'])}", markup=False)
-        for reason in other["reasons"]:
-            before, after = (format_seconds(value) for value in reason["part_s"])
-            part = reason["part"].replace("_", " ")
+        if model.schedules:
+            worst = max(model.schedules, key=lambda entry: entry.gap)
             console.print(
-                f"  {reason['model']}: {reason['slower_by']:.2%} slower, mostly {part} "
-                f"({before} -> {after}); {reason['layout'][1]}",
+                f"Schedules: the loosest proof is {worst.layer} {worst.pass_}, gap "
+                f"{worst.gap:.2%} (bound: {worst.bound})."
+            )
+    for number, other in enumerate(shown.runners_up, start=1):
+        console.print(f"\nRunner-up {number}: {_difference(other.differs)}", markup=False)
+        for reason in other.reasons:
+            before, after = (format_seconds(value) for value in reason.part_s)
+            part = reason.part.replace("_", " ")
+            console.print(
+                f"  {reason.model}: {reason.slower_by:.2%} slower, mostly {part} "
+                f"({before} -> {after}); {reason.layout[1]}",
                 markup=False,
             )
-    status = shown["certificate"]
-    console.print(f"\nProof: {stored_sentence(status)}")
+    console.print(f"\nProof: {shown.certificate.sentence}")
 
 
-def _difference(changed: Mapping[str, Sequence[Any]]) -> str:
+def _difference(changed: Mapping[str, tuple[float, float]]) -> str:
     if not changed:
         return "the same chip with another memory"
     return ", ".join(f"{name} {short(a)} -> {short(b)}" for name, (a, b) in changed.items())

@@ -6,15 +6,16 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from atoll.printing.console import console_for_output, print_error_table
-from atoll.step.certificate import stored_sentence
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from atoll.answers.plan import PlanExplanation
+    from atoll.answers.validation import RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
     from atoll.training.planner.plan import Plan
@@ -62,82 +63,80 @@ def _print_parts(
 
 
 def print_plan(result: Plan) -> None:
-    from atoll.training.replay import replay_estimate
-
-    console = console_for_output()
+    console, told = console_for_output(), result.answer
     print_estimate(result.best)
     console.print(f"\n{result.proof()}", markup=False)
     if result.excluded:
         console.print(result.left_out(), markup=False)
-    replayed = replay_estimate(result.best)
     console.print(
-        f"replayed pass by pass: {format_seconds(replayed.time_s, result.best.digits)} "
-        f"({replayed.difference:+.1%})"
+        f"replayed pass by pass: {format_seconds(told.replay.time_s, result.best.digits)} "
+        f"({told.replay.difference:+.1%})"
     )
     console.print("runners-up:")
-    for other in result.runners_up:
-        slower = other.step.time_s / result.best.step.time_s - 1
-        console.print(f"  {slower:+6.1%}  {other.layout}", markup=False)
+    for other in told.runners_up:
+        console.print(f"  {other.slower:+6.1%}  {other.layout}", markup=False)
     console.print("why:")
-    for reason in result.reasons:
-        console.print(f"  {reason['why']}", markup=False)
-    for what, why in result.not_done.items():
+    for reason in told.reasons:
+        console.print(f"  {reason.why}", markup=False)
+    for what, why in told.left_out.items():
         console.print(f"  {what} end here: {why}", markup=False)
 
 
-def print_plan_explanation(shown: Mapping[str, Any]) -> None:
+def print_plan_explanation(shown: PlanExplanation) -> None:
     console = console_for_output()
     console.print(
-        f"{shown['model']} on {shown['devices']} {shown['device']}: {shown['layout']}\n"
-        f"step {format_seconds(shown['step_time_s'])}, MFU {shown['mfu']:.1%}; by cause:",
+        f"{shown.model} on {shown.devices} {shown.device}: {shown.layout}\n"
+        f"step {format_seconds(shown.step_time_s)}, MFU {shown.mfu:.1%}; by cause:",
         markup=False,
     )
-    _print_parts(console, shown["breakdown_s"], shown["step_time_s"], format_seconds)
+    _print_parts(console, shown.breakdown_s, shown.step_time_s, format_seconds)
     console.print("why:")
-    for reason in shown["reasons"]:
-        console.print(f"  {reason['why']}", markup=False)
-    for what, why in shown["left_out"].items():
+    for reason in shown.reasons:
+        console.print(f"  {reason.why}", markup=False)
+    for what, why in shown.left_out.items():
         console.print(f"  {what} end here: {why}", markup=False)
     console.print("runners-up:")
-    for other in shown["runners_up"]:
-        before, after = (format_seconds(seconds) for seconds in other["part_s"])
-        part = other["part"].replace("_", " ")
+    for other in shown.runners_up:
+        before, after = (format_seconds(seconds) for seconds in other.part_s)
+        part = other.part.replace("_", " ")
         console.print(
-            f"  {other['slower']:+6.1%}  {other['layout']}, mostly {part} ({before} -> {after})",
+            f"  {other.slower:+6.1%}  {other.layout}, mostly {part} ({before} -> {after})",
             markup=False,
         )
-    console.print(stored_sentence(shown["certificate"]), markup=False)
+    console.print(shown.certificate.sentence, markup=False)
 
 
-def print_runs(shown: Mapping[str, Any]) -> None:
+def print_runs(shown: RunsValidation) -> None:
     """Validation of whole runs or steps."""
     console = console_for_output()
-    console.print(f"{shown['predicted']} of {shown['rows']} rows predicted")
-    for reason, count in shown["skipped"].items():
+    console.print(f"{shown.predicted} of {shown.rows} rows predicted")
+    for reason, count in shown.skipped.items():
         console.print(f"  skipped {count}: {reason}", markup=False)
-    if "rejected" in shown:
-        share = shown["rejected"] / max(1, shown["predicted"])
-        console.print(f"rejected as out of memory: {shown['rejected']} ({share:.1%})")
+    predicted = max(1, shown.predicted)
+    if shown.rejected is not None:
+        share = shown.rejected / predicted
+        console.print(f"rejected as out of memory: {shown.rejected} ({share:.1%})")
         return
-    groups = {"all": shown["step_time"]}
-    for kind in ("by_source", "by_device", "by_grade", "by_feature"):
-        for name, errors in shown.get(kind, {}).items():
-            groups[f"{kind.removeprefix('by_')} {name}"] = errors["step_time"]
-    groups["peak memory"] = shown["memory"]
+    groups = {"all": shown.step_time}
+    for kind in ("source", "device", "grade", "feature"):
+        for name, errors in getattr(shown, f"by_{kind}").items():
+            groups[f"{kind} {name}"] = errors.step_time
+    groups["peak memory"] = shown.memory
     print_error_table(console, "step time", groups)
-    share = shown["accepted"] / max(1, shown["predicted"])
-    console.print(f"accepted as fitting memory: {shown['accepted']} ({share:.1%})")
-    regret = shown["regret"]
-    if regret["groups"]:
+    accepted = shown.accepted or 0
+    console.print(f"accepted as fitting memory: {accepted} ({accepted / predicted:.1%})")
+    regret = shown.regret
+    if regret.groups:
         console.print(
-            f"regret over {regret['groups']} groups of layouts: mean {regret['mean']:.1%}, "
-            f"median {regret['median']:.1%}"
+            f"regret over {regret.groups} groups of layouts: mean {regret.mean:.1%}, "
+            f"median {regret.median:.1%}"
         )
     console.print("worst rows:")
-    for row in shown["worst"]:
+    for row in shown.worst:
+        measured = "" if row.measured_s is None else format_seconds(row.measured_s)
         console.print(
-            f"  {row['error']:+7.1%}  {row['id']}  {row['layout']}  measured "
-            f"{format_seconds(row['measured_s'])}, predicted {format_seconds(row['predicted_s'])}",
+            f"  {row.error:+7.1%}  {row.id}  {row.layout}  measured "
+            f"{measured}, predicted {format_seconds(row.predicted_s)}",
             markup=False,
         )
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from atoll.answers.wafer import SlowerMapping, WaferExplanation, Worth
 from atoll.printing.console import console_for_output, plain_table, print_bars
-from atoll.step.certificate import stored_sentence
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.answer.draw import offloaded
 from atoll.wafer.answer.result import WaferEstimate, WaferResult, baseline_words
@@ -22,7 +20,7 @@ def _say(label: str, *lines: str) -> None:
 
 def print_wafer_result(result: WaferResult) -> None:
     _print_mapping(result.found)
-    links = f"; links as queues: {result.detailed['difference']:+.2%}" if result.detailed else ""
+    links = f"; links as queues: {result.detailed.difference:+.2%}"
     _say("Replayed", f"pipeline event by event: {result.replay_difference:+.2%}{links}")
     ours = result.best.samples_per_s
     beside = [
@@ -35,15 +33,14 @@ def print_wafer_result(result: WaferResult) -> None:
     ]
     _say("Beside", *beside)
     faults = result.faults
-    if faults.get("samples"):
+    if faults.samples:
         _say(
             "Faults",
-            f"{counted(faults['samples'], 'wafer')} with {faults['dead_share']:.1%} dead dies: "
-            f"median {faults['median_kept']:.1%} of the throughput, least "
-            f"{faults['least_kept']:.1%}",
+            f"{counted(faults.samples, 'wafer')} with {faults.dead_share:.1%} dead dies: "
+            f"median {faults.median_kept:.1%} of the throughput, least {faults.least_kept:.1%}",
         )
     _print_designs(result)
-    _print_worth([asdict(row) for row in result.explanation])
+    _print_worth(result.explanation)
     if result.stopped:
         _say("Ended early", f"{result.stopped}: the best mapping so far")
     if result.left_out:
@@ -55,7 +52,7 @@ def print_wafer_result(result: WaferResult) -> None:
 def print_wafer_estimate(result: WaferEstimate) -> None:
     found = result.evaluation
     _print_mapping(result)
-    _say("Replayed", f"links as queues: {result.detailed['difference']:+.2%}")
+    _say("Replayed", f"links as queues: {result.detailed.difference:+.2%}")
     if not found.fits:
         _say(
             "Does not fit",
@@ -106,56 +103,55 @@ def _parts(memory: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.items() if size)
 
 
-def print_wafer_explanation(shown: Mapping[str, Any]) -> None:
+def print_wafer_explanation(shown: WaferExplanation) -> None:
     """What `atoll explain` says of a wafer's folder."""
-    wafer, ours = shown["wafer"], shown["samples_per_s"]
-    rows, columns = wafer["grid"]
-    _say("Wafer", f"{wafer['name']}: {rows} x {columns} dies, {wafer['peak_PFLOPs']:.3g} PFLOP/s")
+    wafer, ours = shown.wafer, shown.samples_per_s
+    rows, columns = wafer.grid
+    _say("Wafer", f"{wafer.name}: {rows} x {columns} dies, {wafer.peak_PFLOPs:.3g} PFLOP/s")
     _say(
         "Throughput",
-        f"{shown['model']}: {ours:,.2f} samples/s, MFU {shown['mfu']:.1%}; a step of "
-        f"{format_seconds(shown['step_time_s'])} by cause:",
+        f"{shown.model}: {ours:,.2f} samples/s, MFU {shown.mfu:.1%}; a step of "
+        f"{format_seconds(shown.step_time_s)} by cause:",
     )
-    print_bars(console_for_output(), shown["time_parts_s"], shown["step_time_s"])
-    slowest, parts = shown["slowest_stage"], shown["memory_bytes"]
-    _, _, width, height = slowest["rectangle"]
+    print_bars(console_for_output(), shown.time_parts_s, shown.step_time_s)
+    slowest, parts = shown.slowest_stage, shown.memory_bytes
+    _, _, width, height = slowest.rectangle
     _say(
         "Pace",
-        f"set by stage {slowest['stage']} of {shown['stages']}: {slowest['layers']} layers on "
-        f"{width} x {height} dies, {format_seconds(slowest['load_s'])} a round",
+        f"set by stage {slowest.stage} of {shown.stages}: {slowest.layers} layers on "
+        f"{width} x {height} dies, {format_seconds(slowest.load_s)} a round",
     )
     _say(
         "Memory",
-        f"{format_bytes(sum(parts.values()))} of {format_bytes(shown['memory_bytes_per_die'])} a "
+        f"{format_bytes(sum(parts.values()))} of {format_bytes(shown.memory_bytes_per_die)} a "
         f"die at most: {_parts(parts)}",
     )
-    _print_worth(shown["explanation"])
-    if shown["note"]:
-        _say("Note", shown["note"])
-    _say("Runners-up", *_runner_up_lines(shown["runners_up"]))
+    _print_worth(shown.explanation)
+    if shown.note:
+        _say("Note", shown.note)
+    _say("Runners-up", *map(_runner_up_line, shown.runners_up))
     words = {
         name: "does not run" if value is None else f"{value:,.2f} samples/s ({ours / value:.2f}x)"
-        for name, value in shown["baselines"].items()
+        for name, value in shown.baselines.items()
     }
     _say("Beside", *(f"{name:<17}{said}" for name, said in words.items()))
-    _say("Proof", stored_sentence(shown["certificate"]))
+    _say("Proof", shown.certificate.sentence)
 
 
-def _runner_up_lines(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    for other in rows:
-        width, height = other["rectangle"]
-        yield (
-            f"{other['slower_by']:.2%} slower: {counted(other['stages'], 'stage')} of {width} x "
-            f"{height} dies, microbatch {other['microbatch']}"
-        )
+def _runner_up_line(other: SlowerMapping) -> str:
+    width, height = other.rectangle
+    return (
+        f"{other.slower_by:.2%} slower: {counted(other.stages, 'stage')} of {width} x {height} "
+        f"dies, microbatch {other.microbatch}"
+    )
 
 
-def _print_worth(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_worth(rows: Sequence[Worth]) -> None:
     lines = []
     for row in rows:
-        per_area = row["gain_per_1000_mm2"]
+        per_area = row.gain_per_1000_mm2
         more = "" if per_area is None else f", {per_area:+.2%} for 1,000 mm2 of the wafer"
-        lines.append(f"{row['resource']:<17}{row['change']}: {row['gain']:+.2%}{more}")
+        lines.append(f"{row.resource:<17}{row.change}: {row.gain:+.2%}{more}")
     _say("More of", *lines)
 
 
@@ -165,7 +161,9 @@ def _print_designs(result: WaferResult) -> None:
     table = plain_table("wafer", "samples/s", "kW", "dollars", left="wafer")
     for row in result.designs[:10]:
         table.add_row(
-            str(row["name"]), f"{row['samples_per_s']:.2f}", f"{row['peak_power_W'] / 1e3:.1f}",
-            f"{row['cost_dollars']:,.0f}",
-        )  # fmt: skip
+            row.name,
+            f"{row.samples_per_s:.2f}",
+            f"{row.peak_power_W / 1e3:.1f}",
+            f"{row.cost_dollars:,.0f}",
+        )
     console_for_output().print(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, WithJsonSchema
+from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, WithJsonSchema
 
 from atoll import units
 from atoll.files.yamlfile import MOST_BYTES, Count, FileModel
@@ -147,6 +147,6 @@ class SearchQuestion(Question):
             fields["model"] = tuple(own)
         return super().changed(**fields)
 
-    def to_dict(self) -> dict[str, Any]:
-        models = [entry.model_dump(by_alias=True) for entry in self.models]
+    def to_dict(self) -> dict[str, JsonValue]:
+        models: list[JsonValue] = [entry.model_dump(by_alias=True) for entry in self.models]
         return super().to_dict() | {"models": models}

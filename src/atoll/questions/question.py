@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
@@ -52,13 +52,13 @@ class Question(FileModel):
         """The question with some fields replaced, checked again."""
         return self.of(**self.asked() | fields)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, JsonValue]:
         """The question as answers state it."""
         told = self.model_dump(mode="json").items()
         return {self.answer_keys.get(name, name): value for name, value in told}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+    def from_dict(cls, told: Mapping[str, JsonValue]) -> Self:
         """The question that an answer states."""
         names = {key: name for name, key in cls.answer_keys.items()}
         given = {names.get(key, key): value for key, value in told.items()}

@@ -230,7 +230,7 @@ class EnvQuestion(Question):
 
 
 class SchemaQuestion(Question):
-    """JSON Schema of what a command asks: the fields of its options, keywords and job files."""
+    """JSON Schema of what a command asks (options, keywords, job files) and answers (`--json`)."""
 
     command: CommandName = option("The command.", "Schema")
     example = "atoll schema search"

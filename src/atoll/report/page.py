@@ -6,13 +6,16 @@ import html
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
+from atoll.answers.answer import dumped
+from atoll.answers.search import SearchAnswer
+from atoll.answers.wafer import WaferAnswer
 from atoll.files.wholefile import check_place, whole_files
 from atoll.identity import VERSION
 from atoll.report.folder import Source, open_folder
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
+from atoll.report.view import View
 from atoll.report.wafer_view import wafer_view
 
 REPORT = "report.html"
@@ -26,19 +29,21 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 def draw(source: Source) -> str:
     """The page of an answer."""
-    views = {"search": search_view, "wafer": wafer_view}
-    with source.read_whole():
-        return render(views.get(source.kind, plan_view)(source))
+    found = source.answer
+    if isinstance(found, SearchAnswer):
+        return render(search_view(source.folder, found, source.status))
+    return render(wafer_view(found) if isinstance(found, WaferAnswer) else plan_view(found))
 
 
-def render(view: dict[str, Any]) -> str:
+def render(view: View) -> str:
     """The whole page."""
     assets = files("atoll.report") / "assets"
     style = (assets / "report.css").read_text(encoding="utf-8")
     scripts = "\n".join((assets / name).read_text(encoding="utf-8") for name in SCRIPTS)
     # A closing tag inside the data would end the script element.
-    data = json.dumps(view, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    title = html.escape(f"{view['title']} - Atoll")
+    shown = {name: value for name, value in dumped(view).items() if value is not None}
+    data = json.dumps(shown, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    title = html.escape(f"{view.title} - Atoll")
     return (
         "<!doctype html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -7,12 +7,13 @@ changes a tiling or a layout shows as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from atoll.answers.design import Chip
+from atoll.answers.plan import Gain, Sensitivity
 from atoll.explore.answer.scope import open_space
 from atoll.explore.baselines import space_of
 from atoll.explore.pricing.layouts import Setting
@@ -22,42 +23,40 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware import Accelerator, ProductSpace, Space, accelerator_area_mm2
-from atoll.hardware.accelerator import MIB, accelerator_of
+from atoll.hardware.accelerator import MIB
 from atoll.questions import SearchQuestion
+from atoll.report.view import SensitivityView
 
 TOLERANCE = 1e-4
 LINK = "link bandwidth"
 
 
-def sensitivity(content: Mapping[str, Any], job: SearchQuestion) -> dict[str, Any]:
+def sensitivity(told: Chip, job: SearchQuestion, unit: str = "score") -> SensitivityView:
     """The best chip of a search and its neighbours, as the report draws them."""
-    chip = accelerator_of(content["best"]["accelerator"])
+    chip = told.device()
     space = open_space(job)[0]
     setting, variants = prepare_search(job)
     objective = make_objective(job, space, setting, variants)
-    own_area = accelerator_area_mm2(chip)
+    own_mm2 = accelerator_area_mm2(chip)
+    base = _score(chip, space, setting, variants, objective)
 
-    def score(changed: Accelerator, where: Setting) -> float | None:
-        return _score(changed, space, where, variants, objective)
+    def gain(change: str, changed: Accelerator, where: Setting) -> Gain:
+        found = _score(changed, space, where, variants, objective)
+        area_mm2 = accelerator_area_mm2(changed) - own_mm2
+        known = None if found is None or not base else (found, base)
+        return Gain(
+            change=change,
+            gain=known and known[0] / known[1] - 1.0,
+            area_mm2=area_mm2,
+            score=found,
+            per_mm2=(known[0] - known[1]) / area_mm2 if known and abs(area_mm2) >= 1e-9 else None,
+        )
 
-    base = score(chip, setting)
-    rows: list[dict[str, Any]] = []
-    for what, less, more in _steps(chip, setting):
-        row: dict[str, Any] = {"what": what}
-        for side, (change, changed, where) in (("less", less), ("more", more)):
-            found = score(changed, where)
-            area = accelerator_area_mm2(changed) - own_area
-            gain = None if found is None or not base else found / base - 1.0
-            worth = None if found is None or base is None or abs(area) < 1e-9 else found - base
-            row[side] = {
-                "change": change,
-                "gain": gain,
-                "area_mm2": area,
-                "score": found,
-                "per_mm2": None if worth is None else worth / area,
-            }
-        rows.append(row)
-    return {"base": base, "rows": rows}
+    rows = tuple(
+        Sensitivity(what=what, less=gain(*less), more=gain(*more))
+        for what, less, more in _steps(chip, setting)
+    )
+    return SensitivityView(unit=unit, per_mm2=True, rows=rows, base=base)
 
 
 Step = tuple[str, Accelerator, Setting]

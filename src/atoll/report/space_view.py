@@ -11,17 +11,19 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from atoll.answers.search import SearchAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.scope import open_space
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware import Space
 from atoll.questions import SearchQuestion
+from atoll.report.view import ColumnView, SpaceView
 from atoll.store import RunReader
 
 PARAMETERS = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")
@@ -32,9 +34,9 @@ MOST_POINTS = 40_000
 """Drawn at once; of a larger space only evaluated designs are, the best first."""
 
 
-def job_of(content: Mapping[str, Any]) -> SearchQuestion:
-    """The job as result.json states it; refused where a file that it names is gone."""
-    return SearchQuestion.from_dict(content["job"])
+def job_of(found: SearchAnswer) -> SearchQuestion:
+    """The job as an answer states it; refused where a file that it names is gone."""
+    return SearchQuestion.from_dict(found.job)
 
 
 @dataclass(frozen=True)
@@ -49,19 +51,19 @@ class Points:
     total: int
     note: str = ""
 
-    def packed(self) -> dict[str, Any]:
-        return {
-            "count": len(self.score),
-            "total": self.total,
-            "note": self.note,
-            "parameters": {name: _listed(values) for name, values in self.parameters.items()},
-            "score": _floats(self.score),
-            "state": _encoded(self.state),
-            "figures": {name: _floats(values) for name, values in self.figures.items()},
-        }
+    def packed(self) -> SpaceView:
+        return SpaceView(
+            count=len(self.score),
+            total=self.total,
+            note=self.note,
+            parameters={name: _listed(values) for name, values in self.parameters.items()},
+            score=_floats(self.score),
+            state=_encoded(self.state),
+            figures={name: _floats(values) for name, values in self.figures.items()},
+        )
 
 
-def space_points(folder: Path, content: Mapping[str, Any]) -> Points | None:
+def space_points(folder: Path, content: SearchAnswer) -> Points | None:
     """All chips of a search's space; None where there is nothing to draw."""
     stored = _stored(folder, content)
     try:
@@ -75,17 +77,18 @@ def space_points(folder: Path, content: Mapping[str, Any]) -> Points | None:
 
 @dataclass(frozen=True)
 class _Stored:
-    designs: Sequence[Mapping[str, Any]]
+    designs: Sequence[Mapping[str, float]]
     bounds: Mapping[int, float]
     placed_s: Sequence[tuple[int, bytes]]
     total: int
 
 
-def _stored(folder: Path, content: Mapping[str, Any]) -> _Stored | None:
+def _stored(folder: Path, content: SearchAnswer) -> _Stored | None:
     try:
         with RunReader(folder) as reader:
-            rows = reader.designs(limit=MOST_POINTS)
-            total = content["certificate"]["architectures"]
+            found = reader.designs(limit=MOST_POINTS)
+            rows = cast(Sequence[Mapping[str, float]], found)  # their numbers
+            total = content.certificate.architectures
             if total > MOST_POINTS:
                 return _Stored(rows, {}, (), total)
             return _Stored(rows, reader.bound_scores(), list(reader.placed_bounds_s()), total)
@@ -93,7 +96,7 @@ def _stored(folder: Path, content: Mapping[str, Any]) -> _Stored | None:
         return None
 
 
-def _reopened(content: Mapping[str, Any]) -> Search | None:
+def _reopened(content: SearchAnswer) -> Search | None:
     """The search at its beginning: the roofline of every chip. None for a space outside memory."""
     job = job_of(content)
     space = open_space(job)[0]
@@ -103,7 +106,7 @@ def _reopened(content: Mapping[str, Any]) -> Search | None:
     return Search(space, variants, setting, make_objective(job, space, setting, variants), 0.0)
 
 
-def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> Points:
+def _all(search: Search, stored: _Stored | None, content: SearchAnswer) -> Points:
     space = search.space
     assert isinstance(space, Space)
     count = len(space)
@@ -142,7 +145,7 @@ def _all(search: Search, stored: _Stored | None, content: Mapping[str, Any]) -> 
             "power_W": sparse["power_W"],
             "energy_per_token_J": sparse["energy_per_token_J"],
         },
-        total=content["certificate"]["architectures"],
+        total=content.certificate.architectures,
         note=note,
     )
 
@@ -169,12 +172,12 @@ def _strongest(
     return bounds, reached
 
 
-def _same(space: Space, design: int, row: Mapping[str, Any]) -> bool:
+def _same(space: Space, design: int, row: Mapping[str, float]) -> bool:
     """Whether a stored design is still the one at its place in the space."""
     return all(int(getattr(space, name)[design]) == int(row[name]) for name in PARAMETERS)
 
 
-def _evaluated(stored: _Stored, content: Mapping[str, Any], why: str) -> Points:
+def _evaluated(stored: _Stored, content: SearchAnswer, why: str) -> Points:
     """Evaluated designs alone, of a space that is too large or whose files are gone."""
 
     def column(name: str) -> NDArray[np.float64]:
@@ -197,14 +200,14 @@ def _evaluated(stored: _Stored, content: Mapping[str, Any], why: str) -> Points:
 # --- Packing --------------------------------------------------------------------------------------
 
 
-def _listed(values: NDArray[np.float64]) -> dict[str, Any]:
+def _listed(values: NDArray[np.float64]) -> ColumnView:
     """Distinct values, and for each point its place among them (255 and 65535: none)."""
     distinct = np.unique(values[~np.isnan(values)])
     wide = len(distinct) > 254
     kind = np.dtype("<u2") if wide else np.dtype("u1")
     none = np.iinfo(kind).max
     place = np.where(np.isnan(values), none, np.searchsorted(distinct, values)).astype(kind)
-    return {"values": distinct.tolist(), "wide": wide, "places": _encoded(place)}
+    return ColumnView(values=tuple(distinct.tolist()), wide=wide, places=_encoded(place))
 
 
 def _floats(values: ArrayLike) -> str:

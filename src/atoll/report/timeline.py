@@ -10,14 +10,14 @@ is that factor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from atoll.answers.design import Placed
+from atoll.answers.plan import MOST_PASSES, StepPasses
 from atoll.placement.replay import TAIL
-from atoll.step.parts import in_words
 from atoll.step.replay import PassTime, Replay, replay
-from atoll.training.replay import read_passes, replay_step
+from atoll.training.replay import replay_step
 
 FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
 _KINDS = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
@@ -70,44 +70,42 @@ class Timeline:
         return [sum(s.duration_s for s in row if s.kind == IDLE) for row in self.stages]
 
 
-MOST_PASSES = 500_000
-
-
-def placement_timeline(placement: Mapping[str, Any]) -> Timeline | None:
+def placement_timeline(placement: Placed) -> Timeline | None:
     """The step of a search's placement; None where a stage's forward time is not on record, or
     where its passes are too many to draw.
     """
-    stages = placement["stages"]
-    if any(stage.get("forward_s") is None for stage in stages):
-        return None
-    if placement["microbatches"] * len(stages) > MOST_PASSES:
+    stages, count = placement.stages, placement.microbatches
+    if count * len(stages) > MOST_PASSES:
         return None
     times = []
     for stage in stages:
-        if stage.get("chunks"):
-            times.append([PassTime(*chunk) for chunk in stage["chunks"]])
+        if stage.chunks:
+            times.append([PassTime(*chunk) for chunk in stage.chunks])
             continue
-        weight_s = stage.get("weight_s") or 0.0
-        both_s = stage["compute_s"] + stage["recompute_s"]
-        data_s = both_s - stage["forward_s"] - weight_s
-        times.append([PassTime(stage["forward_s"], data_s, weight_s)])
-    transfers = [stage["receive_s"] for stage in stages[1:]]
-    between = stages[0]["receive_s"] if stages[0].get("chunks") else transfers
-    count = placement["microbatches"]
-    found = replay(placement.get("schedule", "1f1b"), times, count, between)
-    parts = in_words(placement["time_parts_s"])  # also of files with words for names
-    after = [(name, parts.get(name, 0.0)) for name in in_words(dict.fromkeys(TAIL, 0.0))]
+        if stage.forward_s is None:
+            return None
+        weight_s = stage.weight_s or 0.0
+        data_s = stage.compute_s + stage.recompute_s - stage.forward_s - weight_s
+        times.append([PassTime(stage.forward_s, data_s, weight_s)])
+    transfers = [stage.receive_s for stage in stages[1:]]
+    between = stages[0].receive_s if stages[0].chunks else transfers
+    found = replay(placement.schedule, times, count, between)
+    parts = placement.time_parts_s
+    after = [(name.replace("_", " "), parts.get(name, 0.0)) for name in TAIL]
     return _whole(
-        _slices(found), len(stages), found.time_s, after, placement["step_time_s"],
-        max(transfers, default=0.0), count, count,
-    )  # fmt: skip
+        _slices(found),
+        len(stages),
+        found.time_s,
+        after,
+        placement.step_time_s,
+        max(transfers, default=0.0),
+        count,
+        count,
+    )
 
 
-def plan_timeline(pipeline: Mapping[str, Any]) -> Timeline:
-    """The step of a planned layout, from the record that `plan_file` keeps of it."""
-    step = read_passes(pipeline)
-    if step.replayed * len(step.passes) > MOST_PASSES:
-        raise ValueError(f"{step.replayed} microbatches are replayed")
+def plan_timeline(step: StepPasses) -> Timeline:
+    """The step of a planned layout."""
     found = replay_step(step).pipeline
     after = list(step.after)
     if step.microbatches > step.replayed:

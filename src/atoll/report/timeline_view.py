@@ -2,46 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from atoll.report.timeline import AFTER, IDLE, Slice, Timeline
+from atoll.report.view import PipelineView
 
 MOST_SLICES = 16_000
 
 
-def timeline_view(timeline: Timeline) -> dict[str, Any]:
+def timeline_view(timeline: Timeline) -> PipelineView:
     """Slices of every stage as short rows; of a long step the beginning and the end."""
     total = sum(len(row) for row in timeline.stages)
     most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
     names: dict[str, int] = {}
-    stages = [[_row(item, names) for item in _kept(list(row), most)] for row in timeline.stages]
-    return {
-        "step_time_s": timeline.step_time_s,
-        "end_s": timeline.end_s,
-        "stretch": timeline.stretch,
-        "microbatches": timeline.microbatches,
-        "shown": timeline.shown,
-        "idle_s": timeline.idle_s(),
-        "names": list(names),
-        "stages": stages,
-        "left_out": total - sum(len(row) for row in stages),
-    }
+    stages = tuple(tuple(_row(item, names) for item in _kept(row, most)) for row in timeline.stages)
+    return PipelineView(
+        step_time_s=timeline.step_time_s,
+        end_s=timeline.end_s,
+        stretch=timeline.stretch,
+        microbatches=timeline.microbatches,
+        shown=timeline.shown,
+        idle_s=tuple(timeline.idle_s()),
+        names=tuple(names),
+        stages=stages,
+        left_out=total - sum(len(row) for row in stages),
+    )
 
 
-def _kept(row: list[Slice], most: int) -> list[Slice]:
+def _kept(row: tuple[Slice, ...], most: int) -> tuple[Slice, ...]:
     if len(row) <= most:
         return row
     half = most // 2
     return row[:half] + row[-half:]
 
 
-def _row(item: Slice, names: dict[str, int]) -> list[Any]:
+def _row(item: Slice, names: dict[str, int]) -> tuple[float, ...]:
     """[kind, start, end, microbatch, chunk]; seconds to a billionth of what they are."""
     title = item.name if item.kind == AFTER else item.kind
     number = names.setdefault(title, len(names))
     if item.kind in (AFTER, IDLE):
-        return [number, _short(item.start_s), _short(item.end_s)]
-    return [number, _short(item.start_s), _short(item.end_s), item.microbatch, item.chunk]
+        return number, _short(item.start_s), _short(item.end_s)
+    return number, _short(item.start_s), _short(item.end_s), item.microbatch, item.chunk
 
 
 def _short(seconds: float) -> float:

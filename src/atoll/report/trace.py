@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeVar
 
+from atoll.answers.design import LayerPass, SearchedModel
+from atoll.answers.plan import DevicePass, EstimateAnswer, PassParts, PlanAnswer
+from atoll.answers.search import SearchAnswer
+from atoll.answers.wafer import WaferAnswer
 from atoll.files.wholefile import check_place, whole_files
 from atoll.report.timeline import (
     AFTER,
@@ -40,39 +44,70 @@ LANES = 1000
 MOST_INSIDE = 20_000  # passes; beyond them their parts are left out of the trace
 
 
-def search_trace(result: Mapping[str, Any]) -> dict[str, Any]:
+class Event(TypedDict, total=False):
+    """One entry of the Trace Event Format, of the kinds that we write."""
+
+    name: str
+    cat: str
+    ph: str
+    pid: int
+    tid: int
+    ts: float
+    dur: float
+    args: Mapping[str, str | int]
+    id2: Mapping[str, str]
+
+
+class About(TypedDict):
+    """What a viewer shows of one pipeline beside its events."""
+
+    step_time_s: float
+    stretch: float
+    microbatches: int
+    microbatches_shown: int
+    bubble_s: list[float]
+
+
+class Trace(TypedDict):
+    """A trace file."""
+
+    traceEvents: list[Event]
+    displayTimeUnit: str
+    otherData: dict[str, str | About]
+
+
+def search_trace(found: SearchAnswer | WaferAnswer) -> Trace:
     """Schedules of the layers and the pipeline of a search's best design, of every model."""
-    events: list[dict[str, Any]] = []
-    about: dict[str, Any] = {"tool": "atoll search"}
-    base = STAGES
-    for plan in result["best"]["models"]:
-        timeline = placement_timeline(plan["placement"])
+    events: list[Event] = []
+    about: dict[str, str | About] = {"tool": "atoll search"}
+    stage, layer = STAGES, LAYERS
+    for plan in found.best.models:
+        timeline = placement_timeline(plan.placement)
         if timeline is not None:
-            events += _pipeline_events(timeline, base, f"{plan['model']}: ")
-            about[plan["model"]] = _about(timeline)
-            base += len(timeline.stages)
-    number = LAYERS
-    for plan in result["best"]["models"]:
-        for name, entries in _by_layer(plan.get("layers", ())).items():
-            events += _process(number, f"{plan['model']}: layer {name}")
-            events += _schedule_events(number, entries)
-            number += 1
+            events += _pipeline_events(timeline, stage, f"{plan.model}: ")
+            about[plan.model] = _about(timeline)
+            stage += len(timeline.stages)
+    for plan in found.best.models:
+        passes = plan.layers if isinstance(plan, SearchedModel) else ()
+        for name, entries in _by_layer(passes).items():
+            events += _process(layer, f"{plan.model}: layer {name}")
+            events += _schedule_events(layer, entries)
+            layer += 1
     return _file(events, about)
 
 
-def plan_trace(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The pipeline of a plan (as plan.json has it), its collectives, and its layers' operators."""
-    timeline = plan_timeline(record["pipeline"])
-    events = list(_pipeline_events(timeline, STAGES, "", record["pipeline"]["parts"]))
-    number = LAYERS
-    for name, entries in _by_layer(record["operators"]).items():
+def plan_trace(found: PlanAnswer | EstimateAnswer) -> Trace:
+    """The pipeline of a plan, its collectives, and its layers' operators."""
+    timeline = plan_timeline(found.pipeline)
+    events = list(_pipeline_events(timeline, STAGES, "", found.pipeline.parts))
+    layers = _by_layer(found.operators)
+    for number, (name, entries) in enumerate(layers.items(), start=LAYERS):
         events += _process(number, f"layer {name}, on one device")
         events += _operator_events(number, entries)
-        number += 1
-    return _file(events, {"tool": "atoll plan", record["model"]: _about(timeline)})
+    return _file(events, {"tool": "atoll plan", found.model: _about(timeline)})
 
 
-def write_trace(trace: Mapping[str, Any], path: Path) -> Path:
+def write_trace(trace: Trace, path: Path) -> Path:
     """Write a trace, whole or not at all."""
     with whole_files(lambda why: f"trace: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(json.dumps(trace, allow_nan=False) + "\n", encoding="utf-8")
@@ -86,11 +121,11 @@ def check_trace_path(path: Path | None) -> None:
         check_place(lambda why: f"trace: {path} cannot be written ({why}); {words}.", path)
 
 
-def _file(events: list[dict[str, Any]], about: dict[str, Any]) -> dict[str, Any]:
+def _file(events: list[Event], about: dict[str, str | About]) -> Trace:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def _about(timeline: Timeline) -> dict[str, Any]:
+def _about(timeline: Timeline) -> About:
     return {
         "step_time_s": timeline.step_time_s,
         "stretch": timeline.stretch,
@@ -104,10 +139,10 @@ def _about(timeline: Timeline) -> dict[str, Any]:
 
 
 def _pipeline_events(
-    timeline: Timeline, base: int, prefix: str, parts: Sequence[Mapping[str, Any]] = ()
-) -> Iterator[dict[str, Any]]:
+    timeline: Timeline, base: int, prefix: str, parts: Sequence[PassParts] = ()
+) -> Iterator[Event]:
     count = len(timeline.stages)
-    inside = bool(parts) and count * timeline.shown <= MOST_INSIDE
+    inside = len(parts) == count and count * timeline.shown <= MOST_INSIDE
     for stage, row in enumerate(timeline.stages):
         pid = base + stage
         yield from _process(pid, f"{prefix}stage {stage}")
@@ -121,7 +156,9 @@ def _pipeline_events(
                 **({"chunk": item.chunk} if item.chunk else {}),
             })  # fmt: skip
             if inside and item.kind in (FORWARD, BACKWARD):
-                yield from _parts(pid, item, parts[stage][item.kind])
+                own = parts[stage]
+                shares = own.forward if item.kind == FORWARD else own.backward
+                yield from _parts(pid, item, shares)
         yield from _messages(timeline, stage, pid, count)
 
 
@@ -138,7 +175,7 @@ def _category(item: Slice) -> str:
     return "bubble" if item.kind == IDLE else "pipeline"
 
 
-def _parts(pid: int, item: Slice, parts: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+def _parts(pid: int, item: Slice, parts: Mapping[str, float]) -> Iterator[Event]:
     """A pass divided by what its time is spent on."""
     whole = sum(parts.values())
     clock = item.start_s
@@ -149,7 +186,7 @@ def _parts(pid: int, item: Slice, parts: Mapping[str, float]) -> Iterator[dict[s
         clock = end
 
 
-def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[dict[str, Any]]:
+def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[Event]:
     """Activations to the next stage and gradients to the one before; they may overlap."""
     if timeline.send_s <= 0.0 or count == 1:
         return
@@ -170,23 +207,26 @@ def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[
 # --- Layers ---------------------------------------------------------------------------------------
 
 
-def _by_layer(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
+P = TypeVar("P", LayerPass, DevicePass)
+
+
+def _by_layer(entries: Iterable[P]) -> dict[str, list[P]]:
+    found: dict[str, list[P]] = {}
     for entry in entries:
-        found.setdefault(entry["layer"], []).append(entry)
+        found.setdefault(entry.layer, []).append(entry)
     return found
 
 
-def _schedule_events(pid: int, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[Event]:
     """Operators of a chip's schedule: a lane for each that runs beside others on its cores."""
     lanes: dict[tuple[str, int], int] = {}
     clock = 0.0
     for entry in entries:
         free: dict[str, list[tuple[float, int]]] = {}
         used: dict[str, int] = {}
-        for op in sorted(entry["operators"], key=lambda op: op["start_s"]):
-            start, end = clock + op["start_s"], clock + op["start_s"] + op["duration_s"]
-            core = op["core"]
+        for op in sorted(entry.operators, key=lambda op: op.start_s):
+            start, end = clock + op.start_s, clock + op.start_s + op.duration_s
+            core = op.core
             waiting = free.setdefault(core, [])
             if waiting and waiting[0][0] <= start:
                 _, slot = heapq.heappop(waiting)
@@ -198,24 +238,24 @@ def _schedule_events(pid: int, entries: Sequence[Mapping[str, Any]]) -> Iterator
                 lanes[core, slot] = len(lanes)
                 name = f"{core} cores" if core in ("tensor", "vector") else core
                 yield _thread(pid, lanes[core, slot], f"{name} {slot}" if slot else name)
-            about = {name: op[name] for name in ("tensor_cores", "vector_cores", "limit")}
-            yield _complete(pid, lanes[core, slot], op["name"], entry["pass"], start, end, about)
-        clock += entry["makespan_s"]
+            about = {name: getattr(op, name) for name in ("tensor_cores", "vector_cores", "limit")}
+            yield _complete(pid, lanes[core, slot], op.name, entry.pass_, start, end, about)
+        clock += entry.makespan_s
 
 
-def _operator_events(pid: int, entries: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[Event]:
     """Operators of a device that runs one after the other, a lane for each kind."""
     lanes: dict[str, int] = {}
     clock = 0.0
     for entry in entries:
-        for name, lane, start, seconds in entry["operators"]:
+        for name, lane, start, seconds in entry.operators:
             if lane not in lanes:
                 lanes[lane] = len(lanes)
                 yield _thread(pid, lanes[lane], lane)
             begin = clock + start
-            category = "collective" if lane == "link" else entry["pass"]
+            category = "collective" if lane == "link" else entry.pass_
             yield _complete(pid, lanes[lane], name, category, begin, begin + seconds, {})
-        clock += entry["makespan_s"]
+        clock += entry.makespan_s
 
 
 # --- Events ---------------------------------------------------------------------------------------
@@ -223,8 +263,8 @@ def _operator_events(pid: int, entries: Sequence[Mapping[str, Any]]) -> Iterator
 
 def _complete(
     pid: int, lane: int, name: str, category: str, start_s: float, end_s: float,
-    args: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
+    args: Mapping[str, str | int],
+) -> Event:  # fmt: skip
     start, end = round(start_s * NS), round(end_s * NS)
     return {
         "name": name, "cat": category, "ph": "X", "pid": pid, "tid": _tid(pid, lane),
@@ -236,12 +276,15 @@ def _tid(pid: int, lane: int) -> int:
     return pid * LANES + lane + 1
 
 
-def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:
-    about = {"process_name": {"name": name}, "process_sort_index": {"sort_index": pid}}
+def _process(pid: int, name: str) -> Iterator[Event]:
+    about: dict[str, dict[str, str | int]] = {
+        "process_name": {"name": name},
+        "process_sort_index": {"sort_index": pid},
+    }
     for what, args in about.items():
         yield {"name": what, "ph": "M", "pid": pid, "tid": _tid(pid, 0), "args": args}
 
 
-def _thread(pid: int, lane: int, name: str) -> dict[str, Any]:
+def _thread(pid: int, lane: int, name: str) -> Event:
     tid = _tid(pid, lane)
     return {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

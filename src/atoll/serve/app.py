@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from atoll.answers.answer import dumped
 from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.serve.change import Change, parse_change
@@ -25,6 +26,7 @@ from atoll.serve.query import (
     scatter,
 )
 from atoll.serve.runs import LeftOut, PlanRun, Run, SearchRun
+from atoll.store import StoredDesign
 
 Query = Mapping[str, Sequence[str]]
 
@@ -136,9 +138,7 @@ class App:
             reasons = [other.reason for other in self.left_out if other.name == name]
             none = f"No run {name!r}; there are {', '.join(self.runs)}."
             raise RefusedError(404, next(iter(reasons), none))
-        run = run.shown()
-        with run.reading():
-            return self._answer(run, rest, query)
+        return self._answer(run.shown(), rest, query)
 
     def _answer(self, run: Run, rest: list[str], query: Query) -> Response:
         if not rest:
@@ -169,7 +169,7 @@ def _summary(run: SearchRun, query: Query) -> Response:
 def _scatter(run: SearchRun, query: Query) -> Response:
     columns, mask = run.picture(parse_filters(query))
     x, y = _one(query, "x", "area_mm2"), _one(query, "y", "score")
-    return _json(scatter(columns, mask, x, y) | {"total": len(columns)})
+    return _json(scatter(columns, mask, x, y))
 
 
 def _table(run: SearchRun, query: Query) -> Response:
@@ -201,7 +201,7 @@ def _result(run: SearchRun, query: Query) -> Response:
     return _json(found, _attachment(run, "result.json"))
 
 
-def _design(run: SearchRun, chip: str) -> dict[str, Any]:
+def _design(run: SearchRun, chip: str) -> StoredDesign:
     found = run.design(int(chip)) if chip.isascii() and chip.isdigit() else None
     if found is None:
         raise RefusedError(404, f"Run {run.name} has no design {chip!r}.")
@@ -215,7 +215,6 @@ def _whatif(run: Run, rest: list[str], query: Query) -> Response:
     if rest not in ([], ["options"]):
         raise RefusedError(404, f"Nothing at whatif/{'/'.join(rest)}.")
     began = time.perf_counter()
-    answer: dict[str, Any]
     if isinstance(run, PlanRun):
         number = _whole(query, "chip", 0, 0, 1000)
         if rest:
@@ -223,13 +222,13 @@ def _whatif(run: Run, rest: list[str], query: Query) -> Response:
         answer = run.whatif.estimate(number, parse_change(query))
     else:
         design = _design(run, _one(query, "chip", ""))
-        model = _whole(query, "model", 0, 0, len(run.identity["models"]) - 1)
+        model = _whole(query, "model", 0, 0, len(run.models) - 1)
         if rest:
             return _json(run.whatif.options(design, model))
         refine = _one(query, "refine", "") == "1"
         answer = run.whatif.estimate(design, model, parse_change(query), refine)
-    answer["changed"] = parse_change(query) != Change()
-    return _json(answer | {"answered_ms": 1e3 * (time.perf_counter() - began)})
+    took_ms = 1e3 * (time.perf_counter() - began)
+    return _json(replace(answer, changed=parse_change(query) != Change(), answered_ms=took_ms))
 
 
 # --- Small change ---------------------------------------------------------------------------------
@@ -260,7 +259,8 @@ def _attachment(run: Run, name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _json(value: Any, headers: tuple[tuple[str, str], ...] = ()) -> Response:
-    return Response(200, JSON, json.dumps(value, allow_nan=False).encode(), headers)
+    text = json.dumps(value, allow_nan=False, default=dumped)
+    return Response(200, JSON, text.encode(), headers)
 
 
 def _error(status: int, sentence: str, headers: tuple[tuple[str, str], ...] = ()) -> Response:

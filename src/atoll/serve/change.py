@@ -9,6 +9,7 @@ from pydantic import Field
 
 from atoll.fabric.network import Network
 from atoll.files.yamlfile import FileModel, validate_dict
+from atoll.serve.figures import Slider
 
 GIB = 2.0**30
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
@@ -45,16 +46,14 @@ def keep(cache: dict[Any, Any], key: object, value: object, most: int) -> None:
     cache[key] = value
 
 
-def slider(name: str, label: str, unit: str, values: Sequence[float], now: float) -> dict[str, Any]:
+def slider(
+    name: str, label: str, unit: str, values: Sequence[float], now: float, note: str = ""
+) -> Slider:
     """One control: the values it takes, with the present one among them."""
     every = sorted({float(value) for value in values} | {float(now)})
-    return {
-        "name": name,
-        "label": label,
-        "unit": unit,
-        "values": [int(v) if v.is_integer() else v for v in every],
-        "now": every.index(float(now)),
-    }
+    shown = tuple(int(v) if v.is_integer() else v for v in every)
+    place = every.index(float(now))
+    return Slider(name=name, label=label, unit=unit, values=shown, now=place, note=note)
 
 
 def around(value: float, least: float = 0.0) -> list[float]:
@@ -63,8 +62,8 @@ def around(value: float, least: float = 0.0) -> list[float]:
     return [each for each in found if each >= least]
 
 
-def link_slider(network: Network) -> dict[str, Any]:
+def link_slider(network: Network) -> Slider:
     """All levels together; the label says what they are at 1."""
     levels = ", ".join(f"{x.name} {x.bandwidth_Bps / 1e9:g} GB/s" for x in network.levels)
-    found = slider("link", "Link bandwidth", "x", FACTORS, 1.0)
-    return found | {"note": f"1 x is {levels} a device"}
+    note = f"1 x is {levels} a device"
+    return slider("link", "Link bandwidth", "x", FACTORS, 1.0, note)

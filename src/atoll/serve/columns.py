@@ -116,9 +116,9 @@ class Columns:
         at = int(np.searchsorted(chips, chip))
         return at if at < len(chips) and chips[at] == chip else None
 
-    def row(self, at: int) -> dict[str, Any]:
+    def row(self, at: int) -> Row:
         """One design; whole numbers as such, None where there is no value."""
-        found: dict[str, Any] = {}
+        found: Row = {}
         for name in DESIGN_COLUMNS:
             if name in self.texts:
                 codes, labels = self.texts[name]
@@ -126,6 +126,10 @@ class Columns:
             else:
                 found[name] = plain(self.numbers[name][at])
         return found
+
+
+Row = dict[str, int | float | str | None]
+"""A design by the names of its columns."""
 
 
 class Gatherer:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.answer import made_of
 from atoll.errors import AtollError
-from atoll.serve.columns import BINNED, MOST_VALUES, NUMBERS, RANGES, TEXTS, Columns, IntArray
+from atoll.serve.columns import BINNED, MOST_VALUES, NUMBERS, RANGES, TEXTS, Columns, IntArray, Row
 from atoll.serve.compiled import count_bars, extent, fill_cells, walk_front
 from atoll.store import DESIGN_COLUMNS
 
@@ -103,11 +103,22 @@ def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> IntArr
     return order if mask.all() else order[mask[order]]
 
 
-def page(columns: Columns, positions: IntArray, offset: int, limit: int) -> list[dict[str, Any]]:
+def page(columns: Columns, positions: IntArray, offset: int, limit: int) -> list[Row]:
     return [columns.row(int(at)) for at in positions[offset : offset + limit]]
 
 
-def histograms(columns: Columns, filters: Filters) -> tuple[int, list[dict[str, Any]]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """How many designs are in each bar of a column (`columns.Bins`)."""
+
+    column: str
+    counts: tuple[int, ...]
+    values: tuple[float, ...]
+    exact: bool
+    logarithmic: bool
+
+
+def histograms(columns: Columns, filters: Filters) -> tuple[int, list[Histogram]]:
     """How many designs pass; and of each column with more than one value, how many in each bar.
 
     A bar counts the designs that pass every filter but the column's own, so that one sees where
@@ -120,13 +131,28 @@ def histograms(columns: Columns, filters: Filters) -> tuple[int, list[dict[str, 
     found = []
     for at, (name, bins) in enumerate(columns.bins.items()):
         if bins.bars > 1 or at in own:
-            found.append(
-                {"column": name, "counts": counts[at, : bins.bars].tolist(), **asdict(bins)}
-            )
+            shown = tuple(counts[at, : bins.bars].tolist())
+            found.append(made_of(Histogram, bins, column=name, counts=shown))
     return int(passed), found
 
 
-def scatter(columns: Columns, mask: Mask, x: str, y: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """Designs over two columns: points as (chip, x, y), or cells as (across, up, designs, chip)."""
+
+    x: str
+    y: str
+    shown: int
+    total: int
+    mode: str
+    domain: tuple[tuple[float, float], tuple[float, float]] | None = None
+    front: tuple[tuple[int, float, float], ...] = ()
+    points: tuple[tuple[int, float, float], ...] = ()
+    grid: tuple[int, int] | None = None
+    cells: tuple[tuple[int, int, int, int], ...] = ()
+
+
+def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
     """Every design as a point, or, where they are many, the cells of a grid with their counts.
 
     A cell names its best design by score.
@@ -135,23 +161,25 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> dict[str, Any]:
     chips, score = columns.numbers["chip"], columns.numbers["score"]
     ends = np.zeros(4)
     shown = int(extent(mask, across, up, ends))
-    answer: dict[str, Any] = {"x": x, "y": y, "shown": shown, "mode": "points"}
+    found = Scatter(x=x, y=y, shown=shown, total=len(columns), mode="points")
     if shown == 0:
-        return answer | {"points": [], "front": []}
+        return found
 
-    def points(positions: IntArray) -> list[list[float]]:
-        return [[int(chips[at]), float(across[at]), float(up[at])] for at in positions]
+    def points(positions: IntArray) -> tuple[tuple[int, float, float], ...]:
+        return tuple((int(chips[at]), float(across[at]), float(up[at])) for at in positions)
 
-    answer["domain"] = [ends[:2].tolist(), ends[2:].tolist()]
-    answer["front"] = points(front(columns, mask, x, y))
+    left, right, low, high = ends.tolist()
+    found = replace(
+        found, domain=((left, right), (low, high)), front=points(front(columns, mask, x, y))
+    )
     if shown <= MOST_POINTS:
         both = mask & ~np.isnan(across) & ~np.isnan(up)
-        return answer | {"points": points(np.flatnonzero(both))}
+        return replace(found, points=points(np.flatnonzero(both)))
     counts, best = np.zeros(CELLS, np.int64), np.full(CELLS, -1, np.int64)
     fill_cells(mask, across, up, score, ends, counts, best)
     a, b = np.nonzero(counts)
     cells = np.column_stack([a, b, counts[a, b], chips[best[a, b]].astype(np.int64)])
-    return answer | {"mode": "cells", "grid": list(CELLS), "cells": cells.tolist()}
+    return replace(found, mode="cells", grid=CELLS, cells=tuple(map(tuple, cells.tolist())))
 
 
 def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:

@@ -8,23 +8,34 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+from atoll.answers.answer import checked, made_of
+from atoll.answers.design import SearchedModel
+from atoll.answers.plan import PlanAnswer
+from atoll.answers.search import SearchAnswer
+from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
-from atoll.files.jsonfile import faults_of
 from atoll.files.wholefile import as_written
-from atoll.report.plan_file import PLAN, read_plan
+from atoll.report.plan_file import read_plan
 from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
+from atoll.serve.told import (
+    ModelJob,
+    Moment,
+    PlanDetails,
+    PlanSummary,
+    SearchDetails,
+    SearchSummary,
+    ToldResult,
+)
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
-from atoll.step.certificate import stored_sentence
-from atoll.store import FILE, ProgressPoint, RunReader
+from atoll.store import FILE, ProgressPoint, RunReader, StatusAnswer, StoredDesign
+from atoll.training.planner.problem import PLAN
 
 WAFER = ("result.json", "mapping.json")
 """What is left of a wafer search whose records are not there."""
@@ -43,21 +54,18 @@ class SearchRun:
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         with RunReader(folder) as reader:
-            self.as_written = reader.as_written
-            with self.reading():
-                self.identity = reader.job()
-                self._status: dict[str, Any] = {}
-                self._told: dict[str, Any] = {}
-                self._progress: list[dict[str, Any]] = []
-                self._plan: PlanRun | None = None
-                self.kind = reader.kind().replace("plan", "planning")
-                self._read_status(reader)
-                if self.kind == "search":
-                    self.whatif = ChipWhatIf(self.identity)
-                    self.models = [model["name"] for model in self.identity["models"]]
-                else:
-                    self.models = [self.identity["model"]]
-                _ = self.identity["devices"]
+            self.identity = reader.job()
+            self._plan: PlanRun | None = None
+            where = f"{folder / FILE}: the job"
+            self.kind = reader.kind().replace("plan", "planning")
+            if self.kind == "search":
+                self.whatif = ChipWhatIf(self.identity, where)
+                self.models = tuple(model.name for model in self.whatif.facts.models)
+                self.devices = self.whatif.facts.devices
+            else:
+                told = checked(self.identity, ModelJob, where)
+                self.models, self.devices = (told.model,), told.devices
+            self._read_status(reader)
         self.columns = Columns.empty()
         self.read = 0
         """Designs read so far of a picture that is not yet complete."""
@@ -67,10 +75,6 @@ class SearchRun:
         self._asleep = threading.Event()
         self.mask = lru_cache(maxsize=8)(mask_of)
         self.bars = lru_cache(maxsize=8)(histograms)
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Around whatever reads what is on record: what is wrong with it becomes a sentence."""
-        return faults_of(self.folder / FILE, self.as_written)
 
     def shown(self) -> Run:
         """What there is to see: the search, or the plan that it has found."""
@@ -89,42 +93,41 @@ class SearchRun:
                 best = reader.designs(limit=1)
                 design = reader.design(best[0]["chip"]) if best else None
             if design is not None:
-                with self.reading():
-                    self.whatif.options(design, 0)
-                    self.whatif.estimate(design, 0, Change(link=0.5))
+                self.whatif.options(design, 0)
+                self.whatif.estimate(design, 0, Change(link=0.5))
         except AtollError:
             return  # whoever asks for it is told
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> SearchSummary:
         """One line of the list of runs."""
-        shown = ("state", "phase", "left", "total", "evaluated", "designs", "score", "bound", "gap",
-                 "seconds")  # fmt: skip
-        return {
-            "id": self.name,
-            "kind": self.kind,
-            "folder": str(self.folder),
-            "models": self.models,
-            "devices": self.identity["devices"],
-            "loaded": len(self.columns),
-            "reading": self.read,
-            "version": self.columns.version,
-            "trouble": self.trouble,
-            **{name: self._status[name] for name in shown},
-        }
+        return made_of(
+            SearchSummary,
+            self._status,
+            id=self.name,
+            kind=self.kind,
+            folder=str(self.folder),
+            models=self.models,
+            devices=self.devices,
+            loaded=len(self.columns),
+            reading=self.read,
+            version=self.columns.version,
+            trouble=self.trouble,
+        )
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> SearchDetails:
         """The run with its job and, once there is one, its answer."""
         job = {k: v for k, v in self.identity.items() if k != "space_content"}
-        return self.summary() | {"job": job, "status": self._status, "result": self._told}
+        told = (self.summary(), self._status, self._told)
+        return made_of(SearchDetails, told[0], job=job, status=told[1], result=told[2])
 
-    def progress(self) -> list[dict[str, Any]]:
+    def progress(self) -> tuple[Moment, ...]:
         return self._progress
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
         with RunReader(self.folder) as reader:
             return reader.result()
 
-    def design(self, chip: int) -> dict[str, Any] | None:
+    def design(self, chip: int) -> StoredDesign | None:
         """One design with its plans, as it is in the store now."""
         with RunReader(self.folder) as reader:
             return reader.design(chip)
@@ -154,17 +157,13 @@ class SearchRun:
 
     def look(self, reader: RunReader) -> None:
         """Take in what is new."""
-        with self.reading():
-            self._look(reader)
-
-    def _look(self, reader: RunReader) -> None:
         version = reader.version()
-        if version == self._seen and self._status["state"] != "running":
+        if version == self._seen and self._status.state != "running":
             return
         if version != self._seen:
             self._read_designs(reader)
         self._read_status(reader)
-        if self._status["designs"] < len(self.columns):
+        if self._status.designs < len(self.columns):
             self.columns, self._since = Columns.empty(), -math.inf  # another store in its place
             self._read_designs(reader)
         self._seen, self.trouble = version, ""
@@ -183,21 +182,14 @@ class SearchRun:
 
     def _read_status(self, reader: RunReader) -> None:
         status = reader.status()
-        self._status = asdict(status) | {"gap": status.gap, "bound": _known(status.bound)}
+        self._status = made_of(StatusAnswer, status, bound=_known(status.bound))
         self._progress = thinned(reader.progress())
+        self._told: ToldResult | None = None
         if self.kind == "planning":
             done = status.state != "running" and _is_file(self.folder / PLAN)
             self._plan = PlanRun(self.name, self.folder) if done else None
-        elif (result := reader.result()) is not None:
-            proof, best = result["certificate"], result["best"]
-            models = [{k: v for k, v in m.items() if k != "layers"} for m in best["models"]]
-            self._told = {
-                "certificate": proof | {"sentence": stored_sentence(proof)},
-                "accelerator": best["accelerator"],
-                "models": models,
-                "baseline_remarks": result.get("baseline_remarks", {}),
-                **{name: result[name] for name in ("baselines", "wall_time_s", "stopped")},
-            }
+        elif isinstance(found := reader.result(), SearchAnswer | WaferAnswer):
+            self._told = told_of(found)
 
 
 class PlanRun:
@@ -207,19 +199,9 @@ class PlanRun:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
-        self.as_written = as_written(folder / PLAN)
+        as_written(folder / PLAN)
         self.content = read_plan(folder / PLAN)
-        needed = ("model", "device", "devices", "global_batch", "sequence", "layout", "step_time_s")
-        missing = [name for name in needed if name not in self.content]
-        if missing:
-            raise AtollError(f"{folder / PLAN}: not a plan of atoll plan: {missing[0]} is missing.")
-        with self.reading():
-            self.whatif = PlanWhatIf(self.content)
-            self.details()
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Around whatever reads the plan: what is wrong with it becomes a sentence."""
-        return faults_of(self.folder / PLAN, self.as_written)
+        self.whatif = PlanWhatIf(self.content)
 
     def shown(self) -> Run:
         return self
@@ -230,24 +212,23 @@ class PlanRun:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> PlanSummary:
         told = self.content
-        return {
-            "id": self.name,
-            "kind": self.kind,
-            "folder": str(self.folder),
-            "state": "finished",
-            "models": [told["model"]],
-            "devices": told["devices"],
-            "device": told["device"],
-            "step_time_s": told["step_time_s"],
-            "mfu": told["mfu"],
-            "layouts": 1 + len(told.get("runners_up", ())),
-        }
+        return PlanSummary(
+            id=self.name,
+            kind=self.kind,
+            folder=str(self.folder),
+            state="finished",
+            models=(told.model,),
+            devices=told.devices,
+            device=told.device,
+            step_time_s=told.step_time_s,
+            mfu=told.mfu,
+            layouts=len(self.whatif.layouts()),
+        )
 
-    def details(self) -> dict[str, Any]:
-        words = str(self.whatif.layouts()[0])
-        return self.summary() | {"plan": {"layout_words": words} | self.content}
+    def details(self) -> PlanDetails:
+        return made_of(PlanDetails, self.summary(), plan=self.content)
 
 
 Run = SearchRun | PlanRun
@@ -327,16 +308,28 @@ def _free_name(folder: Path, taken: Mapping[str, Run]) -> str:
     return next(name for name in names if name not in taken)
 
 
-def thinned(points: Sequence[ProgressPoint]) -> list[dict[str, Any]]:
+def told_of(found: SearchAnswer | WaferAnswer) -> ToldResult:
+    """An answer without the schedules of its layers."""
+    best = found.best
+    models = tuple(
+        replace(m, layers=()) if isinstance(m, SearchedModel) else m for m in best.models
+    )
+    remarks = found.baseline_remarks if isinstance(found, SearchAnswer) else {}
+    return made_of(
+        ToldResult,
+        found,
+        accelerator=best.accelerator,
+        models=models,
+        baseline_remarks=remarks,
+    )
+
+
+def thinned(points: Sequence[ProgressPoint]) -> tuple[Moment, ...]:
     """At most so many moments: every change of the best score, and the others evenly."""
     kept = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
     changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
     kept |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
-    shown = ("seconds", "phase", "left", "evaluated", "score")
-    return [
-        {name: getattr(points[i], name) for name in shown} | {"bound": _known(points[i].bound)}
-        for i in sorted(kept)
-    ]
+    return tuple(made_of(Moment, points[i], bound=_known(points[i].bound)) for i in sorted(kept))
 
 
 def _known(bound: float) -> float | None:

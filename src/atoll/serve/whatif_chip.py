@@ -9,13 +9,14 @@ and schedules are kept, so that moving a slider takes milliseconds.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
+from atoll.answers.answer import checked
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
 from atoll.explore.answer.scope import open_space
@@ -30,15 +31,34 @@ from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.identity import code_words, this_code
 from atoll.questions import SearchQuestion
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, keep, link_slider, slider
+from atoll.serve.figures import Figures, Options, Problem
 from atoll.step.orders import SPLIT
 from atoll.step.parts import in_words
-from atoll.store import fingerprint
+from atoll.store import Identity, StoredDesign, StoredPlan, fingerprint
 from atoll.store.fingerprint import CODE
 from atoll.workload import widths
 
 KEPT = 64
 """Models and schedules kept at most, the oldest go first."""
 TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model as a store knows it."""
+
+    name: str
+    config: str
+    """Fingerprint of its configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFacts:
+    """What the explorer needs to know of the job of a store."""
+
+    devices: int
+    models: tuple[ModelFacts, ...]
+    space_content: Identity
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,14 +76,15 @@ class PassTimes:
 class ChipWhatIf:
     """Estimates designs of one run again."""
 
-    def __init__(self, identity: Mapping[str, Any]) -> None:
+    def __init__(self, identity: Identity, where: str = "job") -> None:
         self._identity = identity
+        self.facts = checked(identity, SearchFacts, where)
         self._lock = threading.Lock()
         self._opened: tuple[SearchQuestion, Space | ProductSpace, Setting] | None = None
         self._variants: dict[tuple[Any, ...], Variants] = {}
         self._times: dict[tuple[Any, ...], PassTimes] = {}
 
-    def options(self, design: Mapping[str, Any], model: int) -> dict[str, Any]:
+    def options(self, design: StoredDesign, model: int) -> Options:
         """The sliders of a design, and what they do not change."""
         with self._lock:
             job, _, setting = self._open()
@@ -87,11 +108,11 @@ class ChipWhatIf:
                 sliders.insert(
                     3, slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate)
                 )
-            return {"sliders": sliders, "note": self._note(), "global_batch": batch}
+            return Options(sliders=tuple(sliders), note=self._note(), global_batch=batch)
 
     def estimate(
-        self, design: Mapping[str, Any], model: int, change: Change, refine: bool = False
-    ) -> dict[str, Any]:
+        self, design: StoredDesign, model: int, change: Change, refine: bool = False
+    ) -> Figures | Problem:
         """The step under the change, or the sentence that says why there is none.
 
         `refine` takes the time that better schedules need.
@@ -106,15 +127,15 @@ class ChipWhatIf:
             job = job_of(self._identity)
             space = open_space(job)[0]
             content = space_identity(space) if isinstance(space, Space) else space.identity()
-            if fingerprint(content) != fingerprint(self._identity["space_content"]):
+            if fingerprint(content) != fingerprint(self.facts.space_content):
                 raise AtollError(
                     f"space: {job.space} is not what it was when the run was searched."
                 )
             setting, variants = prepare_search(job.changed(microbatch=1))
-            for workload, known in zip(variants.workloads, self._identity["models"], strict=True):
-                if fingerprint({"config": repr(workload.config)}) != known["config"]:
+            for workload, known in zip(variants.workloads, self.facts.models, strict=True):
+                if fingerprint({"config": repr(workload.config)}) != known.config:
                     raise AtollError(
-                        f"model {known['name']}: its configuration is not what it was when the "
+                        f"model {known.name}: its configuration is not what it was when the "
                         "run was searched."
                     )
             self._opened = job, space, setting
@@ -127,11 +148,9 @@ class ChipWhatIf:
         searched = code_words(self._identity)
         return f"Searched with {searched}, estimated again with {code_words(here)}."
 
-    def _variant(
-        self, model: int, microbatch: int, tensor: int, plan: Mapping[str, Any]
-    ) -> Variants:
+    def _variant(self, model: int, microbatch: int, tensor: int, plan: StoredPlan) -> Variants:
         """Spread as the plan is; its halves of backward passes too, where some order wants them."""
-        key = model, microbatch, tensor, *(plan[name] for name in ("cp", "ep", "etp", "sp"))
+        key = model, microbatch, tensor, plan["cp"], plan["ep"], plan["etp"], plan["sp"]
         if key not in self._variants:
             job, _, setting = self._open()
             told = job.models[model]
@@ -153,8 +172,8 @@ class ChipWhatIf:
     # --- The estimate -----------------------------------------------------------------------------
 
     def _estimate(
-        self, design: Mapping[str, Any], model: int, change: Change, refine: bool
-    ) -> dict[str, Any]:
+        self, design: StoredDesign, model: int, change: Change, refine: bool
+    ) -> Figures | Problem:
         job, _, base = self._open()
         plan = _plan(design, model)
         microbatch = change.microbatch or plan["microbatch"]
@@ -162,7 +181,7 @@ class ChipWhatIf:
         devices = change.devices or base.devices
         setting = replace(base, network=base.network.faster(change.link or 1.0), devices=devices)
         if tensor * plan["cp"] > devices:
-            return {"problem": f"A tensor width of {tensor} needs more than {devices} devices."}
+            return Problem(problem=f"A tensor width of {tensor} needs more than {devices} devices.")
         own = float(design["hbm_capacity_bytes"])
         capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
         changed = change.model_copy(update={"microbatch": microbatch, "tensor": tensor})
@@ -171,31 +190,39 @@ class ChipWhatIf:
         priced = replace(times.priced, setting=setting)
         found = model_plan(priced, times.pass_s, capacity, float(priced.chips.peak_flops[0]))
         if found is None:
-            return {
-                "problem": f"{job.models[model].name} does not fit {devices} devices with "
+            return Problem(
+                problem=f"{job.models[model].name} does not fit {devices} devices with "
                 f"{capacity / GIB:g} GiB each at tensor width {tensor} and microbatch {microbatch}."
-            }
+            )
         where = found.placement
         worst = max(where.stages, key=lambda stage: stage.total_memory_bytes)
-        shared = ("step_time_s", "pipeline", "tensor", "data", "devices", "microbatch",
-                  "microbatches", "recompute", "layout")  # fmt: skip
-        figures = ("samples_per_s", "tokens_per_s_per_device", "mfu", "power_W",
-                   "energy_per_token_J")  # fmt: skip
-        return {
-            **{name: getattr(where, name) for name in shared},
-            **{name: getattr(found, name) for name in figures},
-            "parts_s": in_words(where.time_parts_s),
-            "memory_bytes": dict(worst.memory_bytes),
-            "schedules": times.how,
-            "refinable": times.refinable,
-            "memory_capacity_bytes": capacity,
-        }
+        return Figures(
+            step_time_s=where.step_time_s,
+            samples_per_s=found.samples_per_s,
+            tokens_per_s_per_device=found.tokens_per_s_per_device,
+            mfu=found.mfu,
+            parts_s=in_words(where.time_parts_s),
+            memory_bytes=worst.memory_bytes,
+            memory_capacity_bytes=capacity,
+            pipeline=where.pipeline,
+            tensor=where.tensor,
+            data=where.data,
+            devices=where.devices,
+            microbatch=where.microbatch,
+            microbatches=where.microbatches,
+            recompute=where.recompute,
+            layout=where.layout,
+            power_W=found.power_W,
+            energy_per_token_J=found.energy_per_token_J,
+            schedules=times.how,
+            refinable=times.refinable,
+        )
 
     def _pass_times(
         self,
-        design: Mapping[str, Any],
+        design: StoredDesign,
         model: int,
-        plan: Mapping[str, Any],
+        plan: StoredPlan,
         change: Change,
         setting: Setting,
         refine: bool,
@@ -220,7 +247,7 @@ class ChipWhatIf:
             keep(self._times, key, found, KEPT)
         return self._times[key]
 
-    def _accelerator(self, design: Mapping[str, Any], hbm_Bps: float) -> Accelerator:
+    def _accelerator(self, design: StoredDesign, hbm_Bps: float) -> Accelerator:
         _, space, _ = self._open()
         number = int(design["design"])
         hbm = Hbm(int(design["hbm_capacity_bytes"]), hbm_Bps)
@@ -229,19 +256,20 @@ class ChipWhatIf:
         return space.designs(np.array([number]))[0].accelerator(0, hbm)
 
 
-def job_of(identity: Mapping[str, Any]) -> SearchQuestion:
+def job_of(identity: Identity) -> SearchQuestion:
     """The job that a store was searched for, as far as evaluations depend on it."""
     apart = ("models", "space_content", "network_content", *CODE)
-    given = {name: value for name, value in identity.items() if name not in apart}
-    models = [{n: v for n, v in told.items() if n != "config"} for told in identity["models"]]
-    return SearchQuestion.from_dict(given | {"models": models})
+    asked = {name: value for name, value in identity.items() if name not in apart}
+    listed = identity["models"]
+    known = [told for told in listed if isinstance(told, dict)] if isinstance(listed, list) else []
+    models: list[JsonValue] = [{n: v for n, v in m.items() if n != "config"} for m in known]
+    return SearchQuestion.from_dict(asked | {"models": models})
 
 
-def _plan(design: Mapping[str, Any], model: int) -> Mapping[str, Any]:
-    for plan in design["plans"]:
-        if plan.get("number") == model and "pass_s" in plan:
-            found: Mapping[str, Any] = plan
-            return found
+def _plan(design: StoredDesign, model: int) -> StoredPlan:
+    for plan in design.get("plans", ()):
+        if plan["number"] == model:
+            return plan
     raise AtollError(f"design {design['chip']}: no plan of model {model} on record.")
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
+from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.errors import AtollError
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, keep, link_slider, slider
+from atoll.serve.figures import Figures, Options, Problem
 from atoll.step.layout import Layout
 from atoll.step.parts import in_words
 from atoll.training.estimate import Estimate, Estimator
@@ -22,19 +23,19 @@ SAME = 1e-9  # relative, of two step times
 class PlanWhatIf:
     """Estimates the layouts of one plan again."""
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self._content = content
+    def __init__(self, answer: PlanAnswer | EstimateAnswer) -> None:
+        self._answer = answer
         self._lock = threading.Lock()
         self._run: Run | None = None
         self._estimators: dict[tuple[Any, ...], Estimator] = {}
 
     def layouts(self) -> list[Layout]:
         """The best one, then the runners-up."""
-        best = layout_of(self._content["layout"])
-        others = [layout_of(other["axes"]) for other in self._content.get("runners_up", ())]
-        return [best, *others]
+        found = self._answer
+        others = found.runners_up if isinstance(found, PlanAnswer) else ()
+        return [found.layout, *(other.axes for other in others)]
 
-    def options(self, number: int) -> dict[str, Any]:
+    def options(self, number: int) -> Options:
         with self._lock:
             run, layout = self._open(), self._layout(number)
             ranks = layout.model_ranks
@@ -48,22 +49,19 @@ class PlanWhatIf:
                 slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate),
                 slider("microbatch", "Microbatch", "", small, layout.microbatch),
             ]
-            return {
-                "sliders": sliders,
-                "note": self._note(run) if number == 0 else "",
-                "global_batch": run.global_batch,
-            }
+            note = self._note(run) if number == 0 else ""
+            return Options(sliders=tuple(sliders), note=note, global_batch=run.global_batch)
 
-    def estimate(self, number: int, change: Change) -> dict[str, Any]:
+    def estimate(self, number: int, change: Change) -> Figures | Problem:
         """The step under the change, or the sentence that says why there is none."""
         with self._lock:
             base, layout = self._open(), self._layout(number)
             devices = change.devices or base.devices
             if devices % layout.model_ranks:
-                return {
-                    "problem": f"{devices} devices are not a multiple of the {layout.model_ranks} "
+                return Problem(
+                    problem=f"{devices} devices are not a multiple of the {layout.model_ranks} "
                     "that hold one copy of the model."
-                }
+                )
             layout = replace(
                 layout,
                 dp=devices // layout.model_ranks,
@@ -72,13 +70,13 @@ class PlanWhatIf:
             try:
                 found = self._estimator(base, devices, change).estimate(layout)
             except AtollError as error:
-                return {"problem": f"{str(error).rstrip('.')}."}
+                return Problem(problem=f"{str(error).rstrip('.')}.")
         return figures(found)
 
     def _note(self, run: Run) -> str:
         """Say so where the best layout is not estimated as it was planned."""
         now_s = self._estimator(run, run.devices, Change()).estimate(self._layout(0)).step.time_s
-        off = now_s / self._content["step_time_s"] - 1.0
+        off = now_s / self._answer.step_time_s - 1.0
         if abs(off) < SAME:
             return ""
         return f"Estimated again the plan takes {off:+.2%}: something it depends on has changed."
@@ -91,19 +89,19 @@ class PlanWhatIf:
 
     def _open(self) -> Run:
         if self._run is None:
-            told = self._content
-            named = {"network", "stack", "precision", "attention", "imbalance", "states"}
+            told = self._answer
             self._run = make_run(
-                told["model"],
-                told["device"],
-                told["devices"],
-                batch=told["global_batch"],
-                sequence=told["sequence"],
-                **{
-                    "optimizer" if name == "states" else name: told[name]
-                    for name in named
-                    if told.get(name) is not None
-                },
+                told.model,
+                told.device,
+                told.devices,
+                batch=told.global_batch,
+                sequence=told.sequence,
+                network=told.network,
+                stack=told.stack,
+                precision=told.precision,
+                attention=told.attention,
+                imbalance=told.imbalance,
+                optimizer=told.states,
             )
         return self._run
 
@@ -121,41 +119,25 @@ class PlanWhatIf:
         return self._estimators[key]
 
 
-def figures(found: Estimate) -> dict[str, Any]:
+def figures(found: Estimate) -> Figures:
     """An estimate in the words that both kinds of run share."""
-    told = found.to_dict()
-    memory = told["memory_bytes"]
-    answer = {
-        "step_time_s": found.step.time_s,
-        "samples_per_s": found.run.global_batch / found.step.time_s,
-        "tokens_per_s_per_device": found.tokens_per_s_per_device,
-        "mfu": found.mfu,
-        "parts_s": in_words(told["breakdown_s"]),
-        "memory_bytes": memory["parts"] | {"reserve": memory["needed"] - memory["total"]},
-        "memory_capacity_bytes": memory["capacity"],
-        "pipeline": found.layout.pp,
-        "tensor": found.layout.tp,
-        "data": found.layout.dp,
-        "devices": found.run.devices,
-        "microbatch": found.layout.microbatch,
-        "microbatches": found.layout.microbatches(found.run.global_batch),
-        "recompute": found.layout.recompute,
-        "layout": str(found.layout),
-    }
-    if not found.fits:
-        answer["warning"] = (
-            f"Needs {memory['needed'] / GIB:.1f} GiB of {memory['capacity'] / GIB:.1f} GiB: "
-            "does not fit."
-        )
-    return answer
-
-
-def layout_of(told: Mapping[str, Any]) -> Layout:
-    """A layout from its fields, as JSON has them."""
-    known = {field.name for field in fields(Layout)}
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in told.items()
-        if name in known
-    }
-    return Layout(**given)
+    worst, capacity = found.worst, found.run.gpu.hbm_bytes
+    warning = f"Needs {worst.needed / GIB:.1f} GiB of {capacity / GIB:.1f} GiB: does not fit."
+    return Figures(
+        step_time_s=found.step.time_s,
+        samples_per_s=found.run.global_batch / found.step.time_s,
+        tokens_per_s_per_device=found.tokens_per_s_per_device,
+        mfu=found.mfu,
+        parts_s=in_words(found.step.breakdown()),
+        memory_bytes=worst.parts() | {"reserve": worst.needed - worst.allocated},
+        memory_capacity_bytes=capacity,
+        pipeline=found.layout.pp,
+        tensor=found.layout.tp,
+        data=found.layout.dp,
+        devices=found.run.devices,
+        microbatch=found.layout.microbatch,
+        microbatches=found.layout.microbatches(found.run.global_batch),
+        recompute=found.layout.recompute,
+        layout=str(found.layout),
+        warning="" if found.fits else warning,
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from atoll.units import counted
 
@@ -58,22 +57,6 @@ class Certificate:
     def sentence(self) -> str:
         return proof_sentence(self.gap, self.tolerance, self.over)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "status": self.status,
-            "score": self.score,
-            "bound": self.bound,
-            "gap": self.gap,
-            "most_better": most_better(self.gap),
-            "tolerance": self.tolerance,
-            "over": self.over,
-            f"{self.kind}s": self.items,
-            "evaluated": self.evaluated,
-            "pruned": sum(self.ruled_out.values()),
-            "pruned_by": dict(self.ruled_out),
-            "tightened": self.tightened,
-        }
-
 
 def relative_gap(score: float, bound: float) -> float:
     """1 - score / bound: how far the best answer known is below the bound on all."""
@@ -99,13 +82,6 @@ def proof_sentence(gap: float, tolerance: float, over: str) -> str:
             f"(tolerance {tolerance:.2%})"
         )
     return f"not proven optimal: the best of {over} may be up to {more} better (gap {gap:.2%})"
-
-
-def stored_sentence(proof: Mapping[str, Any]) -> str:
-    """The sentence of a certificate in a file, as one that begins."""
-    over = proof.get("over") or counted(proof["architectures"], "architecture")
-    said = proof_sentence(proof["gap"], proof["tolerance"], over)
-    return f"{said[0].upper()}{said[1:]}."
 
 
 def percent_at_most(share: float) -> str:

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from atoll.step.orders import LATE, SPLIT, Pass, passes, route
 
 
-@dataclass(frozen=True, slots=True)
-class PassTime:
+class PassTime(NamedTuple):
     """Seconds of one microbatch in one chunk of one stage."""
 
     forward_s: float

@@ -1,5 +1,13 @@
 """One SQLite file for each run: every finished evaluation, readable while the search writes."""
 
+from atoll.answers.designs import (
+    DesignsAnswer,
+    Identity,
+    StatusAnswer,
+    StoredDesign,
+    StoredPlan,
+    Written,
+)
 from atoll.store.fingerprint import canonical_json, fingerprint
 from atoll.store.reader import DESIGN_COLUMNS, ProgressPoint, RunReader, RunStatus
 from atoll.store.schema import FILE, SCHEMA_VERSION
@@ -10,11 +18,17 @@ __all__ = [
     "FILE",
     "SCHEMA_VERSION",
     "DesignRow",
+    "DesignsAnswer",
     "EvaluationRow",
+    "Identity",
     "ProgressPoint",
     "RunReader",
     "RunStatus",
     "RunStore",
+    "StatusAnswer",
+    "StoredDesign",
+    "StoredPlan",
+    "Written",
     "canonical_json",
     "fingerprint",
     "opened",

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+
+from atoll.answers.designs import Identity
 
 CODE = ("version", "sources", "kernels")
 """The fields of a stored job that tell which Atoll computed its records; the last in old ones."""
 
 
-def canonical_json(content: Mapping[str, Any]) -> str:
+def canonical_json(content: Identity) -> str:
     """The same text for the same content: sorted keys, no spaces, floats to the last digit."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def fingerprint(content: Mapping[str, Any]) -> str:
+def fingerprint(content: Identity) -> str:
     return hashlib.blake2b(canonical_json(content).encode(), digest_size=16).hexdigest()
 
 
-def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+def differences(here: Identity, there: Identity) -> list[str]:
     """In words: the fields in which two jobs differ."""
     found = []
     for name in sorted(set(here) | set(there)):

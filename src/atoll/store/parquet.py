@@ -40,6 +40,6 @@ def export_parquet(reader: RunReader | Rows, path: Path) -> int:
         pq.ParquetWriter(part, schema, compression="zstd") as writer,
     ):
         for rows in reader.batches():
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+            writer.write_table(pa.Table.from_pylist([*map(dict, rows)], schema=schema))
             count += len(rows)
     return count

@@ -14,8 +14,13 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from atoll.answers.answer import checked, parse_answer
+from atoll.answers.designs import Identity, RunKind, StoredDesign
+from atoll.answers.plan import PlanAnswer
+from atoll.answers.search import SearchAnswer
+from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
 from atoll.files.jsonfile import parse_object
 from atoll.files.wholefile import as_written
@@ -137,12 +142,12 @@ class RunReader:
 
     # --- The run --------------------------------------------------------------------------------
 
-    def job(self) -> dict[str, Any]:
+    def job(self) -> Identity:
         """What the folder was searched for, as it was fingerprinted."""
         found = self._one("SELECT value FROM meta WHERE key = 'job'")[0]
         return parse_object(str(found), f"{self.path}: the job")
 
-    def kind(self) -> str:
+    def kind(self) -> RunKind:
         """What was searched: "search" (chips), "wafer" or "plan"."""
         job = self.job()
         return "wafer" if "wafer" in job else "plan" if "device" in job else "search"
@@ -153,10 +158,8 @@ class RunReader:
     def status(self) -> RunStatus:
         """Where the latest run stands."""
         run = self._one("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
-        last: dict[str, Any] = {"phase": "", "left": 0, "total": 0}
-        last |= {"score": 0.0, "bound": 0.0, "seconds": 0.0}
-        newest = f"SELECT {', '.join(last)} FROM progress ORDER BY rowid DESC LIMIT 1"
-        last |= next(iter(self._all(newest)), {})
+        newest = "SELECT * FROM progress ORDER BY rowid DESC LIMIT 1"
+        last = next(iter(self._all(newest)), None)
         state = str(run["status"])
         if state == "running" and holder_of(self.folder) is None:
             state = "killed"
@@ -168,13 +171,18 @@ class RunReader:
             bounded=int(self._one("SELECT count(*) FROM bounds")[0]),
             evaluated=int(self._one("SELECT count(DISTINCT chip) FROM evaluations")[0]),
             designs=self.count(),
-            **last,
+            phase=last["phase"] if last else "",
+            left=last["left"] if last else 0,
+            total=last["total"] if last else 0,
+            score=last["score"] if last else 0.0,
+            bound=last["bound"] if last else 0.0,
+            seconds=last["seconds"] if last else 0.0,
         )
 
     def incumbents(self) -> list[Incumbent]:
         """The best designs over time, the first found first."""
         rows = self._all("SELECT chip, score, bound, seconds FROM incumbents ORDER BY score")
-        return [Incumbent(**row) for row in rows]
+        return [Incumbent(*row) for row in rows]
 
     def progress(self) -> list[ProgressPoint]:
         """Score and bound over time."""
@@ -182,15 +190,19 @@ class RunReader:
             "SELECT run, seconds, phase, left, total, evaluated, score, bound FROM progress "
             "ORDER BY rowid"
         )
-        return [ProgressPoint(**row) for row in rows]
+        return [ProgressPoint(*row) for row in rows]
 
-    def result(self) -> dict[str, Any] | None:
-        """The content of result.json of the latest run that reported one; None before."""
+    def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
+        """The answer of the latest run that reported one; None before."""
+        where = f"{self.path}: the result"
         for row in self._all("SELECT value FROM notes WHERE key = 'result'"):
-            return parse_object(str(row["value"]), f"{self.path}: the result")
+            content = parse_object(row["value"], where)
+            found = parse_answer(content, where, SearchAnswer, WaferAnswer, PlanAnswer)
+            assert isinstance(found, SearchAnswer | WaferAnswer | PlanAnswer)
+            return found
         return None
 
-    def notes(self, prefix: str) -> list[dict[str, Any]]:
+    def notes(self, prefix: str) -> list[Identity]:
         """Records whose names begin so."""
         query = "SELECT value FROM notes WHERE substr(key, 1, ?) = ?"
         found = self._all(query, len(prefix), prefix)
@@ -212,7 +224,7 @@ class RunReader:
         descending: bool | None = None,
         limit: int = 50,
         offset: int = 0,
-    ) -> list[dict[str, Any]]:
+    ) -> list[StoredDesign]:
         """A page of designs; the best first, or by any column."""
         _check_column(sort)
         down = sort in ("score", "samples_per_s") if descending is None else descending
@@ -226,16 +238,17 @@ class RunReader:
         )  # fmt: skip
         return self._rows([row["chip"] for row in chips])
 
-    def design(self, chip: int) -> dict[str, Any] | None:
+    def design(self, chip: int) -> StoredDesign | None:
         """One design with the plans of all its models."""
+        where = f"{self.path}: design {chip}"
         for row in self._all("SELECT * FROM designs WHERE chip = ?", chip):
-            plans = parse_object(f'{{"plans": {row["plans"]}}}', f"{self.path}: design {chip}")
-            return row | plans
+            plans = parse_object(f'{{"plans": {row["plans"]}}}', where)
+            return checked(dict(row) | plans, StoredDesign, where)
         return None
 
     def front(
         self, against: str = "area_mm2", filters: Filters | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[StoredDesign]:
         """Evaluated designs that no other beats in both score and `against`, fastest first.
 
         Each step looks for the next design down the index by score that costs less than the last:
@@ -260,10 +273,10 @@ class RunReader:
             score, cost = row["score"], row[against]
         return self._rows(chosen)
 
-    def _rows(self, chips: list[int]) -> list[dict[str, Any]]:
+    def _rows(self, chips: list[int]) -> list[StoredDesign]:
         """The columns of these designs, in this order."""
         one = f"SELECT {', '.join(DESIGN_COLUMNS)} FROM designs WHERE chip = ?"
-        return [row for chip in chips for row in self._all(one, chip)]
+        return [cast(StoredDesign, dict(row)) for chip in chips for row in self._all(one, chip)]
 
     def bound_scores(self) -> dict[int, float]:
         """By chip: no plan of it scores higher, as far as its schedule bounds tell."""
@@ -275,8 +288,8 @@ class RunReader:
         with in_sentences(self.path):
             yield from self._connection.execute("SELECT chip, lower_s FROM evaluations")
 
-    def batches(self, size: int = 50_000) -> Iterator[list[dict[str, Any]]]:
-        """All designs, best first, in pieces."""
+    def batches(self, size: int = 50_000) -> Iterator[list[sqlite3.Row]]:
+        """All designs, best first, in pieces; their plans as JSON."""
         with in_sentences(self.path):
             cursor = self._connection.execute(
                 f"SELECT {', '.join(DESIGN_COLUMNS)}, plans FROM designs "
@@ -302,14 +315,13 @@ class RunReader:
             while rows := cursor.fetchmany(size):
                 yield rows
 
-    def _all(self, query: str, *values: Any) -> list[dict[str, Any]]:
+    def _all(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with in_sentences(self.path):
             return [self._checked(row) for row in self._connection.execute(query, values)]
 
-    def _checked(self, row: sqlite3.Row) -> dict[str, Any]:
+    def _checked(self, row: sqlite3.Row) -> sqlite3.Row:
         """SQLite lets any column hold anything: a number is one, and finite."""
-        found = dict(row)
-        for name, value in found.items():
+        for name, value in dict(row).items():
             right = value is None or isinstance(value, str if name in TEXTS else int | float)
             endless = isinstance(value, float) and not math.isfinite(value) and name != "bound"
             if not right or endless:
@@ -317,7 +329,7 @@ class RunReader:
                     f"{self.path}: damaged ({name} is {str(value)[:40]!r}); move it away to start "
                     "afresh."
                 )
-        return found
+        return row
 
     def _one(self, query: str, *values: Any) -> sqlite3.Row:
         with in_sentences(self.path):

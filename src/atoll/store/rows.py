@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pydantic import JsonValue
+
+from atoll.answers.designs import Row
 from atoll.errors import AtollError
 from atoll.store.reader import Filters
-
-Row = Mapping[str, Any]
 
 
 class Rows:
     """A few thousand at most, in memory; each with a `score`."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = sorted(rows, key=lambda row: -row["score"])
+        self._rows = sorted(rows, key=lambda row: -_number("score", row["score"]))
 
     def count(self, filters: Filters) -> int:
         return len(self._passing(filters))
@@ -31,10 +33,11 @@ class Rows:
         """Those that no other beats in both score and `against`, fastest first."""
         self._check(against)
         found: list[Row] = []
+        least = math.inf
         for row in self._passing(filters):
-            if not isinstance(row[against], int | float):
-                raise AtollError(f"front: {against} is not a number.")
-            if not found or row[against] < found[-1][against]:
+            cost = _number(against, row[against])
+            if cost < least:
+                least = cost
                 found.append(row)
         return found
 
@@ -50,6 +53,12 @@ class Rows:
         known = list(self._rows[0]) if self._rows else [column]
         if column not in known:
             raise AtollError(f"designs: no column {column!r}; there are {', '.join(known)}.")
+
+
+def _number(name: str, value: JsonValue) -> float:
+    if not isinstance(value, int | float):
+        raise AtollError(f"front: {name} is not a number.")
+    return value
 
 
 def _key(value: Any) -> Any:

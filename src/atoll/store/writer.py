@@ -15,12 +15,13 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.answers.designs import Identity, StoredPlan
 from atoll.errors import AtollError, InfeasibleError
 from atoll.files.wholefile import as_written, record_sum, record_sums
 from atoll.identity import code_words
@@ -45,7 +46,7 @@ class EvaluationRow:
     effort: str
     score: float | None
     lower_s: bytes
-    plans: list[dict[str, Any]]
+    plans: Sequence[StoredPlan]
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class DesignRow:
     figures: Mapping[str, float | None]
     """score, area_mm2, power_W, energy_per_token_J."""
     parameters: Mapping[str, float]
-    plan: Mapping[str, Any]
+    plan: StoredPlan
     """Of the first model."""
     phase: str
-    plans: list[dict[str, Any]]
+    plans: Sequence[StoredPlan]
 
 
 _DESIGN = ("chip", "design", *FIGURES, *PARAMETERS, *PLAN, "phase", "at", "plans")
@@ -71,12 +72,12 @@ _PUT_DESIGN = (
 
 
 @contextmanager
-def opened(folder: Path, job: Mapping[str, Any], executor: str) -> Iterator[RunStore]:
+def opened(folder: Path, job: Identity, executor: str) -> Iterator[RunStore]:
     """The store of a folder for one job, locked as long as its search runs.
 
     A job that turns out to have no answer leaves no new folder behind.
     """
-    store = RunStore(folder, job, executor, job["version"])
+    store = RunStore(folder, job, executor, str(job["version"]))
     try:
         yield store
     except InfeasibleError:
@@ -92,7 +93,7 @@ def opened(folder: Path, job: Mapping[str, Any], executor: str) -> Iterator[RunS
 class RunStore:
     """Opens or creates the store of a folder for one job; the only writer until closed."""
 
-    def __init__(self, folder: Path, job: Mapping[str, Any], executor: str, version: str) -> None:
+    def __init__(self, folder: Path, job: Identity, executor: str, version: str) -> None:
         self.folder = folder
         self.path = folder / FILE
         self._created = not folder.exists()
@@ -115,7 +116,7 @@ class RunStore:
             self._lock.release()
             raise
 
-    def _open(self, job: Mapping[str, Any]) -> sqlite3.Connection:
+    def _open(self, job: Identity) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -125,7 +126,7 @@ class RunStore:
         check_version(connection, self.path)
         return connection
 
-    def _claim(self, job: Mapping[str, Any]) -> None:
+    def _claim(self, job: Identity) -> None:
         """The job that the folder belongs to, from the first run on."""
         known = dict(self._connection.execute("SELECT key, value FROM meta"))
         if "fingerprint" not in known:
@@ -138,7 +139,7 @@ class RunStore:
             self._connection.close()
             raise AtollError(self._refusal(job, json.loads(known["job"])))
 
-    def _refusal(self, here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    def _refusal(self, here: Identity, there: Identity) -> str:
         # Fields that only one of them has come from another version too.
         if all(here[name] == there[name] for name in (here.keys() & there.keys()) - set(CODE)):
             return (
@@ -179,7 +180,7 @@ class RunStore:
 
     def evaluation(
         self, phase: str, chip: int, variant: int, effort: str
-    ) -> tuple[bytes, list[dict[str, Any]]] | None:
+    ) -> tuple[bytes, Sequence[StoredPlan]] | None:
         row = self._connection.execute(
             "SELECT lower_s, plans FROM evaluations "
             "WHERE phase = ? AND chip = ? AND variant = ? AND effort = ?",
@@ -232,7 +233,7 @@ class RunStore:
                     d.design,
                     *(d.figures[name] for name in FIGURES),
                     *(d.parameters[name] for name in PARAMETERS),
-                    *(d.plan[name] for name in PLAN),
+                    *(dict(d.plan)[name] for name in PLAN),
                     d.phase,
                     now,
                     json.dumps(d.plans),
@@ -273,7 +274,7 @@ class RunStore:
             finite = bound if math.isfinite(bound) else sys.float_info.max
             self.put_progress(phase, left, total, chip, score, finite)
 
-    def end(self, answer: Mapping[str, Any], proof: Certificate, early: bool) -> None:
+    def end(self, answer: Identity, proof: Certificate, early: bool) -> None:
         """Keep the answer, and how the search ended."""
         self.put_note("result", answer)
         self.ending = "stopped" if early else "finished"

@@ -6,9 +6,7 @@ run outside of that says so, and its times are shown to the digits that the erro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
+from atoll.answers.plan import Expected
 from atoll.hardware.gpu import SCALED
 from atoll.step.layout import Layout
 from atoll.training.run import Run
@@ -17,28 +15,6 @@ VALIDATED = ("a100-40", "a100-80", "h100", "h200", "v100", "v100-16")
 LONG = 65536  # tokens from which rings were measured to be slower than estimated
 DIGITS, FEW_DIGITS = 4, 2
 UNSURE = 0.1  # mean error from which times are shown to few digits
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The mean absolute error of the step time over measured runs of a kind; none were measured
-    where there is no mean.
-    """
-
-    of: str
-    mean: float | None = None
-    runs: int = 0
-
-    def sentence(self) -> str:
-        if self.mean is None:
-            return (
-                f"no measured run {self.of} is known to Atoll: the error of step times is unknown"
-            )
-        off = f"{self.mean:.0%} off on average over {self.runs} measured runs"
-        return f"step times were {off} {self.of}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"of": self.of, "mean": self.mean, "runs": self.runs}
 
 
 DEVICES = {

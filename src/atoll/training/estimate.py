@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from atoll.answers.answer import Answered
+from atoll.answers.plan import EstimateAnswer, Expected, LaunchFile
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
-from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, Expected, expected_error
+from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, expected_error
 from atoll.training.batch import stage_choices
 from atoll.training.memory import Memory, stage_memory
 from atoll.training.operators.layers import LayerCost, Share, choices_of
@@ -25,7 +26,7 @@ from atoll.workload.flops import model_flops
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Answered[EstimateAnswer]):
     """What a layout costs."""
 
     run: Run
@@ -37,6 +38,8 @@ class Estimate:
     """What each stage recomputes: what "optimal" came to, or the layout's policy."""
     rerun: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Under "optimal", the operators of each kind of block that run again."""
+    launch: tuple[LaunchFile, ...] = ()
+    """Of the tools that can be told the layout, where they were asked for."""
 
     @property
     def worst(self) -> Memory:
@@ -115,44 +118,6 @@ class Estimate:
         title, facts, parts_s = self.summary()
         rows = [f"  {name:<12}{value}" for name, value in facts]
         return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
-
-    def to_dict(self) -> dict[str, Any]:
-        worst = self.worst
-        return {
-            "model": self.run.model.name,
-            "device": self.run.gpu.name,
-            "network": self.run.network.name,
-            "devices": self.run.devices,
-            "sequence": self.run.sequence,
-            "global_batch": self.run.global_batch,
-            "stack": self.run.stack.name,
-            "states": self.run.states.name,
-            "precision": self.run.precision,
-            "attention": self.run.attention,
-            "imbalance": self.run.imbalance,
-            **({"site": self.run.site.name} if self.run.site else {}),
-            "layout": _layout_dict(self.layout),
-            "step_time_s": self.step.time_s,
-            "tokens_per_s_per_device": self.tokens_per_s_per_device,
-            "mfu": self.mfu,
-            "fits": self.fits,
-            "memory_bytes": {
-                "total": worst.allocated,
-                "needed": worst.needed,
-                "capacity": self.run.gpu.hbm_bytes,
-                "stage": worst.stage,
-                "parts": worst.parts(),
-                "stages": [memory.to_dict() for memory in self.memory],
-            },
-            "breakdown_s": self.step.breakdown(),
-            **({"notes": list(self.run.notes)} if self.run.notes else {}),
-            **({"expected_error": error.to_dict()} if (error := self.expected_error) else {}),
-            **({"recomputed": {name: list(ops) for name, ops in self.rerun}} if self.rerun else {}),
-        }
-
-
-def _layout_dict(layout: Layout) -> dict[str, Any]:
-    return {name: getattr(layout, name) for name in layout.__slots__}
 
 
 class Estimator(Priced):

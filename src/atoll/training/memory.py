@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from atoll.hardware.gpu import SCALED
 from atoll.step.bubbles import chunk_weights, held_bytes
@@ -57,15 +56,6 @@ class Memory:
     def needed(self) -> float:
         """What the device must have free: with fragmentation and the driver's own share."""
         return self.allocated * (1 + self.fragmentation) + self.context_bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "total": self.allocated,
-            "needed": self.needed,
-            "after_step": self.resting,
-            "parts": self.parts(),
-        }
 
     def parts(self) -> dict[str, float]:
         return {

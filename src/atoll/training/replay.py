@@ -2,71 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from atoll.step.orders import copies_of
+from atoll.answers.plan import PassParts, StepPasses
 from atoll.step.replay import PassTime, Replay, replay
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.step import Stepper
+from atoll.training.step import Pass, Stepper
 
 MOST_PASSES = 60_000  # of all stages; more microbatches only repeat the steady state
-
-
-@dataclass(frozen=True)
-class StepPasses:
-    """All that a step is replayed from; plan.json keeps it, so that whoever draws or prints a plan
-    replays the same.
-    """
-
-    schedule: str
-    passes: tuple[tuple[PassTime, ...], ...]
-    """Of every stage, its chunks on one microbatch."""
-    microbatches: int
-    replayed: int
-    """Of the microbatches, those run one by one; the others are more of the same steady state."""
-    send_s: float
-    after: tuple[tuple[str, float], ...]
-    """What follows the pipeline, or is added to it by every microbatch on all stages alike."""
-    slack: float
-    """Time of a step over what its parts explain."""
-    step_time_s: float
-    """As estimated."""
-
-    @property
-    def rest_s(self) -> float:
-        """The microbatches that are not replayed one by one."""
-        slowest_s = max(sum(p.total_s for p in row) for row in self.passes)
-        slowest_s /= copies_of(self.schedule)
-        return (self.microbatches - self.replayed) * slowest_s
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "schedule": self.schedule,
-            "microbatches": self.microbatches,
-            "replayed": self.replayed,
-            "send_s": self.send_s,
-            "passes": [[[c.forward_s, c.backward_s, c.weight_s] for c in r] for r in self.passes],
-            "after": [list(part) for part in self.after],
-            "slack": self.slack,
-            "step_time_s": self.step_time_s,
-        }
-
-
-def read_passes(record: Mapping[str, Any]) -> StepPasses:
-    """What `StepPasses.to_dict` wrote."""
-    return StepPasses(
-        schedule=record["schedule"],
-        passes=tuple(tuple(PassTime(*c) for c in row) for row in record["passes"]),
-        microbatches=record["microbatches"],
-        replayed=record["replayed"],
-        send_s=record["send_s"],
-        after=tuple((name, seconds) for name, seconds in record["after"]),
-        slack=record.get("slack", 1.0),
-        step_time_s=record["step_time_s"],
-    )
 
 
 @dataclass(frozen=True)
@@ -85,13 +29,6 @@ class ReplayedStep:
     def difference(self) -> float:
         """Closed form over replay, less one."""
         return self.step.step_time_s / self.time_s - 1
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "time_s": self.time_s,
-            "difference": self.difference,
-            "microbatches": self.step.replayed,
-        }
 
 
 def stage_passes(estimate: Estimate) -> list[list[PassTime]]:
@@ -127,7 +64,26 @@ def step_passes(estimate: Estimate) -> StepPasses:
         ),
         slack=run.slack,
         step_time_s=step.time_s,
+        parts=tuple(
+            PassParts(
+                forward=_parts(stage.forward),
+                backward=_parts(stage.backward + stage.recompute),
+                host=stage.host_s,
+            )
+            for stage in estimate.stages
+        ),
     )
+
+
+def _parts(spent: Pass) -> dict[str, float]:
+    named = {
+        "compute": spent.compute_s,
+        "tensor parallel": spent.tensor_s,
+        "context parallel": spent.context_s,
+        "expert parallel": spent.expert_s,
+        "sharded weights": spent.sharded_s,
+    }
+    return {name: seconds for name, seconds in named.items() if seconds > 0.0}
 
 
 def replay_step(step: StepPasses) -> ReplayedStep:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.answers.validation import Errors, GroupErrors, Regret, RunsValidation, WorstRun
 from atoll.errors import AtollError
 from atoll.files.csvfile import write_csv
 from atoll.step.layout import Layout
@@ -69,7 +70,7 @@ def validate_runs(
     expect: str | None = None,
     out: str | Path | None = None,
     site: Site | None = None,
-) -> dict[str, Any]:
+) -> RunsValidation:
     """Errors over a file of measured runs; with `expect="oom"`, how many were refused memory."""
     if expect not in (None, "oom"):
         raise AtollError(f"expect is {expect!r}, but must be oom")
@@ -82,45 +83,46 @@ def validate_steps(
     *,
     out: str | Path | None = None,
     site: Site | None = None,
-) -> dict[str, Any]:
+) -> RunsValidation:
     """Errors over a file of measured steps on one device."""
     return _report(predict(read_steps(path, device), step_run_of, site), None, out)
 
 
 def _report(
     predictions: tuple[Prediction, ...], expect: str | None, out: str | Path | None
-) -> dict[str, Any]:
+) -> RunsValidation:
     if out is not None:
         write_predictions(predictions, out)
     return summary(predictions, expect=expect)
 
 
-def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> dict[str, Any]:
+def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> RunsValidation:
     known = [p for p in predictions if p.estimate is not None]
     skipped = Counter(p.reason for p in predictions if p.estimate is None)
-    shown: dict[str, Any] = {
-        "rows": len(predictions),
-        "predicted": len(known),
-        "skipped": dict(skipped.most_common()),
-        "step_time": errors(p.time_error for p in known),
-        "memory": errors(p.memory_error for p in known),
-    }
-    verdict, count = "accepted", sum(map(_fits, known))
-    if expect == "oom":
-        verdict, count = "rejected", len(known) - count
-    shown[verdict] = count
-    shown[f"{verdict}_share"] = count / len(known) if known else None
-    shown["groups"] = {kind: grouped(known, key) for kind, key in GROUPS.items()}
-    shown["unread"] = dict(Counter(word for p in known for word in unread_of(p.row)).most_common())
-    if expect == "oom":
-        return shown
-    shown["regret"] = regret(known)
-    shown["by_source"] = grouped(known, lambda p: p.row.id.split("-")[0])
-    shown["by_device"] = grouped(known, lambda p: p.row.device)
-    shown["by_grade"] = grouped(known, lambda p: p.row.quality or "none")
-    shown["by_feature"] = _features(known)
-    shown["worst"] = [_worst(p) for p in _largest(known)]
-    return shown
+    fitting = sum(map(_fits, known))
+    memory = expect == "oom"
+    judged = () if memory else known
+    count = len(known) - fitting if memory else fitting
+    share = count / len(known) if known else None
+    return RunsValidation(
+        rows=len(predictions),
+        predicted=len(known),
+        skipped=dict(skipped.most_common()),
+        step_time=errors(p.time_error for p in known),
+        memory=errors(p.memory_error for p in known),
+        rejected=count if memory else None,
+        rejected_share=share if memory else None,
+        accepted=None if memory else count,
+        accepted_share=None if memory else share,
+        groups={kind: grouped(known, key) for kind, key in GROUPS.items()},
+        unread=dict(Counter(word for p in known for word in unread_of(p.row)).most_common()),
+        regret=regret(judged),
+        by_source=grouped(judged, lambda p: p.row.id.split("-")[0]),
+        by_device=grouped(judged, lambda p: p.row.device),
+        by_grade=grouped(judged, lambda p: p.row.quality or "none"),
+        by_feature=_features(judged),
+        worst=tuple(map(_worst, _largest(judged))),
+    )
 
 
 GROUPS: dict[str, Callable[[Prediction], str]] = {
@@ -130,20 +132,20 @@ GROUPS: dict[str, Callable[[Prediction], str]] = {
 }
 
 
-def errors(values: Iterable[float | None]) -> dict[str, Any]:
+def errors(values: Iterable[float | None]) -> Errors:
     """Absolute percentage errors, as shares."""
     sizes = np.array([abs(v) for v in values if v is not None])
     if not sizes.size:
-        return {"rows": 0, "mean_ape": None, "median_ape": None, "p90_ape": None}
-    return {
-        "rows": int(sizes.size),
-        "mean_ape": float(sizes.mean()),
-        "median_ape": float(np.median(sizes)),
-        "p90_ape": float(np.quantile(sizes, 0.9)),
-    }
+        return Errors()
+    return Errors(
+        rows=int(sizes.size),
+        mean_ape=float(sizes.mean()),
+        median_ape=float(np.median(sizes)),
+        p90_ape=float(np.quantile(sizes, 0.9)),
+    )
 
 
-def regret(predictions: Sequence[Prediction]) -> dict[str, Any]:
+def regret(predictions: Sequence[Prediction]) -> Regret:
     """How much slower the layout that is ranked first was than the fastest measured one.
 
     A group is one model on one kind and number of devices with one batch, in which at least two
@@ -168,8 +170,8 @@ def regret(predictions: Sequence[Prediction]) -> dict[str, Any]:
             chosen = min(predicted, key=lambda name: predicted[name])
             found.append(measured[chosen] / min(measured.values()) - 1)
     if not found:
-        return {"groups": 0, "mean": None, "median": None}
-    return {"groups": len(found), "mean": float(np.mean(found)), "median": float(np.median(found))}
+        return Regret()
+    return Regret(groups=len(found), mean=float(np.mean(found)), median=float(np.median(found)))
 
 
 def _group(row: RunRow) -> tuple[Any, ...]:
@@ -181,19 +183,20 @@ def _group(row: RunRow) -> tuple[Any, ...]:
 
 def grouped(
     predictions: Sequence[Prediction], key: Callable[[Prediction], str]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, GroupErrors]:
     groups: dict[str, list[Prediction]] = defaultdict(list)
     for p in predictions:
         groups[key(p)].append(p)
-    return {
-        name: {
-            "step_time": errors(p.time_error for p in members),
-            "memory": errors(p.memory_error for p in members),
-            "rows": len(members),
-            "accepted_share": sum(map(_fits, members)) / len(members),
-        }
-        for name, members in sorted(groups.items())
-    }
+    return {name: _errors(members) for name, members in sorted(groups.items())}
+
+
+def _errors(members: Sequence[Prediction]) -> GroupErrors:
+    return GroupErrors(
+        step_time=errors(p.time_error for p in members),
+        memory=errors(p.memory_error for p in members),
+        rows=len(members),
+        accepted_share=sum(map(_fits, members)) / len(members),
+    )
 
 
 FEATURES: dict[str, Callable[[Run, Layout], bool]] = {
@@ -210,16 +213,13 @@ FEATURES: dict[str, Callable[[Run, Layout], bool]] = {
 }
 
 
-def _features(predictions: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
+def _features(predictions: Sequence[Prediction]) -> dict[str, GroupErrors]:
     """Errors where a feature is in use."""
     found = {}
     for name, uses in FEATURES.items():
         users = [p for p in predictions if p.estimate and uses(p.estimate.run, p.estimate.layout)]
         if users:
-            found[name] = {
-                "step_time": errors(p.time_error for p in users),
-                "memory": errors(p.memory_error for p in users),
-            }
+            found[name] = _errors(users)
     return found
 
 
@@ -228,16 +228,16 @@ def _largest(predictions: Sequence[Prediction]) -> list[Prediction]:
     return sorted(timed, key=lambda p: -abs(p.time_error or 0.0))[:WORST]
 
 
-def _worst(p: Prediction) -> dict[str, Any]:
+def _worst(p: Prediction) -> WorstRun:
     assert p.estimate is not None
-    return {
-        "id": p.row.id,
-        "device": p.row.device,
-        "layout": str(p.estimate.layout),
-        "measured_s": p.row.time_s,
-        "predicted_s": p.estimate.step.time_s,
-        "error": p.time_error,
-    }
+    return WorstRun(
+        id=p.row.id,
+        device=p.row.device,
+        layout=str(p.estimate.layout),
+        measured_s=p.row.time_s,
+        predicted_s=p.estimate.step.time_s,
+        error=p.time_error,
+    )
 
 
 def _fits(p: Prediction) -> bool:

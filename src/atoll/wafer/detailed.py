@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.answers.wafer import Detailed
 from atoll.arrays import IntArray
 from atoll.fabric.digits import Digits
 from atoll.fabric.events import Message, simulate
@@ -166,9 +167,7 @@ def journey_rates_Bps(
     return rates
 
 
-def replay_mapping(
-    wafer: Wafer, found: Evaluation, dead_links: Sequence[Link] = ()
-) -> dict[str, Any]:
+def replay_mapping(wafer: Wafer, found: Evaluation, dead_links: Sequence[Link] = ()) -> Detailed:
     """The step with links as queues and the pipeline event by event, beside the fast model's."""
     from atoll.wafer.answer.result import placement_of
 
@@ -193,8 +192,8 @@ def replay_mapping(
             )
         )
     replayed = replay_placement(replace(placement, stages=tuple(stages)))
-    return {
-        "step_time_s": replayed.step_time_s,
-        "difference": replayed.step_time_s / found.step_s - 1.0,
-        "fast_step_time_s": found.step_s,
-    }
+    return Detailed(
+        step_time_s=replayed.step_time_s,
+        difference=replayed.step_time_s / found.step_s - 1.0,
+        fast_step_time_s=found.step_s,
+    )

@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
+from pydantic import JsonValue
+
+from atoll.answers.wafer import Worth
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.stopping import Asked
 from atoll.wafer.anneal import anneal
-from atoll.wafer.answer.explain import CHANGES, Worth, worth
+from atoll.wafer.answer.explain import CHANGES, worth
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import Evaluation, evaluate
@@ -114,7 +117,7 @@ class Pieces:
         return tuple(Worth(**row) for call in calls if (row := self.ask(*call)) is not None)
 
 
-def told(found: Evaluation | None) -> dict[str, Any] | None:
+def told(found: Evaluation | None) -> JsonValue:
     """A mapping as plain data."""
     return None if found is None else found.mapping.to_dict()
 

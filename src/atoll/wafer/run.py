@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from atoll.answers.wafer import FaultsAnswer, WaferDesign, WaferFront, Worth
 from atoll.driver import Desk, Means, Progress, drive
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Pieces
@@ -17,9 +18,8 @@ from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.stopping import Stop, StoppedError
-from atoll.store import fingerprint
+from atoll.store import Identity, fingerprint
 from atoll.units import counted
-from atoll.wafer.answer.explain import Worth
 from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
 from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
 from atoll.wafer.detailed import replay_mapping
@@ -70,7 +70,7 @@ class WaferProblem:
             self._made[number, quick] = make_search(self, number, quick)
         return self._made[number, quick]
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         job = self.job
         asked = job.to_dict()
         for name in ("time_limit_s", "baselines", "explain", "pareto", "samples"):
@@ -163,8 +163,8 @@ class _Road:
                 subject=_subject(job, len(wafers)),
             ),
             baselines=baselines,
-            detailed=detailed | {"annealing_gain": start.step_s / best.step_s - 1.0},
-            designs=[design_row(w, f.best) for w, f in explored.solved],
+            detailed=replace(detailed, annealing_gain=start.step_s / best.step_s - 1.0),
+            designs=tuple(design_row(w, f.best) for w, f in explored.solved),
             pareto=_front(explored) if job.pareto else {},
             runners_up=found.runners_up,
             faults=faults,
@@ -219,9 +219,9 @@ class _Road:
 
     def _with_faults(
         self, search: WaferSearch, healthy: Evaluation
-    ) -> tuple[Evaluation, dict[str, Any]]:
+    ) -> tuple[Evaluation, FaultsAnswer]:
         """The mapping around given faults, and the throughput over sampled wafers."""
-        job, shown, best = self.problem.job, dict[str, Any](), healthy
+        job, shown, best = self.problem.job, FaultsAnswer(), healthy
 
         def around(faults: Faults) -> Evaluation | None:
             return search.pieces.around(faults, SMALL)
@@ -237,12 +237,12 @@ class _Road:
                     "with fewer dead dies."
                 )
             best = mapped
-            shown["kept"] = best.samples_per_s / healthy.samples_per_s
+            shown = replace(shown, kept=best.samples_per_s / healthy.samples_per_s)
         if job.samples:
             share = search.wafer.dead_share if job.dead_share is None else job.dead_share
             with self._optional("faults"):
                 where = search.wafer, healthy, share, job.samples, job.seed
-                shown |= degraded(*where, around)
+                shown = replace(degraded(*where, around), kept=shown.kept)
         return best, shown
 
 
@@ -286,20 +286,21 @@ def _seeds(
     return known if start is None else [*known, estimate_mapping(wafer, start).evaluation]
 
 
-def design_row(wafer: Wafer, found: Evaluation) -> dict[str, Any]:
-    return wafer.to_dict() | {
-        "samples_per_s": found.samples_per_s,
-        "power_W": running_power_W(wafer, found),
-        "microbatch": found.mapping.microbatch,
-        "stages": len(found.mapping.stages),
-        "memory_GiB_used": found.memory_bytes / 2**30,
-    }
+def design_row(wafer: Wafer, found: Evaluation) -> WaferDesign:
+    return WaferDesign.of(
+        wafer,
+        samples_per_s=found.samples_per_s,
+        power_W=running_power_W(wafer, found),
+        microbatch=found.mapping.microbatch,
+        stages=len(found.mapping.stages),
+        memory_GiB_used=found.memory_bytes / 2**30,
+    )
 
 
-def _front(explored: Explored) -> dict[str, Any]:
+def _front(explored: Explored) -> dict[str, WaferFront]:
     chosen = pareto_rows(explored)
-    rows = [design_row(w, f.best) for w, f in explored.solved if any(w is c for c in chosen)]
-    return {"throughput_power_cost": {"proven_within": None, "designs": rows}}
+    rows = (design_row(w, f.best) for w, f in explored.solved if any(w is c for c in chosen))
+    return {"throughput_power_cost": WaferFront(proven_within=None, designs=tuple(rows))}
 
 
 def _check_places(job: WaferQuestion, wafer: Wafer) -> None:

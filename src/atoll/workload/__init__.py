@@ -8,7 +8,7 @@ from atoll.workload.graph.backward import differentiate
 from atoll.workload.graph.layer import Layer, Model, predecessors
 from atoll.workload.graph.operator import CollectiveKind, Core, Matmul, Operator, Role
 from atoll.workload.load import load_config, load_model, zoo_names
-from atoll.workload.prepare import layer_table, prepare
+from atoll.workload.prepare import prepare
 from atoll.workload.shard import shard, widths
 from atoll.workload.stored import StoredModel
 
@@ -26,7 +26,6 @@ __all__ = [
     "config_from_hf",
     "differentiate",
     "fuse",
-    "layer_table",
     "load_config",
     "load_model",
     "predecessors",

@@ -1,4 +1,4 @@
-"""The whole road of a workload in one call, and a table of what came out."""
+"""The whole road of a workload in one call."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import replace
 from atoll.workload.builders.model import build_model
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.fuse import fuse
-from atoll.workload.graph.layer import Layer, Model
-from atoll.workload.graph.operator import Operator
+from atoll.workload.graph.layer import Model
 from atoll.workload.shard import shard
 from atoll.workload.stored import StoredModel, check_size, instantiate
 
@@ -62,36 +61,3 @@ def padded(config: ModelConfig, unit: int) -> ModelConfig:
     if unit == 1 or config.patch_inputs:
         return config
     return replace(config, vocab=-(-config.vocab // unit) * unit)
-
-
-def layer_table(model: Model) -> list[dict[str, object]]:
-    """One plain dictionary a layer, ready for JSON."""
-    return [
-        {
-            "name": layer.name,
-            "repeat": repeat,
-            "parameters": layer.parameters,
-            "flops_forward": layer.flops_forward,
-            "flops_backward": layer.flops_backward,
-            "saved_bytes": layer.saved_bytes,
-            "boundary_bytes": layer.boundary_bytes,
-            "operators": [
-                *(_row(layer, op, "forward") for op in layer.forward),
-                *(_row(layer, op, "backward") for op in layer.backward),
-            ],
-        }
-        for layer, repeat in model.layers
-    ]
-
-
-def _row(layer: Layer, op: Operator, direction: str) -> dict[str, object]:
-    link = op.collective
-    return {
-        "name": op.name,
-        "kind": op.kind,
-        "pass": direction,
-        "core": str(op.core),
-        "flops": op.flops,
-        "bytes": layer.traffic_bytes(op),
-        "link_bytes": link.bytes if link else 0,
-    }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from atoll.answers.design import LayerPass, ScheduledOperator
 from atoll.cost.table_kernels import LINK, NONE, VECTOR, Costs
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.workloads import Variant
@@ -15,7 +15,7 @@ from atoll.schedule.problem import Schedule
 
 def layer_report(
     priced: Priced, chip: int, variant: Variant, solved: Sequence[tuple[Schedule, Schedule]]
-) -> list[dict[str, Any]]:
+) -> tuple[LayerPass, ...]:
     """Per layer and pass: makespan, its proof, and the operators with their limits."""
     report = []
     for position, (layer, repeat) in enumerate(variant.model.layers):
@@ -28,29 +28,29 @@ def layer_report(
             ]
             problem = priced.problem(chip, index)
             report.append(
-                {
-                    "layer": layer.name,
-                    "repeat": repeat,
-                    "pass": name,
-                    "makespan_s": schedule.makespan_s,
-                    "lower_bound_s": schedule.lower_bound_s,
-                    "gap": schedule.gap,
-                    "bound": schedule.bound,
-                    "operators": [
-                        {
-                            "name": operator.name,
-                            "core": str(operator.core),
-                            "start_s": schedule.start_s[j],
-                            "duration_s": float(problem.duration_s[j, schedule.option[j]]),
-                            "tensor_cores": int(problem.demand[j, schedule.option[j], 0]),
-                            "vector_cores": int(problem.demand[j, schedule.option[j], 1]),
-                            "limit": limit(priced.costs, chip, int(rows[j]), schedule.option[j]),
-                        }
+                LayerPass(
+                    layer=layer.name,
+                    repeat=repeat,
+                    pass_=name,
+                    makespan_s=schedule.makespan_s,
+                    lower_bound_s=schedule.lower_bound_s,
+                    gap=schedule.gap,
+                    bound=schedule.bound,
+                    operators=tuple(
+                        ScheduledOperator(
+                            name=operator.name,
+                            core=str(operator.core),
+                            start_s=schedule.start_s[j],
+                            duration_s=float(problem.duration_s[j, schedule.option[j]]),
+                            tensor_cores=int(problem.demand[j, schedule.option[j], 0]),
+                            vector_cores=int(problem.demand[j, schedule.option[j], 1]),
+                            limit=limit(priced.costs, chip, int(rows[j]), schedule.option[j]),
+                        )
                         for j, operator in enumerate(operators)
-                    ],
-                }
+                    ),
+                )
             )
-    return report
+    return tuple(report)
 
 
 def limit(costs: Costs, chip: int, row: int, option: int) -> str:
@@ -83,13 +83,13 @@ def limit(costs: Costs, chip: int, row: int, option: int) -> str:
     return slowest if terms[slowest] >= whole * (1 - 1e-12) else "tensor"
 
 
-def shares(report: Sequence[dict[str, Any]]) -> dict[str, float]:
+def shares(report: Sequence[LayerPass]) -> dict[str, float]:
     """Share of the layers' time by limit, weighted by operator durations and repeats."""
     totals: dict[str, float] = {}
     for entry in report:
-        for operator in entry["operators"]:
-            spent = operator["duration_s"] * entry["repeat"]
-            totals[operator["limit"]] = totals.get(operator["limit"], 0.0) + spent
+        for operator in entry.operators:
+            spent = operator.duration_s * entry.repeat
+            totals[operator.limit] = totals.get(operator.limit, 0.0) + spent
     whole = sum(totals.values()) or 1.0
     ordered = sorted(totals.items(), key=lambda item: -item[1])
     return {name: float(np.round(value / whole, 6)) for name, value in ordered}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 
 from atoll.explore.answer.result import SearchResult
 from atoll.hardware.device import chip_yaml
@@ -25,5 +24,5 @@ def result_files(result: SearchResult) -> dict[str, str]:
     return {
         DESIGNS: text.getvalue(),
         CHIP: chip_yaml(result.best.accelerator, "found", result.network),
-        RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
+        RESULT: result.answer.to_json(indent=1),
     }

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+from atoll.answers.answer import Answered, made_of
+from atoll.answers.certificate import ArchitectureProof
+from atoll.answers.design import LayerPass, Record, SearchedModel, SizedChip, SlowerChip
+from atoll.answers.search import Alone, Beside, DesignAnswer, FrontAnswer, NearAnswer, SearchAnswer
 from atoll.explore.answer.scope import Scope
-from atoll.hardware.accelerator import Accelerator, accelerator_dict
+from atoll.hardware.accelerator import Accelerator
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
@@ -18,8 +23,6 @@ from atoll.units import counted, format_mfu, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from atoll.training.planner.beside import Beside
 
 
 _WORTH_SAYING = 0.01
@@ -38,7 +41,7 @@ class ModelPlan:
     power_W: float
     energy_per_token_J: float
     energy_parts_J: Mapping[str, float]
-    layers: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    layers: tuple[LayerPass, ...] = field(default=(), repr=False)
     """Where each layer's time goes, operator by operator."""
 
     @property
@@ -54,15 +57,15 @@ class ModelPlan:
             f"{where.layout}, microbatch {where.microbatch}, recompute {where.recompute}"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {
-            "placement": self.placement.to_dict(),
-            "microbatch": self.placement.microbatch,
-            "recompute": self.placement.recompute,
-            "energy_parts_J": dict(self.energy_parts_J),
-            "replay_difference": self.replay_difference,
-            "layers": list(self.layers),
-        }
+    def answer(self) -> SearchedModel:
+        where = self.placement
+        return made_of(
+            SearchedModel,
+            self,
+            placement=where.answer(),
+            microbatch=where.microbatch,
+            recompute=where.recompute,
+        )
 
 
 @dataclass(frozen=True)
@@ -74,43 +77,20 @@ class Design:
     peak_power_W: float
     plans: tuple[ModelPlan, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        models = [plan.to_dict() for plan in self.plans]
-        return {
-            "accelerator": accelerator_dict(self.accelerator)
-            | {"area_mm2": self.area_mm2, "peak_power_W": self.peak_power_W},
-            **{name: models[0][name] for name in ("placement", "microbatch", "recompute")},
-            "step_time_s": self.plans[0].placement.step_time_s,
-            "models": models,
-        }
-
-
-@dataclass(frozen=True)
-class Alone:
-    """A model on the chip that it would choose for itself."""
-
-    model: str
-    chip: str
-    """In words."""
-    samples_per_s: float
-    bound_samples_per_s: float
-    """No chip of the space gives it more."""
-    shared_samples_per_s: float
-    """On the common chip."""
-
-    @property
-    def cost(self) -> float:
-        """What sharing takes of its samples per second."""
-        return max(0.0, 1.0 - self.shared_samples_per_s / self.samples_per_s)
-
-    def words(self) -> str:
-        return (
-            f"{self.model} alone: {self.samples_per_s:,.1f} samples/s on {self.chip}; sharing "
-            f"costs it {self.cost:.1%}"
+    def answer(self) -> DesignAnswer:
+        models = tuple(plan.answer() for plan in self.plans)
+        return made_of(
+            DesignAnswer,
+            models[0],
+            accelerator=self.chip(),
+            step_time_s=models[0].placement.step_time_s,
+            models=models,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"cost": self.cost}
+    def chip(self) -> SizedChip:
+        return SizedChip.of(
+            self.accelerator, area_mm2=self.area_mm2, peak_power_W=self.peak_power_W
+        )
 
 
 @dataclass(frozen=True)
@@ -126,21 +106,10 @@ class Near:
     """The one of least peak power, where it takes less than the answer."""
     slower_by: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def answer(self) -> NearAnswer:
         least = self.least_power
-        return {
-            "share": self.share,
-            "others": self.others,
-            "complete": self.complete,
-            "least_power": None
-            if least is None
-            else accelerator_dict(least.accelerator)
-            | {
-                "area_mm2": least.area_mm2,
-                "peak_power_W": least.peak_power_W,
-                "slower_by": self.slower_by,
-            },
-        }
+        chip = least and made_of(SlowerChip, least.chip(), slower_by=self.slower_by)
+        return made_of(NearAnswer, self, least_power=chip)
 
     def count_words(self) -> str:
         """ "at least 9 others within 0.5%"."""
@@ -162,7 +131,7 @@ class Near:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Answered[SearchAnswer]):
     """The answer to a job."""
 
     job: SearchQuestion
@@ -171,9 +140,9 @@ class SearchResult:
     certificate: Certificate
     baselines: Mapping[str, float | None]
     runners_up: tuple[Design, ...]
-    designs: Sequence[Mapping[str, Any]] = field(repr=False)
+    designs: Sequence[Record] = field(repr=False)
     """Every evaluated design, one flat record each."""
-    pareto: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    pareto: Mapping[str, FrontAnswer] = field(repr=False)
     """Fronts of throughput against area, power and energy per token, where asked for."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
@@ -209,26 +178,22 @@ class SearchResult:
         """Samples per second of the (first) model on the best design."""
         return self.best.plans[0].samples_per_s
 
-    def to_dict(self) -> dict[str, Any]:
-        plain = ("throughput_samples_per_s", "score", "stopped", "front_stopped", "wall_time_s")
-        return {
-            "best": self.best.to_dict(),
-            **{name: getattr(self, name) for name in plain},
-            "left_out": dict(self.left_out),
-            "certificate": self.certificate.to_dict(),
-            "space": None if self.scope is None else self.scope.to_dict(),
-            "notes": [] if self.scope is None else list(self.scope.notes),
-            "baselines": dict(self.baselines),
-            "beside": {device.device: device.to_dict() for device in self.beside},
-            "alone": {own.model: own.to_dict() for own in self.alone},
-            "baseline_remarks": dict(self.baseline_remarks),
-            "plateau": [near.to_dict() for near in self.plateau],
-            "warnings": list(self.warnings),
-            "phases_s": dict(self.phases_s),
-            "runners_up": [design.to_dict() for design in self.runners_up],
-            "pareto": dict(self.pareto),
-            "job": self.job.to_dict(),
-        }
+    @cached_property
+    def answer(self) -> SearchAnswer:
+        proof, scope = self.certificate, self.scope
+        return made_of(
+            SearchAnswer,
+            self,
+            best=self.best.answer(),
+            certificate=ArchitectureProof.of(proof, architectures=proof.items),
+            space=None if scope is None else scope.answer(),
+            notes=() if scope is None else scope.notes,
+            beside={device.device: device for device in self.beside},
+            alone={own.model: own for own in self.alone},
+            plateau=tuple(near.answer() for near in self.plateau),
+            runners_up=tuple(design.answer() for design in self.runners_up),
+            job=self.job.to_dict(),
+        )
 
     def to_dataframe(self) -> pd.DataFrame:
         """Every evaluated design, best first."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
+from atoll.answers.search import SpaceAnswer
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware import ProductSpace, Space, phaze_space, read_space
 from atoll.hardware.accelerator import GIB, Hbm
@@ -40,13 +40,13 @@ class Scope:
             f"{memories} GiB of HBM"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.space,
-            "designs": self.designs,
-            "area_mm2": list(self.area_mm2),
-            "hbm_GiB": [size / GIB for size in self.hbm_bytes],
-        }
+    def answer(self) -> SpaceAnswer:
+        return SpaceAnswer(
+            name=self.space,
+            designs=self.designs,
+            area_mm2=self.area_mm2,
+            hbm_GiB=tuple(size / GIB for size in self.hbm_bytes),
+        )
 
 
 def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:

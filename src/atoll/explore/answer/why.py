@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
+from atoll.answers.answer import made_of
+from atoll.answers.design import LayerPass, SearchedModel
+from atoll.answers.search import (
+    Comparison,
+    DesignAnswer,
+    ExplainedModel,
+    ScheduleSummary,
+    SearchAnswer,
+    SearchExplanation,
+    Slower,
+    SlowOperator,
+)
 from atoll.explore.answer.explain import shares
 
 _CHIP_FIELDS = (
@@ -12,70 +24,65 @@ _CHIP_FIELDS = (
 )  # fmt: skip
 
 
-def explain_result(result: dict[str, Any]) -> dict[str, Any]:
+def explain_result(result: SearchAnswer) -> SearchExplanation:
     """Where the time goes, what limits the operators, and what the runner-up lacks."""
-    best = result["best"]
-    models = []
-    for plan in best["models"]:
-        blocks = [entry for entry in plan["layers"] if entry["repeat"] > 1] or plan["layers"]
-        models.append(
-            {
-                "model": plan["model"],
-                "samples_per_s": plan["samples_per_s"],
-                "mfu": plan["mfu"],
-                "time_parts_s": plan["placement"]["time_parts_s"],
-                "limits": shares(plan["layers"]),
-                "schedules": [
-                    {name: entry[name] for name in ("layer", "pass", "makespan_s", "gap", "bound")}
-                    for entry in plan["layers"]
-                ],
-                "slowest_operators": _slowest(blocks),
-            }
-        )
-    return {
-        "best": best["accelerator"],
-        "models": models,
-        "certificate": result["certificate"],
-        "baselines": result["baselines"],
-        "score": result["score"],
-        "runners_up": [_compare(best, other) for other in result["runners_up"]],
-    }
+    best = result.best
+    return made_of(
+        SearchExplanation,
+        result,
+        kind="search-explanation",
+        best=best.accelerator,
+        models=tuple(map(_explained, best.models)),
+        runners_up=tuple(_compare(best, other) for other in result.runners_up),
+    )
 
 
-def _slowest(entries: list[dict[str, Any]], count: int = 8) -> list[dict[str, Any]]:
+def _explained(plan: SearchedModel) -> ExplainedModel:
+    blocks = [entry for entry in plan.layers if entry.repeat > 1] or plan.layers
+    return made_of(
+        ExplainedModel,
+        plan,
+        time_parts_s=plan.placement.time_parts_s,
+        limits=shares(plan.layers),
+        schedules=tuple(made_of(ScheduleSummary, entry) for entry in plan.layers),
+        slowest_operators=_slowest(blocks),
+    )
+
+
+def _slowest(entries: Iterable[LayerPass], count: int = 8) -> tuple[SlowOperator, ...]:
     rows = [
-        {"layer": entry["layer"], "pass": entry["pass"]}
-        | {name: operator[name] for name in ("name", "core", "duration_s", "limit")}
+        made_of(SlowOperator, operator, layer=entry.layer, pass_=entry.pass_)
         for entry in entries
-        for operator in entry["operators"]
+        for operator in entry.operators
     ]
-    return sorted(rows, key=lambda row: -row["duration_s"])[:count]
+    return tuple(sorted(rows, key=lambda row: -row.duration_s)[:count])
 
 
-def _compare(best: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _compare(best: DesignAnswer, other: DesignAnswer) -> Comparison:
     """How a runner-up differs, and which part of its step is longer."""
-    changed = {
-        name: [best["accelerator"][name], other["accelerator"][name]]
+    values = (
+        (name, (getattr(best.accelerator, name), getattr(other.accelerator, name)))
         for name in _CHIP_FIELDS
-        if best["accelerator"][name] != other["accelerator"][name]
-    }
+    )
     reasons = []
-    for ours, theirs in zip(best["models"], other["models"], strict=True):
-        a = ours["placement"]["time_parts_s"]
-        b = theirs["placement"]["time_parts_s"]
+    for ours, theirs in zip(best.models, other.models, strict=False):
+        a, b = ours.placement.time_parts_s, theirs.placement.time_parts_s
         part = max(b, key=lambda name: b[name] - a.get(name, 0.0))
         reasons.append(
-            {
-                "model": ours["model"],
-                "slower_by": ours["samples_per_s"] / theirs["samples_per_s"] - 1.0,
-                "part": part,
-                "part_s": [a.get(part, 0.0), b[part]],
-                "layout": [_layout(ours), _layout(theirs)],
-            }
+            Slower(
+                model=ours.model,
+                slower_by=ours.samples_per_s / theirs.samples_per_s - 1.0,
+                part=part,
+                part_s=(a.get(part, 0.0), b[part]),
+                layout=(_layout(ours), _layout(theirs)),
+            )
         )
-    return {"accelerator": other["accelerator"], "differs": changed, "reasons": reasons}
+    return Comparison(
+        accelerator=other.accelerator,
+        differs={name: pair for name, pair in values if pair[0] != pair[1]},
+        reasons=tuple(reasons),
+    )
 
 
-def _layout(plan: dict[str, Any]) -> str:
-    where = plan["placement"]
-    return f"{where['layout']}, microbatch {where['microbatch']}"
+def _layout(plan: SearchedModel) -> str:
+    return f"{plan.placement.layout}, microbatch {plan.placement.microbatch}"

@@ -66,7 +66,7 @@ function scheduleView(data) {
     const [model, entry] = entries[+input.value];
     plot.textContent = ''; keys.textContent = '';
     about.textContent = 'Takes ' + seconds(entry.makespan_s)
-      + (entry.gap === undefined ? '' : '; proven within ' + percent(entry.gap, 2) + ' (bound: ' + entry.bound + ')') + '.';
+      + (entry.gap == null ? '' : '; proven within ' + percent(entry.gap, 2) + ' (bound: ' + entry.bound + ')') + '.';
     const bands = bandsOf(entry, model.cores);
     const width = Math.max(620, plot.clientWidth), left = 118, right = width - 14;
     const height = bands.reduce((sum, b) => sum + b.height + 10, 0) + 40;

@@ -34,7 +34,7 @@ export class RunView {
   async update() {
     const [details, found] = await Promise.all([ask(`/${this.run}`), ask(`/${this.run}/progress`)]);
     this.points = found.progress;
-    const { result, status } = details, unit = COLUMNS.score.unit;
+    const status = details.status, result = details.result ?? {}, unit = COLUMNS.score.unit;
     const wafer = details.kind === "wafer", planning = details.kind === "planning", chips = details.kind === "search";
     const proof = result.certificate;
     const live = status.state === "running";

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.answers.plan import Reason
 from atoll.step.layout import Layout
 from atoll.stopping import StoppedError
 from atoll.training.estimate import Estimate
@@ -17,19 +18,19 @@ AXES = (
 )  # fmt: skip
 
 
-def reasons(space: Space, best: Estimate) -> tuple[list[dict[str, str]], str]:
+def reasons(space: Space, best: Estimate) -> tuple[tuple[Reason, ...], str]:
     """One sentence an axis that the space leaves open: the best layout with another value on it,
     all other axes free, and what it costs. And why the last ones are missing, if they are.
     """
-    found: list[dict[str, str]] = []
+    found: list[Reason] = []
     for axis in AXES:
         try:
             sentence = _reason(space, best, axis)
         except StoppedError:
-            return found, space.stop.reason
+            return tuple(found), space.stop.reason
         if sentence:
-            found.append({"axis": axis, "why": sentence})
-    return found, ""
+            found.append(Reason(axis=axis, why=sentence))
+    return tuple(found), ""
 
 
 def _reason(space: Space, best: Estimate, axis: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.designs import Row
 from atoll.step.layout import Layout
 from atoll.training.batch import LEAST, Floats, batch_estimates
 from atoll.training.estimate import Estimator
@@ -146,7 +147,7 @@ def _read(told: Any) -> Floats:
     return found
 
 
-def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Mapping[str, Any]]:
+def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Row]:
     """What a store has of layouts that were estimated, a row for each under each policy."""
     for note in notes:
         told = note["value"]

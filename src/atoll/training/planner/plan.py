@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
+from atoll.answers.answer import Answered
+from atoll.answers.plan import PlanAnswer, Reason
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
@@ -25,7 +26,7 @@ MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Answered[PlanAnswer]):
     """The best layout with its runners-up and the proof."""
 
     run: Run
@@ -60,7 +61,7 @@ class Plan:
         return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
 
     @property
-    def reasons(self) -> list[dict[str, str]]:
+    def reasons(self) -> tuple[Reason, ...]:
         return self._explained[0]
 
     @property
@@ -73,7 +74,7 @@ class Plan:
         return {"reasons": why} if (why := self._explained[1]) else {}
 
     @cached_property
-    def _explained(self) -> tuple[list[dict[str, str]], str]:
+    def _explained(self) -> tuple[tuple[Reason, ...], str]:
         from atoll.training.planner.explain import reasons
 
         return reasons(self.space, self.best)
@@ -87,45 +88,6 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(filter(None, (str(self.best), self.proof(), self.left_out())))
-
-    def to_dict(self) -> dict[str, Any]:
-        from atoll.training.replay import replay_estimate
-
-        proof = self.certificate
-        return {
-            **self.best.to_dict(),
-            "best": {
-                "layout": str(self.best.layout),
-                "step_time_s": self.best.step.time_s,
-                "throughput_samples_per_s": proof.score,
-                "fits": self.best.fits,
-            },
-            "runners_up": [
-                {
-                    "layout": str(e.layout),
-                    "step_time_s": e.step.time_s,
-                    "slower": e.step.time_s / self.best.step.time_s - 1,
-                }
-                for e in self.runners_up
-            ],
-            "reasons": self.reasons,
-            "replay": replay_estimate(self.best).to_dict(),
-            "stopped": self.stopped,
-            "left_out": self.not_done,
-            "certificate": {
-                **proof.to_dict(),
-                "proven": proof.proven,
-                "variants": self.space.variants,
-                "too_large": proof.ruled_out[TOO_LARGE],
-                "too_slow": proof.ruled_out[TOO_SLOW],
-                "refused": proof.ruled_out[REFUSED],
-                "unseen": self.unseen,
-                "estimated": proof.evaluated,
-                "bounded_per_s": self.space.bounded_per_s,
-                "excluded": list(self.excluded),
-                "target": self.target,
-            },
-        }
 
 
 def plan(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
+from atoll.answers.designs import Identity
+from atoll.answers.plan import LaunchFile
 from atoll.driver import Desk
 from atoll.questions import PlanQuestion
+from atoll.step.layout import Layout
 from atoll.stopping import Stop
 from atoll.training.planner.pieces import Pieces, make_piece
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import Usable
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
+
+PLAN = "plan.json"
+"""The file of the answer."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,10 @@ class PlanProblem:
     explained: bool
     """Whether the reasons are sought at once, within the same limits; else when they are asked for.
     """
-    written: Callable[[Plan], Mapping[str, str]]
-    """The files of a plan."""
+    launch: Callable[[Run, Layout], tuple[LaunchFile, ...]]
+    """Launch files of a layout, which the answer keeps."""
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Identity:
         """Pieces are named by their layouts: what a launch file can say changes none."""
         from atoll.store import fingerprint
 
@@ -59,6 +64,8 @@ class PlanProblem:
             pieces=pieces,
             stop=desk.stop,
         )
+        best = found.best
+        found = replace(found, best=replace(best, launch=self.launch(self.run, best.layout)))
         if self.explained:
             _ = found.reasons
         # What is asked for later has neither workers nor a limit.
@@ -66,4 +73,4 @@ class PlanProblem:
         return found
 
     def files(self, answer: Plan) -> Mapping[str, str]:
-        return self.written(answer)
+        return {PLAN: answer.answer.to_json()}

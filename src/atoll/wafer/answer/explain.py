@@ -11,16 +11,17 @@ then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from atoll.answers.answer import made_of
+from atoll.answers.wafer import SlowerMapping, SlowestStage, WaferAnswer, WaferExplanation, Worth
 from atoll.errors import AtollError
 from atoll.fabric.mesh import Link
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
-from atoll.wafer.encoding.mapping import from_dict
+from atoll.wafer.encoding.mapping import mapping_of
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.job import options_of
 from atoll.wafer.staging.faults import Faults
@@ -28,21 +29,6 @@ from atoll.wafer.staging.stages import Options, Planner, rough
 
 MORE = 1.125  # an eighth: core counts with many factors keep many
 UNLIMITED = float("inf")
-
-
-@dataclass(frozen=True)
-class Worth:
-    """One change and what it brings."""
-
-    resource: str
-    change: str
-    samples_per_s: float
-    gain: float
-    """Relative throughput; negative where what it takes away costs more."""
-    area_mm2: float
-    """More area of the whole wafer."""
-    gain_per_1000_mm2: float | None
-    """None: it takes no area."""
 
 
 def _more_cores(wafer: Wafer) -> tuple[str, Wafer]:
@@ -132,58 +118,52 @@ SAME = 1e-9
 """Relative difference of a step's time up to which a mapping is as it was recorded."""
 
 
-def explain_wafer_result(result: Mapping[str, Any]) -> dict[str, Any]:
+def explain_wafer_result(result: WaferAnswer) -> WaferExplanation:
     """Where the time goes, which stage sets the pace, what the runners-up lack, what more of each
     resource would be worth.
     """
-    best, picture = result["best"], result["wafer"]
-    model = best["models"][0]
-    stages = picture["stages"]
-    slowest = max(stages, key=lambda stage: float(stage["load_s"]))
-    fullest = max(picture["dies"], key=lambda die: float(die["memory_total_bytes"]))
+    best, picture = result.best, result.wafer
+    model = best.models[0]
+    fullest = max(picture.dies, key=lambda die: die.memory_total_bytes)
     # Around faults nothing else was mapped: the runners-up are those of the whole wafer.
-    faulty = picture["dead_dies"] or picture["dead_links"]
-    runners_up = [] if faulty else result["runners_up"]
-    worth, note = list(result["explanation"]), ""
+    faulty = picture.dead_dies or picture.dead_links
+    worth, note = result.explanation, ""
     if not worth:
         try:
             worth = _worth(result)
         except AtollError as error:
             note = f"What more of a resource would be worth cannot be said: {error}"
-    return {
-        "wafer": best["wafer"],
-        "model": model["model"],
-        "samples_per_s": model["samples_per_s"],
-        "mfu": model["mfu"],
-        "step_time_s": best["placement"]["step_time_s"],
-        "time_parts_s": best["placement"]["time_parts_s"],
-        "stages": len(stages),
-        "slowest_stage": {
-            name: slowest[name] for name in ("stage", "rectangle", "layers", "load_s")
-        },
-        "memory_bytes": fullest["memory_bytes"],
-        "memory_bytes_per_die": picture["memory_bytes_per_die"],
-        "explanation": worth,
-        "note": note,
-        "runners_up": [
-            other | {"slower_by": 1.0 - other["samples_per_s"] / model["samples_per_s"]}
-            for other in runners_up
-        ],
-        "baselines": result["baselines"],
-        "certificate": result["certificate"],
-    }
+    return made_of(
+        WaferExplanation,
+        model,
+        wafer=best.wafer,
+        step_time_s=best.placement.step_time_s,
+        time_parts_s=best.placement.time_parts_s,
+        stages=len(picture.stages),
+        slowest_stage=made_of(SlowestStage, max(picture.stages, key=lambda stage: stage.load_s)),
+        memory_bytes=fullest.memory_bytes,
+        memory_bytes_per_die=picture.memory_bytes_per_die,
+        explanation=worth,
+        note=note,
+        runners_up=tuple(
+            made_of(SlowerMapping, other, slower_by=1.0 - other.samples_per_s / model.samples_per_s)
+            for other in (() if faulty else result.runners_up)
+        ),
+        baselines=result.baselines,
+        certificate=result.certificate,
+    )
 
 
-def _worth(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _worth(result: WaferAnswer) -> tuple[Worth, ...]:
     """What `explain` in the job would have said."""
-    job = WaferQuestion.from_dict(result["job"])
-    name = result["best"]["wafer"]["name"]
+    job = WaferQuestion.from_dict(result.job)
+    name = result.best.wafer.name
     wafer = next((wafer for wafer in load_wafers(job.wafer) if wafer.name == name), None)
     if wafer is None:
         raise AtollError(f"{job.wafer} no longer holds the wafer {name}; run the search again.")
     broken = tuple(Faults(job.dead_dies, job.dead_links).all_links(wafer))
-    found = evaluate(wafer, from_dict(result["best"]["mapping"]), broken)
-    recorded_s = float(result["best"]["placement"]["step_time_s"])
+    found = evaluate(wafer, mapping_of(result.best.mapping), broken)
+    recorded_s = result.best.placement.step_time_s
     if abs(found.step_s / recorded_s - 1.0) > SAME:
         raise AtollError(
             f"the mapping takes {found.step_s:.6g} s here, {recorded_s:.6g} s are on record: the "
@@ -191,4 +171,4 @@ def _worth(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
     options = rough(options_of(job, wafer))
     rows = (worth(name, wafer, found, options, broken) for name in CHANGES)
-    return [asdict(row) for row in rows if row is not None]
+    return tuple(row for row in rows if row is not None)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from atoll.answers.answer import Answered, dumped, made_of
+from atoll.answers.certificate import ArchitectureProof
+from atoll.answers.design import Chip, SizedChip
+from atoll.answers.wafer import (
+    BestMapping,
+    Detailed,
+    FaultsAnswer,
+    MappingAnswer,
+    OtherMapping,
+    WaferAnswer,
+    WaferDesign,
+    WaferFront,
+    WaferModel,
+    WaferPicture,
+    WaferTold,
+    Worth,
+)
 from atoll.fabric.mesh import Die, Link
-from atoll.hardware.accelerator import accelerator_dict
 from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.wafer import Wafer
 from atoll.placement.plan import Placement, Stage
@@ -17,8 +32,7 @@ from atoll.placement.replay import replay_placement
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.units import counted, format_mfu
-from atoll.wafer.answer.draw import text_map, wafer_object
-from atoll.wafer.answer.explain import Worth
+from atoll.wafer.answer.draw import text_map, wafer_picture
 from atoll.wafer.encoding.codes import parts_of
 from atoll.wafer.encoding.genes import AGAIN
 from atoll.wafer.evaluate import Evaluation
@@ -103,12 +117,12 @@ def time_parts_s(found: Evaluation) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class WaferEstimate:
+class WaferEstimate(Answered[MappingAnswer]):
     """What a mapping costs."""
 
     wafer: Wafer
     evaluation: Evaluation
-    detailed: Mapping[str, Any]
+    detailed: Detailed
     """The replay with links as queues: its difference from the fast model."""
     dead_dies: tuple[Die, ...] = ()
     dead_links: tuple[Link, ...] = ()
@@ -118,8 +132,8 @@ class WaferEstimate:
         return placement_of(self.evaluation)
 
     @cached_property
-    def picture(self) -> dict[str, Any]:
-        return wafer_object(self.wafer, self.evaluation, self.dead_dies, self.dead_links)
+    def picture(self) -> WaferPicture:
+        return wafer_picture(self.wafer, self.evaluation, self.dead_dies, self.dead_links)
 
     @cached_property
     def mfu(self) -> float:
@@ -132,31 +146,30 @@ class WaferEstimate:
     def power_W(self) -> float:
         return running_power_W(self.wafer, self.evaluation)
 
-    def to_dict(self) -> dict[str, Any]:
+    @cached_property
+    def answer(self) -> MappingAnswer:
         found = self.evaluation
-        return {
-            "model": found.mapping.model,
-            "step_time_s": found.step_s,
-            "samples_per_s": found.samples_per_s,
-            "tokens_per_s": found.samples_per_s * found.mapping.sequence,
-            "mfu": self.mfu,
-            "power_W": self.power_W,
-            "fits": found.fits,
-            "memory_bytes_per_die": found.memory_bytes,
-            "placement": self.placement.to_dict(),
-            "accelerator": accelerator_dict(self.wafer.chip),
-            "wafer": self.wafer.to_dict(),
-            "picture": self.picture,
-            "detailed": dict(self.detailed),
-            "mapping": found.mapping.to_dict(),
-        }
+        return made_of(
+            MappingAnswer,
+            self,
+            model=found.mapping.model,
+            step_time_s=found.step_s,
+            samples_per_s=found.samples_per_s,
+            tokens_per_s=found.samples_per_s * found.mapping.sequence,
+            fits=found.fits,
+            memory_bytes_per_die=found.memory_bytes,
+            placement=self.placement.answer(),
+            accelerator=Chip.of(self.wafer.chip),
+            wafer=WaferTold.of(self.wafer),
+            mapping=found.mapping.file(),
+        )
 
     def text_map(self) -> str:
         return text_map(self.picture)
 
 
 @dataclass(frozen=True)
-class WaferResult:
+class WaferResult(Answered[WaferAnswer]):
     """The answer to a wafer job."""
 
     job: WaferQuestion
@@ -164,12 +177,12 @@ class WaferResult:
     best: Evaluation
     certificate: Certificate
     baselines: Mapping[str, Baseline | None]
-    detailed: Mapping[str, Any]
+    detailed: Detailed
     """The event-driven replay of the winner: its difference from the fast model."""
-    designs: Sequence[Mapping[str, Any]] = ()
-    pareto: Mapping[str, Any] = field(default_factory=dict)
+    designs: tuple[WaferDesign, ...] = ()
+    pareto: Mapping[str, WaferFront] = field(default_factory=dict)
     runners_up: tuple[Evaluation, ...] = ()
-    faults: Mapping[str, Any] = field(default_factory=dict)
+    faults: FaultsAnswer = field(default_factory=FaultsAnswer)
     explanation: tuple[Worth, ...] = ()
     """What a little more of each resource is worth, where the job asks for it."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
@@ -209,66 +222,45 @@ class WaferResult:
     def replay_difference(self) -> float:
         return replay_placement(self.placement).difference
 
-    def to_dict(self) -> dict[str, Any]:
-        found = self.found.to_dict()
-        plan = {
-            "placement": found["placement"],
-            "microbatch": self.best.mapping.microbatch,
-            "recompute": self.placement.recompute,
-        }
-        model = plan | {
-            **{name: found[name] for name in ("model", "samples_per_s", "mfu", "power_W")},
-            "tokens_per_s_per_device": self.tokens_per_s / self.wafer.dies,
-            "energy_per_token_J": found["power_W"] / self.tokens_per_s,
-            "replay_difference": self.replay_difference,
-            "detailed": found["detailed"],
-        }
+    @cached_property
+    def answer(self) -> WaferAnswer:
+        found, proof = self.found.answer, self.certificate
+        model = made_of(
+            WaferModel,
+            found,
+            microbatch=self.best.mapping.microbatch,
+            recompute=self.placement.recompute,
+            tokens_per_s_per_device=self.tokens_per_s / self.wafer.dies,
+            energy_per_token_J=found.power_W / self.tokens_per_s,
+            replay_difference=self.replay_difference,
+        )
         area_mm2, watts = self.wafer.site_mm2 * self.wafer.dies, self.wafer.peak_power_W
-        chip = found["accelerator"] | {"area_mm2": area_mm2, "peak_power_W": watts}
-        return {
-            "best": plan | {
-                "accelerator": chip,
-                "wafer": found["wafer"],
-                "mapping": found["mapping"],
-                "models": [model],
-            },
-            "throughput_samples_per_s": self.best.samples_per_s,
-            "score": self.best.samples_per_s,
-            "certificate": self.certificate.to_dict(),
-            "baselines": {
-                name: None if b is None else b.samples_per_s for name, b in self.baselines.items()
-            },
-            "baseline_details": {
-                name: b.to_dict() for name, b in self.baselines.items() if b is not None
-            },
-            "wafer": found["picture"],
-            "faults": dict(self.faults),
-            "explanation": [asdict(row) for row in self.explanation],
-            "stopped": self.stopped,
-            "left_out": dict(self.left_out),
-            "wall_time_s": self.wall_time_s,
-            "phases_s": dict(self.phases_s),
-            "runners_up": [
-                {
-                    "samples_per_s": e.samples_per_s,
-                    "microbatch": e.mapping.microbatch,
-                    "stages": len(e.mapping.stages),
-                    "rectangle": [
-                        e.mapping.stages[0].rectangle.width, e.mapping.stages[0].rectangle.height
-                    ],
-                }
-                for e in self.runners_up
-            ],
-            "designs": [dict(row) for row in self.designs],
-            "pareto": dict(self.pareto),
-            "job": self.job.to_dict(),
-        }  # fmt: skip
+        chip = made_of(SizedChip, found.accelerator, area_mm2=area_mm2, peak_power_W=watts)
+        return made_of(
+            WaferAnswer,
+            self,
+            best=made_of(
+                BestMapping,
+                model,
+                accelerator=chip,
+                wafer=found.wafer,
+                mapping=found.mapping,
+                models=(model,),
+            ),
+            score=self.best.samples_per_s,
+            certificate=ArchitectureProof.of(proof, architectures=proof.items),
+            baselines={name: b and b.samples_per_s for name, b in self.baselines.items()},
+            baseline_details={n: b.answer() for n, b in self.baselines.items() if b is not None},
+            wafer=found.picture,
+            runners_up=tuple(map(_other, self.runners_up)),
+            job=self.job.to_dict(),
+        )
 
     def to_dataframe(self) -> pd.DataFrame:
         """Every architecture that was evaluated, best first."""
         import pandas as pd
 
-        return pd.DataFrame(list(self.designs))
+        return pd.DataFrame([dumped(row) for row in self.designs])
 
     def text_map(self) -> str:
         return self.found.text_map()
@@ -287,6 +279,17 @@ class WaferResult:
         return "\n".join([*lines, self.text_map()])
 
 
+def _other(found: Evaluation) -> OtherMapping:
+    mapping = found.mapping
+    shape = mapping.stages[0].rectangle
+    return OtherMapping(
+        samples_per_s=found.samples_per_s,
+        microbatch=mapping.microbatch,
+        stages=len(mapping.stages),
+        rectangle=(shape.width, shape.height),
+    )
+
+
 def baseline_words(baseline: Baseline | None, ours: float) -> str:
     if baseline is None:
         return "cannot run on this wafer"
@@ -299,6 +302,6 @@ def baseline_words(baseline: Baseline | None, ours: float) -> str:
 def wafer_files(result: WaferResult) -> dict[str, str]:
     """The folder's contents by file name."""
     return {
-        RESULT: json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n",
+        RESULT: result.answer.to_json(indent=1),
         MAPPING: result.best.mapping.to_json() + "\n",
     }

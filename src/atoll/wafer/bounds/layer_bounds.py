@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from pydantic import JsonValue
 
 from atoll.arrays import FloatArray
 from atoll.cost.table import Shape
@@ -63,13 +64,13 @@ class SizeBound:
     level: int
     """What is known: `PEAK`, `OPERATORS` or `EXACT`."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, JsonValue]:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 
     @staticmethod
-    def from_dict(told: Mapping[str, Any]) -> SizeBound:
-        arrays = {k: np.array(v) for k, v in told.items() if isinstance(v, list)}
-        return SizeBound(**dict(told) | arrays)
+    def from_dict(told: Mapping[str, JsonValue]) -> SizeBound:
+        own: Any = {k: np.array(v) if isinstance(v, list) else v for k, v in told.items()}
+        return SizeBound(**own)
 
     def least_bytes(self, layer_s: FloatArray, depth: int, *, pooled: bool = False) -> FloatArray:
         """Bytes of a layer on a die at least, if it takes no longer than given."""

@@ -16,15 +16,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import JsonValue
 
+from atoll.answers.wafer import DigitsFile, MappingFile, OperatorFile, StageFile
 from atoll.errors import AtollError
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS, Die, Rectangle
 from atoll.files.jsonfile import read_object
-from atoll.files.yamlfile import Count, FileModel, validate_dict
+from atoll.files.yamlfile import validate_dict
 from atoll.step.states import load_states
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
@@ -83,131 +83,102 @@ class WaferMapping:
     def blocks(self) -> Block:
         return make_block(self.model, self.microbatch, self.sequence)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "batch": self.batch,
-            "microbatch": self.microbatch,
-            "sequence": self.sequence,
-            "streaming": self.streaming,
-            "algorithm": self.algorithm,
-            "schedule": self.schedule,
-            "optimizer": self.optimizer,
-            "stages": [_stage_dict(stage, self.blocks()) for stage in self.stages],
-        }
+    def file(self) -> MappingFile:
+        """As its file has it."""
+        block = self.blocks()
+        return MappingFile(
+            model=self.model,
+            batch=self.batch,
+            microbatch=self.microbatch,
+            sequence=self.sequence,
+            streaming=self.streaming,
+            algorithm=self.algorithm,
+            schedule=self.schedule,
+            optimizer=self.optimizer,
+            stages=tuple(_stage_file(stage, block) for stage in self.stages),
+        )
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """As plain data."""
+        return self.file().model_dump(mode="json", exclude_none=True)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
 
 
-def _stage_dict(stage: StageMapping, block: Block) -> dict[str, Any]:
-    r = stage.rectangle
-    names = [unit.name for unit in block.units]
+def _stage_file(stage: StageMapping, block: Block) -> StageFile:
+    r, genes = stage.rectangle, stage.block
     kept = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
-    return {
-        "rectangle": [r.x, r.y, r.width, r.height],
-        "digits": {"x": list(stage.digits.x), "y": list(stage.digits.y)},
-        "layers": stage.layers,
-        "stream": stage.block.stream,
-        "operators": {name: _operator_dict(stage.block, i) for i, name in enumerate(names)},
-        "keep": {
+    return StageFile(
+        rectangle=(r.x, r.y, r.width, r.height),
+        digits=DigitsFile(x=stage.digits.x, y=stage.digits.y),
+        layers=stage.layers,
+        stream=genes.stream,
+        operators={unit.name: _operator_file(genes, i) for i, unit in enumerate(block.units)},
+        keep={
             name: "offload" if fate == OFFLOAD else bool(fate)
-            for name, fate in zip(kept, stage.block.keep, strict=True)
+            for name, fate in zip(kept, genes.keep, strict=True)
         },
-        "head": stage.head,
-    } | ({} if stage.helper is None else {"helper": stage.helper})
+        head=stage.head,
+        helper=stage.helper,
+    )
 
 
-def _operator_dict(genes: BlockMapping, index: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"code": genes.codes[index], "home": genes.homes[index]}
-    if genes.gradients:
-        found["data"], found["weight"] = genes.gradients[index]
-    if genes.collectives:
-        found["streaming"], found["algorithm"] = genes.collectives[index]
-    return found
+def _operator_file(genes: BlockMapping, index: int) -> OperatorFile:
+    data, weight = genes.gradients[index] if genes.gradients else (None, None)
+    streaming, algorithm = genes.collectives[index] if genes.collectives else (None, None)
+    return OperatorFile(
+        code=genes.codes[index],
+        home=genes.homes[index],
+        data=data,
+        weight=weight,
+        streaming=streaming,
+        algorithm=algorithm,
+    )
 
 
-Place = Annotated[int, Field(ge=0, le=10_000)]
-"""A place or a length on the grid."""
-Code = Annotated[str, Field(max_length=100)]
+def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
+    operators = list(file.operators.values())
+    own = any(op.data is not None or op.weight is not None for op in operators)
+    ways = any(op.streaming is not None or op.algorithm is not None for op in operators)
+    genes = BlockMapping(
+        file.stream,
+        tuple(op.code for op in operators),
+        tuple(op.home for op in operators),
+        tuple(
+            OFFLOAD if fate == "offload" else KEEP if fate else AGAIN for fate in file.keep.values()
+        ),
+        tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if own),
+        tuple(
+            (streaming if op.streaming is None else op.streaming, op.algorithm or algorithm)
+            for op in operators
+            if ways
+        ),
+    )
+    digits = Digits(file.digits.x, file.digits.y)
+    return StageMapping(
+        Rectangle(*file.rectangle), digits, file.layers, genes, file.head, file.helper
+    )
 
 
-class DigitsFile(FileModel):
-    x: tuple[Annotated[int, Field(ge=1, le=10_000)], ...]
-    y: tuple[Annotated[int, Field(ge=1, le=10_000)], ...]
-
-
-class OperatorFile(FileModel):
-    code: Code
-    home: str
-    data: Code | None = None
-    weight: Code | None = None
-    streaming: bool | None = None
-    algorithm: str | None = None
-
-
-class StageFile(FileModel):
-    rectangle: tuple[Place, Place, Place, Place]
-    digits: DigitsFile
-    layers: Count
-    stream: Code
-    operators: dict[str, OperatorFile]
-    keep: dict[str, bool | Literal["offload"]]
-    head: Code
-    helper: Annotated[int, Field(ge=0)] | None = None
-
-    def stage(self, streaming: bool, algorithm: str) -> StageMapping:
-        operators = list(self.operators.values())
-        own = any(op.data is not None or op.weight is not None for op in operators)
-        ways = any(op.streaming is not None or op.algorithm is not None for op in operators)
-        genes = BlockMapping(
-            self.stream,
-            tuple(op.code for op in operators),
-            tuple(op.home for op in operators),
-            tuple(
-                OFFLOAD if fate == "offload" else KEEP if fate else AGAIN
-                for fate in self.keep.values()
-            ),
-            tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if own),
-            tuple(
-                (streaming if op.streaming is None else op.streaming, op.algorithm or algorithm)
-                for op in operators
-                if ways
-            ),
-        )
-        digits = Digits(self.digits.x, self.digits.y)
-        return StageMapping(
-            Rectangle(*self.rectangle), digits, self.layers, genes, self.head, self.helper
-        )
-
-
-class MappingFile(FileModel):
-    model: str
-    batch: Count
-    microbatch: Count
-    sequence: Count
-    streaming: bool
-    algorithm: str
-    schedule: str = ONE_F_ONE_B
-    """Files from before the gene ran 1F1B."""
-    optimizer: str = OPTIMIZER
-    stages: Annotated[tuple[StageFile, ...], Field(min_length=1)]
-
-
-def from_dict(data: Mapping[str, Any], where: str = "mapping") -> WaferMapping:
-    """The mapping in a dictionary; a sentence about everything that is wrong."""
-    file = validate_dict(data, MappingFile, where)
+def mapping_of(file: MappingFile) -> WaferMapping:
+    """The mapping that a file describes."""
     return WaferMapping(
         model=file.model,
         batch=file.batch,
         microbatch=file.microbatch,
         sequence=file.sequence,
-        stages=tuple(stage.stage(file.streaming, file.algorithm) for stage in file.stages),
+        stages=tuple(_stage(stage, file.streaming, file.algorithm) for stage in file.stages),
         streaming=file.streaming,
         algorithm=file.algorithm,
         schedule=file.schedule,
         optimizer=load_states(file.optimizer).name,
     )
+
+
+def from_dict(data: Mapping[str, JsonValue], where: str = "mapping") -> WaferMapping:
+    """The mapping in plain data; a sentence about everything that is wrong."""
+    return mapping_of(validate_dict(data, MappingFile, where))
 
 
 def read_mapping(path: str | Path) -> WaferMapping:

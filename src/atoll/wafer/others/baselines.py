@@ -20,8 +20,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from atoll.answers.answer import made_of
+from atoll.answers.wafer import BaselineDetails
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
@@ -58,16 +60,15 @@ class Baseline:
     def samples_per_s(self) -> float | None:
         return self.evaluation.samples_per_s if self.evaluation.fits else None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "setting": self.setting,
-            "samples_per_s": self.samples_per_s,
-            "out_of_memory": not self.fits_as_published,
-            "needed_GiB_per_die": self.needed_bytes / 2**30,
-            "used_GiB_per_die": self.evaluation.memory_bytes / 2**30,
-            "fits_with_least_recomputation": self.evaluation.fits,
-            "variants": dict(self.variants),
-        }
+    def answer(self) -> BaselineDetails:
+        return made_of(
+            BaselineDetails,
+            self,
+            out_of_memory=not self.fits_as_published,
+            needed_GiB_per_die=self.needed_bytes / 2**30,
+            used_GiB_per_die=self.evaluation.memory_bytes / 2**30,
+            fits_with_least_recomputation=self.evaluation.fits,
+        )
 
 
 class _Setting(NamedTuple):

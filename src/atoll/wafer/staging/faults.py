@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from atoll.answers.wafer import FaultsAnswer, FaultyWafer
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.mapping import problems
@@ -66,24 +66,24 @@ def map_around(
 def degraded(
     wafer: Wafer, healthy: Evaluation, dead_share: float, samples: int, seed: int,
     around: Callable[[Faults], Evaluation | None],
-) -> dict[str, Any]:  # fmt: skip
+) -> FaultsAnswer:  # fmt: skip
     """Throughput over sampled wafers, as shares of the healthy one's; `around` maps on one."""
     random = np.random.default_rng(seed)
     kept: list[float] = []
-    rows: list[dict[str, Any]] = []
+    rows = []
     for _ in range(samples):
         faults = sample_faults(wafer, dead_share, random)
         found = healthy if not faults.dies else around(faults)
         share = 0.0 if found is None else found.samples_per_s / healthy.samples_per_s
         kept.append(min(1.0, share))
-        rows.append({"dead_dies": [list(d) for d in faults.dies], "kept": share})
-    return {
-        "dead_share": dead_share,
-        "samples": samples,
-        "median_kept": float(np.median(kept)),
-        "mean_kept": float(np.mean(kept)),
-        "least_kept": float(np.min(kept)),
-        "expected_samples_per_s": float(np.mean(kept)) * healthy.samples_per_s,
-        "unmapped": int(sum(share == 0.0 for share in kept)),
-        "wafers": rows,
-    }
+        rows.append(FaultyWafer(dead_dies=tuple(faults.dies), kept=share))
+    return FaultsAnswer(
+        dead_share=dead_share,
+        samples=samples,
+        median_kept=float(np.median(kept)),
+        mean_kept=float(np.mean(kept)),
+        least_kept=float(np.min(kept)),
+        expected_samples_per_s=float(np.mean(kept)) * healthy.samples_per_s,
+        unmapped=int(sum(share == 0.0 for share in kept)),
+        wafers=tuple(rows),
+    )

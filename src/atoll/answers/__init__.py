@@ -1,0 +1,1 @@
+"""What commands answer, as typed data: written, read and checked by its types (`answer`)."""

@@ -1,0 +1,82 @@
+"""What is proven of an answer, as data (`step.certificate`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from atoll.answers.answer import Amount, Count, Number
+from atoll.step.certificate import Certificate, most_better
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How good an answer is, and over what."""
+
+    status: str
+    """"optimal": none is better by more than the tolerance; "gap": that is not proven."""
+    score: Amount
+    bound: Amount
+    """No other scores higher."""
+    gap: Number
+    """1 - score / bound."""
+    most_better: Number
+    """bound / score - 1."""
+    tolerance: Amount
+    over: str
+    """What the proof is over, in words."""
+    evaluated: Count
+    pruned: Count
+    pruned_by: Mapping[str, Count]
+    """Items, by the bound that ruled them out."""
+    tightened: Count
+    sentence: str
+    """What is proven, in words."""
+
+    @classmethod
+    def of(cls, found: Certificate, **more: Any) -> Self:
+        """A certificate as data, with what is said beside it."""
+        said = found.sentence()
+        return cls(
+            status=found.status,
+            score=found.score,
+            bound=found.bound,
+            gap=found.gap,
+            most_better=most_better(found.gap),
+            tolerance=found.tolerance,
+            over=found.over,
+            evaluated=found.evaluated,
+            pruned=sum(found.ruled_out.values()),
+            pruned_by=dict(found.ruled_out),
+            tightened=found.tightened,
+            sentence=f"{said[0].upper()}{said[1:]}.",
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchitectureProof(Proof):
+    """Over chips or wafers."""
+
+    architectures: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutProof(Proof):
+    """Over layouts of a training run."""
+
+    layouts: Count
+    proven: bool
+    variants: Count
+    too_large: Count
+    too_slow: Count
+    refused: Count
+    """Layouts that the target of an export cannot run."""
+    unseen: Count
+    """Layouts that a search which ended early has not looked at."""
+    estimated: Count
+    bounded_per_s: Amount
+    excluded: tuple[str, ...]
+    """Values of axes that the space leaves out."""
+    target: str

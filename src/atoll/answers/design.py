@@ -1,0 +1,199 @@
+"""A design as answers show it: the chip, where the layers of a model run, what a step costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from atoll.answers.answer import Amount, Answer, Count, Number, Positive
+from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
+
+Degree = Annotated[int, Field(gt=0, le=10**9)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """What a chip is made of."""
+
+    tensor_cores: Degree
+    vector_cores: Degree
+    width: Degree
+    depth: Degree
+    vector_width: Degree
+    glb_MiB: Positive
+    glb_bandwidth_Bpc: Positive
+    clock_GHz: Positive
+    hbm_GiB: Amount
+    hbm_bandwidth_GBps: Amount
+    peak_TFLOPs: Positive
+
+    @classmethod
+    def of(cls, chip: Accelerator, /, **more: Any) -> Self:
+        """A chip, with what is said beside it."""
+        return cls(
+            tensor_cores=chip.tensor_cores,
+            vector_cores=chip.vector_cores,
+            width=chip.width,
+            depth=chip.depth,
+            vector_width=chip.vector_width,
+            glb_MiB=chip.glb_bytes / MIB,
+            glb_bandwidth_Bpc=chip.glb_bandwidth_Bpc,
+            clock_GHz=chip.clock_Hz / 1e9,
+            hbm_GiB=chip.hbm.capacity_bytes / GIB,
+            hbm_bandwidth_GBps=chip.hbm.bandwidth_Bps / 1e9,
+            peak_TFLOPs=chip.peak_flops / 1e12,
+            **more,
+        )
+
+    def device(self) -> Accelerator:
+        """The chip that it tells of."""
+        return Accelerator(
+            tensor_cores=self.tensor_cores,
+            vector_cores=self.vector_cores,
+            width=self.width,
+            depth=self.depth,
+            vector_width=self.vector_width,
+            glb_bytes=round(self.glb_MiB * MIB),
+            glb_bandwidth_Bpc=self.glb_bandwidth_Bpc,
+            clock_Hz=self.clock_GHz * 1e9,
+            hbm=Hbm(round(self.hbm_GiB * GIB), self.hbm_bandwidth_GBps * 1e9),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedChip(Chip):
+    """With its HBM interfaces."""
+
+    area_mm2: Positive
+    peak_power_W: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowerChip(SizedChip):
+    slower_by: Amount
+    """Than the answer."""
+
+
+Record = Mapping[str, int | float]
+"""An evaluated design as one flat row: its parameters, its figures, and those of each model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedStage:
+    """One pipeline stage, on one tensor-parallel group of devices."""
+
+    layers: tuple[str, ...]
+    devices: Count
+    compute_s: Number
+    recompute_s: Number
+    transfer_s: Number
+    receive_s: Amount
+    recompute: str
+    memory_bytes: Mapping[str, Amount]
+    """By part, and their `total`."""
+    forward_s: Amount | None
+    weight_s: Amount | None
+    chunks: tuple[tuple[Amount, Amount, Amount], ...]
+    """Forward, backward and weight seconds of each chunk of an even layout's stage."""
+    load_s: Number
+    """What one microbatch costs this stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """The distribution of one training step over all devices."""
+
+    pipeline: Degree
+    tensor: Degree
+    data: Degree
+    microbatch: Degree
+    microbatches: Degree
+    """Microbatches of one replica in one step."""
+    step_time_s: Positive
+    stages: Annotated[tuple[PlacedStage, ...], Field(min_length=1)]
+    time_parts_s: Mapping[str, Number]
+    """The step's time by cause; the parts add up to `step_time_s`."""
+    schedule: str
+    zero: Count
+    cp: Degree
+    ep: Degree
+    etp: Degree | None
+    vpp: Degree
+    devices: Degree
+    layout: str
+    """Its degrees and what else it does, in one phrase."""
+    recompute: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledOperator:
+    name: str
+    core: str
+    start_s: Amount
+    duration_s: Amount
+    tensor_cores: Count
+    vector_cores: Count
+    limit: str
+    """What it waits for: tensor, vector, hbm, glb or link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPass:
+    """The schedule of one pass of a kind of layer on a chip, with its proof."""
+
+    layer: str
+    repeat: Count
+    pass_: Annotated[str, Field(alias="pass")]
+    makespan_s: Amount
+    lower_bound_s: Amount
+    gap: Number
+    bound: str
+    operators: tuple[ScheduledOperator, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedModel:
+    """One model on one chip, or on a wafer."""
+
+    model: str
+    samples_per_s: Positive
+    tokens_per_s_per_device: Positive
+    mfu: Amount
+    placement: Placed
+    power_W: Amount
+    energy_per_token_J: Amount
+    microbatch: Degree
+    recompute: str
+    replay_difference: Number
+    """The pipeline replayed event by event, against the model's step: relative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedModel(PlacedModel):
+    energy_parts_J: Mapping[str, Amount]
+    layers: tuple[LayerPass, ...]
+    """Where each layer's time goes, operator by operator; of runners-up nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableStage:
+    nodes: tuple[int, ...]  # layer ids, in topological order
+    devices: int
+    load_s: float  # forward and backward of one microbatch, with transfers and recomputation
+    memory_bytes: float  # on each device
+
+
+@dataclass(frozen=True)
+class TablePlan(Answer):
+    """The optimal placement; without stages and with None throughout if nothing fits."""
+
+    time_per_batch_s: float | None
+    tensor_parallel: int | None
+    data_parallel: int | None
+    stages: tuple[TableStage, ...]
+    per_width_s: Mapping[int, float | None]
+    kind: Literal["place"] = "place"
+    format: Literal[1] = 1

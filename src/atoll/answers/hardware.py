@@ -1,0 +1,140 @@
+"""`atoll hardware`: the catalogue, or one entry of it or of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll.answers.answer import Answer
+from atoll.answers.design import SizedChip
+from atoll.answers.wafer import WaferTold
+from atoll.hardware.gpu import AttentionFit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueAnswer(Answer):
+    """Every name, by kind."""
+
+    kind: Literal["catalogue"] = "catalogue"
+    format: Literal[1] = 1
+    devices: tuple[str, ...]
+    accelerators: tuple[str, ...]
+    networks: tuple[str, ...]
+    spaces: tuple[str, ...]
+    wafers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelTold:
+    """One level of a network, with what messages reach of its bandwidth."""
+
+    name: str
+    devices: int
+    bandwidth_GBps: float
+    latency_us: float
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAnswer(Answer):
+    kind: Literal["hardware-device"] = "hardware-device"
+    format: Literal[1] = 1
+    device: str
+    bf16_TFLOPs: float | None
+    fp16_TFLOPs: float | None
+    fp8_TFLOPs: float | None
+    fp4_TFLOPs: float | None
+    hbm_GiB: float
+    hbm_TBps: float
+    sms: int
+    power_W: float | None
+    calibration: str
+    network: str
+    levels: tuple[LevelTold, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkAnswer(Answer):
+    kind: Literal["hardware-network"] = "hardware-network"
+    format: Literal[1] = 1
+    network: str
+    levels: tuple[LevelTold, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorAnswer(SizedChip, Answer):
+    kind: Literal["hardware-accelerator"] = "hardware-accelerator"
+    format: Literal[1] = 1
+    accelerator: str
+    area_parts_mm2: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HbmTold:
+    GiB: float
+    TBps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceEntry(Answer):
+    """A set of chips: of a file, the values that each parameter may take."""
+
+    kind: Literal["hardware-space"] = "hardware-space"
+    format: Literal[1] = 1
+    space: str
+    designs: int | None = None
+    points: int | None = None
+    """Before constraints, of a file."""
+    tensor_cores: str | None = None
+    """A list, as all parameters are."""
+    vector_cores: str | None = None
+    width: str | None = None
+    depth: str | None = None
+    vector_width: str | None = None
+    glb_bytes: str | None = None
+    clock_Hz: str | None = None
+    hbm: tuple[HbmTold, ...]
+    limits: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaferEntry(WaferTold, Answer):
+    kind: Literal["hardware-wafer"] = "hardware-wafer"
+    format: Literal[1] = 1
+    wafer: str
+    wafers_in_its_space: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationEntry(Answer):
+    """How close kernels come to a device's peaks (`hardware.gpu.Calibration`)."""
+
+    kind: Literal["hardware-calibration"] = "hardware-calibration"
+    format: Literal[1] = 1
+    calibration: str
+    matmul: float
+    matmul_fp8: float
+    tile_half: float
+    epilogue: float
+    misaligned: float
+    word_rows: float
+    odd_rows: float
+    odd_output: float
+    split_s: float
+    kernel_s: float
+    hbm: float
+    throttle: float
+    throttle_s: float
+    forward: AttentionFit
+    backward: AttentionFit
+    vector_hbm: float
+    vector_kernel_s: float
+    traffic: Mapping[str, float]
+    matmul_ratio: float
+    source: str
+
+
+HardwareAnswer = (
+    DeviceAnswer | NetworkAnswer | AcceleratorAnswer | SpaceEntry | WaferEntry | CalibrationEntry
+)

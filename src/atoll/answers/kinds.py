@@ -1,0 +1,49 @@
+"""What each command answers under `--json`: the types, and their JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Union, get_args
+
+from pydantic import JsonValue
+
+from atoll.answers.answer import Answer, adapter
+from atoll.answers.design import TablePlan
+from atoll.answers.designs import DesignsAnswer
+from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
+from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
+from atoll.answers.plan import CheckAnswer, EstimateAnswer, PlanAnswer, PlanExplanation
+from atoll.answers.search import SearchAnswer, SearchExplanation
+from atoll.answers.validation import (
+    CalibrationAnswer,
+    OperatorsValidation,
+    RunsValidation,
+    SiteCalibration,
+)
+from atoll.answers.wafer import MappingAnswer, WaferAnswer, WaferExplanation
+
+ANSWERS: dict[str, tuple[type[Answer], ...]] = {
+    "search": (SearchAnswer, WaferAnswer),
+    "explain": (SearchExplanation, WaferExplanation, PlanExplanation),
+    "designs": (DesignsAnswer,),
+    "plan": (PlanAnswer,),
+    "estimate": (EstimateAnswer, MappingAnswer),
+    "place": (TablePlan,),
+    "capture": (CaptureAnswer,),
+    "models": (ModelAnswer, ModelsAnswer),
+    "hardware": (CatalogueAnswer, *get_args(HardwareAnswer)),
+    "calibrate": (CalibrationAnswer, SiteCalibration),
+    "check": (CheckAnswer,),
+    "validate": (OperatorsValidation, RunsValidation),
+}
+"""By command; each answer says its `kind`."""
+
+
+def answer_schema(command: str) -> JsonValue:
+    """JSON Schema of a command's answers; none for those that write files or pages."""
+    kinds = ANSWERS.get(command, ())
+    if not kinds:
+        return None
+    schema: JsonValue = adapter(Union[kinds]).json_schema(  # noqa: UP007
+        by_alias=True, mode="serialization"
+    )
+    return schema

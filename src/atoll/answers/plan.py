@@ -1,0 +1,368 @@
+"""`atoll plan` and `atoll estimate`: the content of plan.json and of `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, JsonValue
+
+from atoll.answers.answer import Amount, Answer, Count, Number, Positive, made_of
+from atoll.answers.certificate import LayoutProof
+from atoll.step.layout import Layout
+from atoll.step.orders import copies_of
+from atoll.step.replay import PassTime
+
+
+def _possible(layout: Layout) -> Layout:
+    """Refuse degrees that no layout has; whether a run can have it is asked when it is used."""
+    degrees = (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.vpp, layout.microbatch)
+    if min(degrees) < 1 or max(degrees) > MOST_DEGREE:
+        raise ValueError(f"{layout} cannot be")
+    return layout
+
+
+PlannedLayout = Annotated[Layout, AfterValidator(_possible)]
+MOST_DEGREE = 10**9
+MOST_PASSES = 500_000
+"""Of all stages, that are replayed and drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The mean absolute error of the step time over measured runs of a kind; none were measured
+    where there is no mean.
+    """
+
+    of: str
+    mean: float | None = None
+    runs: int = 0
+
+    def sentence(self) -> str:
+        if self.mean is None:
+            return (
+                f"no measured run {self.of} is known to Atoll: the error of step times is unknown"
+            )
+        off = f"{self.mean:.0%} off on average over {self.runs} measured runs"
+        return f"step times were {off} {self.of}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """One device of a stage at its peak."""
+
+    stage: Count
+    total: Amount
+    """What the allocator reports."""
+    needed: Amount
+    """With fragmentation and the driver's share."""
+    after_step: Amount
+    """Between steps."""
+    parts: Mapping[str, Amount]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMemory(StageMemory):
+    """The fullest stage, and all of them."""
+
+    capacity: Amount
+    stages: tuple[StageMemory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """What one stage holds."""
+
+    layers: tuple[str, ...]
+    memory_bytes: Mapping[str, Amount]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassParts:
+    """What a stage's passes are made of, in seconds."""
+
+    forward: Mapping[str, Amount]
+    backward: Mapping[str, Amount]
+    host: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPasses:
+    """All that a step is replayed from, so that whoever draws or prints a plan replays the same."""
+
+    schedule: str
+    passes: tuple[tuple[PassTime, ...], ...]
+    """Of every stage, its chunks on one microbatch."""
+    microbatches: Count
+    replayed: Annotated[int, Field(gt=0)]
+    """Of the microbatches, those run one by one; the others are more of the same steady state."""
+    send_s: Amount
+    after: tuple[tuple[str, Amount], ...]
+    """What follows the pipeline, or is added to it by every microbatch on all stages alike."""
+    slack: Positive = 1.0
+    """Time of a step over what its parts explain."""
+    step_time_s: Positive
+    """As estimated."""
+    parts: tuple[PassParts, ...] = ()
+    """Of every stage."""
+
+    def __post_init__(self) -> None:
+        if not self.passes or self.replayed * len(self.passes) > MOST_PASSES:
+            raise ValueError(f"{self.replayed} microbatches on {len(self.passes)} stages")
+
+    @property
+    def rest_s(self) -> float:
+        """The microbatches that are not replayed one by one."""
+        slowest_s = max(sum(p.total_s for p in row) for row in self.passes)
+        slowest_s /= copies_of(self.schedule)
+        return (self.microbatches - self.replayed) * slowest_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """The step replayed pass by pass."""
+
+    time_s: Positive
+    difference: Number
+    """Closed form over replay, less one."""
+    microbatches: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePass:
+    """The operators of one pass of a layer, in the order in which a device runs them."""
+
+    layer: str
+    repeat: Count
+    pass_: Annotated[str, Field(alias="pass")]
+    makespan_s: Amount
+    operators: tuple[tuple[str, str, Amount, Amount], ...]
+    """Name, kind of kernel, start, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLevel:
+    name: str
+    devices: Count
+    bandwidth_Bps: Amount
+    latency_s: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Who is near whom: axes from the fastest to the slowest, over the levels of the network."""
+
+    devices: Count
+    order: tuple[tuple[str, Count], ...]
+    ep: Count
+    etp: Count
+    levels: tuple[NetworkLevel, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchFile:
+    """The launch file of a tool that can say the layout, or why it cannot."""
+
+    target: str
+    file: str = ""
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """One step from the answer."""
+
+    change: str
+    gain: Number | None
+    """Of the throughput; none where nothing fits."""
+    area_mm2: Number | None = None
+    score: Amount | None = None
+    per_mm2: Number | None = None
+    """Score for each more of area."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """One part of the machine, a step down and a step up."""
+
+    what: str
+    less: Gain
+    more: Gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAnswer(Answer):
+    """A training run under one layout."""
+
+    format: Literal[2] = 2
+    model: str
+    device: str
+    network: str
+    devices: Annotated[int, Field(gt=0)]
+    sequence: Annotated[int, Field(gt=0)]
+    global_batch: Annotated[int, Field(gt=0)]
+    stack: str
+    states: str
+    precision: str
+    attention: str
+    imbalance: Amount
+    site: str | None = None
+    """Whose measurements were used."""
+    layout: PlannedLayout
+    layout_words: str
+    step_time_s: Positive
+    tokens_per_s_per_device: Amount
+    mfu: Amount
+    fits: bool
+    memory_bytes: PlanMemory
+    breakdown_s: Mapping[str, Number]
+    notes: tuple[str, ...] = ()
+    expected_error: Expected | None = None
+    """How far such estimates were off; none for the kinds of runs that were validated."""
+    recomputed: Mapping[str, tuple[str, ...]]
+    """Under "optimal", the operators of each kind of block that run again."""
+    stages: tuple[PlannedStage, ...]
+    pipeline: StepPasses
+    replay: Replayed
+    operators: tuple[DevicePass, ...]
+    cluster: Cluster
+    sensitivity: tuple[Sensitivity, ...]
+    launch: tuple[LaunchFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateAnswer(RunAnswer):
+    """What one layout of a training run costs."""
+
+    kind: Literal["estimate"] = "estimate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestLayout:
+    layout: str
+    step_time_s: Positive
+    throughput_samples_per_s: Positive
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    layout: str
+    """In words."""
+    step_time_s: Positive
+    slower: Number
+    axes: PlannedLayout
+    breakdown_s: Mapping[str, Number]
+    tokens_per_s_per_device: Amount
+    memory_bytes: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    axis: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer(RunAnswer):
+    """The fastest layout that fits, with the proof."""
+
+    kind: Literal["plan"] = "plan"
+    best: BestLayout
+    runners_up: tuple[RunnerUp, ...]
+    reasons: tuple[Reason, ...]
+    stopped: str
+    """Why the search ended before its proof; nothing where it did not."""
+    left_out: Mapping[str, str]
+    """What there was no time for, and why."""
+    certificate: LayoutProof
+
+    def explained(self) -> PlanExplanation:
+        """Why this layout: where its time goes, and what the others lack."""
+        mine = self.breakdown_s
+        others = []
+        for other in self.runners_up:
+            theirs = other.breakdown_s
+            part = max(mine, key=lambda name: theirs.get(name, 0.0) - mine[name])
+            part_s = mine[part], theirs.get(part, 0.0)
+            others.append(made_of(SlowerLayout, other, part=part, part_s=part_s))
+        return made_of(
+            PlanExplanation,
+            self,
+            kind="plan-explanation",
+            format=1,
+            layout=self.layout_words,
+            runners_up=tuple(others),
+        )
+
+
+@dataclass(frozen=True)
+class Better:
+    """The proven best layout for the same job under the same software."""
+
+    layout: str
+    step_time_s: float
+    saved_percent: float
+    saved_hours: float | None
+    """Of all devices together a run takes so much less; None where its length is not known."""
+    saved_usd: float | None
+    launch_file: str
+    """As a difference from the launch file that Atoll would write for the layout in use."""
+    proof: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Of a launch file, by name."""
+
+    used: Mapping[str, JsonValue]
+    without_effect: Mapping[str, JsonValue]
+    not_understood: Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAnswer(Answer):
+    """What is said of a launch file."""
+
+    kind: Literal["check"] = "check"
+    format: Literal[1] = 1
+    file: str
+    software: str
+    question: Mapping[str, JsonValue]
+    estimate: EstimateAnswer
+    arguments: Arguments
+    better: Better | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowerLayout:
+    layout: str
+    step_time_s: Positive
+    slower: Number
+    part: str
+    """Of the step: the one that grows most."""
+    part_s: tuple[Number, Number]
+    """In the answer, and here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanExplanation(Answer):
+    """Why this layout."""
+
+    kind: Literal["plan-explanation"] = "plan-explanation"
+    format: Literal[1] = 1
+    layout: str
+    model: str
+    device: str
+    devices: Count
+    step_time_s: Positive
+    mfu: Amount
+    breakdown_s: Mapping[str, Number]
+    reasons: tuple[Reason, ...]
+    left_out: Mapping[str, str]
+    certificate: LayoutProof
+    runners_up: tuple[SlowerLayout, ...]

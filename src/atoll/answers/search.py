@@ -1,0 +1,195 @@
+"""`atoll search` over chips: the content of result.json and of `--json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+
+from atoll.answers.answer import Amount, Answer, Count, Number, Positive
+from atoll.answers.certificate import ArchitectureProof
+from atoll.answers.design import Degree, Placed, Record, SearchedModel, SizedChip, SlowerChip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesignAnswer:
+    """One chip with the best plan of each model on it; the first model's at the top too."""
+
+    accelerator: SizedChip
+    placement: Placed
+    microbatch: Degree
+    recompute: str
+    step_time_s: Positive
+    models: Annotated[tuple[SearchedModel, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceAnswer:
+    """What was searched, after the job's limits."""
+
+    name: str
+    designs: Count
+    area_mm2: tuple[Amount, Amount]
+    hbm_GiB: tuple[Amount, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A device that exists at its best layout for the same job, or why there is none."""
+
+    device: str
+    """As it was asked for."""
+    network: str
+    stack: str
+    fits: bool
+    throughput_samples_per_s: Positive | None = None
+    step_time_s: Positive | None = None
+    mfu: Amount | None = None
+    layout: str | None = None
+    power_W: Amount | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """A model on the chip that it would choose for itself."""
+
+    model: str
+    chip: str
+    """In words."""
+    samples_per_s: Positive
+    bound_samples_per_s: Positive
+    """No chip of the space gives it more."""
+    shared_samples_per_s: Positive
+    """On the common chip."""
+    cost: Amount = 0.0
+    """What sharing takes of its samples per second."""
+
+    def sharing(self, samples_per_s: float) -> Alone:
+        """With so many samples per second on the common chip."""
+        cost = max(0.0, 1.0 - samples_per_s / self.samples_per_s)
+        return replace(self, shared_samples_per_s=samples_per_s, cost=cost)
+
+    def words(self) -> str:
+        return (
+            f"{self.model} alone: {self.samples_per_s:,.1f} samples/s on {self.chip}; sharing "
+            f"costs it {self.cost:.1%}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearAnswer:
+    """The designs that are slower than the answer by no more than a share."""
+
+    share: Amount
+    others: Count
+    complete: bool
+    least_power: SlowerChip | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontAnswer:
+    """Designs that no other beats in both throughput and a cost."""
+
+    proven_within: Amount | None
+    """None: among evaluated designs only."""
+    designs: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchAnswer(Answer):
+    """The best chip, its proof, its baselines."""
+
+    kind: Literal["search"] = "search"
+    format: Literal[1] = 1
+    best: DesignAnswer
+    throughput_samples_per_s: Positive
+    score: Positive
+    stopped: str
+    """Why the search ended before its proof; nothing where it did not."""
+    front_stopped: str
+    wall_time_s: Amount
+    left_out: Mapping[str, str]
+    certificate: ArchitectureProof
+    space: SpaceAnswer | None
+    notes: tuple[str, ...]
+    baselines: Mapping[str, Amount | None]
+    beside: Mapping[str, Beside]
+    alone: Mapping[str, Alone]
+    baseline_remarks: Mapping[str, str]
+    plateau: tuple[NearAnswer, ...]
+    warnings: tuple[str, ...]
+    phases_s: Mapping[str, Amount]
+    runners_up: tuple[DesignAnswer, ...]
+    pareto: Mapping[str, FrontAnswer]
+    job: Mapping[str, JsonValue]
+    """The question, as it was asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSummary:
+    layer: str
+    pass_: Annotated[str, Field(alias="pass")]
+    makespan_s: Amount
+    gap: Number
+    bound: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowOperator:
+    layer: str
+    pass_: Annotated[str, Field(alias="pass")]
+    name: str
+    core: str
+    duration_s: Amount
+    limit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedModel:
+    """Where a model's time goes."""
+
+    model: str
+    samples_per_s: Positive
+    mfu: Amount
+    time_parts_s: Mapping[str, Number]
+    limits: Mapping[str, Amount]
+    """Share of the operators' time by what limits them."""
+    schedules: tuple[ScheduleSummary, ...]
+    slowest_operators: tuple[SlowOperator, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slower:
+    """Why one model is slower on a runner-up."""
+
+    model: str
+    slower_by: Number
+    part: str
+    """Of the step: the one that grows most."""
+    part_s: tuple[Number, Number]
+    """On the answer, and on the runner-up."""
+    layout: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    accelerator: SizedChip
+    differs: Mapping[str, tuple[int | float, int | float]]
+    reasons: tuple[Slower, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchExplanation(Answer):
+    """Why this chip."""
+
+    kind: Literal["search-explanation"] = "search-explanation"
+    format: Literal[1] = 1
+    best: SizedChip
+    models: tuple[ExplainedModel, ...]
+    certificate: ArchitectureProof
+    baselines: Mapping[str, Amount | None]
+    score: Positive
+    runners_up: tuple[Comparison, ...]

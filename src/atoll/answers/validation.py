@@ -1,0 +1,198 @@
+"""`atoll validate` and `atoll calibrate`: predictions held against measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import JsonValue
+
+from atoll.answers.answer import Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Absolute percentage errors, as shares; none without rows."""
+
+    rows: int = 0
+    mean_ape: float | None = None
+    median_ape: float | None = None
+    p90_ape: float | None = None
+    bias: float | None = None
+    """The mean with its sign, of operators."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupErrors:
+    step_time: Errors
+    memory: Errors
+    rows: int
+    accepted_share: float
+    """Of its runs, those that are said to fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regret:
+    """How much slower the layout that is ranked first was than the fastest measured one."""
+
+    groups: int = 0
+    mean: float | None = None
+    median: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorstRun:
+    id: str
+    device: str
+    layout: str
+    measured_s: float | None
+    predicted_s: float
+    error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsValidation(Answer):
+    """Of whole training runs, or of steps of one device."""
+
+    kind: Literal["runs-validation"] = "runs-validation"
+    format: Literal[1] = 1
+    rows: int
+    predicted: int
+    skipped: Mapping[str, int]
+    """Rows, by the reason why nothing was predicted."""
+    step_time: Errors
+    memory: Errors
+    rejected: int | None = None
+    """Runs that are said not to fit, where they are known to have run out of memory."""
+    rejected_share: float | None = None
+    accepted: int | None = None
+    """Runs that are said to fit, where they are known to have run."""
+    accepted_share: float | None = None
+    groups: Mapping[str, Mapping[str, GroupErrors]]
+    """By device, method and precision."""
+    unread: Mapping[str, int]
+    """Words of rows that say nothing to the model, and in how many rows."""
+    regret: Regret = Regret()
+    by_source: Mapping[str, GroupErrors]
+    by_device: Mapping[str, GroupErrors]
+    by_grade: Mapping[str, GroupErrors]
+    by_feature: Mapping[str, GroupErrors]
+    worst: tuple[WorstRun, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorstOperator:
+    line: int
+    operator: str
+    measured_s: float
+    predicted_s: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorsValidation(Answer):
+    """Of operators of one device."""
+
+    kind: Literal["operators-validation"] = "operators-validation"
+    format: Literal[1] = 1
+    device: str
+    rows: int
+    predicted: int
+    skipped: Mapping[str, int]
+    step_time: Errors
+    memory: Errors = Errors()
+    by_kind: Mapping[str, Errors]
+    long: Errors
+    """Products of 50 us and more."""
+    attention: Errors
+    worst: tuple[WorstOperator, ...]
+    steps: Mapping[str, RunsValidation]
+    """Whole steps of the same device, where no file was given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationAnswer(Answer):
+    """The operator model of a device, fitted on timings."""
+
+    kind: Literal["calibration"] = "calibration"
+    format: Literal[1] = 1
+    device: str
+    rows: int
+    fitted: int
+    skipped: tuple[str, ...]
+    kept: tuple[str, ...]
+    """Kinds that the file has too few rows of: their parameters are as they were."""
+    parameters: Mapping[str, Parameter | Mapping[str, Parameter]]
+    """As the calibration's file has them."""
+    held_out: OperatorsValidation
+    out: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTold:
+    """A log of NCCL's tests; figures as low, median, high."""
+
+    collective: str
+    ranks: int
+    nodes: int
+    bus_Bps: tuple[float, float, float] | None
+    latency_s: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledStep:
+    """A step of a profile (`calibrate.kineto.StepTime`)."""
+
+    time_s: float
+    kinds: Mapping[str, float]
+    exposed_s: float
+    hidden: Mapping[str, tuple[float, float]]
+    host_gap_s: float
+    other_gap_s: float
+    launches: int
+    host_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoftwareFit:
+    stack: str | None
+    attention: str | None
+    evidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitErrors:
+    """Mean errors of step times: as the catalogue has it, fitted, each from the others."""
+
+    before: float
+    after: float
+    left_out: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsFit:
+    """How well a site fits measured runs."""
+
+    rows: int
+    fitted: int
+    skipped: tuple[str, ...]
+    software: tuple[SoftwareFit, ...]
+    errors: FitErrors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteCalibration(Answer):
+    """A site from what its owner has measured, and what each measurement says."""
+
+    kind: Literal["site-calibration"] = "site-calibration"
+    format: Literal[1] = 1
+    site: Mapping[str, JsonValue]
+    """As its file has it; each value with its 90 % interval."""
+    collectives: tuple[CollectiveTold, ...] = ()
+    steps: tuple[ProfiledStep, ...] = ()
+    runs: RunsFit | None = None
+    out: str | None = None
+
+
+Parameter = int | float | str

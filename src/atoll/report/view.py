@@ -1,0 +1,184 @@
+"""What the page's scripts draw: its sections, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from atoll.answers.design import SizedChip
+from atoll.answers.plan import Cluster, LaunchFile, Sensitivity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeRow:
+    """A step by cause."""
+
+    name: str
+    about: str
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimesView:
+    title: str
+    rows: tuple[TimeRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassView:
+    """One pass of a layer: its operators as rows of name, core, start, seconds, tensor cores,
+    vector cores, limit.
+    """
+
+    layer: str
+    repeat: int
+    pass_: Annotated[str, Field(alias="pass")]
+    makespan_s: float
+    operators: tuple[tuple[str, str, float, float, int, int, str], ...]
+    lower_bound_s: float | None = None
+    gap: float | None = None
+    bound: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineView:
+    """A timeline: slices of every stage as [name, start, end, microbatch, chunk]."""
+
+    step_time_s: float
+    end_s: float
+    stretch: float
+    microbatches: int
+    shown: int
+    idle_s: tuple[float, ...]
+    names: tuple[str, ...]
+    stages: tuple[tuple[tuple[float, ...], ...], ...]
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    name: str
+    layers: tuple[str, ...]
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryView:
+    capacity_bytes: float
+    stages: tuple[StageView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    tensor: int
+    vector: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelView:
+    """One model: schedules, pipeline, memory."""
+
+    model: str
+    layers: tuple[PassView, ...]
+    cores: Cores | None
+    pipeline: PipelineView | None
+    memory: MemoryView
+    energy_J: Mapping[str, float]
+    replay_difference: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensitivityView:
+    unit: str
+    per_mm2: bool
+    rows: tuple[Sensitivity, ...]
+    base: float | None = None
+    """The score of the answer itself, evaluated again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipView(SizedChip):
+    """A chip and the square millimetres of its parts."""
+
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineView:
+    """A score to lay beside; where the chip is known, also its area."""
+
+    name: str
+    score: float | None
+    remark: str = ""
+    area_mm2: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnView:
+    """Distinct values, and for each point its place among them (base64)."""
+
+    values: tuple[float, ...]
+    wide: bool
+    """Places of two bytes, else of one; the highest is none."""
+    places: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceView:
+    """Points of a scatter plot: columns of 32-bit floats and bytes (base64)."""
+
+    count: int
+    total: int
+    note: str
+    parameters: Mapping[str, ColumnView]
+    score: str
+    state: str
+    figures: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLoad:
+    layers: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaferMap:
+    """Dies as rows of x, y, stage, dead, bytes; links as x, y, x, y, bytes."""
+
+    rows: int
+    columns: int
+    capacity_bytes: float
+    dies: tuple[tuple[int, int, int | None, bool, float], ...]
+    links: tuple[tuple[int, int, int, int, float], ...]
+    dead_links: tuple[tuple[tuple[int, int], tuple[int, int]], ...]
+    stages: tuple[StageLoad, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A page; what is none has no section."""
+
+    kind: str
+    title: str
+    sentence: str
+    certificate: str
+    notes: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    times: tuple[TimesView, ...]
+    models: tuple[ModelView, ...]
+    sensitivity: SensitivityView | None = None
+    reasons: tuple[str, ...] = ()
+    cluster: Cluster | None = None
+    launch: tuple[LaunchFile, ...] | None = None
+    unit: str | None = None
+    score: float | None = None
+    best: SizedChip | None = None
+    chip: ChipView | None = None
+    baselines: tuple[BaselineView, ...] = ()
+    pareto: Mapping[str, float | None] | None = None
+    space: SpaceView | None = None
+    wafer: WaferMap | None = None

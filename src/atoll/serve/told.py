@@ -1,0 +1,96 @@
+"""What the explorer is told of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from atoll.answers.certificate import ArchitectureProof
+from atoll.answers.design import SearchedModel, SizedChip
+from atoll.answers.plan import EstimateAnswer, PlanAnswer
+from atoll.answers.wafer import WaferModel
+from atoll.store import Identity, StatusAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJob:
+    """What the explorer needs to know of the job of a wafer's or a plan's store."""
+
+    devices: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A search at one moment."""
+
+    seconds: float
+    phase: str
+    left: int
+    evaluated: int
+    score: float
+    bound: float | None
+    """None where nothing is bounded yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldResult:
+    """An answer without what takes long to send."""
+
+    certificate: ArchitectureProof
+    accelerator: SizedChip
+    models: tuple[SearchedModel | WaferModel, ...]
+    baseline_remarks: Mapping[str, str]
+    baselines: Mapping[str, float | None]
+    wall_time_s: float
+    stopped: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One line of the list of runs."""
+
+    id: str
+    kind: str
+    folder: str
+    state: str
+    models: tuple[str, ...]
+    devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSummary(RunSummary):
+    loaded: int
+    """Designs in the picture, and on their way there."""
+    reading: int
+    version: int
+    trouble: str
+    phase: str
+    left: int
+    total: int
+    evaluated: int
+    designs: int
+    score: float
+    bound: float | None
+    gap: float | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchDetails(SearchSummary):
+    job: Identity
+    status: StatusAnswer
+    result: ToldResult | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary(RunSummary):
+    device: str
+    step_time_s: float
+    mfu: float
+    layouts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDetails(PlanSummary):
+    plan: PlanAnswer | EstimateAnswer

@@ -1,0 +1,230 @@
+"""Estimates and plans as data (`answers.plan`): all that is printed, drawn or traced of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from atoll.answers.answer import answer_of, made_of
+from atoll.answers.certificate import LayoutProof
+from atoll.answers.plan import (
+    BestLayout,
+    Cluster,
+    DevicePass,
+    EstimateAnswer,
+    Gain,
+    NetworkLevel,
+    PlanAnswer,
+    PlanMemory,
+    PlannedStage,
+    Replayed,
+    RunnerUp,
+    Sensitivity,
+    StageMemory,
+)
+from atoll.fabric.nested import collective_s
+from atoll.step.stages import stage_shares
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.memory import Memory
+from atoll.training.operators.layers import operator_costs
+from atoll.training.planner.plan import REFUSED, TOO_LARGE, TOO_SLOW, Plan
+from atoll.training.replay import replay_step, step_passes
+from atoll.training.run import Run
+
+
+@answer_of.register
+def estimate_answer(found: Estimate) -> EstimateAnswer:
+    run, layout, worst = found.run, found.layout, found.worst
+    pipeline = step_passes(found)
+    replayed = replay_step(pipeline)
+    return EstimateAnswer(
+        model=run.model.name,
+        device=run.gpu.name,
+        network=run.network.name,
+        devices=run.devices,
+        sequence=run.sequence,
+        global_batch=run.global_batch,
+        stack=run.stack.name,
+        states=run.states.name,
+        precision=run.precision,
+        attention=run.attention,
+        imbalance=run.imbalance,
+        site=run.site.name if run.site else None,
+        layout=layout,
+        layout_words=str(layout),
+        step_time_s=found.step.time_s,
+        tokens_per_s_per_device=found.tokens_per_s_per_device,
+        mfu=found.mfu,
+        fits=found.fits,
+        memory_bytes=PlanMemory(
+            stage=worst.stage,
+            total=worst.allocated,
+            needed=worst.needed,
+            after_step=worst.resting,
+            capacity=run.gpu.hbm_bytes,
+            parts=worst.parts(),
+            stages=tuple(map(_memory, found.memory)),
+        ),
+        breakdown_s=found.step.breakdown(),
+        notes=tuple(run.notes),
+        expected_error=found.expected_error,
+        recomputed=dict(found.rerun),
+        stages=_stages(found),
+        pipeline=pipeline,
+        replay=Replayed(
+            time_s=replayed.time_s,
+            difference=replayed.difference,
+            microbatches=pipeline.replayed,
+        ),
+        operators=_operators(found),
+        cluster=Cluster(
+            devices=run.devices,
+            order=tuple((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp")),
+            ep=layout.ep,
+            etp=layout.etp,
+            levels=tuple(made_of(NetworkLevel, level) for level in run.network.levels),
+        ),
+        sensitivity=tuple(_sensitivity(found)),
+        launch=found.launch,
+    )
+
+
+@answer_of.register
+def plan_answer(found: Plan) -> PlanAnswer:
+    best, proof = found.best, found.certificate
+    return made_of(
+        PlanAnswer,
+        best.answer,
+        kind="plan",
+        best=BestLayout(
+            layout=str(best.layout),
+            step_time_s=best.step.time_s,
+            throughput_samples_per_s=proof.score,
+            fits=best.fits,
+        ),
+        runners_up=tuple(
+            RunnerUp(
+                layout=str(other.layout),
+                step_time_s=other.step.time_s,
+                slower=other.step.time_s / best.step.time_s - 1,
+                axes=other.layout,
+                breakdown_s=other.step.breakdown(),
+                tokens_per_s_per_device=other.tokens_per_s_per_device,
+                memory_bytes=other.worst.needed,
+            )
+            for other in found.runners_up
+        ),
+        reasons=found.reasons,
+        stopped=found.stopped,
+        left_out=found.not_done,
+        certificate=LayoutProof.of(
+            proof,
+            layouts=proof.items,
+            proven=proof.proven,
+            variants=found.space.variants,
+            too_large=proof.ruled_out[TOO_LARGE],
+            too_slow=proof.ruled_out[TOO_SLOW],
+            refused=proof.ruled_out[REFUSED],
+            unseen=found.unseen,
+            estimated=proof.evaluated,
+            bounded_per_s=found.space.bounded_per_s,
+            excluded=found.excluded,
+            target=found.target,
+        ),
+    )
+
+
+def _memory(found: Memory) -> StageMemory:
+    return StageMemory(
+        stage=found.stage,
+        total=found.allocated,
+        needed=found.needed,
+        after_step=found.resting,
+        parts=found.parts(),
+    )
+
+
+def _stages(best: Estimate) -> tuple[PlannedStage, ...]:
+    """Each stage's layers and memory by part."""
+    layout = best.layout
+    costs = Estimator(best.run).costs(layout)
+    shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+    found = []
+    for chunks, memory in zip(shares, best.memory, strict=True):
+        layers: dict[str, int] = {}
+        for chunk in chunks:
+            for cost, count in chunk:
+                layers[cost.name] = layers.get(cost.name, 0) + count
+        words = tuple(name if n == 1 else f"{name} x{n}" for name, n in layers.items())
+        beside = {"fragments and driver": memory.needed - memory.allocated}
+        found.append(PlannedStage(layers=words, memory_bytes=memory.parts() | beside))
+    return tuple(found)
+
+
+def _operators(best: Estimate) -> tuple[DevicePass, ...]:
+    """Every kind of layer, operator by operator, in the order in which a device runs them."""
+    run, layout = best.run, best.layout
+    estimator = Estimator(run)
+    found = []
+    for layer, repeat in estimator.model(layout).layers:
+        costs = operator_costs(layer, estimator.pricer, layout)
+        for name, operators in (("forward", layer.forward), ("backward", layer.backward)):
+            rows, clock = [], 0.0
+            for op in operators:
+                cost = costs[op.name]
+                seconds, lane = cost.total_s, _lane(cost.matrix_s, cost.attention_s, cost.vector_s)
+                if (moved := op.collective) is not None:
+                    seconds = collective_s(run.network, moved.kind.value, moved.bytes, layout.tp)
+                    lane = "link"
+                if seconds > 0.0:
+                    rows.append((op.name, lane, clock, seconds))
+                    clock += seconds
+            found.append(
+                DevicePass(
+                    layer=layer.name,
+                    repeat=repeat,
+                    pass_=name,
+                    makespan_s=clock,
+                    operators=tuple(rows),
+                )
+            )
+    return tuple(found)
+
+
+def _lane(matrix_s: float, attention_s: float, vector_s: float) -> str:
+    """The kind of kernel that takes most of an operator's time."""
+    kinds = {"matrix": matrix_s, "attention": attention_s, "vector": vector_s}
+    return max(kinds, key=lambda name: kinds[name])
+
+
+def _sensitivity(best: Estimate) -> list[Sensitivity]:
+    """The same layout estimated again with each rate of the machine 10 % lower and higher."""
+    rows = []
+    for name, changed in _faster(best.run).items():
+        less, more = (
+            Gain(
+                change=f"{factor - 1:+.0%}",
+                gain=best.step.time_s / Estimator(changed(factor)).estimate(best.layout).step.time_s
+                - 1,
+            )
+            for factor in (0.9, 1.1)
+        )
+        rows.append(Sensitivity(what=name, less=less, more=more))
+    return rows
+
+
+def _faster(run: Run) -> dict[str, Callable[[float], Run]]:
+    """By name: the run on a machine with one rate multiplied."""
+
+    def memory(factor: float) -> Run:
+        return replace(run, gpu=run.gpu.with_hbm(hbm_Bps=run.gpu.hbm_Bps * factor))
+
+    def network(factor: float, level: int) -> Run:
+        return replace(run, network=run.network.faster(factor, level))
+
+    links = {
+        f"{level.name} link bandwidth": partial(network, level=i)
+        for i, level in enumerate(run.network.levels)
+    }
+    return {"HBM bandwidth": memory, **links}
