@@ -13,7 +13,7 @@ from atoll.explore.pareto import area_front
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.explore.spotlight import expected_improvement
+from atoll.explore.spotlight import GaussianProcess
 from atoll.phaze.strategy import visit_buckets
 from atoll.profiles import DEFAULT
 
@@ -136,6 +136,9 @@ def test_expected_improvement_is_least_where_the_value_is_known(seed: int) -> No
     rng = np.random.default_rng(seed)
     known = rng.normal(size=(8, 3))
     points = np.concatenate([known, rng.normal(size=(20, 3)) * 3])
-    gain = expected_improvement(known, rng.normal(size=8), points)
+    process = GaussianProcess(points, 8)
+    for point, value in enumerate(rng.normal(size=8)):
+        process.observe(point, value)
+    gain = process.expected_improvement()
     assert (gain >= -1e-9).all()
     assert gain[:8].max() <= gain.max() + 1e-9

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 from scipy.special import ndtr
 
 from atoll.cost.chips import chips_of_space
@@ -46,18 +45,17 @@ def spotlight_chip(
         stop=stop,
     )
     rng = np.random.default_rng(seed)
-    features = _features(space)
+    process = GaussianProcess(_features(space), FIRST_SAMPLES + ROUNDS)
     first = rng.choice(len(space), size=min(FIRST_SAMPLES, len(space)), replace=False)
-    seen = [int(i) for i in first]
-    values = list(_device_log_s(space, np.array(seen), single, setting))
-    for _ in range(min(ROUNDS, len(space) - len(seen))):
+    for design, value in zip(first, _device_log_s(space, first, single, setting), strict=True):
+        process.observe(int(design), value)
+    for _ in range(min(ROUNDS, len(space) - len(first))):
         go_on(stop)
-        gain = expected_improvement(features[seen], np.array(values), features)
-        gain[seen] = -1.0
+        gain = process.expected_improvement()
+        gain[process.known] = -1.0
         chosen = int(np.argmax(gain))
-        seen.append(chosen)
-        values.extend(_device_log_s(space, np.array([chosen]), single, setting))
-    return seen[int(np.argmin(values))]
+        process.observe(chosen, _device_log_s(space, np.array([chosen]), single, setting)[0])
+    return process.known[int(np.argmin(process.values))]
 
 
 def _features(space: Space) -> FloatArray:
@@ -85,21 +83,45 @@ def _device_log_s(
     return logs / len(single.variants)
 
 
-def expected_improvement(known: FloatArray, values: FloatArray, points: FloatArray) -> FloatArray:
-    """Expected decrease below the least known value, at every point."""
-    mean, scale = values.mean(), values.std() or 1.0
-    standard = (values - mean) / scale
-    factor = cho_factor(_kernel(known, known) + _NOISE * np.eye(len(known)))
-    cross = _kernel(points, known)
-    predicted = cross @ cho_solve(factor, standard)
-    variance = 1.0 - np.einsum("ij,ji->i", cross, cho_solve(factor, cross.T))
-    deviation = np.sqrt(np.maximum(variance, 1e-12))
-    better = standard.min() - predicted
-    z = better / deviation
-    density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
-    return np.asarray(better * ndtr(z) + deviation * density)
+class GaussianProcess:
+    """A Gaussian process over given points, some of which are observed one after another.
 
+    The rows of the Cholesky factor of the observed points' covariance are carried on over all
+    points, so that an observation costs one row and no system of equations.
+    """
 
-def _kernel(a: FloatArray, b: FloatArray) -> FloatArray:
-    distance = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
-    return np.asarray(np.exp(-0.5 * distance / a.shape[1]))
+    def __init__(self, points: FloatArray, most: int) -> None:
+        """`most` observations will be made at most."""
+        self.known: list[int] = []
+        self.values: list[float] = []
+        self._points = points
+        self._squares = (points**2).sum(axis=1)
+        self._rows = np.empty((most, len(points)))
+        self._variance = np.ones(len(points))
+        # The factor's inverse times the values, and times ones: the values' mean and scale change.
+        self._whitened = np.empty((2, most))
+
+    def observe(self, point: int, value: float) -> None:
+        """Take in the value at a point, by its number."""
+        count = len(self.known)
+        rows, points = self._rows[:count], self._points
+        own = rows[:, point]
+        diagonal = np.sqrt(1.0 + _NOISE - own @ own)
+        distance = self._squares + self._squares[point] - 2.0 * points @ points[point]
+        row = (np.exp(-0.5 * distance / points.shape[1]) - own @ rows) / diagonal
+        self._rows[count] = row
+        self._variance -= row**2
+        self._whitened[:, count] = ([value, 1.0] - self._whitened[:, :count] @ own) / diagonal
+        self.known.append(point)
+        self.values.append(value)
+
+    def expected_improvement(self) -> FloatArray:
+        """Expected decrease of the standardised value below the least known one, at every point."""
+        values, count = np.array(self.values), len(self.known)
+        mean, scale = values.mean(), values.std() or 1.0
+        whitened = (self._whitened[0, :count] - mean * self._whitened[1, :count]) / scale
+        deviation = np.sqrt(np.maximum(self._variance, 1e-12))
+        better = (values.min() - mean) / scale - whitened @ self._rows[:count]
+        z = better / deviation
+        density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
+        return np.asarray(better * ndtr(z) + deviation * density)
