@@ -14,22 +14,78 @@ from contextvars import ContextVar
 from typing import Any
 
 from numba import njit
+from numba._dynfunc import make_function
 from numba.core import event
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.core.compiler_machinery import PassManager, register_pass
+from numba.core.typed_passes import NativeLowering
 
 # Kernels carry no annotations: numba types them by their arguments.
 Kernel = Callable[..., Any]
 
+_FLAGS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+
+
+class _LinkedCode(JITCodeLibrary):
+    """The code of a kernel as its callers link it in, neither optimised nor made runnable.
+
+    Numba does both to every function, and then again to the copy of it in every caller's code.
+    """
+
+    def _optimize_final_module(self) -> None:
+        """Callers optimise it with their own code."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _LowerLinked(NativeLowering):
+    """Lowers a kernel to code that waits for its callers."""
+
+    _name = "lower_linked"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _LinkedCode(state.targetctx.codegen(), state.func_id.func_qualname)
+        # A copy: what is compiled for one set of flags is found again by them.
+        state.flags = state.flags.copy()
+        state.flags.no_cpython_wrapper = state.flags.no_compile = True
+        super().run_pass(state)
+        lowered = state.cr
+        name, library = lowered.fndesc.qualname, (state.library,)
+        handle = make_function(lowered.fndesc.lookup_module(), name, "", 0, lowered.env, library)
+        state.targetctx.insert_user_function(handle, lowered.fndesc, library)
+        state.cr = lowered._replace(cfunc=handle)
+        return True
+
+
+class _KernelCompiler(Compiler):
+    """Numba's own compiler up to the lowering."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        [passes] = super().define_pipelines()
+        passes.passes = [
+            (_LowerLinked if step is NativeLowering else step, words)
+            for step, words in passes.passes
+        ]
+        passes.finalize()
+        return [passes]
+
 
 def entry(function: Kernel) -> Kernel:
     """Compile a function that Python calls."""
-    compiled: Kernel = njit(cache=True, nogil=True, error_model="numpy")(function)
+    compiled: Kernel = njit(cache=True, **_FLAGS)(function)
     return _known(compiled)
 
 
 def kernel(function: Kernel) -> Kernel:
-    """Compile a function that only other kernels call: without wrappers it compiles faster."""
-    flags: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled: Kernel = njit(cache=True, error_model="numpy", **flags)(function)
+    """Compile a function that only other kernels call, as a part of their code.
+
+    With the flags of entries, so that both share what numba itself compiles for them.
+    """
+    compiled: Kernel = njit(pipeline_class=_KernelCompiler, **_FLAGS)(function)
     return _known(compiled)
 
 

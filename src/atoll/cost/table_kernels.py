@@ -154,7 +154,7 @@ def pass_problem(c, passes, p, chip):
     return duration, demand
 
 
-@entry
+@kernel
 def pass_predecessors(passes, p):
     """Edges of one pass as local CSR arrays."""
     first = passes.ptr[p]
