@@ -281,15 +281,19 @@ def divide(
     if not np.isfinite(step):
         return None
     starts = (0, *(int(end) for end in ends[: pipeline - 1]))
-    share = recompute_share(chain, system, starts, int(data))
+    _, again_s = _division_s(chain, system, starts, int(data))
+    busy_s = float(chain.time_s.sum())
+    share = again_s / busy_s if busy_s else 0.0
     return Division(float(step), int(pipeline), int(data), starts, share)
 
 
-def recompute_share(chain: Chain, system: System, starts: Sequence[int], data: int) -> float:
-    """`Division.recompute_share` of stages that begin at these layers."""
-    busy_s = float(chain.time_s.sum())
-    again_s = kernels.recompute_s(chain, system, np.array(starts, np.int64), data)
-    return float(again_s) / busy_s if busy_s else 0.0
+def _division_s(
+    chain: Chain, system: System, starts: Sequence[int], data: int
+) -> tuple[float, float]:
+    """Seconds of a step, and of one microbatch's recomputation, of stages that begin there."""
+    ends = np.array((*starts, len(chain.block)), np.int64)
+    step_s, again_s = kernels.division_s(chain, system, ends, data)
+    return float(step_s), float(again_s)
 
 
 def fixed_division(chain: Chain, system: System, *, pipeline: int, data: int) -> Division | None:
@@ -304,7 +308,7 @@ def fixed_division(chain: Chain, system: System, *, pipeline: int, data: int) ->
         return None
     if pipeline * data * system.tensor > system.devices:
         return None
-    step_s = float(kernels.division_s(chain, system, np.array(starts, np.int64), data))
+    step_s, _ = _division_s(chain, system, starts, data)
     return Division(step_s, pipeline, data, starts) if np.isfinite(step_s) else None
 
 

@@ -129,31 +129,6 @@ def stage_cost(chain, sums, first, last, in_flight, cut_s, memory_bytes, state_b
     return load, parameters
 
 
-@entry
-def recompute_s(chain, system, starts, data):
-    """Recomputation of one microbatch over all stages, which begin at the layers `starts`."""
-    sums = prefix_sums(chain)
-    stages = starts.shape[0]
-    m = system.microbatches // data
-    again = 0.0
-    free = np.zeros(chain.time_s.shape[0] + 1)
-    for i in range(stages):
-        first = starts[i]
-        last = starts[i + 1] if i + 1 < stages else chain.time_s.shape[0]
-        load, _ = stage_cost(
-            chain,
-            sums,
-            first,
-            last,
-            float(min(stages - i, m)),
-            free,
-            system.memory_bytes,
-            system.state_bytes[data],
-        )
-        again += load - (sums[0][last] - sums[0][first])
-    return again
-
-
 @kernel
 def add_label(labels, back, count, load, total, parameters, layer, index):
     """Insert a partial plan unless another is as good in all three; returns the new count.
@@ -256,9 +231,26 @@ def _division_s(chain, sums, system, starts, pipeline, data):
 
 @entry
 def division_s(chain, system, starts, data):
-    """The same for stages that begin at the layers `starts`."""
-    ends = np.append(starts, chain.time_s.shape[0])
-    return _division_s(chain, prefix_sums(chain), system, ends, starts.shape[0], data)
+    """The same, and the seconds of recomputation of one microbatch, over all stages."""
+    sums = prefix_sums(chain)
+    stages = starts.shape[0] - 1
+    free = np.zeros(chain.time_s.shape[0] + 1)
+    again = 0.0
+    for i in range(stages):
+        first, last = starts[i], starts[i + 1]
+        in_flight = float(min(stages - i, system.microbatches // data))
+        load, _ = stage_cost(
+            chain,
+            sums,
+            first,
+            last,
+            in_flight,
+            free,
+            system.memory_bytes,
+            system.state_bytes[data],
+        )
+        again += load - (sums[0][last] - sums[0][first])
+    return _division_s(chain, sums, system, starts, stages, data), again
 
 
 @entry
@@ -448,7 +440,9 @@ def feasible_depths(chain, system):
     """feasible[p]: whether some division into p stages may fit, with at least p microbatches: with
     the states of whichever number of replicas holds least."""
     n = chain.time_s.shape[0]
-    least_bytes = system.state_bytes.min()
+    least_bytes = np.inf
+    for d in range(system.state_bytes.shape[0]):
+        least_bytes = min(least_bytes, system.state_bytes[d])
     sums = prefix_sums(chain)
     most = min(n, system.devices // system.tensor)
     feasible = np.zeros(most + 1, np.bool_)
