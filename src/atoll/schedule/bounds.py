@@ -23,8 +23,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from atoll.schedule.bound_kernels import Bools, Floats, Instance, Ints
 from atoll.schedule.subset_kernels import subset_bound
@@ -96,6 +94,10 @@ def allotment_bound(
     p: Instance, before: Bools, *, names: tuple[str, ...], windows: bool = True
 ) -> AllotmentBound:
     """Solve the programme for a whole instance; `before[j, i]` says that i precedes j."""
+    # Few searches come here, and scipy's solvers take as long to import as numba.
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
     n, width = p.duration.shape
     resources = p.capacity.shape[0]
     scale = float(p.fastest.max())
