@@ -58,7 +58,7 @@ def chosen() -> Path:
 
 def test_the_cache_lies_in_the_home_and_is_closed_to_others(home: Path) -> None:
     assert chosen() == home / "atoll" / NAME
-    assert kernel_cache.cache_is_fresh()
+    assert kernel_cache.compiling()
     assert [mode(home / "atoll"), mode(home / "atoll" / NAME)] == [0o700, 0o700]
 
 
@@ -66,7 +66,7 @@ def test_a_cache_that_is_there_is_used_again(home: Path, monkeypatch: pytest.Mon
     first = chosen()
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     assert chosen() == first
-    assert not kernel_cache.cache_is_fresh()
+    assert not kernel_cache.compiling()
 
 
 def test_without_a_home_the_shared_folder_is_private_and_kept(shared: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_planted_folder_is_not_used(
     assert folder.name.startswith("atoll-kernels-")
     assert mode(folder) == 0o700
     assert not list(folder.iterdir())
-    assert kernel_cache.cache_is_fresh()
+    assert kernel_cache.compiling()
     (folder / "index").write_text("of this process")
     for call in at_exit:
         call()

@@ -25,13 +25,10 @@ from pathlib import Path
 
 _PRIVATE = 0o700
 KEPT_S = 30 * 86400.0
+PARTS = ("bounds", "schedules")
+"""What is compiled in the background on a first run: see `warm`."""
 _fresh = False
-_started = False
-
-
-def cache_is_fresh() -> bool:
-    """Whether this process began with no compiled kernels at all."""
-    return _fresh
+_helpers: dict[str, subprocess.Popen[bytes]] = {}
 
 
 def kernels_digest() -> str:
@@ -66,26 +63,34 @@ def use_kernel_cache() -> None:
     atexit.register(_remove, folder, os.getpid())
 
 
-def compile_in_background() -> subprocess.Popen[bytes] | None:
-    """On a first run, have a second process compile the kernels that a search needs last.
+def compile_in_background() -> None:
+    """On a first run, have processes of their own compile what a search needs later.
 
-    Compilation is single-threaded; the first search would wait for it one kernel after another. The
-    helper fills the same cache on disk, in the opposite order, so that two cores share the work. If
-    it fails or comes late, the search compiles for itself.
+    Compilation is single-threaded; the first search would wait for it one kernel after another.
+    They fill the same cache on disk. Where one fails, the search compiles for itself.
     """
-    global _started
-    if _started or not _fresh:
-        return None
-    _started = True
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "atoll.warm"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except OSError:
-        return None
+    if not _fresh or _helpers or (os.cpu_count() or 1) == 1:
+        return
+    for part in PARTS:
+        with suppress(OSError):
+            _helpers[part] = subprocess.Popen(
+                [sys.executable, "-m", "atoll.warm", part],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+
+
+def wait_for_kernels(part: str) -> None:
+    """Wait until a part is compiled, where a process in the background is at it."""
+    if part in _helpers:
+        _helpers[part].wait()
+
+
+def compiling() -> bool:
+    """Whether this is a first run, and some of its kernels are still to be compiled."""
+    done = _helpers and all(helper.poll() is not None for helper in _helpers.values())
+    return _fresh and not done
 
 
 def _bases() -> list[Path]:

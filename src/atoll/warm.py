@@ -1,26 +1,50 @@
-"""What `kernel_cache.compile_in_background` runs: the kernels that a search needs last."""
+"""What `kernel_cache.compile_in_background` runs: one part of the kernels that a search needs.
+
+The search itself compiles those of the placement, which it needs first.
+"""
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
-from atoll.explore.pricing.evaluate import times_of
+from atoll.cost.chips import chips_of_space
+from atoll.explore.answer.scope import open_space
+from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.run import prepare_search
+from atoll.hardware import Space
 from atoll.questions import SearchQuestion
-from atoll.schedule.solve import solve
-from atoll.schedule.synthetic import backward_pass
+from atoll.schedule.bound_kernels import Instance, prepare
+from atoll.schedule.bounds import solve_subsets
+from atoll.schedule.branch_kernels import branch
 
 
-def main() -> None:
-    """Compile the placement's and the schedule's kernels on a small model and a small graph."""
+def bounds() -> None:
+    """Operators' costs and quick bounds, on one chip and a small model."""
     job = SearchQuestion.of(model="bert-large", microbatch=1, tp=1, devices=8)
+    space, _ = open_space(job)
+    assert isinstance(space, Space)
     setting, variants = prepare_search(job)
-    variant = variants.variants[0]
-    problem = setting.problem(variant, 80 * 2.0**30, 1e12)
-    passes = np.ones((len(variant.passes), 2))
-    setting.place(problem, times_of(variant, passes, np.ones(variant.facts.rerun.shape[1])))
-    solve(backward_pass(np.random.default_rng(0), 8, 8), effort="bounded", tolerance=0.0)
+    priced = Priced.of(chips_of_space(space.subset([0]), setting.profile), variants, setting)
+    priced.schedule_bounds(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    priced.operators_s(0, variants.variants[0])
+    prepare(*priced.problem(0, 0).arrays())
+
+
+def schedules() -> None:
+    """The searches for schedules, on an instance of one operator: making it takes no kernel."""
+    none = np.zeros(0, np.int64)
+    instance = Instance(
+        duration=np.ones((1, 1)), demand=np.ones((1, 1, 1)), capacity=np.ones(1),
+        options=np.zeros((1, 1), np.int64), useful=np.ones(1, np.int64), fastest=np.ones(1),
+        load=np.ones((1, 1, 1)), work=np.ones((1, 1)), pred_ptr=np.zeros(2, np.int64),
+        pred_idx=none, succ_ptr=np.zeros(2, np.int64), succ_idx=none,
+    )  # fmt: skip
+    start_s, option = np.zeros(1), np.zeros(1, np.int64)
+    solve_subsets(instance, np.zeros((1, 1), np.bool_), start_s, option, np.inf)
+    branch(instance, np.zeros(1), 0.0, 1, start_s, option, np.zeros(1, np.bool_))
 
 
 if __name__ == "__main__":
-    main()
+    {"bounds": bounds, "schedules": schedules}[sys.argv[1]]()

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.executors.base import Executor, InProcess, Task
 from atoll.executors.processes import LocalProcesses
-from atoll.kernel_cache import cache_is_fresh
+from atoll.kernel_cache import compiling
 
 GROW_AFTER_S = 5.0
 
@@ -45,7 +45,7 @@ class Growing:
         cores = os.cpu_count() or 1
         long = time.monotonic() - self._began > self._grow_after_s
         # While kernels are being compiled every process would compile its own.
-        if long and self._inner.in_process and cores > 1 and not cache_is_fresh():
+        if long and self._inner.in_process and cores > 1 and not compiling():
             self._inner = LocalProcesses(cores)
             self._inner.start(self._context)
 

@@ -20,6 +20,7 @@ from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.jit import over_ranges
+from atoll.kernel_cache import wait_for_kernels
 from atoll.placement.chain import Division, PlacementProblem, Times
 from atoll.placement.plan import Placement
 from atoll.schedule.problem import Schedule, ScheduleProblem
@@ -62,6 +63,7 @@ class Priced:
         """Quick bounds of many nodes: (nodes, layers, forward and backward); of all that is priced,
         of the model's layers or of the halves of their backward passes, zero for the others.
         """
+        wait_for_kernels("bounds")
         variants = self.variants.variants
         most = max(len(variant.passes) for variant in variants)
         lower = np.zeros((len(node_chip), most, 2))
@@ -170,6 +172,7 @@ class Priced:
         stop: Asked = never,
     ) -> list[tuple[Schedule, Schedule]]:
         """Forward and backward schedules of every layer of a variant."""
+        wait_for_kernels("schedules")
         result = []
         for layer in range(variant.first_layer, variant.first_layer + len(variant.passes)):
             pair = [

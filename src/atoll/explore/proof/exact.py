@@ -45,8 +45,8 @@ def exact_search(search: Search) -> Outcome:
 def tighten(search: Search, until: float) -> None:
     """Solve schedules until no chip's bound is above the incumbent, or above `until`."""
     sent: dict[Key, Call] = {}
-    search.crew.executor.consider()
     while search.best is not None and not search.stop():
+        search.crew.executor.consider()
         chip = int(np.argmax(search.scores))
         if search.scores[chip] <= max(search.threshold(), until):
             break
