@@ -45,6 +45,7 @@ class Priced:
     def of(
         chips: Chips, variants: Variants, setting: Setting, work: OperatorWork | None = None
     ) -> Priced:
+        wait_for_kernels("bounds")
         keys = variants.passes.keys
         costs = build_costs(keys, chips, setting.network, setting.profile)
         work = work or operator_work(keys, setting.network, setting.profile.name)
@@ -63,7 +64,6 @@ class Priced:
         """Quick bounds of many nodes: (nodes, layers, forward and backward); of all that is priced,
         of the model's layers or of the halves of their backward passes, zero for the others.
         """
-        wait_for_kernels("bounds")
         variants = self.variants.variants
         most = max(len(variant.passes) for variant in variants)
         lower = np.zeros((len(node_chip), most, 2))
