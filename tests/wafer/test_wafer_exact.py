@@ -19,7 +19,7 @@ from atoll.wafer.encoding.genes import AGAIN, HOMES, KEEP, OFFLOAD, SEARCHED_HOM
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.exact.hunt import Limits
 from atoll.wafer.exact.paths import Price
-from atoll.wafer.exact.states import Decoupled
+from atoll.wafer.exact.states import Decoupled, gradients_of
 from oracles import wafer_brute as brute
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
@@ -281,7 +281,7 @@ def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
     random = np.random.default_rng(seed)
     tables = make(shape, link, modes=(True, False), only=some_codes(shape, 5, random))
     exact, shared = exact_passes(tables, homes), Exact(tables, homes)
-    apart = Decoupled.of(shared.states, shared.paths)
+    apart = Decoupled.of(shared.states, shared.paths, gradients_of(tables))
     assert apart.least(Price(0.0, 0.0, 0.0, 0.0)).min() <= exact.bound_s * (1 + 1e-12)
     low, high = span(Batch(tables), homes, 2, 3, random, passes=True)
     limit = low + tight * (high - low)

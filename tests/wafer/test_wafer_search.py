@@ -128,6 +128,30 @@ def test_ablations_never_beat_the_whole_space():
         assert search(options=options).run().best.step_s >= whole * (1 - 2e-3)
 
 
+@settings(max_examples=6, deadline=None)
+@given(
+    grid=st.sampled_from([(2, 2), (2, 3), (2, 4)]),
+    link=st.sampled_from([2e9, 50e9]),
+    memory=st.sampled_from([64 * MIB, MIB]),
+    batch=st.sampled_from([2, 16]),
+    stages=st.sampled_from([(1,), (2,), (3, 4)]),
+    microbatches=st.sampled_from([(1, 2), (2,)]),
+    recompute=st.booleans(),
+)
+def test_a_search_never_loses_to_its_own_restriction(
+    grid, link, memory, batch, stages, microbatches, recompute
+):
+    wafer = small_wafer(*grid, link_Bps=link, memory_bytes=memory)
+    try:
+        part = search(
+            wafer, batch=batch, options=Options(recompute=recompute), microbatches=microbatches,
+            accept=lambda candidate: candidate.stages in stages,
+        ).run()  # fmt: skip
+    except InfeasibleError:
+        return
+    assert search(wafer, batch=batch).run().best.step_s <= part.best.step_s * 1.001
+
+
 def test_baselines_are_legal_mappings_of_the_same_encoding():
     wafer = small_wafer(2, 4)
     found = {n: run_baseline(n, wafer, small_model(heads=8), 8, 24) for n in NAMES}

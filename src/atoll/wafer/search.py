@@ -1,10 +1,11 @@
 """The search for the best mapping on one wafer, with a bound on everything it did not try.
 
-Candidates are (microbatch, shape of a stage's rectangle, number of stages), best bound first
-(`bounds.StepBound.equal_s`: peak rates at first, operators when a candidate comes to the front, the
-exact part's fastest layer before it is solved). A candidate whose bound is no better than the best
-mapping known is never solved. The bound on all mappings, whatever their tiling of the wafer, is
-`StepBound.lowest`.
+Candidates are (microbatch, shape of a stage's rectangle, number of stages), with bounds
+(`bounds.StepBound.equal_s`) that grow sharper when a candidate comes to the front: peak rates at
+first, then operators, then the exact part's fastest layer on its shape. The best of every number of
+stages is solved first, so that no kind of mapping is left out; then those with the best bounds. A
+candidate whose bound is no better than the best mapping known is never solved. The bound on all
+mappings, whatever their tiling of the wafer, is `StepBound.lowest`.
 
 What takes long is asked for in pieces (`pieces.py`).
 """
@@ -24,6 +25,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.step.certificate import relative_gap
 from atoll.stopping import Asked, StoppedError, never
 from atoll.units import format_bytes
+from atoll.wafer.bounds.layer_bounds import COUNTS, OPERATORS
 from atoll.wafer.bounds.step_bounds import Lowest, StepBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
@@ -34,9 +36,11 @@ from atoll.wafer.staging.stages import INFINITY, MANY_CODES, MICROBATCHES, Optio
 from atoll.wafer.staging.tiling import pack
 
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
-MOST_SOLVED = 10  # candidates solved on one wafer; the bound covers the others
-QUICK_SOLVED = 6  # the same, of those that fit, when many wafers are compared
-QUICK_TRIED = 10  # the same, of all
+MOST_SOLVED = 40  # candidates solved on one wafer; the bound covers the others
+QUICK_SOLVED = 10  # the same when many wafers are compared
+CLOSE = 1e-3  # of a step: candidates whose bounds promise no more are not solved
+MOST_POLISHED = 3  # of the best mappings, solved again with every gene free
+POLISHED = 0.03  # of a step: what that may bring
 MOST_HELPED = 4  # candidates tried with helpers where nothing fits without
 MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
 
@@ -93,6 +97,8 @@ class WaferSearch:
         self._overall_s: float | None = None
         """No mapping has a shorter step, as far as is known; None before the first mapping."""
         self._solved = 0
+        self._closed: set[Candidate] = set()
+        """Candidates that were solved, without their bounds."""
 
     # -- candidates ----------------------------------------------------------------------------
 
@@ -140,43 +146,18 @@ class WaferSearch:
             self._check_memory()
         queue = self.candidates()
         total = len(queue)
-        first = self._seed(queue)
-        kept += [] if first is None else [first]
+        self._report("mappings", total, total, min(kept, key=_step_s, default=None))
+        for stages in dict.fromkeys(c.stages for c in queue):
+            self._solve_next([c for c in queue if c.stages == stages], kept, total)
+        solvable = [c for c in queue if self._is_open(c)]
+        while self._solve_next(solvable, kept, total):
+            pass
         best = min(kept, key=_step_s, default=None)
-        self._report("mappings", len(queue), total, best)
-        while queue:
-            candidate = heapq.heappop(queue)
-            limit = INFINITY if best is None else best.step_s
-            if candidate.bound_s >= limit:
-                break
-            sharper = self._sharper(candidate, limit)
-            if sharper is not candidate:
-                if sharper.bound_s < limit:
-                    heapq.heappush(queue, sharper)
-                continue
-            # Bytes moved bound no time: mappings chosen by them alone are not pruned by bounds.
-            loose = self.most_codes <= QUICK_CODES or self.planner.options.volume_only
-            quick = loose and (len(kept) > QUICK_SOLVED or self._solved >= QUICK_TRIED)
-            if self._solved >= MOST_SOLVED or quick:
-                break
-            self._look_ahead([candidate, *heapq.nsmallest(2, queue)], limit)
-            order = sorted(range(len(self.planners)), key=lambda p: self._fastest_s(p, candidate))
-            for planner in order:
-                limit = INFINITY if best is None else best.step_s
-                if self._fastest_s(planner, candidate) >= limit:
-                    continue
-                self._solved += 1
-                found = self._solve(candidate, limit, planner)
-                if found is not None:
-                    kept.append(found)
-                    if best is None or found.step_s < best.step_s:
-                        best = found
-            self._report("mappings", len(queue), total, best)
         mixed = self._mixed(best)
         if mixed is not None:
             kept.append(mixed)
             best = mixed
-        self._report("refining", len(queue), total, best)
+        self._report("refining", len(solvable), total, best)
         best = self._polished(kept, self.candidates(self.bounds) if best is None else ())
         if best is None:
             raise InfeasibleError(
@@ -188,6 +169,39 @@ class WaferSearch:
         self._overall_s = lowest.bound_s
         self._report("proven", 0, total, best)
         return best, lowest.bound_s
+
+    def _is_open(self, candidate: Candidate) -> bool:
+        return replace(candidate, bound_s=0.0) not in self._closed
+
+    def _solve_next(self, queue: list[Candidate], kept: list[Evaluation], total: int) -> bool:
+        """Solve the candidate of the queue (a heap) whose bound, as sharp as it gets, is the best;
+        whether there was one that promised more than the best mapping of `kept`.
+        """
+        heapq.heapify(queue)
+        best = min(kept, key=_step_s, default=None)
+        limit = INFINITY if best is None else best.step_s * (1.0 - CLOSE)
+        quick = self.most_codes <= QUICK_CODES or self.planner.options.volume_only
+        while queue and queue[0].bound_s < limit:
+            candidate = heapq.heappop(queue)
+            sharper = self._sharper(candidate, limit)
+            if sharper.bound_s > candidate.bound_s * (1.0 + 1e-9):
+                heapq.heappush(queue, sharper)
+                continue
+            if len(self._closed) >= (QUICK_SOLVED if quick else MOST_SOLVED):
+                return False
+            self._closed.add(replace(candidate, bound_s=0.0))
+            self._look_ahead([candidate, *heapq.nsmallest(2, queue)], limit)
+            order = sorted(range(len(self.planners)), key=lambda p: self._fastest_s(p, candidate))
+            for planner in order:
+                if self._fastest_s(planner, candidate) < limit:
+                    self._solved += 1
+                    found = self._solve(candidate, limit, planner)
+                    if found is not None:
+                        kept.append(found)
+                        limit = min(limit, found.step_s)
+            self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
+            return True
+        return False
 
     def _look_ahead(self, candidates: Sequence[Candidate], limit: float) -> None:
         """What is asked for next, unless a better mapping is found before."""
@@ -207,7 +221,7 @@ class WaferSearch:
         if best is None:
             return
         if self._overall_s is None:
-            self._overall_s = self.bounds.lowest(best.step_s, solve=False).bound_s
+            self._overall_s = self.bounds.lowest(best.step_s, OPERATORS).bound_s
         if self.progress is not None:
             bound = self.batch / min(self._overall_s, best.step_s)
             self.progress(phase, left, total, best.samples_per_s, bound)
@@ -226,13 +240,17 @@ class WaferSearch:
         if not kept:
             return None
         best = min(kept, key=_step_s)
-        rectangles = [stage.rectangle for stage in best.mapping.stages]
-        fine = len(self.planners)
-        found = self.pieces.plan(fine, rectangles, best.mapping.microbatch, best.step_s)
-        if found is None or found.step_s >= best.step_s:
-            return best
-        kept.append(found)
-        return found
+        for start in sorted(kept, key=_step_s)[:MOST_POLISHED]:
+            if start.step_s > best.step_s * (1.0 + POLISHED):
+                break
+            rectangles = [stage.rectangle for stage in start.mapping.stages]
+            found = self.pieces.plan(
+                len(self.planners), rectangles, start.mapping.microbatch, best.step_s
+            )
+            if found is not None and found.step_s < best.step_s:
+                kept.append(found)
+                best = found
+        return best
 
     def _suggested(self, best: Evaluation, kept: list[Evaluation]) -> tuple[Evaluation, Lowest]:
         """The bound; the pipeline that attains it is tried if its sizes can be laid on the grid."""
@@ -255,22 +273,25 @@ class WaferSearch:
         return best, self.bounds.lowest(best.step_s)
 
     def _sharper(self, candidate: Candidate, limit: float) -> Candidate:
-        """The candidate under what its operators take; itself if that is known already."""
-        dies = candidate.width * candidate.height
-        self._reach.layers.sharpen(candidate.microbatch, dies, solve=False)
-        bound = self._reach.equal_s(candidate.microbatch, dies, candidate.stages, limit)
-        if bound <= candidate.bound_s * (1 + 1e-9):
-            return candidate
-        return replace(candidate, bound_s=bound)
+        """The candidate under more of what its operators take; or, if that is known already, under
+        the fastest layer of its shape.
+        """
+        where = candidate.microbatch, candidate.width * candidate.height
+        bound = self._reach.equal_s(*where, candidate.stages, limit)
+        while bound <= candidate.bound_s * (1.0 + 1e-9):
+            if not self._reach.layers.sharpen(*where, COUNTS):
+                planners = range(len(self.planners))
+                bound = min(self._fastest_s(p, candidate) for p in planners)
+                break
+            bound = self._reach.equal_s(*where, candidate.stages, limit)
+        return replace(candidate, bound_s=max(candidate.bound_s, bound))
 
     def _fastest_s(self, planner: int, candidate: Candidate) -> float:
         """No step is shorter that this planner finds for the candidate."""
-        layers = make_block(self.model, candidate.microbatch, self.sequence).layers
-        shape = candidate.width, candidate.height, candidate.microbatch
-        layer = self.pieces.ask("fastest", planner, *shape)
-        rounds, share = self.planner.rounds(candidate.microbatch), -(-layers // candidate.stages)
-        fill = 0.0 if self.planner.options.zero_bubble else (layers - share) * layer
-        return float(rounds * share * layer + fill)
+        shape = candidate.width, candidate.height
+        layer_s = self.pieces.ask("fastest", planner, *shape, candidate.microbatch)
+        where = candidate.microbatch, shape[0] * shape[1], candidate.stages
+        return self._reach.equal_s(*where, INFINITY, layer_s)
 
     def _mixed(self, best: Evaluation | None) -> Evaluation | None:
         """Stages of different shapes, where equal ones leave dies idle or do not fit at all."""
@@ -292,19 +313,6 @@ class WaferSearch:
                 f"{format_bytes(wafer_bytes)}; even with full recomputation it does not fit: use a "
                 "smaller model or more DRAM a die."
             )
-
-    def _seed(self, queue: Sequence[Candidate]) -> Evaluation | None:
-        """A first mapping from a plain candidate, so that bounds prune from the start."""
-        tried = 0
-        for candidate in queue:
-            dies = candidate.width * candidate.height
-            small = dies <= 8 and candidate.microbatch == 1
-            if small and candidate.stages * dies >= self.wafer.dies - 8:
-                tried += 1
-                found = self._solve(candidate, INFINITY)
-                if found is not None or tried >= 6:
-                    return found
-        return None
 
     def _search_piece(self) -> Any:
         try:

@@ -8,15 +8,16 @@ from atoll.jit import entry, kernel
 
 
 @kernel
-def _fill_s(layers, but_weight_s, ends_s, slow_s, largest_s, weight_passes_fill):
+def _fill_s(layers, but_weight_s, ends_s, slow_s, largest_s, weight_passes_fill, late):
     """Seconds that a stage which is not the slowest adds to the step, at least.
 
-    1F1B: its load. Zero bubble: its load less twice its weight passes; these are at most what its
-    other passes leave of the largest load.
+    1F1B: its load. Zero bubble: its load less its weight passes, and less these once more where
+    they are put off (`late`); they are at most what its other passes leave of the largest load.
     """
-    if weight_passes_fill:
-        return max(0.0, 2.0 * (layers * but_weight_s + ends_s) - largest_s)
-    return layers * slow_s + ends_s
+    if not weight_passes_fill:
+        return layers * slow_s + ends_s
+    others_s = layers * but_weight_s + ends_s
+    return max(0.0, 2.0 * others_s - largest_s) if late else others_s
 
 
 @entry
@@ -33,6 +34,7 @@ def least_fill(
     most_first,
     largest_s,
     weight_passes_fill,
+    most_late,
     cap_s,
     parents,
 ):
@@ -40,10 +42,11 @@ def least_fill(
 
     Stages are laid from the last to the first. most (rows, sizes) is how many layers a stage of
     that size can carry, `row_of` the row of each stage counted from the last, most_first the same
-    for a stage that is the first of the pipeline. One stage, the slowest, adds nothing. `parents`
-    remembers the way (stage, dies, layers, slowest chosen). Returns the sum (`cap_s`: there is no
-    such pipeline below it), and the first stage: its number from the last (-1: none), its size, and
-    the place before it.
+    for a stage that is the first of the pipeline. One stage, the slowest, adds nothing. Weight
+    passes of at most `most_late` others are put off, the shortest ones: together no longer than
+    those of as many others counted from the last. `parents` remembers the way (stage, dies, layers,
+    slowest chosen). Returns the sum (`cap_s`: there is no such pipeline below it), and the first
+    stage: its number from the last (-1: none), its size, and the place before it.
     """
     count = sizes.shape[0]
     rate = 0.0
@@ -67,6 +70,7 @@ def least_fill(
                     sofar = here[used, done, flag]
                     if sofar >= best:
                         continue
+                    late = stage - 1 - flag < most_late
                     for k in range(count):
                         n = sizes[k]
                         if used + n > dies:
@@ -82,6 +86,7 @@ def least_fill(
                                 layer_s[k],
                                 largest_s,
                                 weight_passes_fill,
+                                late,
                             )
                             value = sofar + (fill if flag == 1 else 0.0)
                             if value < best:
@@ -101,6 +106,7 @@ def least_fill(
                                 layer_s[k],
                                 largest_s,
                                 weight_passes_fill,
+                                late,
                             )
                             for chosen in range(flag, 2):
                                 value = sofar + (0.0 if chosen > flag else fill)

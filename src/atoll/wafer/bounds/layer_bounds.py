@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -24,18 +24,20 @@ from pydantic import JsonValue
 
 from atoll.arrays import FloatArray
 from atoll.cost.table import Shape
-from atoll.fabric.digits import factors
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
 from atoll.stopping import go_on
+from atoll.wafer.bounds.counts import CountTables, counted
 from atoll.wafer.costs.block_kernels import CHUNKS
 from atoll.wafer.costs.pricing import local_shape, operator_s, pricer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block, Pass, Product, Unit
-from atoll.wafer.encoding.codes import Parts
+from atoll.wafer.encoding.codes import Parts, splits
+from atoll.wafer.exact.exact import Exact
+from atoll.wafer.exact.states import Decoupled, Rules
 from atoll.wafer.staging.stages import Planner
 
-PEAK, OPERATORS, EXACT = range(3)
+PEAK, OPERATORS, COUNTS, EXACT = range(4)
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Microbatches in flight for which curves are computed; others take the next smaller."""
@@ -62,7 +64,7 @@ class SizeBound:
     pooled: FloatArray
     """The same for these and what the stage left with a helper."""
     level: int
-    """What is known: `PEAK`, `OPERATORS` or `EXACT`."""
+    """What is known: `PEAK`, `OPERATORS`, `COUNTS` or `EXACT`."""
 
     def to_dict(self) -> dict[str, JsonValue]:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
@@ -82,23 +84,6 @@ class SizeBound:
 
 Sharper = Callable[[int, int, int], SizeBound]
 """Microbatch, dies and level: what is known then."""
-
-
-def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
-    """Every legal split of an operator over so many dies, whatever their shape."""
-    found: set[tuple[tuple[str, int], ...]] = {()}
-    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
-    for prime in factors(dies):
-        grown = set()
-        for parts in found:
-            for tag in tags:
-                more = dict(parts)
-                more[tag] = more.get(tag, 1) * prime
-                fits = tag == "r" or more[tag] <= sizes[tag]
-                if fits and sizes["b"] % more.get("b", 1) == 0:
-                    grown.add(tuple(sorted(more.items())))
-        found = grown
-    return [dict(parts) for parts in sorted(found)]
 
 
 class LayerBounds:
@@ -146,39 +131,35 @@ class LayerBounds:
             self._known[key] = self._at_peak(microbatch, dies)
         return self._known[key]
 
-    def sharpen(self, microbatch: int, dies: int, *, solve: bool) -> bool:
-        """Know more about a size: its operators, then (`solve`) its shapes; False if that is all.
-
-        Shapes that are not solved over all of their codes say nothing about a bound.
-        """
+    def sharpen(self, microbatch: int, dies: int, most: int) -> bool:
+        """Know more about a size, at most so much; False if that is known already."""
         level = self.at(microbatch, dies).level
-        if level == OPERATORS:
-            shape = self.shapes_of()[dies][0]
-            if not solve or self.options.volume_only:
-                return False
-            if not self.planners[0].complete(*shape, microbatch):
-                return False
-        if level == EXACT:
+        if level >= (min(most, OPERATORS) if self.options.volume_only else most):
             return False
         self._known[microbatch, dies] = self._ask(microbatch, dies, level + 1)
         self.known += 1
         return True
 
     def sharper(self, microbatch: int, dies: int, level: int) -> SizeBound:
-        """The bound of a size by its operators, or by the exact part over all of its shapes."""
+        """The bound of a size by its operators; by its splits; or by the exact part, memory
+        included, over the codes of all of its shapes (over splits, where there are too many).
+        """
         plain = self._by_operators(microbatch, dies)
-        if level == OPERATORS:
-            return plain
+        if level == OPERATORS or plain.layer_s == np.inf:
+            return replace(plain, level=level)
         layers = self.block(microbatch).layers
-        solvers = [
-            exact
-            for planner in self.planners
-            for width, height in self.shapes_of()[dies]
-            for _, exact in planner.exacts(width, height, microbatch)
-        ]
+        solvers: list[Exact | Decoupled] = [self._counted(microbatch, dies)]
+        if level == EXACT and self.planners[0].complete(*self.shapes_of()[dies][0], microbatch):
+            solvers = [
+                exact
+                for planner in self.planners
+                for shape in self.shapes_of()[dies]
+                for _, exact in planner.exacts(*shape, microbatch)
+            ]
         layer_s = max(plain.layer_s, min(exact.bound_s for exact in solvers))
+        but_s = max(plain.but_weight_s, min(exact.but_weight_s for exact in solvers))
         own, pooled = (np.maximum(c, layer_s) for c in (plain.curves, plain.pooled))
-        for depth, in_flight in enumerate(DEPTHS):
+        for depth, in_flight in enumerate(DEPTHS if level == EXACT else ()):
             if not self._memory_matters(plain, depth, layers):
                 continue
             for j, price in enumerate(plain.prices):
@@ -188,7 +169,15 @@ class LayerBounds:
                 if self.options.offload:
                     value = min(e.priced_s(price, in_flight, layers, offload=True) for e in solvers)
                 own[depth, j] = max(own[depth, j], value)
-        return replace(plain, layer_s=layer_s, curves=own, pooled=pooled, level=EXACT)
+        return replace(
+            plain, layer_s=layer_s, but_weight_s=but_s, curves=own, pooled=pooled, level=level
+        )
+
+    @cache  # noqa: B019 (as long as the bounds)
+    def _counted(self, microbatch: int, dies: int) -> Decoupled:
+        setting, shapes = self.planners[0].setting(microbatch), self.shapes_of()[dies]
+        tables = CountTables(self.block(microbatch), shapes, setting, self.price, self.pieces)
+        return counted(tables, Rules(self.options.homes, self.options.recompute))
 
     def _memory_matters(self, plain: SizeBound, depth: int, layers: int) -> bool:
         """Whether a stage of this size and depth could run out of memory in a sensible pipeline."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ from atoll.stopping import go_on
 from atoll.wafer.bounds.bound_kernels import least_bytes, least_fill
 from atoll.wafer.bounds.layer_bounds import (
     DEPTHS,
+    EXACT,
+    OPERATORS,
     PEAK,
     LayerBounds,
     Sharper,
@@ -95,7 +97,9 @@ class StepBound:
         for k, size in enumerate(sizes):
             for row in sorted(set(rows)):
                 most[row, k] = self._carried(size, layers, row, largest_s, 0.0)
-                first[row, k] = self._carried(size, layers, row, largest_s, size.embedding_bytes)
+                first[row, k] = self._carried(
+                    size, layers, row, largest_s, size.embedding_bytes, alone=row == 0
+                )
         if not self._fits_together(sizes, layers, rows, largest_s, most, first):
             return INFINITY, ()
         parents = np.full((self.wafer.dies + 1, self.wafer.dies + 1, layers + 1, 2), -1, np.int32)
@@ -103,8 +107,8 @@ class StepBound:
             self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
             np.array([s.layer_s for s in sizes]), np.array([s.but_weight_s for s in sizes]),
             np.array([s.head_s for s in sizes]), np.array([s.head_but_weight_s for s in sizes]),
-            np.array([0, *rows], np.int64), most, first, largest_s, self.zero_bubble, cap_s,
-            parents,
+            np.array([0, *rows], np.int64), most, first, largest_s, self.zero_bubble,
+            self.planners[0].rounds(microbatch) - 1, cap_s, parents,
         )  # fmt: skip
         if found[0] < 0:
             return INFINITY, ()
@@ -134,10 +138,11 @@ class StepBound:
         return bool(least_held <= room * (1 + ROUNDING))
 
     def _carried(
-        self, size: SizeBound, layers: int, row: int, largest_s: float, more_bytes: float
-    ) -> int:
+        self, size: SizeBound, layers: int, row: int, largest_s: float, more_bytes: float,
+        *, alone: bool = False,
+    ) -> int:  # fmt: skip
         """The most layers that fit a stage in time and memory. Row 0 is the last stage, row i + 1
-        another one with DEPTHS[i] microbatches in flight.
+        another one with DEPTHS[i] microbatches in flight. `alone`: no other could help it.
         """
         last = row == 0
         depth = max(0, row - 1)
@@ -147,15 +152,20 @@ class StepBound:
         if most < 1 or room <= 0.0:
             return 0
         counts = np.arange(1, most + 1)
-        held = counts * size.least_bytes(left_s / counts, depth)
+        held = counts * size.least_bytes(left_s / counts, depth, pooled=alone)
         fits = np.flatnonzero(held <= room * (1 + ROUNDING))
         return int(counts[fits[-1]]) if len(fits) else 0
 
     # -- equal stages --------------------------------------------------------------------------
 
-    def equal_s(self, microbatch: int, dies: int, stages: int, cap_s: float) -> float:
-        """No `stages` stages of so many dies each take less; infinite: none beats `cap_s`."""
+    def equal_s(
+        self, microbatch: int, dies: int, stages: int, cap_s: float, layer_s: float = 0.0
+    ) -> float:
+        """No `stages` stages of so many dies each, whose layers take at least `layer_s`, take less;
+        infinite: none beats `cap_s`.
+        """
         size = self.layers.at(microbatch, dies)
+        size = replace(size, layer_s=max(size.layer_s, layer_s))
         layers = self.layers.block(microbatch).layers
         rounds = self.planners[0].rounds(microbatch)
         if size.layer_s == INFINITY or stages > layers:
@@ -177,11 +187,16 @@ class StepBound:
                     low = middle
         if not self.zero_bubble:
             return rounds * low + layers * size.layer_s + size.head_s - low
-        if rounds < stages:
-            return rounds * low
-        most = min(layers, int(low / size.layer_s) + 1)
-        others = (layers - most) * size.but_weight_s
-        return rounds * low + max(0.0, 2.0 * others - (stages - 1) * low)
+        # Others than the slowest run their passes once more, less the weight passes of those that
+        # can be put off, which are at most what their load X leaves: the step is at least M X, and
+        # (M - late) X + share x (passes of the layers but the X / layer of the slowest).
+        late = min(rounds, stages) - 1
+        share = 1.0 + late / max(1, stages - 1)
+        others = share * layers * size.but_weight_s
+        each = share * size.but_weight_s / size.layer_s
+        filled = (rounds - late - each) * low + others
+        level = rounds * others / (late + each)  # the step where both are equal
+        return rounds * low if stages == 1 else max(rounds * low, min(filled, level))
 
     def _all_carried(self, size: SizeBound, layers: int, stages: int, largest_s: float) -> bool:
         rows = _rows(stages, self.planners[0].rounds(size.microbatch))
@@ -191,10 +206,10 @@ class StepBound:
 
     # -- all of them ---------------------------------------------------------------------------
 
-    def lowest(self, best_s: float, *, solve: bool = True) -> Lowest:
+    def lowest(self, best_s: float, most: int = EXACT) -> Lowest:
         """The lowest bound over all microbatches, at most the given step.
 
-        `solve`: sizes that it hangs on may be solved by the exact part.
+        `most`: how sharply the sizes that it hangs on may be known.
         """
         heap: list[tuple[float, int, float, float, float, int, Stages]] = []
         for b in self.microbatches:
@@ -215,7 +230,7 @@ class StepBound:
                     lowest = max(bound, rounds * low + fill)
                     heapq.heappush(heap, (lowest, b, low, high, fill, known, stages))
                 continue
-            if self._sharpen(b, stages, solve=solve and narrow):
+            if self._sharpen(b, stages, most if narrow else OPERATORS):
                 heapq.heappush(heap, (bound, b, low, high, UNKNOWN, 0, ()))
             elif narrow:
                 return Lowest(bound, b, stages)
@@ -227,11 +242,11 @@ class StepBound:
                 heapq.heappush(heap, (bound, b, low, middle, UNKNOWN, 0, ()))
         return Lowest(best_s, 0, ())
 
-    def _sharpen(self, microbatch: int, stages: Stages, *, solve: bool) -> bool:
+    def _sharpen(self, microbatch: int, stages: Stages, most: int) -> bool:
         """Know more about the sizes of a pipeline; False if all is known already."""
         sharper = False
         for dies in sorted({dies for dies, _ in stages}):
-            sharper |= self.layers.sharpen(microbatch, dies, solve=solve)
+            sharper |= self.layers.sharpen(microbatch, dies, most)
         return sharper
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
+from atoll.arrays import FloatArray
 from atoll.cost.chips import chips_of_accelerator, pick
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.cost.table import Shape, map_products
@@ -135,3 +137,26 @@ def local_shape(unit: Unit, item: Product, parts: Parts, chunks: int = 1) -> Sha
     if chunks > 1:
         m = split(m, chunks)
     return (batch, m, n, k, 1.0, 0.0, False)
+
+
+def passes_of(price: DiePricer, unit: Unit, among: Sequence[Parts], pieces: int) -> FloatArray:
+    """Seconds of forward, data and weight pass (splits, 3); `pieces`: of a streamed product."""
+    chunks = pieces if unit.kind == "linear" else 1
+    every = [
+        [[local_shape(unit, item, parts, cut) for item in items]
+         for items, cut in ((unit.forward, chunks), (unit.data_gradient, chunks),
+                            (unit.weight_gradient, 1))]
+        for parts in among
+    ]  # fmt: skip
+    price.prepare(shape for passes in every for shapes in passes for shape in shapes)
+    found = np.zeros((len(among), 3))
+    for row, (parts, (ahead, back, weight)) in enumerate(zip(among, every, strict=True)):
+        memory_s = unit.traffic_bytes / prod(parts.values()) / price.chip.hbm.bandwidth_Bps
+        for column, (shapes, works) in enumerate(
+            ((ahead, unit.forward_passes), (back, unit.backward_passes))
+        ):
+            products_s = sum(chunks * price.product_s(shape) for shape in shapes)
+            vectors_s, moved_s = price.passes_s(works, parts), (1 + column) * memory_s
+            found[row, column] = operator_s(products_s, vectors_s, moved_s, unit.on_chip)
+        found[row, 2] = sum(price.product_s(shape) for shape in weight)
+    return found

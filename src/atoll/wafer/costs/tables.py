@@ -7,7 +7,7 @@ re-sharding with its overlap and the bytes to keep.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -21,9 +21,9 @@ from atoll.fabric.mesh_collectives import gather_s, wires
 from atoll.hardware.wafer import Wafer
 from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.pricing import DiePricer, local_shape, operator_s
+from atoll.wafer.costs.pricing import DiePricer, passes_of
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_parts import KINDS, Block, Chain, Edge, Product, Unit
+from atoll.wafer.encoding.block_parts import KINDS, Block, Chain, Edge, Unit
 from atoll.wafer.encoding.codes import layouts, legal_codes, parts_of
 from atoll.wafer.encoding.genes import OPTIMIZER
 
@@ -143,8 +143,6 @@ class Tables:
         self._only = only or {}
         self.mesh = (wires(digits, setting.wafer.mesh), ALGORITHMS.index(setting.algorithm))
         """What kernels want to know of the mesh and its collectives."""
-        chosen = block.units if units else ()
-        self._prepare((*chosen, *([block.head] if block.head else [])) if not only else chosen)
         self.stream = self._stream()
         self.nodes = tuple(
             tuple(self.unit_nodes(u) for u in chain.units if units) for chain in block.chains
@@ -154,19 +152,6 @@ class Tables:
 
     def codes(self, name: str, sizes: dict[str, int]) -> tuple[str, ...]:
         return self._only.get(name) or legal_codes(sizes, self.digits)
-
-    def _prepare(self, units: Sequence[Unit]) -> None:
-        """Price every product that any code needs in one go."""
-        chunks = [int(kernels.CHUNKS) if streams else 1 for streams in self.modes]
-        shapes = []
-        for unit in units:
-            for code in self.codes(unit.name, unit.sizes):
-                parts = parts_of(code, self.digits)
-                for item in (*unit.forward, *unit.data_gradient):
-                    shapes += [local_shape(unit, item, parts, pieces) for pieces in chunks]
-                for item in unit.weight_gradient:
-                    shapes.append(local_shape(unit, item, parts))
-        self.price.prepare(shapes)
 
     def _stream(self) -> Nodes:
         codes = self.codes("stream", self.block.stream_sizes)
@@ -186,9 +171,12 @@ class Tables:
         codes = legal_ones * len(self.modes)
         streams = np.repeat(np.array(self.modes, np.bool_), len(legal_ones))
         kind = KINDS[unit.kind]
-        rows = [self._node(unit, code, bool(s)) for code, s in zip(codes, streams, strict=True)]
-        columns = [np.array(column) for column in zip(*rows, strict=True)]
-        forward, data, weight, parameters = columns
+        among = [parts_of(code, self.digits) for code in legal_ones]
+        pieces = (int(kernels.CHUNKS) if way else 1 for way in self.modes)
+        passes = np.concatenate([passes_of(self.price, unit, among, way) for way in pieces])
+        forward, data, weight = passes.T
+        held = [prod(parts.get(tag, 1) for tag in kind.weight) for parts in among]
+        parameters = unit.parameters / np.array(held * len(self.modes))
         member = np.array([[tag not in kind.weight for tag in code] for code in codes], np.bool_)
         copies = np.where(member.reshape(len(codes), -1), self.digits.radix, 1).prod(axis=1)
         states = self.setting.states
@@ -216,25 +204,6 @@ class Tables:
         wafer, each = self.setting.wafer, self.setting.states.weight
         ports = each * unit.parameters / (wafer.io_Bps * self.setting.io_share)
         return np.maximum(ports, each * parameters / wafer.link_Bps)
-
-    def _node(self, unit: Unit, code: str, streams: bool) -> tuple[float, float, float, float]:
-        parts = parts_of(code, self.digits)
-        chunks = int(kernels.CHUNKS) if streams and unit.kind == "linear" else 1
-        price = self.price
-
-        def products(items: Sequence[Product], pieces: int) -> float:
-            shapes = [local_shape(unit, item, parts, pieces) for item in items]
-            return sum((pieces * price.product_s(shape) for shape in shapes), 0.0)
-
-        vectors_f = price.passes_s(unit.forward_passes, parts)
-        vectors_b = price.passes_s(unit.backward_passes, parts)
-        forward, data = products(unit.forward, chunks), products(unit.data_gradient, chunks)
-        weight = products(unit.weight_gradient, 1)
-        memory = unit.traffic_bytes / prod(parts.values()) / price.chip.hbm.bandwidth_Bps
-        forward = operator_s(forward, vectors_f, memory, unit.on_chip)
-        data = operator_s(data, vectors_b, 2.0 * memory, unit.on_chip)
-        held = prod(parts.get(tag, 1) for tag in KINDS[unit.kind].weight)
-        return forward, data, weight, unit.parameters / held
 
     def over_copies_s(
         self, member: BoolArray, volume: FloatArray, algorithm: str = ""

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from atoll.arrays import IntArray
-from atoll.fabric.digits import Digits
+from atoll.fabric.digits import Digits, factors
 from atoll.wafer.encoding.block_parts import Block, Roles
 
 PART_CODES = 81  # codes that a part of many may leave to digits that do not cut samples
@@ -50,6 +50,23 @@ def legal_codes(sizes: dict[str, int], digits: Digits) -> tuple[str, ...]:
     )
 
 
+def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
+    """Every legal split of an operator over so many dies, whatever their shape."""
+    found: set[tuple[tuple[str, int], ...]] = {()}
+    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
+    for prime in factors(dies):
+        grown = set()
+        for parts in found:
+            for tag in tags:
+                more = dict(parts)
+                more[tag] = more.get(tag, 1) * prime
+                fits = tag == "r" or more[tag] <= sizes[tag]
+                if fits and sizes["b"] % more.get("b", 1) == 0:
+                    grown.add(tuple(sorted(more.items())))
+        found = grown
+    return [dict(parts) for parts in sorted(found)]
+
+
 def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
     """(codes, tensors, digits): the role of every digit for every tensor."""
     width = len(codes[0]) if codes else 0
@@ -77,7 +94,7 @@ def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> lis
     if most_codes(block, digits) <= most:
         return [None]
     found: list[CodeSet] = []
-    for cut in outer_digits(digits):
+    for cut in end_digits(digits):
         parts = prod(int(digits.radix[d]) for d in cut)
         rest = digits.count - len(cut)
         if not cut or block.microbatch % parts or 3**rest > PART_CODES:
@@ -103,14 +120,13 @@ def most_codes(block: Block, digits: Digits) -> int:
     return int(tags**digits.count)
 
 
-def outer_digits(digits: Digits) -> list[tuple[int, ...]]:
-    """The outermost digits of both axes, so many of each."""
-    across = len(digits.x)
-    return [
-        (*range(x), *range(across, across + y))
-        for x in range(across + 1)
-        for y in range(len(digits.y) + 1)
-    ]
+def end_digits(digits: Digits) -> list[tuple[int, ...]]:
+    """The outermost digits of both axes, so many of each; then the innermost ones."""
+    across, count = len(digits.x), digits.count
+    numbers = [(x, y) for x in range(across + 1) for y in range(count - across + 1)]
+    outer = [(*range(x), *range(across, across + y)) for x, y in numbers]
+    inner = [(*range(across - x, across), *range(count - y, count)) for x, y in numbers]
+    return list(dict.fromkeys(outer + inner))
 
 
 def _on_digits(sizes: dict[str, int], digits: Digits, cut: tuple[int, ...]) -> list[str]:

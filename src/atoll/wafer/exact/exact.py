@@ -23,11 +23,9 @@ from atoll.arrays import FloatArray
 from atoll.wafer.costs.tables import Tables
 from atoll.wafer.encoding.genes import SEARCHED_HOMES, Away, Solved
 from atoll.wafer.exact.hunt import Found, Hunt, Limits
-from atoll.wafer.exact.paths import Paths, Price
+from atoll.wafer.exact.paths import Paths
 from atoll.wafer.exact.refine import Refiner
-from atoll.wafer.exact.states import Decoupled, Rules, SharedStates
-
-_FREE = Price(0.0, 0.0, 0.0, 0.0)
+from atoll.wafer.exact.states import FREE, Decoupled, Rules, SharedStates, gradients_of, price_of
 
 
 class Exact:
@@ -63,8 +61,8 @@ class Exact:
         self._refiner: Refiner | None = None
         self._apart: Decoupled | None = None
         if passes and not volume_only:
-            self._refiner = Refiner(self.states)
-            self._apart = Decoupled.of(self.states, self.paths)
+            self._refiner = Refiner(self.states, tables)
+            self._apart = Decoupled.of(self.states, self.paths, gradients_of(tables))
 
     def with_away(self, away: Away) -> Exact:
         """The same, for a stage that may leave tensors in the memory of another."""
@@ -78,24 +76,23 @@ class Exact:
     @cached_property
     def fastest_s(self) -> FloatArray:
         """Seconds of the fastest way for every stream layout, whatever memory it takes."""
-        return self.paths.least(_FREE)[0]
+        return self.paths.least(FREE)[0]
 
     @cached_property
     def bound_s(self) -> float:
         """No mapping of the whole encoding of the block is faster."""
-        if self._apart is not None:
-            return float(self._apart.least(_FREE).min())
-        return float(self.fastest_s.min())
+        return float(self.fastest_s.min()) if self._apart is None else self._apart.bound_s
+
+    @property
+    def but_weight_s(self) -> float:
+        """No mapping of the whole encoding of the block is faster without its weight passes."""
+        return 0.0 if self._apart is None else self._apart.but_weight_s
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
-        """Least seconds + price x (state + in flight x kept) bytes of a layer: of all mappings.
-
-        What is made again counts once in a stage of at most `layers` layers. With `offload`, saved
-        tensors may lie elsewhere, at no cost.
-        """
-        per_kept = 0.0 if offload else float(layers * in_flight)
-        here = Price(price / layers, 0.0, per_kept, float(layers))
-        least = self.paths.least(here)[0] if self._apart is None else self._apart.least(here)
+        """As `Decoupled.priced_s`, with shared codes where the encoding has no others."""
+        if self._apart is not None:
+            return self._apart.priced_s(price, in_flight, layers, offload=offload)
+        least = self.paths.least(price_of(price, in_flight, layers, offload=offload))[0]
         return float((least + price * in_flight * self.paths.stream_kept).min())
 
     # -- with a limit --------------------------------------------------------------------------
@@ -139,7 +136,7 @@ class Exact:
     @cached_property
     def _unlimited(self) -> Found:
         fastest = int(self.fastest_s.argmin())
-        way = self.paths.recover(fastest, _FREE, self.paths.least(_FREE)[1])
+        way = self.paths.recover(fastest, FREE, self.paths.least(FREE)[1])
         return Found(fastest, way, self.paths.cost(fastest, way))
 
     def _solved(self, found: Found, bound_s: float) -> Solved:

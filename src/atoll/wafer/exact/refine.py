@@ -13,7 +13,7 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.costs.homes import GradientTables, fetch_s
-from atoll.wafer.costs.tables import EdgeTable, Nodes, exposed
+from atoll.wafer.costs.tables import EdgeTable, Nodes, Tables, exposed
 from atoll.wafer.encoding.genes import OFFLOAD, Away, BlockCost, BlockMapping
 from atoll.wafer.exact.paths import Way
 from atoll.wafer.exact.states import SharedStates
@@ -22,10 +22,10 @@ from atoll.wafer.exact.states import SharedStates
 class Refiner:
     """For the tables of one set of shared states."""
 
-    def __init__(self, states: SharedStates) -> None:
+    def __init__(self, states: SharedStates, tables: Tables) -> None:
         self.states = states
         count = len(states.tables.block.chains)
-        self._gradients = [GradientTables(states.tables, i) for i in range(count)]
+        self._gradients = [GradientTables(tables, i) for i in range(count)]
 
     def refined(
         self, stream: int, way: Way, genes: BlockMapping, cost: BlockCost, away: Away | None

@@ -1,22 +1,28 @@
 """States of the exact part where all passes of an operator share one code: a state is a code. And
 a bound over the whole encoding of a block, gradient passes with codes of their own included: the
-passes are taken apart: the fastest forward path, the fastest backward path and the fastest
-weight gradients, each for itself, bytes at a price (Lagrangian). What couples the passes (fetching
-inputs and output gradients in other layouts, re-sharding weights) costs nothing or more, and is
-dropped.
+passes are taken apart: the fastest forward and the fastest
+backward path, each for itself, bytes at a price (Lagrangian). Weight gradients stand with the
+forward path: whatever code one has, fetching its input, its products, its sum and the way to the
+home's layout together take no less than under the best code. What else couples the passes (fetching
+output gradients in other layouts, re-sharding weights for the data pass) costs nothing or more, and
+is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.arrays import BoolArray, FloatArray
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.homes import home_bytes, home_cost
+from atoll.wafer.costs.homes import GradientTables, home_bytes, home_cost
 from atoll.wafer.costs.tables import EdgeTable, Nodes, Setting, Tables, exposed
+from atoll.wafer.encoding import role_kernels as roles
+from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.genes import Away, BlockMapping
 from atoll.wafer.exact.paths import Paths, Price, Step, Way, scalar_chain
 
@@ -31,10 +37,24 @@ class Rules:
     """Choose by bytes moved: compute is left out of the count."""
 
 
+class Priced(Protocol):
+    """Tables of a block: by the codes of one shape, or by what stands for several."""
+
+    block: Block
+    setting: Setting
+    stream: Nodes
+    nodes: tuple[tuple[Nodes, ...], ...]
+    modes: tuple[bool, ...]
+
+    def chain_nodes(self, chain: int) -> tuple[Nodes, ...]: ...
+
+    def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]: ...
+
+
 class SharedStates:
     """Steps between codes; an operator's options are the homes of its weight."""
 
-    def __init__(self, tables: Tables, rules: Rules) -> None:
+    def __init__(self, tables: Priced, rules: Rules) -> None:
         self.tables, self.rules = tables, rules
         self.edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
         self.chains = [self._steps(i) for i in range(len(self.edges))]
@@ -106,28 +126,83 @@ def away_s(edge: EdgeTable, node: Nodes, away: Away) -> FloatArray:
     return total
 
 
+class Gradients(NamedTuple):
+    """What the code of a weight gradient costs, of a chain and its operator (counted from 1)."""
+
+    to_home_s: Callable[[int, int], FloatArray]
+    """By entries of the weight and of the forward pass; once a step."""
+    fetch_s: Callable[[int, int], FloatArray]
+    """The input gathered from where no digit had it whole, by entries of the weight pass."""
+    sliced: Callable[[Nodes], BoolArray]
+    """Entries of an operator that leave none of its output whole on several dies."""
+
+
+FREE = Price(0.0, 0.0, 0.0, 0.0)
+
+
+def price_of(price: float, in_flight: int, layers: int, *, offload: bool) -> Price:
+    """Of a byte of a layer, in a stage of so many; kept bytes cost nothing with `offload`."""
+    per_kept = 0.0 if offload else float(layers * in_flight)
+    return Price(price / layers, 0.0, per_kept, float(layers))
+
+
 @dataclass(frozen=True, eq=False)
 class Decoupled:
     """Steps of the passes taken apart."""
 
     forward: Paths
     backward: list[list[Step]]
-    weights: tuple[tuple[FloatArray, FloatArray], ...]
-    """Of every weight: seconds and bytes of state by home and code of its gradient."""
+    but_weight: Paths
+    """`forward` without the products of weight gradients."""
 
     @staticmethod
-    def of(states: SharedStates, paths: Paths) -> Decoupled:
+    def of(states: SharedStates, paths: Paths, ways: Gradients) -> Decoupled:
         tables, rules = states.tables, states.rules
-        setting = tables.setting
-        forward, backward, weights = [], [], []
+        forward: list[list[Step]] = []
+        but_weight: list[list[Step]] = []
+        backward = []
         for chain, (steps, edges) in enumerate(zip(states.chains, states.edges, strict=True)):
-            nodes = tables.chain_nodes(chain)[1:]
-            triples = list(zip(steps, edges, nodes, strict=True))
-            forward.append([_forward(*t, rules.homes, setting) for t in triples])
-            backward.append([_backward(*t) for t in triples])
-            weighted = [n for n in nodes if n.unit is not None and n.unit.parameters]
-            weights += [_weight(node, rules.homes, setting) for node in weighted]
-        return Decoupled(replace(paths, chains=forward), backward, tuple(weights))
+            nodes = tables.chain_nodes(chain)
+            triples = list(zip(steps, edges, nodes[1:], strict=True))
+            backward.append([_backward(*triple) for triple in triples])
+            for found in (forward, but_weight):
+                found.append([_forward(*triple) for triple in triples])
+            for unit, node in enumerate(nodes[1:], 1):
+                if node.unit is None or not node.unit.parameters:
+                    continue
+                each = np.arange(len(node.codes))
+                held = [home_bytes(tables.setting.states, h, node, each, each) for h in rules.homes]
+                state = np.stack([weights + g.min() + optimizer for weights, g, optimizer in held])
+                cost = ways.to_home_s(chain, unit), ways.fetch_s(chain, unit)
+                cut = ways.sliced(nodes[unit - 1])[:, None]
+                for found, products in ((forward, True), (but_weight, False)):
+                    seconds, late = _held(node, rules.homes, tables.setting, *cost, products)
+                    step = found[-1][unit - 1]
+                    found[-1][unit - 1] = replace(
+                        step, time_s=step.time_s + np.where(cut, late, 0.0),
+                        option_s=seconds[:, None, :], state=state[:, None, :],
+                    )  # fmt: skip
+        ahead, but = (replace(paths, chains=chains) for chains in (forward, but_weight))
+        return Decoupled(ahead, backward, but)
+
+    @cached_property
+    def but_weight_s(self) -> float:
+        """No block takes fewer seconds without its weight passes."""
+        return float(self._least(FREE, self.but_weight).min())
+
+    @cached_property
+    def bound_s(self) -> float:
+        """No block takes fewer seconds."""
+        return float(self.least(FREE).min())
+
+    def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
+        """Least seconds + price x (state + in flight x kept) bytes of a layer: of all mappings.
+
+        What is made again counts once in a stage of at most `layers` layers. With `offload`, saved
+        tensors may lie elsewhere, at no cost.
+        """
+        least = self.least(price_of(price, in_flight, layers, offload=offload))
+        return float((least + price * in_flight * self.forward.stream_kept).min())
 
     def least(self, price: Price, *, away: bool = False) -> FloatArray:
         """No block takes fewer seconds + price x bytes, by stream layout; `away`: tensors may wait
@@ -139,25 +214,43 @@ class Decoupled:
                 [replace(s, away_s=np.zeros_like(s.kept)) for s in steps] for steps in paths.chains
             ]
             paths = replace(paths, chains=chains)
+        return self._least(price, paths)
+
+    def _least(self, price: Price, paths: Paths) -> FloatArray:
+        """The paths forward and back."""
         total = paths.least(price)[0]
         for steps in self.backward:
             total = total + scalar_chain(steps, price)[0]
-        for seconds, state in self.weights:
-            total = total + float((seconds + price.own * price.per_state * state).min())
         return total
 
 
-def _forward(
-    step: Step, edge: EdgeTable, node: Nodes, homes: Sequence[str], setting: Setting
-) -> Step:
+def gradients_of(tables: Tables) -> Gradients:
+    """By the codes of one shape."""
+    known = [GradientTables(tables, chain) for chain in range(len(tables.block.chains))]
+
+    def to_home_s(chain: int, unit: int) -> FloatArray:
+        exchange, gather = known[chain].weight(unit, tables.setting.states.reduced)
+        return np.tile(exchange + gather, (len(tables.modes),) * 2)
+
+    def fetch_s(chain: int, unit: int) -> FloatArray:
+        node, edge = known[chain].nodes[unit], tables.block.chains[chain].edges[unit - 1]
+        found = np.zeros((2, 1, len(node.codes)))
+        nowhere = np.full_like(node.reads[:1], roles.BATCH)
+        kernels.moved_matrix(np.array(edge.totals), nowhere, node.reads, *tables.mesh, *found)
+        return np.asarray(found[1, 0])
+
+    def sliced(node: Nodes) -> BoolArray:
+        # Sums that are made whole are gathered apart from the rest.
+        whole = (node.writes == roles.WHOLE) | (node.writes == roles.PARTIAL)
+        return np.asarray(~whole.any(axis=(1, 2)))
+
+    return Gradients(to_home_s, fetch_s, sliced)
+
+
+def _forward(step: Step, edge: EdgeTable, node: Nodes) -> Step:
     time = edge.forward_s + node.forward_s[None, :]
-    if node.unit is None:
-        # The stream has no gradient passes of its own: what it gathers, it gathers twice.
-        time = time + edge.fetch_s
-    if node.unit is None or not node.unit.parameters:
-        return replace(step, time_s=time)
-    seconds, state = _held(node, homes, setting)
-    return replace(step, time_s=time, option_s=seconds[:, None, :], state=state[:, None, :])
+    # The stream has no gradient passes of its own: what it gathers, it gathers twice.
+    return replace(step, time_s=time + edge.fetch_s if node.unit is None else time)
 
 
 def _backward(step: Step, edge: EdgeTable, node: Nodes) -> Step:
@@ -166,33 +259,41 @@ def _backward(step: Step, edge: EdgeTable, node: Nodes) -> Step:
     return replace(step, time_s=time, droppable=False, option_s=none, state=none)
 
 
-def _held(node: Nodes, homes: Sequence[str], setting: Setting) -> tuple[FloatArray, FloatArray]:
-    """What a home costs at least by the forward code alone: the optimizer, and gathering weights
-    over their copies (once a step, or for both passes of every microbatch).
+def _held(
+    node: Nodes, homes: Sequence[str], setting: Setting, to_home_s: FloatArray, fetch_s: FloatArray,
+    products: bool,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    """Seconds by home and forward code: the optimizer, gathering weights over their copies (once a
+    step, or for both passes of every microbatch), and the weight gradient (its `products`, if
+    asked) and its sum under the best code; and what fetching its input adds at least.
     """
     step, rounds = node.step_s / node.copies, setting.microbatches
     gathered = exposed(node.gather_s, node.forward_s, node.streams)
     outside = np.maximum(0.0, node.port_s - node.forward_s)
-    seconds = {
-        "replicated": node.sum_s / rounds + node.step_s,
-        "optimizer": node.gather_s / rounds + step,
-        "gradients": node.gather_s / rounds + step,
-        "weights": gathered + node.gather_s / kernels.CHUNKS + step,
-        "external": outside,
-    }
-    each = np.arange(len(node.codes))
-    parts = [home_bytes(setting.states, home, node, each, each) for home in homes]
-    return np.stack([seconds[home] for home in homes]), np.stack([w + o for w, _, o in parts])
-
-
-def _weight(node: Nodes, homes: Sequence[str], setting: Setting) -> tuple[FloatArray, FloatArray]:
-    """The weight gradient with the sum over its copies, by home and code."""
-    once = node.sum_s / setting.microbatches
+    # All passes of an operator stream, or none does.
+    alike = node.streams[:, None] == node.streams[None, :]
+    way_s = np.where(alike, to_home_s / rounds, np.inf)
+    weight_s = node.weight_s if products else np.zeros_like(node.weight_s)
     summed = exposed(node.sum_s, node.weight_s, node.streams)
+    fetched = exposed(fetch_s, node.weight_s, node.streams)
+
+    def least(seconds: FloatArray) -> FloatArray:
+        found: FloatArray = (seconds[:, None] + way_s).min(axis=0)
+        return found
+
+    once, often = least(weight_s + node.sum_s / rounds), least(weight_s + summed)
+    alone = np.full_like(once, weight_s.min())
+    late = np.minimum(
+        least(weight_s + node.sum_s / rounds + fetched) - once,
+        least(weight_s + summed + fetched) - often,
+    )
+    if "external" in homes:
+        late = np.minimum(late, (weight_s + fetched).min() - alone)
     seconds = {
-        "replicated": once, "optimizer": once, "gradients": summed, "weights": summed,
-        "external": 0.0 * once,
-    }  # fmt: skip
-    each = np.arange(len(node.codes))
-    parts = [home_bytes(setting.states, home, node, each, each) for home in homes]
-    return np.stack([node.weight_s + seconds[h] for h in homes]), np.stack([g for _, g, _ in parts])
+        "replicated": once + node.sum_s / rounds + node.step_s,
+        "optimizer": once + node.gather_s / rounds + step,
+        "gradients": often + node.gather_s / rounds + step,
+        "weights": often + gathered + node.gather_s / kernels.CHUNKS + step,
+        "external": alone + outside,
+    }
+    return np.stack([seconds[home] for home in homes]), late
