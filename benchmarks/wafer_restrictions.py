@@ -29,12 +29,13 @@ WAFERS = ("default", "temp-like", "watos-like")
 GRIDS = ((2, 4), (3, 4), (4, 4), (4, 6), (6, 8))
 MODELS = (("llama2-7b", 4096), ("llama2-13b", 4096), ("gpt3-6.7b", 2048), ("llama2-70b", 4096))
 BATCHES = (8, 16, 32, 128)
+WHOLE = Options()
 
 
 @dataclass(frozen=True)
 class Restriction:
     name: str
-    options: Options = Options()
+    options: Options = WHOLE
     microbatches: tuple[int, ...] = MICROBATCHES
     accept: Callable[[Candidate], bool] | None = None
 
@@ -67,7 +68,7 @@ def draw_restriction(random: np.random.Generator, wafer: Wafer) -> Restriction:
         return Restriction(f"microbatches {some}", microbatches=some)
     name = str(random.choice(sorted(ABLATIONS)))
     field, value = ABLATIONS[name]
-    return Restriction(name, options=replace(Options(), **{field: value}))
+    return Restriction(name, options=replace(WHOLE, **{field: value}))
 
 
 def main() -> None:
