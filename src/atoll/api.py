@@ -221,6 +221,7 @@ def validate(
     calibration did not see, and under `steps` our H200 training steps.
     """
     from atoll.calibrate import validate_operators
+    from atoll.calibrate.many_devices import is_device_table, validate_devices
     from atoll.files.csvfile import read_csv
     from atoll.training.site import load_site
     from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
@@ -231,7 +232,8 @@ def validate(
     site = None if asked.site is None else load_site(asked.site)
     header = [] if data is None else read_csv(data)[0]
     operators = data is None or ("kind" in header and "us" in header)
-    if expect is not None and (operators or is_step_file(header)):
+    several = is_device_table(header)
+    if expect is not None and (operators or several or is_step_file(header)):
         raise AtollError(
             f"expect is {expect!r}, but is for files of training runs (--data FILE) only"
         )
@@ -243,6 +245,8 @@ def validate(
         return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
     if operators:
         return validate_operators(data, gpu=gpu, out=out)
+    if several:
+        return validate_devices(data, out=out)
     if is_step_file(header):
         return validate_steps(data, gpu, out=out, site=site)
     return validate_runs(data, expect=expect, out=out, site=site)

@@ -25,6 +25,9 @@ COLUMNS = ("kind", "us", "graphed", *SIZES)
 PRODUCTS = ("gemm", "bmm", "gemm_fp8")
 ATTENTION = ("sdpa_fwd", "sdpa_bwd")
 VECTORS = tuple(name for name in LEAST_BYTES if name != "softmax_fwd_wide")
+GROUPED = ("grouped_up_fwd", "grouped_up_dgrad", "grouped_up_wgrad", "grouped_down_fwd")
+"""Products of experts by the columns local_experts, assignments (rows), hidden, ffn (gated)."""
+OTHER_NAMES = {"attention_fwd": "sdpa_fwd", "attention_bwd": "sdpa_bwd"}
 KINDS = (*PRODUCTS, *ATTENTION, *VECTORS)
 
 H200_OPERATORS = files("atoll") / "data" / "h200_ops.csv"
@@ -64,8 +67,9 @@ def read_operators(path: str | Path | Traversable) -> tuple[OperatorRow, ...]:
         if name not in header:
             raise AtollError(f"{path}:1: column {name!r} is missing{suggestion(name, header)}")
     for name in header:
-        if name not in COLUMNS:
-            raise AtollError(f"{path}:1: unknown column {name!r}{suggestion(name, COLUMNS)}")
+        near = suggestion(name, COLUMNS)
+        if name not in COLUMNS and "did you mean" in near:  # others are about something else
+            raise AtollError(f"{path}:1: unknown column {name!r}{near}")
     if not lines:
         raise AtollError(f"{path}: the file has no rows, only a header")
     rows = tuple(map(_row, lines))
@@ -85,7 +89,12 @@ def _read(line: Line) -> OperatorRow:
     given = line.cells
     if line.trouble:
         raise ValueError(line.trouble)
-    kind = given["kind"]
+    kind = OTHER_NAMES.get(given["kind"], given["kind"])
+    dtype = given.get("dtype") or "bf16"
+    if kind == "gemm" and dtype == "fp8":
+        kind = "gemm_fp8"
+    elif kind in PRODUCTS and dtype not in ("bf16", "fp16"):
+        raise ValueError(f"dtype: products in {dtype} are not modelled")
     if not kind:
         raise ValueError("kind: expected an operator such as gemm, got nothing")
     graphed = given.get("graphed") or "1"
@@ -93,10 +102,31 @@ def _read(line: Line) -> OperatorRow:
         raise ValueError(f"graphed: expected 0 or 1, got {graphed!r}")
     microseconds = _number(given, "us")
     sizes = {name: _number(given, name) for name in SIZES if given.get(name)}
+    if kind in GROUPED:
+        kind, sizes = "bmm", _grouped(kind, given)
+    elif kind in ATTENTION and "h" in sizes:
+        sizes.setdefault("hk", sizes["h"])
     for name in needed_sizes(kind):
         if name not in sizes:
             raise ValueError(f"{name}: a {kind} needs it, got nothing")
     return OperatorRow(line.number, kind, microseconds * 1e-6, graphed == "1", tuple(sizes.items()))
+
+
+def _grouped(kind: str, given: Mapping[str, str]) -> dict[str, float]:
+    """Products of the experts of a device, each of its share of the rows."""
+    names = ("local_experts", "assignments", "hidden", "ffn")
+    for name in names:
+        if not given.get(name):
+            raise ValueError(f"{name}: a {kind} needs it, got nothing")
+    experts, rows, hidden, ffn = (_number(given, name) for name in names)
+    own = rows / experts
+    m, n, k = {
+        "grouped_up_fwd": (own, 2 * ffn, hidden),
+        "grouped_up_dgrad": (own, hidden, 2 * ffn),
+        "grouped_up_wgrad": (2 * ffn, hidden, own),
+        "grouped_down_fwd": (own, hidden, ffn),
+    }[kind]
+    return {"m": m, "n": n, "k": k, "batch": experts}
 
 
 def needed_sizes(kind: str) -> tuple[str, ...]:

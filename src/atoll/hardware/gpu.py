@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -339,6 +340,19 @@ def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) ->
         file = read_entry("gpu", name, GpuFile)
         own = file.calibration
     return file.gpu(load_calibration(own if calibration is None else calibration))
+
+
+USUAL_GB = 80
+"""Of a device that comes with several sizes, where a table does not say."""
+
+
+@lru_cache(maxsize=64)
+def written_gpu(device: str, memory: str = "") -> Gpu:
+    """The catalogue's device for a table's name of it; the memory tells some apart."""
+    for spelling in (device + memory, device, f"{device} {USUAL_GB}GB"):
+        if (name := gpu_name(spelling)) is not None:
+            return load_gpu(name)
+    return load_gpu(device)  # which refuses it
 
 
 def load_calibration(name_or_path: str | Path) -> Calibration:

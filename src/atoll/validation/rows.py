@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from atoll.errors import AtollError
-from atoll.hardware.gpu import PRECISIONS, Gpu, gpu_name, load_gpu
+from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
 from atoll.training.memory import Memory
@@ -21,8 +20,6 @@ from atoll.validation.run_table import RunRow
 from atoll.workload.families.config_fields import MOST_LAYERS
 
 Reader = Callable[[RunRow], tuple[Run, Layout]]
-USUAL_GB = 80
-"""Of a device that comes with several sizes, where a table does not say."""
 
 
 def run_of(row: RunRow) -> tuple[Run, Layout]:
@@ -158,12 +155,4 @@ def device_of(row: RunRow) -> Gpu:
     """The catalogue's device for a table's name of it; the memory tells some apart."""
     memory_GB = row.number("device_mem_GB")
     given = "" if math.isnan(memory_GB) else f" {memory_GB:.0f}GB"
-    return _device(row.device, given)
-
-
-@lru_cache(maxsize=64)
-def _device(device: str, memory: str) -> Gpu:
-    for spelling in (device + memory, device, f"{device} {USUAL_GB}GB"):
-        if (name := gpu_name(spelling)) is not None:
-            return load_gpu(name)
-    return load_gpu(device)  # which refuses it
+    return written_gpu(row.device, given)

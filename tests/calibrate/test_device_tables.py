@@ -1,0 +1,72 @@
+"""Operators and collectives of several devices in one table, and experts' products among ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.api import validate
+from atoll.calibrate.rows import read_operators
+from atoll.cost.gpu_gemm import gemm_times_s
+from atoll.errors import AtollError
+from atoll.hardware.gpu import load_gpu, written_gpu
+
+HEADER = (
+    "device,op,precision,m,n,k,batch,heads,kv_heads,seq,head_dim,causal,ranks,bytes,us,quant_us"
+)
+
+
+def written(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "timed.csv"
+    path.write_text("\n".join((HEADER, *lines)) + "\n")
+    return path
+
+
+def test_every_device_is_priced_as_itself(tmp_path: Path) -> None:
+    sizes = 4096, 8192, 2048
+    exact = float(gemm_times_s(load_gpu("b200"), *sizes)) * 1e6
+    table = written(
+        tmp_path,
+        f"B200,gemm,bf16,4096,8192,2048,,,,,,,,,{exact},",
+        f"NVIDIA B200,gemm,bf16,4096,8192,2048,,,,,,,,,{2 * exact + 5},5",
+        "A100,attention_prefill,bf16,,,,2,16,16,4096,128,0,,,900,",
+        "GB300,all_gather,int8,,,,,,,,,,4,536870912,700,",
+        "H100,moe,bf16,1,1,1,,,,,,,,,10,",
+        "H100,gemm,int4,64,64,64,,,,,,,,,10,",
+        "H100,gemm,bf16,64,64,many,,,,,,,,,10,",
+        "TPU-v99,gemm,bf16,64,64,64,,,,,,,,,10,",
+    )
+    shown = validate(table, out=tmp_path / "lines.csv")
+    assert (shown["rows"], shown["predicted"]) == (8, 4)
+    assert len(shown["skipped"]) == 4
+    assert shown["groups"]["device"]["B200"]["mean_ape"] == pytest.approx(0, abs=1e-9)
+    assert shown["groups"]["device"]["NVIDIA B200"]["mean_ape"] == pytest.approx(0.5)
+    assert set(shown["by_kind"]) == {"gemm bf16", "attention_prefill bf16", "all_gather int8"}
+    assert len((tmp_path / "lines.csv").read_text().splitlines()) == 5
+    with pytest.raises(AtollError, match="expect is 'oom'"):
+        validate(table, expect="oom")
+
+
+def test_an_a100_is_the_usual_one() -> None:
+    assert written_gpu("A100").name == "a100-80"
+    assert written_gpu("A100", " 40GB").name == "a100-40"
+
+
+def test_products_of_experts_and_other_columns(tmp_path: Path) -> None:
+    path = tmp_path / "ours.csv"
+    path.write_text(
+        "kind,us,model,hidden,ffn,local_experts,assignments,dtype,m,n,k\n"
+        "grouped_up_fwd,100,mixtral,4096,14336,8,16384,,,,\n"
+        "grouped_down_fwd,100,mixtral,4096,14336,8,,,,,\n"
+        "gemm,100,,,,,,fp8,64,64,64\n"
+        "gemm,100,,,,,,tf32,64,64,64\n"
+    )
+    up, short, narrow, odd = read_operators(path)
+    assert (up.kind, up.sizes) == (
+        "bmm",
+        (("m", 2048.0), ("n", 28672.0), ("k", 4096.0), ("batch", 8.0)),
+    )
+    assert "assignments: a grouped_down_fwd needs it" in short.trouble
+    assert narrow.kind == "gemm_fp8"
+    assert "tf32" in odd.trouble
