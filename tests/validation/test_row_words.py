@@ -136,6 +136,16 @@ def test_what_is_not_said_is_typical_of_the_device_and_its_time() -> None:
     assert (early.stack.name, early.attention) == ("fsdp-2023", "flash1")
 
 
+def test_windows_of_attention() -> None:
+    some = run_of(row(window="128", full_attention_every="2"))[0].model
+    assert some.windows[:4] == (128, 0, 128, 0)
+    whole, half, every = (
+        found(seq="16384", **told).step.compute_s
+        for told in ({}, {"window": "128", "full_attention_every": "2"}, {"window": "128"})
+    )
+    assert every < half < whole
+
+
 def test_compiled_programs_take_a_replicas_batch_at_once() -> None:
     _, layout = run_of(row("TPU-v5e", pp="1", dp="8"))
     assert (layout.microbatch, layout.sp) == (8, True)

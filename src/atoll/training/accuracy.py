@@ -18,14 +18,14 @@ UNSURE = 0.1  # mean error from which times are shown to few digits
 
 DEVICES = {
     "b200": Expected("on b200", 0.235, 23),
-    "b300": Expected("on b300", 0.294, 9),
+    "b300": Expected("on b300", 0.321, 9),
     "h100-96": Expected("on h100-96", 0.138, 27),
     "tpu-v5e": Expected("on tpu-v5e", 0.112, 24),
     "tpu-v5p": Expected("on tpu-v5p", 0.176, 6),
     "tpu-v6e": Expected("on tpu-v6e", 0.141, 12),
     "trainium1-core": Expected("on trainium1-core", 0.117, 16),
 }
-EXPERTS = Expected("of models with experts", 0.275, 69)
+EXPERTS = Expected("of models with experts", 0.285, 69)
 LONG_RINGS = Expected("with context parallelism from 65,536 tokens", 0.281, 3)
 
 

@@ -75,7 +75,7 @@ def model_of(row: RunRow, dropout: float) -> ModelConfig:
         qk_norm=bool(row.whole("qk_layernorm", 0)),
         mtp_layers=row.whole("mtp_layers", 0),
     )
-    config = _latent(row, _experts(row, config))
+    config = _windows(row, _latent(row, _experts(row, config)))
     if "deepseek" in config.name.lower() and not config.latent_kv:
         config = _deepseek(config)
     return _architecture(row, config)
@@ -112,6 +112,15 @@ def _experts(row: RunRow, config: ModelConfig) -> ModelConfig:
         dense_layers=tuple(range(first)),
         dense_ffn=row.whole("dense_ffn", config.ffn if own else 0) if first else 0,
     )
+
+
+def _windows(row: RunRow, config: ModelConfig) -> ModelConfig:
+    """A sliding window of attention, in all blocks but every n-th, which sees everything."""
+    window, every = row.whole("window", 0), row.whole("full_attention_every", 0)
+    if not window or not every:
+        return replace(config, window=window)
+    sizes = (0 if (block + 1) % every == 0 else window for block in range(config.layers))
+    return replace(config, windows=tuple(sizes))
 
 
 def _latent(row: RunRow, config: ModelConfig) -> ModelConfig:
