@@ -6,6 +6,7 @@ Pictures of the views go to build/screenshots, for people to look at.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from serve_runs import (
     write_wafer_search,
 )
 
+import atoll
 from atoll.serve.server import Explorer
 
 if TYPE_CHECKING:
@@ -279,6 +281,28 @@ def test_a_wafer_search_is_drawn(browser: Browser, tmp_path: Path) -> None:
         page.wait_for("document.querySelector('#certificate')?.textContent.includes('optimal')")
         assert page.eval("document.querySelector('#answer h2').textContent").endswith("on 8 dies")
         assert page.eval("document.querySelectorAll('#tabs button').length") == 1
+        assert_clean(page)
+
+
+def test_a_plan_is_followed_until_it_is_there(browser: Browser, tmp_path: Path) -> None:
+    pages: list[Page] = []
+    badge = "document.querySelector('#badge').textContent"
+    with ExitStack() as opened:
+
+        def listen(phase: str, *figures: float) -> None:
+            if pages or phase != "search":
+                return
+            pages.append(opened.enter_context(browser.page(1280, 900)))
+            pages[0].goto(opened.enter_context(serving(tmp_path / "laid-out")).address)
+            pages[0].wait_for(f"{badge}.includes('layouts left')")
+            title = "document.querySelector('#answer h2')?.textContent"
+            pages[0].wait_for(f"{title} === 'gpt2-xl on 16 devices'")
+
+        asked = {"devices": 16, "batch": 64, "out": tmp_path / "laid-out"}
+        atoll.plan("gpt2-xl", "h100", progress=listen, **asked)
+        (page,) = pages
+        page.wait_for("document.querySelector('#tabs').textContent.includes('What if')")
+        page.wait_for("document.querySelector('#view').dataset.view === 'layouts'")
         assert_clean(page)
 
 
