@@ -159,3 +159,14 @@ def test_every_command_reads_the_folder(whole, tmp_path):
     assert rows["designs"][0]["layout"] == str(whole.best.layout)
     assert rows["designs"][0]["step_time_s"] == pytest.approx(whole.best.step.time_s, rel=1e-8)
     assert PlanQuestion.of(**ASKED).to_dict()["time_limit_s"] == 3600.0
+
+
+def test_an_edited_network_file_is_another_question(tmp_path):
+    network = tmp_path / "network.yaml"
+    levels = "levels: [{name: all, devices: 64, bandwidth: 100 GB/s, latency: 1 us}]\n"
+    few = {"network": str(network), "out": tmp_path / "run", "tp": 1, "pp": 1, "microbatch": 1}
+    network.write_text("name: mine\n" + levels)
+    run(**few)
+    network.write_text("name: mine\n" + levels.replace("100", "50"))
+    with pytest.raises(AtollError, match=r"another job \(network_content"):
+        run(**few)

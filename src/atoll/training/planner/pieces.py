@@ -8,7 +8,7 @@ numbers, quick to find: those are passed on, and not kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple, fields, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ ROUNDING = 1e-9  # of times and bytes: compiled sums in another order than the e
 SINGLE = 1e-6  # the same of bounds, which are kept in single precision
 SAME = 1e-12  # of a step: "optimal" recomputation that takes as long as a named policy is that
 OPTIMAL = "optimal"
+AXES = [field.name for field in fields(Layout) if field.name not in ("recompute", "blocks")]
+"""Of a layout, as records have them."""
 
 
 class Pieces:
@@ -99,8 +101,12 @@ class Pieces:
             at = list(names).index(OPTIMAL)
             others_s = np.delete(found, at, axis=1).min(axis=1, initial=np.inf)
             found[others_s <= by_stage_s * (1 + SAME), at] = np.inf
-        told = [list(astuple(layout)) for layout in layouts]
-        return {"layouts": told, "policies": list(names), "times_s": [_told(row) for row in found]}
+        return {
+            "axes": AXES,
+            "layouts": [[getattr(layout, axis) for axis in AXES] for layout in layouts],
+            "policies": list(names),
+            "times_s": [_told(row) for row in found],
+        }
 
     def _figures(self, layouts: Sequence[Layout], choices: Sequence[str]) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
@@ -156,10 +162,10 @@ def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Row]:
         for values, row_s in zip(told["layouts"], told["times_s"], strict=True):
             for policy, step_s in zip(told["policies"], row_s, strict=True):
                 if step_s is not None:
-                    layout = replace(Layout(*values[:-1]), recompute=policy)
+                    layout = dict(zip(told["axes"], values, strict=True)) | {"recompute": policy}
                     yield {
                         "score": global_batch / step_s,
-                        "layout": str(layout),
+                        "layout": str(Layout(**layout)),
                         "step_time_s": step_s,
-                        **{k: v for k, v in asdict(layout).items() if k != "blocks"},
+                        **layout,
                     }

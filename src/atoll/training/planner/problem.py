@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 from atoll.answers.designs import Identity
 from atoll.answers.plan import LaunchFile
@@ -42,11 +43,12 @@ class PlanProblem:
         asked = self.question.to_dict()
         for name in ("time_limit_s", "export", "export_to"):
             del asked[name]
-        run = self.run
-        contents = {"model": run.stored or run.model, "device": run.gpu, "network": run.network}
+        # Files that the question names are known by what they hold.
+        contents = {field.name: getattr(self.run, field.name) for field in fields(self.run)}
         return asked | {
             f"{name}_content": fingerprint({name: repr(content)})
             for name, content in contents.items()
+            if is_dataclass(content)
         }
 
     def solve(self, desk: Desk) -> Plan:
