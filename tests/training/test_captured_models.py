@@ -91,6 +91,17 @@ def test_a_plan_of_a_stored_model_divides_its_repeated_layers(stored: str) -> No
     assert not found.best.layout.sp
 
 
+def test_a_folder_of_a_plan_belongs_to_the_content_of_the_model(
+    stored: str, tmp_path: Path
+) -> None:
+    asked = {"model": stored, "device": "h100", "devices": 4, "batch": 8, "out": tmp_path / "run"}
+    first = atoll.plan(workers=2, **asked)
+    assert atoll.plan(**asked).best == first.best
+    Path(stored).write_text(json.dumps(tiny_model()).replace('"repeat": 4', '"repeat": 8'))
+    with pytest.raises(AtollError, match=r"another job \(.*stored_content"):
+        atoll.plan(**asked)
+
+
 def test_a_stored_model_keeps_its_sequence(stored: str) -> None:
     with pytest.raises(AtollError, match="captured with whole sequences"):
         atoll.estimate(stored, "h100", 2, batch=4, cp=2)
