@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import JsonValue
@@ -85,6 +85,8 @@ class RunsValidation(Answer):
 class WorstOperator:
     line: int
     operator: str
+    device: str = ""
+    """Where the file has several."""
     measured_s: float
     predicted_s: float
     error: float
@@ -103,11 +105,13 @@ class OperatorsValidation(Answer):
     step_time: Errors
     memory: Errors = Errors()
     by_kind: Mapping[str, Errors]
-    long: Errors
+    long: Errors = Errors()
     """Products of 50 us and more."""
-    attention: Errors
+    attention: Errors = Errors()
+    groups: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)
+    """Of a file of several devices: by device and by precision."""
     worst: tuple[WorstOperator, ...]
-    steps: Mapping[str, RunsValidation]
+    steps: Mapping[str, RunsValidation] = field(default_factory=dict)
     """Whole steps of the same device, where no file was given."""
 
 

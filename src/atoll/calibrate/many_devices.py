@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.calibrate.validate import WORST, error_summary
 from atoll.cost.gpu_attention import attention_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
@@ -53,7 +53,7 @@ def is_device_table(header: Sequence[str]) -> bool:
     return all(name in header for name in COLUMNS)
 
 
-def validate_devices(path: str | Path, *, out: str | Path | None = None) -> dict[str, Any]:
+def validate_devices(path: str | Path, *, out: str | Path | None = None) -> OperatorsValidation:
     """Errors over a file, by device, by operator and by format."""
     skipped: Counter[str] = Counter()
     kinds: defaultdict[tuple[str, str, str], list[Timed]] = defaultdict(list)
@@ -75,35 +75,34 @@ def validate_devices(path: str | Path, *, out: str | Path | None = None) -> dict
     predicted_s = np.concatenate(found) if found else np.empty(0)
     errors = predicted_s / np.array([row.measured_s for row in rows]) - 1
 
-    def by(key: Callable[[Timed], str]) -> dict[str, Any]:
+    def by(key: Callable[[Timed], str]) -> dict[str, Errors]:
         names = np.array([key(row) for row in rows])
         return {name: error_summary(errors[names == name]) for name in sorted(set(names.tolist()))}
 
     told = [
-        {
-            "line": row.line,
-            "device": row.device,
-            "operator": f"{row.op} {row.precision} {' '.join(f'{x:g}' for x in row.sizes)}",
-            "measured_s": row.measured_s,
-            "predicted_s": float(predicted),
-            "error": float(error),
-        }
+        WorstOperator(
+            line=row.line,
+            operator=f"{row.op} {row.precision} {' '.join(f'{x:g}' for x in row.sizes)}",
+            device=row.device,
+            measured_s=row.measured_s,
+            predicted_s=float(predicted),
+            error=float(error),
+        )
         for row, predicted, error in zip(rows, predicted_s, errors, strict=True)
     ]
     if out is not None:
         header = ("line", "device", "operator", "measured_s", "predicted_s", "error")
-        write_csv(out, header, [list(row.values()) for row in told])
-    return {
-        "device": "several devices",
-        "rows": len(lines),
-        "predicted": len(rows),
-        "skipped": dict(skipped.most_common()),
-        "step_time": error_summary(errors),
-        "memory": {"rows": 0, "mean_ape": None, "median_ape": None, "p90_ape": None},
-        "by_kind": by(lambda row: f"{row.op} {row.precision}"),
-        "groups": {"device": by(lambda row: row.device), "precision": by(lambda r: r.precision)},
-        "worst": sorted(told, key=lambda row: -abs(float(str(row["error"]))))[:WORST],
-    }
+        write_csv(out, header, [[getattr(row, name) for name in header] for row in told])
+    return OperatorsValidation(
+        device="several devices",
+        rows=len(lines),
+        predicted=len(rows),
+        skipped=dict(skipped.most_common()),
+        step_time=error_summary(errors),
+        by_kind=by(lambda row: f"{row.op} {row.precision}"),
+        groups={"device": by(lambda row: row.device), "precision": by(lambda r: r.precision)},
+        worst=tuple(sorted(told, key=lambda row: -abs(row.error))[:WORST]),
+    )
 
 
 def _row(line: Line) -> Timed:

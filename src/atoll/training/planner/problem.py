@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
 
 from atoll.answers.designs import Identity
 from atoll.answers.plan import LaunchFile
