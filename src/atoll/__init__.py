@@ -5,11 +5,7 @@
 >>> print(plan)  # doctest: +SKIP
 """
 
-from atoll.kernel_cache import use_kernel_cache
-
-use_kernel_cache()
-
-from atoll.api import (  # noqa: E402  (the cache must be set before numba is imported)
+from atoll.api import (
     capture,
     check,
     describe_hardware,
@@ -22,9 +18,9 @@ from atoll.api import (  # noqa: E402  (the cache must be set before numba is im
     search,
     validate,
 )
-from atoll.errors import AtollError, InfeasibleError  # noqa: E402
-from atoll.identity import VERSION  # noqa: E402
-from atoll.questions import (  # noqa: E402
+from atoll.errors import AtollError, InfeasibleError
+from atoll.identity import VERSION
+from atoll.questions import (
     EstimateQuestion,
     PlanQuestion,
     SearchQuestion,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+
+COLLECTED_AFTER = 100_000  # new objects: a command makes graphs and layouts that stay, few cycles
 
 
 def main() -> None:
     """Entry point of the `atoll` command: Ctrl-C is one line also while it is being loaded."""
+    gc.set_threshold(COLLECTED_AFTER)
     try:
         from atoll.cli import main as run
     except KeyboardInterrupt:

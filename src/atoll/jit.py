@@ -13,13 +13,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from numba import njit
-from numba._dynfunc import make_function
-from numba.core import event
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
-from numba.core.compiler_machinery import PassManager, register_pass
-from numba.core.typed_passes import NativeLowering
+from atoll.kernel_cache import use_kernel_cache
+
+use_kernel_cache()
+
+from numba import njit  # noqa: E402  (it reads its environment when it is imported)
+from numba._dynfunc import make_function  # noqa: E402
+from numba.core import config, event  # noqa: E402
+from numba.core.codegen import JITCodeLibrary  # noqa: E402
+from numba.core.compiler import Compiler  # noqa: E402
+from numba.core.compiler_machinery import PassManager, register_pass  # noqa: E402
+from numba.core.typed_passes import NativeLowering  # noqa: E402
+
+config.reload_config()  # type: ignore[no-untyped-call]  # somebody else may have imported it before
 
 # Kernels carry no annotations: numba types them by their arguments.
 Kernel = Callable[..., Any]

@@ -46,7 +46,13 @@ class Cost:
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    return sum(costs, Cost())
+    listed = tuple(costs)
+    return Cost(
+        sum((c.matrix_s for c in listed), 0.0),
+        sum((c.attention_s for c in listed), 0.0),
+        sum((c.vector_s for c in listed), 0.0),
+        sum(c.kernels for c in listed),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from atoll.errors import AtollError
 class FileModel(BaseModel):
     """Base of the models that describe a file: unknown fields are refused, values are fixed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Built when first read: a command needs few of them.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def quantity(dimension: units.Dimension, default_unit: str | None = None) -> BeforeValidator:

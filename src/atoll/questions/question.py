@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, WithJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
@@ -27,7 +27,6 @@ from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
 class Question(FileModel):
     """Base of all questions. Fields take the name that options, keywords and job files have."""
 
-    model_config = ConfigDict(defer_build=True)  # a command needs few of them
     example: ClassVar[str] = ""
     """A command that asks it."""
     positional: ClassVar[tuple[str, ...]] = ()

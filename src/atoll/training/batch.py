@@ -93,7 +93,7 @@ def stage_choices(priced: Priced, layout: Layout, choices: Sequence[str]) -> tup
 
 def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -> Tables:
     run = priced.run
-    costs = priced.costs(_under(layouts[0], choices))
+    costs = priced.costs(layouts[0])
     structure = tuple((c.is_block, c.repeat, c.logits_bytes > 0) for c in costs)
     pipes, divisions, groups, sides, losses, contents = (_Numbered() for _ in range(6))
     rows = []
@@ -185,12 +185,6 @@ def _as_timed(choice: str) -> str:
 
 def _as_held(choice: str) -> str:
     return "full" if choice == LEAST else choice
-
-
-def _under(layout: Layout, choices: Sequence[str]) -> Layout:
-    """The variant with or without choices by operator."""
-    priced = any(choice.startswith("optimal") for choice in choices)
-    return replace(layout, recompute="optimal" if priced else "none")
 
 
 @lru_cache(maxsize=512)

@@ -369,7 +369,8 @@ def _with(cost: LayerCost, block: Layer | None, choices: Sequence[KeepChoice]) -
             for c, again in ((c, [block.forward[i] for i in c.rerun]) for c in choices)
         ]
     named = ((_name(i), one) for i, one in enumerate(kept))
-    return replace(cost, policies=(("none", none), *named), loss_bytes=0.0)
+    policies = (("none", none), *named)
+    return replace(cost, policies=policies, loss_bytes=0.0, by_operator=tuple)
 
 
 def _run(allowed: Allowed, variant: Variant) -> Run:

@@ -7,9 +7,9 @@ what is decided by the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 
 from atoll.cost.pricer import Cost, Pricer
 from atoll.step.layout import Layout
@@ -17,9 +17,9 @@ from atoll.step.orders import SPLIT
 from atoll.training.operators.policies import (
     Kept,
     TensorLink,
+    by_operator,
     links,
     module_policy,
-    optimal_policies,
     policies,
 )
 from atoll.workload.graph.layer import Layer, Model
@@ -67,6 +67,8 @@ class LayerCost:
     """Its own loss takes them as they are, in 16 bit."""
     loss_bytes: float
     """Of what it keeps, what belongs to its own loss: the stack says how much that is."""
+    by_operator: Callable[[], tuple[Kept, ...]] = field(default=tuple, compare=False)
+    """What `optimal` finds, which takes longer than all else here."""
 
     def kept(self, policy: str) -> Kept:
         """A policy by its name; "optimal-n" is the n-th of the chosen ones, or the last."""
@@ -82,7 +84,7 @@ class LayerCost:
     @cached_property
     def optimal(self) -> tuple[Kept, ...]:
         """Per-operator choices, from keeping everything to keeping least."""
-        return tuple(kept for name, kept in self.policies if name.startswith("optimal-"))
+        return self.by_operator()
 
     def backwards(self, order: str) -> Cost:
         """The backward pass as a pipeline order runs it: at once, or weight gradients apart."""
@@ -114,14 +116,11 @@ def layer_costs(
     cp: int = 1,
     ep: int = 1,
     *,
-    optimal: bool = False,
     modules: str = "",
     stored: bool = False,
 ) -> tuple[LayerCost, ...]:
-    """Every distinct layer of a prepared (unfused) model.
-
-    With `optimal`, blocks also get the per-operator recomputation choices that no other beats; with
-    `modules`, that of these modules.
+    """Every distinct layer of a prepared (unfused) model; with `modules`, blocks also get the
+    recomputation choice of these modules.
     """
     blocks = block_names(model)
     priced = {
@@ -132,7 +131,6 @@ def layer_costs(
             ep,
             layer.name in blocks,
             model.microbatch,
-            optimal=optimal,
             modules=modules,
             stored=stored,
         )
@@ -168,7 +166,6 @@ def _layer_cost(
     is_block: bool,
     samples: int,
     *,
-    optimal: bool,
     modules: str,
     stored: bool,
 ) -> LayerCost:
@@ -179,8 +176,6 @@ def _layer_cost(
     logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
     inside = pricer.schedules_links
     known = policies(layer, pricer, costs)
-    if optimal and is_block:
-        known += optimal_policies(layer, pricer, costs)
     if modules and is_block:
         known += (module_policy(layer, modules, pricer, costs),)
     return LayerCost(
@@ -208,6 +203,7 @@ def _layer_cost(
         logits_bytes=logits[0],
         half_loss=logits[1],
         loss_bytes=logits[2],
+        by_operator=cache(partial(by_operator, layer, pricer, costs)) if is_block else tuple,
     )
 
 

@@ -133,20 +133,19 @@ def _hosted(layer: Layer, names: Sequence[str]) -> set[str]:
     return found
 
 
-def optimal_policies(
-    layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]
-) -> tuple[tuple[str, Kept], ...]:
-    """The convex hull of bytes kept and seconds run again over all sets of saved tensors."""
+def by_operator(layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]) -> tuple[Kept, ...]:
+    """The convex hull of bytes kept and seconds run again over all sets of saved tensors, from
+    keeping all to keeping least.
+    """
     choices = hull_choices(layer, np.array([costs[op.name].total_s for op in layer.forward]))
     entry = _entry(layer)
     beyond = max(1, layer.saved_bytes - entry)
     extra = pricer.kept_bytes(layer)
     found = []
-    for level, choice in enumerate(reversed(choices)):
+    for choice in reversed(choices):
         share = min(1.0, max(0.0, (choice.kept_bytes - entry) / beyond))
         rerun = [layer.forward[i] for i in choice.rerun]
-        kept = kept_of(layer, choice.kept_bytes + extra * share, rerun, pricer, costs)
-        found.append((f"optimal-{level}", kept))
+        found.append(kept_of(layer, choice.kept_bytes + extra * share, rerun, pricer, costs))
     return tuple(found)
 
 

@@ -26,8 +26,7 @@ class Priced:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.pricer = _pricer(run)
-        self._variants: dict[tuple[int, int, int, int, int, bool, bool, str], tuple[LayerCost, ...]]
-        self._variants = {}
+        self._variants: dict[tuple[int, int, int, int, int, bool, str], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
         self._known: dict[tuple[object, ...], Any] = {}
 
@@ -43,14 +42,13 @@ class Priced:
         sp = layout.sp and layout.tp > 1
         optimal = layout.recompute.startswith("optimal")
         modules = "" if optimal or layout.recompute in RECOMPUTE else layout.recompute
-        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, optimal, modules
+        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, modules
         if key not in self._variants:
             self._variants[key] = layer_costs(
                 self.model(layout),
                 self.pricer,
                 layout.cp,
                 layout.ep,
-                optimal=optimal,
                 modules=modules,
                 stored=self.run.stored is not None,
             )
@@ -87,8 +85,11 @@ class Priced:
             return model.shared_parameters
         if self.run.stored is not None:
             return 0
-        here = {cost.name for cost in costs}
-        return shared_parameters(tuple(x for x in model.layers if x[0].name in here))
+        here = frozenset(cost.name for cost in costs)
+        return self.once(
+            ("held twice", id(model), here),
+            lambda: shared_parameters(tuple(x for x in model.layers if x[0].name in here)),
+        )
 
 
 def _pricer(run: Run) -> Pricer:

@@ -50,27 +50,69 @@ class Floor:
         self._wires: dict[tuple[int, ...], tuple[float, ...]] = {}
         self.ideal = replace(self.run, network=_ideal(self.run.network))
 
-    def bounds(self, block: Block) -> tuple[Floats, Floats]:
-        """Seconds and bytes that the layouts of a family need at least."""
-        run, family = self.run, block.family
-        stack, hidden = run.stack, run.stack.overlap
+    def bounds(self, block: Block, capacity: float = np.inf) -> tuple[Floats, Floats]:
+        """Seconds and bytes that the layouts of a family need at least; seconds are infinite where
+        they need more bytes than the `capacity`.
+        """
+        run = self.run
         sizes, which = np.unique(block.microbatch, return_inverse=True)
-        sample = _Sample(self, family, sizes)
-        more_f, more_b, more_w = sample.beyond_s[:, which]
-        pp, size = block.pp.astype(np.float64), block.microbatch.astype(np.float64)
-        zero, m = block.zero, run.global_batch / (block.dp * size)
+        sample = _Sample(self, block.family, sizes)
         copies = np.array([copies_of(order) for order in block.schedules])[block.schedule]
         copies = np.where(block.pp > 1, copies, 1)
-
         keys = (block.dp, block.zero, block.hsdp, copies)
-        per, wires = np.split(_by_key(keys, partial(self._divided, sample)), [10], axis=1)
-        dense, expert = (n * copies / pp for n in (sample.dense, sample.expert))
-        weights, gradients, optimizer, accumulate_s, update_s = (
-            per[:, i] * dense + per[:, i + 1] * expert for i in range(0, 10, 2)
-        )
-        gather_s, reduce_s, send_s = wires.T
-        # Activations go from chunk to chunk, gradients back; where zb-v turns they stay.
+        divided, key = _by_key(keys, partial(self._divided, sample))
         chunks = np.where(copies > 1, 1, block.vpp * _own_chunks(block))
+        blocks = run.model.layers // (block.pp * chunks) * chunks
+        needed = self._bytes(block, sample, divided[:, :6][key], copies, blocks)
+        step_s = np.full(len(block), np.inf)
+        some = np.flatnonzero(needed <= capacity)
+        step_s[some] = self._seconds(
+            Block(block.family, block.schedules, block.columns[:, some]),
+            sample,
+            divided[:, 6:][key[some]].T,
+            copies[some],
+            sample.beyond_s[:, which[some]],
+        )
+        return step_s, needed
+
+    def _bytes(
+        self,
+        block: Block,
+        sample: _Sample,
+        per: Floats,
+        copies: NDArray[np.int64],
+        blocks: NDArray[np.int64],
+    ) -> Floats:
+        stack, size = self.run.stack, block.microbatch.astype(np.float64)
+        dense, expert = (n * copies / block.pp for n in (sample.dense, sample.expert))
+        weights, gradients, optimizer = (
+            per[:, i] * dense + per[:, i + 1] * expert for i in range(0, 6, 2)
+        )
+        held = _mean_held(block, self.run.global_batch / (block.dp * size))
+        needed = weights + optimizer + held * blocks * size * sample.kept_bytes
+        # Late gradients come as activations go.
+        there = block.zero >= 2 if stack.late_gradients else np.ones(len(block), np.bool_)
+        needed += np.where(there, gradients + (blocks > 0) * size * sample.transient_bytes, 0.0)
+        return np.asarray(needed * (1 + stack.fragmentation) + stack.context_bytes)
+
+    def _seconds(
+        self,
+        block: Block,
+        sample: _Sample,
+        divided: Floats,
+        copies: NDArray[np.int64],
+        beyond_s: Floats,
+    ) -> Floats:
+        run, stack, hidden = self.run, self.run.stack, self.run.stack.overlap
+        more_f, more_b, more_w = beyond_s
+        pp, size = block.pp.astype(np.float64), block.microbatch.astype(np.float64)
+        zero, m = block.zero, run.global_batch / (block.dp * size)
+        dense, expert = (n * copies / pp for n in (sample.dense, sample.expert))
+        accumulate_s, update_s = (
+            divided[i] * dense + divided[i + 1] * expert for i in range(0, 4, 2)
+        )
+        gather_s, reduce_s, send_s = divided[4:]
+        # Activations go from chunk to chunk, gradients back; where zb-v turns they stay.
         moves = np.where(_own_chunks(block) > 1, 2 * (pp - 1), pp * block.vpp - 1)
         sent_s = (1 - hidden.pipeline) * moves * size * send_s
 
@@ -89,13 +131,7 @@ class Floor:
         behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
         step_s = passes_s + np.where(m > copies, m, 0) * accumulate_s + update_s
         step_s += (1 - hidden.gradient) * behind_s + stack.step_s
-
-        blocks = run.model.layers // (block.pp * chunks) * chunks
-        needed = weights + optimizer + _mean_held(block, m) * blocks * size * sample.kept_bytes
-        # Late gradients come as activations go.
-        there = zero >= 2 if stack.late_gradients else np.ones_like(whole)
-        needed += np.where(there, gradients + (blocks > 0) * size * sample.transient_bytes, 0.0)
-        return step_s * run.slack, needed * (1 + stack.fragmentation) + stack.context_bytes
+        return np.asarray(step_s * run.slack)
 
     def _passes_s(
         self,
@@ -125,7 +161,8 @@ class Floor:
             return np.asarray(fused_s)
         found = m * slowest_s
         keys = block.schedule[split], block.pp[split], m[split].astype(np.int64)
-        ways = _by_key(keys, lambda order, *of: _ways(block.schedules[order], *of))
+        ways, which = _by_key(keys, lambda order, *of: _ways(block.schedules[order], *of))
+        ways = ways[which]
         p, n, f, b, w, m = (x[split] for x in (pp, others, f, b, w, m))
         for way in (ways[:, :3], ways[:, 3:]):
             forward, backward, late = (way / n[:, None]).T
@@ -298,13 +335,15 @@ def _own_chunks(block: Block) -> NDArray[np.int64]:
     return np.where(block.pp > 1, own, 1)
 
 
-def _by_key(keys: Sequence[NDArray[Any]], of: Callable[..., tuple[float, ...]]) -> Floats:
-    """A row of figures for each entry of some columns, found once for equal entries."""
+def _by_key(
+    keys: Sequence[NDArray[Any]], of: Callable[..., tuple[float, ...]]
+) -> tuple[Floats, NDArray[np.intp]]:
+    """A row of figures for each distinct entry of some columns, and the row of every entry."""
     shape = tuple(int(key.max(initial=0)) + 1 for key in keys)
     numbers = np.ravel_multi_index(tuple(keys), shape)
     distinct, which = np.unique(numbers, return_inverse=True)
     listed = zip(*(x.tolist() for x in np.unravel_index(distinct, shape)), strict=True)
-    return np.array([of(*key) for key in listed])[which]
+    return np.array([of(*key) for key in listed]), which
 
 
 def _ideal(network: Network) -> Network:

@@ -64,12 +64,13 @@ class Pieces:
         return self._blocks[family]
 
     def bounds(self, family: Family) -> tuple[Singles, Singles]:
-        """Seconds and bytes that the layouts of a family need at least."""
+        """Seconds and bytes that the layouts of a family need at least; seconds of what fits."""
         found: tuple[Singles, Singles] = self.ask(*bounds_call(family), keep=False)
         return found
 
     def _bounds(self, *family: Any) -> tuple[Singles, Singles]:
-        step_s, bytes_ = self._floor.bounds(self.block(Family(*family)))
+        capacity = self.run.gpu.hbm_bytes * (1 + 3 * SINGLE)
+        step_s, bytes_ = self._floor.bounds(self.block(Family(*family)), capacity)
         return _down(step_s), _down(bytes_)
 
     def least_s(self, block: Block) -> Floats:
