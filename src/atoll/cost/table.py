@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,19 @@ class PassSet:
     def operators(self, index: int) -> tuple[Operator, ...]:
         layer = self.layers[index // 2]
         return layer.backward if index % 2 else layer.forward
+
+    @cached_property
+    def alike(self) -> NDArray[np.int64]:
+        """Of every layer the first with the same operators in the same graphs: what it costs."""
+        ptr, op, pred_ptr, pred_idx = self.arrays
+        seen: dict[tuple[bytes, ...], int] = {}
+        found = []
+        for layer in range(len(self.layers)):
+            first, middle, end = ptr[2 * layer : 2 * layer + 3]
+            edges = pred_ptr[first : end + 1]
+            of = op[first:middle], op[middle:end], np.diff(edges), pred_idx[edges[0] : edges[-1]]
+            found.append(seen.setdefault(tuple(part.tobytes() for part in of), layer))
+        return np.array(found, np.int64)
 
 
 def flatten(layers: Iterable[Layer]) -> PassSet:

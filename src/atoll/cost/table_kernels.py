@@ -141,6 +141,25 @@ def operator_options(c, chip, op, duration, demand):
         demand[o, R_SLOT] = 0.0 if kind == VECTOR else 1.0
 
 
+@kernel
+def operator_floor(c, chip, op, capacity, duration, demand, work):
+    """An operator's least work on each resource of one chip, in seconds of all of it: fills `work`.
+    Returns the shortest duration. Its options are written to `duration` and `demand`.
+    """
+    operator_options(c, chip, op, duration, demand)
+    fastest = np.inf
+    for o in range(duration.shape[0]):
+        fits = duration[o] < np.inf
+        for r in range(RESOURCES):
+            fits = fits and demand[o, r] <= capacity[r]
+        if fits:
+            for r in range(RESOURCES):
+                seconds = duration[o] * demand[o, r] / capacity[r]
+                work[r] = seconds if fastest == np.inf else min(work[r], seconds)
+            fastest = min(fastest, duration[o])
+    return fastest
+
+
 @entry
 def pass_problem(c, passes, p, chip):
     """Durations and demands of one pass on one chip, as a schedule problem wants them."""

@@ -87,7 +87,7 @@ def chain_facts(model: Model, recompute: str) -> ChainFacts:
 
 def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) -> Chain:
     """Add times: `layer_s` per kind of layer, `forward_s` per forward operator of the block."""
-    kept, extra, choice = frontier(facts.kept_bytes, (facts.rerun * forward_s).sum(axis=1))
+    kept, extra, choice = frontier(facts.kept_bytes, facts.rerun @ forward_s)
     return Chain(
         time_s=layer_s[facts.kind],
         saved_bytes=facts.saved_bytes,

@@ -203,18 +203,22 @@ def rerun_table(choices: Sequence[KeepChoice], operators: int) -> FloatArray:
 def frontier(
     kept_bytes: FloatArray, extra_s: FloatArray
 ) -> tuple[FloatArray, FloatArray, NDArray[np.int64]]:
-    """Kept bytes (ascending), extra seconds (descending) and indices of the convex lower hull."""
-    order = np.lexsort((extra_s, kept_bytes))
-    least_s = np.minimum.accumulate(extra_s[order])
-    faster = np.append(True, least_s[1:] < least_s[:-1])
+    """Kept bytes (ascending), extra seconds (descending) and indices of the convex lower hull of
+    choices that come from the fewest bytes to the most.
+    """
+    least_s = np.minimum.accumulate(extra_s)
+    points = np.flatnonzero(np.append(True, least_s[1:] < least_s[:-1]))
+    # Of those with as many bytes the last one is the fastest.
+    points = points[np.append(np.diff(kept_bytes[points]) > 0, True)]
+    x, y = kept_bytes[points].tolist(), extra_s[points].tolist()
     hull: list[int] = []
-    for point in order[faster]:
-        while len(hull) >= 2 and not _below(kept_bytes, extra_s, hull[-2], hull[-1], point):
+    for c in range(len(points)):
+        while len(hull) >= 2:
+            a, b = hull[-2:]
+            # b lies strictly below the line from a to c.
+            if (y[b] - y[a]) * (x[c] - x[a]) < (y[c] - y[a]) * (x[b] - x[a]):
+                break
             hull.pop()
-        hull.append(int(point))
-    return kept_bytes[hull], extra_s[hull], np.array(hull, np.int64)
-
-
-def _below(x: FloatArray, y: FloatArray, a: int, b: int, c: int) -> bool:
-    """Whether b lies strictly below the line from a to c."""
-    return bool((y[b] - y[a]) * (x[c] - x[a]) < (y[c] - y[a]) * (x[b] - x[a]))
+        hull.append(c)
+    found = points[hull]
+    return kept_bytes[found], extra_s[found], found

@@ -185,6 +185,36 @@ def series_cuts(before: Bools, cuts: Ints) -> int:
     return parts
 
 
+@kernel
+def least_makespan(fastest: Floats, work: Floats, pred_ptr: Ints, pred_idx: Ints) -> float:
+    """No more than `series_bound` of all series parts, at a fraction of its cost: of each part the
+    longest path and the work on every resource.
+    """
+    n, resources = work.shape
+    cuts = np.zeros(n + 1, np.int64)
+    parts = series_cuts(ancestors(n, pred_ptr, pred_idx), cuts)
+    finish = np.zeros(n)
+    total = np.zeros(resources)
+    makespan = 0.0
+    for c in range(parts):
+        longest = 0.0
+        for r in range(resources):
+            total[r] = 0.0
+        for j in range(cuts[c], cuts[c + 1]):
+            ready = 0.0
+            for e in range(pred_ptr[j], pred_ptr[j + 1]):
+                if pred_idx[e] >= cuts[c]:
+                    ready = max(ready, finish[pred_idx[e]])
+            finish[j] = ready + fastest[j]
+            longest = max(longest, finish[j])
+            for r in range(resources):
+                total[r] += work[j, r]
+        for r in range(resources):
+            longest = max(longest, total[r])
+        makespan += longest
+    return makespan
+
+
 @entry
 def prepare(
     duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints

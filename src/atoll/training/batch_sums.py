@@ -92,6 +92,14 @@ class States(NamedTuple):
     weight_s: Floats
 
 
+class Held(NamedTuple):
+    """What no layer's time changes, but for the weight gradients' seconds in `states`."""
+
+    states: States
+    bytes: Floats
+    """(stages, choices): what every stage needs."""
+
+
 class Passes(NamedTuple):
     """(stages, choices): seconds of a microbatch, and bytes."""
 
@@ -121,17 +129,19 @@ class Sums:
         self.stage = tables.starts[rows[self.row, PIPE]] + self.place
         self.m = rows[:, MICROBATCHES].astype(np.float64)[:, None]
 
-    def figures(self) -> tuple[Floats, Floats, Ints]:
+    def held(self) -> Held:
+        states = self.states()
+        return Held(states, self.memory(states))
+
+    def figures(self, held: Held | None = None) -> tuple[Floats, Floats, Ints]:
         """Seconds and bytes of every row under each choice, and in the last column where every
         stage has the fastest choice that fits it, or one for all where that is faster; the choices
         of stages that this comes to.
         """
-        t = self.t
-        states = self.states()
-        passes = self.passes(states)
-        bounds = t.bounds
+        held = held or self.held()
+        states, passes = held.states, self.passes(held)
         picks = np.zeros(len(self.row), dtype=np.int64)
-        if bounds.any():
+        if self.t.bounds.any():
             time_s = self.step_s(states, passes, bound=True)
             needed = self.most(passes.bytes)
             return np.append(time_s, time_s[:, -1:], 1), np.append(needed, needed[:, -1:], 1), picks
@@ -148,16 +158,16 @@ class Sums:
         picks[mine] = one[self.row[mine]]
         return time_s, needed, picks
 
-    def best(self, *, bound: bool) -> tuple[Floats, Ints]:
+    def best(self, held: Held | None = None, *, bound: bool) -> tuple[Floats, Ints]:
         """Seconds of every row with the best choices of its stages, infinite where none fit, and
         these choices; with `bound` no more than layers take that take no less.
         """
+        held = held or self.held()
         if not bound:
-            time_s, needed, picks = self.figures()
+            time_s, needed, picks = self.figures(held)
             fits = needed[:, -1] <= self.run.gpu.hbm_bytes
             return np.where(fits, time_s[:, -1], np.inf), picks
-        states = self.states()
-        passes = self.passes(states)
+        states, passes = held.states, self.passes(held)
         picks = self.fastest(passes)
         least = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))
         fits = self.most(least.bytes)[:, 0] <= self.run.gpu.hbm_bytes
@@ -232,17 +242,22 @@ class Sums:
             wires_s[np.where(gathers > 0, 0, 1), there] += wire_s
         return wires_s[0], wires_s[1]
 
-    def passes(self, states: States) -> Passes:
+    def passes(self, held: Held) -> Passes:
         """Every stage's passes and bytes under each choice."""
-        t, rows = self.t, self.rows
+        t, rows, states = self.t, self.rows, held.states
         mine = rows[self.row]
         # Rows whose weights are gathered layer by layer differ by group.
         gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP], -1)
         ways, way = np.unique(np.stack([rows[:, SIDE], gathered]), axis=1, return_inverse=True)
-        layers = np.stack([self.layers(int(side), int(group)) for side, group in ways.T])
         n = t.counts[self.stage] / mine[:, COPIES, None]
-        of = layers[way.reshape(-1)[self.row]]  # (stages, kinds, choices, 4)
-        forward, backward, beside, waiting = np.moveaxis(np.einsum("sk,skcx->scx", n, of), 2, 0)
+        parts = np.empty((4, len(n), t.passes.shape[2]))
+        for number, (side, group) in enumerate(ways.T.tolist()):
+            own = way.reshape(-1)[self.row] == number
+            for part, layer_s in zip(
+                parts, np.moveaxis(self.layers(side, group), 2, 0), strict=True
+            ):
+                part[own] = n[own] @ layer_s
+        forward, backward, beside, waiting = parts
         device = forward + backward
         host = np.maximum(0.0, beside - device) + waiting
         shown_s = ((1.0 - self.stack.overlap.pipeline) * t.sends_s[mine[:, GROUP]])[:, None]
@@ -256,7 +271,7 @@ class Sums:
             device_b,
             device + host,
             backward + host,
-            self.memory(states),
+            held.bytes,
         )
 
     def layers(self, side: int, group: int) -> Floats:

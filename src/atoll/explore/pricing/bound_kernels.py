@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.cost.table_kernels import capacities, pass_predecessors, pass_problem
+from atoll.cost.table_kernels import (
+    RESOURCES,
+    capacities,
+    operator_floor,
+    pass_predecessors,
+    pass_problem,
+)
 from atoll.jit import entry, kernel
+from atoll.schedule.bound_kernels import EPSILON, least_makespan
 from atoll.schedule.list_kernels import quick_bounds
 
 
@@ -122,26 +129,49 @@ def floors_s(floors, layer_s, repeats, block_layer, found):
 
 
 @entry
-def schedule_bounds(
-    start, stop, costs, passes, node_chip, node_variant, first_layer, ranges, lower, upper
-):
-    """Quick lower and upper bounds on the makespan of each pass of nodes start..stop-1, of the
-    layers that a variant's range names.
+def layer_floors(start, stop, costs, passes, chips, layers, lower):
+    """Lower bounds on the makespans of the passes of pairs start..stop-1 of a chip and a layer, in
+    the order of the chips: fills (pairs, 2), forward and backward.
 
-    Fills two arrays (nodes, layers, 2): forward and backward.
+    An operator's fastest option and its least work are looked up once for all passes of a chip.
     """
-    for node in range(start, stop):
-        chip = node_chip[node]
-        v = node_variant[node]
+    options = costs.tensor_count.shape[1]
+    duration = np.empty(options)
+    demand = np.empty((options, RESOURCES))
+    known = np.full(costs.kind.shape[0], -1)
+    fastest = np.empty(known.shape[0])
+    work = np.empty((known.shape[0], RESOURCES))
+    for pair in range(start, stop):
+        chip = chips[pair]
+        capacity = capacities(costs, chip) * (1.0 + EPSILON)
+        for direction in range(2):
+            p = 2 * layers[pair] + direction
+            ops = passes.op[passes.ptr[p] : passes.ptr[p + 1]]
+            for op in ops:
+                if known[op] != chip:
+                    known[op] = chip
+                    fastest[op] = operator_floor(
+                        costs, chip, op, capacity, duration, demand, work[op]
+                    )
+            pred_ptr, pred_idx = pass_predecessors(passes, p)
+            lower[pair, direction] = least_makespan(fastest[ops], work[ops], pred_ptr, pred_idx)
+
+
+@entry
+def schedule_bounds(start, stop, costs, passes, chips, layers, lower, upper):
+    """Quick bounds on the makespans of the passes of pairs start..stop-1 of a chip and a layer:
+    fills two arrays (pairs, 2), forward and backward.
+    """
+    for pair in range(start, stop):
+        chip = chips[pair]
         capacity = capacities(costs, chip)
-        for k in range(ranges[v, 0], ranges[v, 1]):
-            for direction in range(2):
-                p = 2 * (first_layer[v] + k) + direction
-                duration, demand = pass_problem(costs, passes, p, chip)
-                pred_ptr, pred_idx = pass_predecessors(passes, p)
-                bounds = quick_bounds(duration, demand, capacity, pred_ptr, pred_idx)
-                lower[node, k, direction] = bounds[0]
-                upper[node, k, direction] = bounds[1]
+        for direction in range(2):
+            p = 2 * layers[pair] + direction
+            duration, demand = pass_problem(costs, passes, p, chip)
+            pred_ptr, pred_idx = pass_predecessors(passes, p)
+            bounds = quick_bounds(duration, demand, capacity, pred_ptr, pred_idx)
+            lower[pair, direction] = bounds[0]
+            upper[pair, direction] = bounds[1]
 
 
 @entry

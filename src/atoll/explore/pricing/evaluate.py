@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from atoll.cost.chips import Chips
 from atoll.cost.table import PassSet, build_costs
 from atoll.cost.table_kernels import Costs, capacities, pass_problem
-from atoll.explore.pricing.bound_kernels import fastest_s, schedule_bounds
+from atoll.explore.pricing.bound_kernels import fastest_s, layer_floors, schedule_bounds
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variant, Variants
@@ -59,31 +59,41 @@ class Priced:
         self,
         node_chip: NDArray[np.int64],
         node_variant: NDArray[np.int64],
-        which: Literal["all", "layers", "halves"] = "all",
+        which: Literal["all", "floors", "layers", "halves"] = "all",
     ) -> tuple[FloatArray, FloatArray]:
         """Quick bounds of many nodes: (nodes, layers, forward and backward); of all that is priced,
-        of the model's layers or of the halves of their backward passes, zero for the others.
+        of the model's layers (as floors: from below alone, at a fraction of the cost) or of the
+        halves of their backward passes, zero for the others.
         """
         variants = self.variants.variants
         most = max(len(variant.passes) for variant in variants)
-        lower = np.zeros((len(node_chip), most, 2))
-        upper = np.zeros((len(node_chip), most, 2))
         ranges = np.array(
             [
                 (
                     variant.layers if which == "halves" else 0,
-                    variant.layers if which == "layers" else len(variant.passes),
+                    variant.layers if which in ("floors", "layers") else len(variant.passes),
                 )
                 for variant in variants
             ],
             np.int64,
         )
-        arguments = (
-            self.costs, self.passes.arrays, node_chip, node_variant, self.variants.layer_ranges,
-            ranges, lower, upper,
-        )  # fmt: skip
-        over_ranges(lambda a, b: schedule_bounds(a, b, *arguments), len(node_chip))
-        return lower, upper
+        begin, end = ranges[node_variant].T
+        node = np.repeat(np.arange(len(node_chip)), end - begin)
+        own = np.arange(len(node)) - np.repeat(np.cumsum(end - begin) - end, end - begin)
+        # Variants that spread experts otherwise have most of their layers in common.
+        layer = self.passes.alike[self.variants.layer_ranges[node_variant[node]] + own]
+        count = len(self.passes.layers)
+        pairs, number = np.unique(node_chip[node] * count + layer, return_inverse=True)
+        chips, layers = np.divmod(pairs, count)
+        found = np.zeros((2, len(pairs), 2))
+        arguments = self.costs, self.passes.arrays, chips, layers
+        if which == "floors":
+            over_ranges(lambda a, b: layer_floors(a, b, *arguments, found[0]), len(pairs))
+        else:
+            over_ranges(lambda a, b: schedule_bounds(a, b, *arguments, *found), len(pairs))
+        bounds = np.zeros((2, len(node_chip), most, 2))
+        bounds[:, node, own] = found[:, number]
+        return bounds[0], bounds[1]
 
     def forward_s(
         self, node_chip: NDArray[np.int64], node_variant: NDArray[np.int64]

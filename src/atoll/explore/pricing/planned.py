@@ -36,6 +36,7 @@ from atoll.training.batch_sums import (
     SIDE,
     STAGES,
     ZERO,
+    Held,
     States,
     Sums,
     Tables,
@@ -146,8 +147,10 @@ class PlannedLayouts:
     repeats: NDArray[np.int64]
     steps: Floors
     """Their fixed seconds without those on memory."""
-    moved_s: FloatArray
-    """(layouts,): these, on a memory of one byte a second."""
+    held: Held
+    """Of all layouts, on such a memory."""
+    first: NDArray[np.int64]
+    """(layouts,): their first stages there."""
     needed: FloatArray
     """(layouts,): bytes under the choices that need least."""
 
@@ -155,7 +158,8 @@ class PlannedLayouts:
         return self._steps(problem).of(self.needed <= problem.memory_bytes)
 
     def _steps(self, problem: PlacementProblem) -> Floors:
-        return self.steps._replace(fixed_s=self.steps.fixed_s + self.moved_s / problem.hbm_Bps)
+        moved_s = self.held.states.beside_s / problem.hbm_Bps
+        return self.steps._replace(fixed_s=self.steps.fixed_s + moved_s)
 
     def fastest(self, problem: PlacementProblem, times: Times, cutoff_s: float) -> Division | None:
         floor_s = np.empty(len(self.layouts))
@@ -171,7 +175,8 @@ class PlannedLayouts:
                 break
             rows = order[first : first + AT_ONCE]
             sums = Sums(tables, tables.rows[rows])
-            step_s, chosen = sums.best(bound=times.weight_s is not None)
+            own = self._held(sums, rows, problem)
+            step_s, chosen = sums.best(own, bound=times.weight_s is not None)
             least = int(step_s.argmin())
             if step_s[least] < best_s:
                 best_s, best = float(step_s[least]), int(rows[least])
@@ -193,6 +198,21 @@ class PlannedLayouts:
             layout=layout,
             choices=tuple(picks.tolist()),
         )
+
+    def _held(self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem) -> Held:
+        """What some of the layouts hold, beside a chip's times."""
+        at, known = self.first[rows][sums.row] + sums.place, self.held.states
+        weight_s = (sums.t.counts @ sums.t.kinds[:, 4])[sums.stage]
+        states = States(
+            known.beside_s[rows] / problem.hbm_Bps,
+            known.last_s[rows],
+            known.before_s[rows],
+            known.fixed[at],
+            known.gradients[at],
+            known.waiting[at],
+            weight_s / sums.rows[sums.row, COPIES],
+        )
+        return Held(states, self.held.bytes[at])
 
     def timed(self, problem: PlacementProblem, times: Times) -> Tables:
         """The tables with a chip's times. Of bounds, orders that put weight gradients off count the
@@ -340,7 +360,7 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
     _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
     repeats = np.array([cost.repeat for cost in costs], np.int64)
     sums = Sums(tables, tables.rows)
-    states = sums.states()
+    held = sums.held()
     return PlannedLayouts(
         run=run,
         model=variant.model,
@@ -352,9 +372,10 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         tables=tables,
         apart=np.array([layouts[i].schedule in SPLIT for i in sides]),
         repeats=repeats,
-        steps=_steps(sums, states, repeats),
-        moved_s=states.beside_s,
-        needed=sums.most(sums.memory(states).min(axis=1)),
+        steps=_steps(sums, held.states, repeats),
+        held=held,
+        first=sums.starts,
+        needed=sums.most(held.bytes.min(axis=1)),
     )
 
 

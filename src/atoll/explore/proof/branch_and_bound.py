@@ -32,7 +32,7 @@ from atoll.explore.proof.batches import Pacer, Speculation
 from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
 from atoll.explore.proof.objective import Objective
-from atoll.explore.proof.order import chip_name
+from atoll.explore.proof.order import ROUNDING, chip_name
 from atoll.explore.proof.reserve import hbm_bandwidths, open_frontier
 from atoll.explore.proof.tasks import (
     ChipNodes,
@@ -283,7 +283,8 @@ class Search:
             own = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
-            return Call(bound_chips, (chips, rows, open_[own], self.threshold()), tag=piece)
+            limits = self.threshold(), self._cutoff() * (1.0 + ROUNDING)
+            return Call(bound_chips, (chips, rows, open_[own], *limits), tag=piece)
 
         pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
         for done, bounded in self.crew.results(call(piece) for piece in pieces):

@@ -78,8 +78,11 @@ def bound_chips(
     rows: FloatArray,
     open_: NDArray[np.bool_],
     threshold: float,
+    cutoff_s: float,
 ) -> Bounded:
-    """Operator costs and schedule bounds for the open nodes of these chips."""
+    """Operator costs and schedule bounds for the open nodes of these chips: schedules of those
+    whose layers' floors leave a chance. With one model, a step of `cutoff_s` leaves none.
+    """
     # Contiguous, as everywhere: another layout would compile the kernels a second time.
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
     # Most variants are ruled out on all these chips: operators that are theirs alone go unpriced.
@@ -87,13 +90,20 @@ def bound_chips(
     own = np.ascontiguousarray(own.reshape(-1))
     variants, repeats = _part(context.variants, tuple(part.tolist()))
     priced = Priced.of(chips, variants, context.setting)
+    rows = rows.copy()
+
+    def hopeful(least_s: FloatArray) -> NDArray[np.bool_]:
+        """Raise the bounds to layers that take no less; which nodes still have a chance."""
+        step_s = context.layouts.step_s(least_s.sum(axis=2), variant)
+        rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
+        found: NDArray[np.bool_] = (context.rule.scores(rows) > threshold)[chip]
+        return found & (rows[chip, variant] < cutoff_s)
+
+    kept = hopeful(priced.schedule_bounds(chip, own, "floors")[0])
+    chip, variant, own = chip[kept], variant[kept], own[kept]
     lower, upper = priced.schedule_bounds(chip, own, "layers")
     check_layers(chips, variants, context.setting, priced.work, chip, own, upper)
-    rows = rows.copy()
-    bounds = context.layouts.step_s(lower.sum(axis=2), variant)
-    rows[chip, variant] = np.maximum(rows[chip, variant], bounds)
-    hopeful = context.rule.scores(rows) > threshold
-    kept = hopeful[chip]
+    kept = hopeful(lower)
     chip, variant, own = chip[kept], variant[kept], own[kept]
     if len(chip) == 0:
         return Bounded(rows, {})
@@ -106,7 +116,7 @@ def bound_chips(
     forward = priced.forward_s(chip, own)
     hbm, glb = variant_traffic(priced, repeats)
     nodes = {}
-    for position in np.flatnonzero(hopeful):
+    for position in np.unique(chip):
         its = slice(*np.searchsorted(chip, [position, position + 1]))
         nodes[int(position)] = ChipNodes(
             float(chips.hbm_capacity_bytes[position]),
