@@ -25,7 +25,7 @@ from numba.core.compiler import Compiler  # noqa: E402
 from numba.core.compiler_machinery import PassManager, register_pass  # noqa: E402
 from numba.core.typed_passes import NativeLowering  # noqa: E402
 
-config.reload_config()  # type: ignore[no-untyped-call]  # somebody else may have imported it before
+config.reload_config()  # somebody else may have imported it before
 
 # Kernels carry no annotations: numba types them by their arguments.
 Kernel = Callable[..., Any]
