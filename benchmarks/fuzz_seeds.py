@@ -144,7 +144,6 @@ host: 1.4
 overlap: {odds: {value: 0.8, low: 0.2, high: 3.2}, gradient: 0.6}
 bandwidth: {inside: 0.9, between: {value: 0.7, low: 0.5, high: 0.95}}
 latency: {between: 1.5}
-gather: 0.8
 runs: 3
 error: 0.05
 """

@@ -35,24 +35,17 @@ from atoll.validation.step_rows import is_step_file, read_steps, step_run_of
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-PRIORS = {
-    "slack": 0.13,
-    "host": 0.76,
-    "overlap": 1.0,
-    "inside": 0.48,
-    "between": 0.68,
-    "gather": 0.94,
-}
+PRIORS = {"slack": 0.12, "host": 0.95, "overlap": 1.0, "inside": 0.42, "between": 0.95}
 """Standard deviations of the parameters' logarithms (of overlap, of its odds): how far 13 sources
-of published runs lay from the catalogue when each was fitted as a whole, on those that told; none
-told of overlap, whose width is assumed.
+of published runs lie from the catalogue when each is fitted as a whole, the farthest left out; none
+tells of overlap, whose width is assumed.
 """
 WIDTHS = np.array(list(PRIORS.values()))
-AWAY = np.array([1, 1, -1, -1, -1, -1])
+AWAY = np.array([1, 1, -1, -1, -1])
 """The direction in which each makes steps longer."""
-NOISE, FREEDOM = 0.05, 4.0
+NOISE, FREEDOM = 0.07, 4.0
 """Of the logarithm of step times: scale and degrees of freedom of Student's distribution."""
-OTHER_STACK, OTHER_KERNEL = 1.0, 0.7
+OTHER_STACK, OTHER_KERNEL = 3.0, 2.0
 """What software other than the reader's assumption costs in the logarithm of the evidence."""
 FARTHEST = 2.5
 """Standard deviations of its prior that a parameter may lie off."""
@@ -60,7 +53,7 @@ Z = 1.645
 """Standard deviations on either side of a 90 % interval."""
 MOST_RUNS = 60
 """That are fitted; of more, as many at even distances."""
-TRIED = 4
+TRIED = 3
 """Kinds of software that are fitted in whole: the likeliest by slack alone."""
 ITERATIONS = 8
 CLOSE = 0.01
@@ -225,7 +218,6 @@ def site_at(point: Floats, sd: Floats | None = None, **told: Any) -> Site:
         **{"name": "point"} | told,
         slack=known.get("slack"),
         host=known.get("host"),
-        gather=known.get("gather"),
         overlap=Overlaps(odds=known.get("overlap")),
         bandwidth=Levels(inside=known.get("inside"), between=known.get("between")),
     )

@@ -126,8 +126,6 @@ class Site(FileModel):
     overlap: Overlaps = Overlaps()
     bandwidth: Levels = Levels()
     latency: Levels = Levels()
-    gather: Factor | None = None
-    """On the share of bandwidth that gathers of fully sharded weights reach."""
     runs: int = Field(default=0, ge=0, le=MOST)
     """Measured runs that it was fitted on."""
     error: float | None = Field(default=None, ge=0, le=1 / LEAST)
@@ -151,8 +149,6 @@ class Site(FileModel):
             changed = dict.fromkeys(HOST_TIMES, 0.0) | {"host_kernel_s": self.host_kernel_s.value}
         if self.slack is not None:
             changed["slack"] = stack.slack * self.slack.value
-        if self.gather is not None:
-            changed["gather_efficiency"] = stack.gather_efficiency * self.gather.value
         return replace(stack, **changed, overlap=self.overlap.of(stack.overlap))
 
     def on_network(self, network: Network) -> Network:
