@@ -101,12 +101,15 @@ def test_fewer_runs_tell_less(tmp_path: Path) -> None:
 
 
 def test_software_is_found_where_rows_do_not_state_it(tmp_path: Path) -> None:
-    eager = Site(name="eager", stack="modular", attention="flash1")
-    path = runs(tmp_path / "runs.csv", eager, framework="")
-    site, told = fit_runs(path)
-    assert told.errors.before > 0.1
+    unfused = Site(name="unfused", attention="unfused")
+    rows: list[Mapping[str, Any]] = []
+    for length in (1024, 8192):  # slack alone cannot explain both
+        with runs(tmp_path / "part.csv", unfused, flash_attention="", seq=length).open() as file:
+            rows += list(csv.DictReader(file))[:2]
+    site, told = fit_runs(table(tmp_path / "runs.csv", rows))
+    assert told.errors.before > 0.1  # read as fused
     assert told.errors.after < 0.02
-    assert site.stack in ("modular", "modular-lean", "eager", "fsdp")  # the same kernels
+    assert site.attention == "unfused"
 
 
 def test_rows_that_state_their_framework_keep_it(tmp_path: Path) -> None:
@@ -120,7 +123,7 @@ def test_what_was_measured_directly_is_not_fitted(tmp_path: Path) -> None:
     measured = Site(name="tests", bandwidth=ELSEWHERE.bandwidth)
     site, _ = fit_runs(path, measured)
     assert site.bandwidth.between is None
-    assert site.slack is not None and site.slack.value == pytest.approx(1.12, rel=0.01)
+    assert site.slack is not None and site.slack.value == pytest.approx(1.12, rel=0.03)
 
 
 def test_a_site_is_used_by_estimate_plan_and_validate(tmp_path: Path) -> None:
