@@ -29,8 +29,7 @@ ROUNDING = 1e-9  # of times and bytes: compiled sums in another order than the e
 SINGLE = 1e-6  # the same of bounds, which are kept in single precision
 SAME = 1e-12  # of a step: "optimal" recomputation that takes as long as a named policy is that
 OPTIMAL = "optimal"
-AXES = [field.name for field in fields(Layout) if field.name not in ("recompute", "blocks")]
-"""Of a layout, as records have them."""
+AXES = [field.name for field in fields(Layout) if field.name != "blocks"]
 
 
 class Pieces:
@@ -102,12 +101,8 @@ class Pieces:
             at = list(names).index(OPTIMAL)
             others_s = np.delete(found, at, axis=1).min(axis=1, initial=np.inf)
             found[others_s <= by_stage_s * (1 + SAME), at] = np.inf
-        return {
-            "axes": AXES,
-            "layouts": [[getattr(layout, axis) for axis in AXES] for layout in layouts],
-            "policies": list(names),
-            "times_s": [_told(row) for row in found],
-        }
+        times_s = [_told(row) for row in found]
+        return {"layouts": block, "policies": list(names), "times_s": times_s}
 
     def _figures(self, layouts: Sequence[Layout], choices: Sequence[str]) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
@@ -160,13 +155,13 @@ def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Row]:
         told = note["value"]
         if not isinstance(told, Mapping):
             continue  # bounds
-        for values, row_s in zip(told["layouts"], told["times_s"], strict=True):
+        for layout, row_s in zip(_layouts(*told["layouts"]), told["times_s"], strict=True):
             for policy, step_s in zip(told["policies"], row_s, strict=True):
                 if step_s is not None:
-                    layout = dict(zip(told["axes"], values, strict=True)) | {"recompute": policy}
+                    found = replace(layout, recompute=policy)
                     yield {
                         "score": global_batch / step_s,
-                        "layout": str(Layout(**layout)),
+                        "layout": str(found),
                         "step_time_s": step_s,
-                        **layout,
+                        **{axis: getattr(found, axis) for axis in AXES},
                     }
