@@ -36,7 +36,7 @@ from atoll.wafer.staging.stages import INFINITY, MANY_CODES, MICROBATCHES, Optio
 from atoll.wafer.staging.tiling import pack
 
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
-MOST_SOLVED = 40  # candidates solved on one wafer; the bound covers the others
+MOST_SOLVED = 20  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 10  # the same when many wafers are compared
 CLOSE = 1e-3  # of a step: candidates whose bounds promise no more are not solved
 MOST_POLISHED = 3  # of the best mappings, solved again with every gene free
