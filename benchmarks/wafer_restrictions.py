@@ -4,8 +4,7 @@
 
 A job is a wafer of the catalogue with a drawn grid, link bandwidth and memory, a model and a batch;
 its restriction allows some numbers of stages, one shape of a stage, some microbatches, or takes a
-part of the space away. A violation is a restricted answer that is more than 0.1 % faster. 200 jobs
-take about two hours of processor time.
+part of the space away. A violation is a restricted answer that is more than 0.1 % faster.
 """
 
 from __future__ import annotations
