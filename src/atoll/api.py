@@ -307,7 +307,7 @@ def plan(
     workers and cluster are as for `search`.
     """
     from atoll.driver import Means, drive
-    from atoll.export import VALUES, launch_files, refusals
+    from atoll.export import EXPORTERS, launch_files, refusals
     from atoll.training.planner.problem import PlanProblem
     from atoll.training.request import axes_of, run_of
 
@@ -318,7 +318,7 @@ def plan(
 
     def prepare(limit: Stop) -> PlanProblem:
         run, target = run_of(question), question.export or ""
-        axes = axes_of(question, VALUES.get(target, {}))
+        axes = axes_of(question, EXPORTERS[target].values if target else {})
         usable = refusals(target, run) if target else None
         now = stop is not None or means != Means()  # else reasons wait until they are asked for
         return PlanProblem(question, run, axes, usable, now, launch_files)

@@ -24,6 +24,8 @@ class Profile:
     """Part of the shared buffer that one tensor operator may fill."""
     tensor_slots: int
     """How many tensor operators may own a part of the buffer at once."""
+    vector_operations: str
+    """Operations of vector functions: "default" or "phaze" (`cost.vector`)."""
     vector_memory: bool
     """Whether vector operators pay for the bytes they move."""
     free_spread: bool

@@ -3,10 +3,10 @@ system, so that the two can be laid side by side."""
 
 from __future__ import annotations
 
-from atoll.errors import AtollError
 from atoll.phaze.profile import PHAZE
 from atoll.placement.placer import ExactPlacer
 from atoll.profile import Profile
+from atoll.registry import Registry
 
 DEFAULT = Profile(
     name="default",
@@ -15,6 +15,7 @@ DEFAULT = Profile(
     sequence_parallel=True,
     glb_share=0.5,
     tensor_slots=2,
+    vector_operations="default",
     vector_memory=True,
     free_spread=True,
     link_on_vector=False,
@@ -26,12 +27,4 @@ DEFAULT = Profile(
     widens_space=True,
 )
 
-PROFILES = {profile.name: profile for profile in (DEFAULT, PHAZE)}
-
-
-def get_profile(name: str) -> Profile:
-    """The profile of that name."""
-    if name not in PROFILES:
-        known = ", ".join(PROFILES)
-        raise AtollError(f"profile: unknown profile {name!r}; known profiles are {known}.")
-    return PROFILES[name]
+PROFILES = Registry("profiles", Profile, (DEFAULT, PHAZE))

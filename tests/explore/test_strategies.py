@@ -12,7 +12,7 @@ from atoll.errors import AtollError
 from atoll.explore.pareto import area_front
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
-from atoll.explore.proof.objective import Objective
+from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.spotlight import GaussianProcess
 from atoll.phaze.strategy import visit_buckets
 from atoll.profiles import DEFAULT
@@ -38,24 +38,24 @@ class TestObjective:
     times = np.array([[1.0, 4.0], [2.0, 2.0]])
 
     def test_mean_is_of_samples_per_second(self) -> None:
-        objective = Objective("mean", (8, 16), (1.0, 1.0), (1.0, 1.0))
+        objective = Objective(AIMS["mean"], (8, 16), (1.0, 1.0), (1.0, 1.0))
         assert objective.scores(self.times).tolist() == [6.0, 6.0]
 
     def test_worst_is_the_least_gain_over_the_reference(self) -> None:
-        objective = Objective("worst", (8, 16), (1.0, 1.0), (2.0, 4.0))
+        objective = Objective(AIMS["worst"], (8, 16), (1.0, 1.0), (2.0, 4.0))
         assert objective.scores(self.times).tolist() == [1.0, 2.0]
 
     def test_weights_count_relative_gains(self) -> None:
-        objective = Objective("weighted", (8, 16), (3.0, 1.0), (2.0, 4.0))
+        objective = Objective(AIMS["weighted"], (8, 16), (3.0, 1.0), (2.0, 4.0))
         assert objective.scores(self.times).tolist() == [3.25, 2.0]
 
     def test_a_model_that_does_not_fit_scores_nothing(self) -> None:
-        objective = Objective("worst", (8, 16), (1.0, 1.0), (2.0, 4.0))
+        objective = Objective(AIMS["worst"], (8, 16), (1.0, 1.0), (2.0, 4.0))
         assert objective.scores(np.array([[1.0, np.inf]])).tolist() == [0.0]
 
     def test_an_unknown_kind_is_refused(self) -> None:
-        with pytest.raises(AtollError, match=r"best.*mean"):
-            Objective("best", (8,), (1.0,), (1.0,))
+        with pytest.raises(AtollError, match=r"objective 'best' is not known.*mean"):
+            AIMS["best"]
 
     @given(
         st.sampled_from(["mean", "weighted", "worst"]),
@@ -65,7 +65,7 @@ class TestObjective:
     def test_a_faster_chip_never_scores_lower(
         self, kind: str, times: list[float], slower: list[float]
     ) -> None:
-        objective = Objective(kind, (8, 16), (1.0, 2.0), (2.0, 4.0))
+        objective = Objective(AIMS[kind], (8, 16), (1.0, 2.0), (2.0, 4.0))
         fast = np.array([times])
         assert objective.scores(fast) >= objective.scores(fast * np.array(slower))
 
@@ -121,7 +121,7 @@ def test_two_models_at_once_are_optimal_too() -> None:
     ]
     variants = make_variants(workloads, (1, 2), (1, 2), 4, "optimal", DEFAULT)
     setting = tiny_setting(DEFAULT, 4)
-    objective = Objective("worst", (BATCH, BATCH), (1.0, 1.0), (1000.0, 2000.0))
+    objective = Objective(AIMS["worst"], (BATCH, BATCH), (1.0, 1.0), (1000.0, 2000.0))
     search = Search(random_space(4, 80), variants, setting, objective, 1e-3)
     outcome = exact_search(search)
     fresh = Search(random_space(4, 80), variants, setting, objective, 1e-3)

@@ -18,7 +18,7 @@ from atoll.explore.pareto import Front, fronts
 from atoll.explore.pricing.workloads import Workload, make_variants
 from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.exact import exact_search
-from atoll.explore.proof.objective import Objective
+from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.run import run_search
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
@@ -85,7 +85,7 @@ def test_the_same_with_several_models_and_every_chip_for_its_own_sake() -> None:
         Workload("b", tiny_config(2, 128, 4), 256, BATCH),
     ]
     variants = make_variants(workloads, (1, 2), (1, 2), 4, "optimal", DEFAULT)
-    objective = Objective("worst", (BATCH, BATCH), (1.0, 1.0), (1000.0, 2000.0))
+    objective = Objective(AIMS["worst"], (BATCH, BATCH), (1.0, 1.0), (1000.0, 2000.0))
     found = []
     for workers in (0, 2):
         executor = choose_executor(workers, None)

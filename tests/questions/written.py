@@ -25,8 +25,9 @@ from atoll.questions import (
     WaferQuestion,
     verbs,
 )
-from atoll.questions.question import about, is_tuple, scalars
+from atoll.questions.question import Named, about, inside, is_tuple, scalars
 from atoll.questions.texts import fields_of, grouped, help_words, metavar, spelled
+from atoll.registry import Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUB = Path(questions.__file__).with_name("keywords.pyi")
@@ -46,10 +47,19 @@ KEYWORDS: dict[str, tuple[type[Question], ...]] = {
 """Types of Python's keywords."""
 
 
+def registry_kind(info: FieldInfo) -> type | None:
+    """The kind of object that Python may give for a field's name."""
+    parts = (*info.metadata, *inside(info.annotation))
+    found = (part.listed for part in parts if isinstance(part, Named))
+    return next((each.kind for each in found if isinstance(each, Registry)), None)
+
+
 def keyword_type(info: FieldInfo) -> str:
     """What Python may give for a field, as an annotation."""
     if about(info, "file_only"):
         return "Any"
+    if kind := registry_kind(info):
+        return f"str | {kind.__name__} | None"
     found = scalars(info)
     names = {Path: "str | Path", float: "float | str"}
     kinds = [
@@ -67,7 +77,11 @@ def stub() -> str:
         "from collections.abc import Mapping, Sequence",
         "from pathlib import Path",
         "from typing import Any, TypedDict",
+        "",
     ]
+    fields = [info for asked in KEYWORDS.values() for info in fields_of(*asked).values()]
+    kinds = {kind for info in fields if (kind := registry_kind(info))}
+    lines += sorted(f"from {kind.__module__} import {kind.__name__}" for kind in kinds)
     for name, asked in KEYWORDS.items():
         left_out = asked[0].positional
         lines += ["", f"class {name}(TypedDict, total=False):"]

@@ -13,7 +13,7 @@ import atoll  # noqa: E402
 from atoll.hardware.gpu import load_gpu  # noqa: E402
 from atoll.training.operators.layers import layer_costs  # noqa: E402
 from atoll.training.operators.pricing import GpuPricer  # noqa: E402
-from atoll.training.stack import load_stack  # noqa: E402
+from atoll.training.stack import STACKS  # noqa: E402
 from atoll.workload import Layer, StoredModel, prepare, widths  # noqa: E402
 
 from . import modules as m  # noqa: E402
@@ -154,7 +154,7 @@ def test_a_convolutions_kernel_is_no_row_of_experts() -> None:
             return self.out(mixed).sum()
 
     model = atoll.capture(Mixer, (torch.empty(2, 16, 64, device="meta"),))
-    pricer = GpuPricer(load_gpu("h200"), load_stack("eager"), stored=True)
+    pricer = GpuPricer(load_gpu("h200"), STACKS["eager"], stored=True)
     for cost in layer_costs(prepare(model, 1), pricer):
         assert cost.experts == 0
         assert cost.expert_parameters == 0

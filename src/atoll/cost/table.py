@@ -240,5 +240,5 @@ def _vector_cycles(keys: Sequence[OperatorKey], chips: Chips, profile: Profile) 
     cycles = np.zeros((len(keys), len(cores)))
     for index, key in enumerate(keys):
         for work in key.operator.vectors:
-            cycles[index] += vector_cycles(work, cores, lanes, profile.name)
+            cycles[index] += vector_cycles(work, cores, lanes, profile.vector_operations)
     return cycles

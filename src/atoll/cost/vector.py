@@ -46,8 +46,8 @@ Counts = TypeVar("Counts", int, NDArray[np.int64])
 OPERATIONS = {"default": DEFAULT_OPERATIONS, "phaze": PHAZE_OPERATIONS}
 
 
-def operations_per_element(function: str, profile: str) -> int:
-    table = OPERATIONS[profile]
+def operations_per_element(function: str, operations: str) -> int:
+    table = OPERATIONS[operations]
     if function not in table:
         known = ", ".join(sorted(table))
         raise AtollError(f"vector function {function!r} has no cost; known functions: {known}.")
@@ -55,10 +55,10 @@ def operations_per_element(function: str, profile: str) -> int:
 
 
 def vector_cycles(
-    work: VectorWork, cores: Counts, lanes: Counts, profile: str = "default"
+    work: VectorWork, cores: Counts, lanes: Counts, operations: str = "default"
 ) -> Counts:
     """Cycles of one pass on `cores` vector cores of `lanes` lanes, or on an array of such pairs."""
-    per_element = operations_per_element(work.function, profile)
+    per_element = operations_per_element(work.function, operations)
     if work.function in ROW_FUNCTIONS:
         return -(-work.rows // cores) * -(-work.cols // lanes) * per_element
     return -(-work.elements // (cores * lanes)) * per_element

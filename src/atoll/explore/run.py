@@ -21,7 +21,6 @@ from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.answer.result import Design, SearchResult
 from atoll.explore.answer.scope import Scope, open_space
 from atoll.explore.baselines import NAMES, Baseline, reference_space, run_baselines
-from atoll.explore.evolve import evolve_search
 from atoll.explore.finder import Finder
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.pricing.evaluate import times_of
@@ -37,13 +36,13 @@ from atoll.explore.pricing.workloads import (
 from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
-from atoll.explore.proof.objective import Objective
+from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.stored import StoredJournal, identity
+from atoll.explore.strategies import STRATEGIES, Strategy
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.kernel_cache import compile_in_background
-from atoll.phaze.strategy import visit_buckets
 from atoll.profile import Profile
-from atoll.profiles import get_profile
+from atoll.profiles import PROFILES
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
@@ -136,7 +135,7 @@ def _runs_beside(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
             job.devices,
             batch=model.batch or job.batch,
             sequence=model.sequence,
-            optimizer=job.optimizer or get_profile(job.profile).optimizer,
+            optimizer=job.optimizer or PROFILES[job.profile].optimizer,
         )
         for name in devices
     }
@@ -166,20 +165,15 @@ class _Road:
     stop: Stop
     began: float
 
-    def _search(self, search: Search) -> Outcome:
-        if self.job.strategy == "phaze":
-            area_mm2 = search.frontier.chips.area_mm2
-            search.forget(visit_buckets(area_mm2, search.evaluate_all, search.accept))
-            return search.outcome()
-        if self.job.strategy == "evolve":
-            return evolve_search(search, self.job.evaluations, self.job.seed)
-        return exact_search(search)
+    @property
+    def strategy(self) -> Strategy:
+        return STRATEGIES[self.job.strategy]
 
     def result(self, progress: Progress | None, journal: Journal) -> SearchResult:
         job, space, variants, setting = self.job, self.space, self.variants, self.setting
         phases: dict[str, float] = {}
         mark = _timed(phases, "preparation", self.began)
-        exact = job.strategy == "exact"
+        exact = self.strategy.proves
         objective = make_objective(job, space, setting, variants, self.stop)
         # Half of the tolerance is for the proof, half for the choice among designs as good.
         search = Search(
@@ -187,7 +181,7 @@ class _Road:
             job.tolerance / 2.0 if exact else job.tolerance,
             progress=progress, stop=self.stop, crew=Crew(self.executor), journal=journal,
         )  # fmt: skip
-        outcome = self._search(search)
+        outcome = self.strategy.run(search, job)
         if outcome.best is None:
             if outcome.stopped:
                 raise StoppedError
@@ -231,7 +225,7 @@ class _Road:
         certificate = _certificate(search, outcome, job, len(space), score)
         mark = _timed(phases, "description", mark)
         own = self._alone(best, journal)
-        if job.strategy == "exact" and len(best.plans) > 1:
+        if exact and len(best.plans) > 1:
             missing = [plan.model for plan in best.plans[len(own) :]]
             left_out |= {f"{name} alone": self.stop.reason for name in missing}
         _timed(phases, "alone", mark)
@@ -258,7 +252,7 @@ class _Road:
 
     def _alone(self, best: Design, journal: Journal) -> tuple[Alone, ...]:
         """Each model's own best chip, where several share one; found once."""
-        if len(best.plans) == 1 or self.job.strategy != "exact":
+        if len(best.plans) == 1 or not self.strategy.proves:
             return ()
         shared = [plan.samples_per_s for plan in best.plans]
         known = journal.note("alone")
@@ -275,9 +269,7 @@ class _Road:
 
     def _fronts(self, search: Search, finder: Finder) -> tuple[dict[str, FrontAnswer], str]:
         """The fronts as records, and why they are not complete, if they are not."""
-        found, why = (
-            (evaluated_fronts(search), "") if self.job.strategy == "evolve" else fronts(search)
-        )
+        found, why = (evaluated_fronts(search), "") if self.strategy.samples else fronts(search)
         shown = {
             name: FrontAnswer(
                 proven_within=front.proven_within,
@@ -307,7 +299,7 @@ class _Road:
             )
             if len(found) == len(NAMES):  # else the next run makes them all
                 search.journal.put_note(name, {key: b.to_note() for key, b in found.items()})
-        if job.strategy == "exact":
+        if self.strategy.proves:
             for baseline in found.values():
                 if baseline.chip is not None:
                     for place in search.bring([baseline.chip]).values():
@@ -325,7 +317,7 @@ def prepare_search(
     job: SearchQuestion, profile: Profile | None = None, stop: Asked = never
 ) -> tuple[Setting, Variants]:
     """The network, optimizer and profile; and the models at every microbatch and width."""
-    profile = profile or get_profile(job.profile)
+    profile = profile or PROFILES[job.profile]
     plain = profile.placer.plain
     setting = Setting(
         network=load_network(job.network or profile.network),
@@ -373,13 +365,14 @@ def make_objective(
     if len(batches) == 1:
         return Objective.single(batches[0])
     references: tuple[float, ...] = (1.0,) * len(batches)
-    if job.objective != "mean":
+    aim = AIMS[job.objective]
+    if aim.relative:
         references = tuple(
             _reference_samples(job, space, setting, index, stop or Stop())
             for index in range(len(batches))
         )
     weights = tuple(model.weight for model in job.models)
-    return Objective(job.objective, batches, weights, references)
+    return Objective(aim, batches, weights, references)
 
 
 def _reference_samples(
@@ -417,7 +410,7 @@ def _remarks(
         if not said and baseline.chip is None:
             said.append("not a chip of this space")
         faster = baseline.score / score - 1.0
-        if not said and job.strategy == "exact" and faster > _SAME:
+        if not said and STRATEGIES[job.strategy].proves and faster > _SAME:
             said.append(
                 f"{faster:.2%} faster, within the tolerance, at {baseline.peak_power_W:.0f} W "
                 f"instead of {best.peak_power_W:.0f} W"
@@ -514,7 +507,7 @@ def _no_room(
     job: SearchQuestion, scope: Scope, model: str, own: Sequence[Variant]
 ) -> InfeasibleError:
     """Say what the largest part of memory is, and the way out."""
-    profile = get_profile(job.profile)
+    profile = PROFILES[job.profile]
     held_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
     least = min(float(variant.facts.parameters.sum()) for variant in own)
     return InfeasibleError(

@@ -14,6 +14,7 @@ from atoll.cost.chips import Chips
 from atoll.explore.pricing.energy import StepEnergy, energy_per_token_J
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
+from atoll.explore.strategies import STRATEGIES
 from atoll.hardware import Network, ProductSpace, Space
 from atoll.hardware.space import ARRAYS
 from atoll.profile import Profile
@@ -168,7 +169,7 @@ def identity(
     told = job.to_dict()
     for name in ("models", "sequence", "time_limit_s", "pareto", "baselines", "evaluations"):
         del told[name]
-    if job.strategy != "evolve":
+    if not STRATEGIES[job.strategy].samples:
         del told["seed"]
     models: list[JsonValue] = [
         {

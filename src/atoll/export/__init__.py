@@ -17,36 +17,31 @@ from atoll.export.deepspeed import deepspeed
 from atoll.export.megatron import megatron
 from atoll.export.megatron_core import VALUES as MEGATRON_VALUES
 from atoll.export.nemo import nemo
-from atoll.export.plan import Export, Plan, Values, make_plan
+from atoll.export.plan import Export, Exporter, make_plan
 from atoll.export.torchtitan import VALUES as TORCHTITAN_VALUES
 from atoll.export.torchtitan import torchtitan
 from atoll.files.wholefile import whole_files
-from atoll.files.yamlfile import suggestion
+from atoll.registry import Registry
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 
-EXPORTERS: dict[str, Callable[[Plan], Export]] = {
-    "megatron": megatron,
-    "torchtitan": torchtitan,
-    "deepspeed": deepspeed,
-    "nemo": nemo,
-}
-
-VALUES: dict[str, Values] = {
-    "megatron": MEGATRON_VALUES,
-    "torchtitan": TORCHTITAN_VALUES,
-    "deepspeed": DEEPSPEED_VALUES,
-    "nemo": MEGATRON_VALUES,
-}
-"""What a plan for a target tries on some axes, unless it is told otherwise."""
+EXPORTERS = Registry(
+    "exporters",
+    Exporter,
+    (
+        Exporter("megatron", megatron, MEGATRON_VALUES),
+        Exporter("torchtitan", torchtitan, TORCHTITAN_VALUES),
+        Exporter("deepspeed", deepspeed, DEEPSPEED_VALUES),
+        Exporter("nemo", nemo, MEGATRON_VALUES),
+    ),
+)
 
 __all__ = [
     "EXPORTERS",
-    "VALUES",
     "Export",
-    "check_target",
+    "Exporter",
     "export",
     "export_run",
     "launch_files",
@@ -67,18 +62,9 @@ def export(
     stages: Sequence[int] | None = None,
 ) -> Export:
     """The launch file of `target`. `stages`: blocks of each model chunk, in the model's order."""
-    check_target(target)
+    exporter = EXPORTERS[target]
     plan = make_plan(model, layout, sequence, global_batch, precision, devices_per_node, stages)
-    return EXPORTERS[target](plan)
-
-
-def check_target(target: str) -> None:
-    """Refuse a target that is not known."""
-    if target not in EXPORTERS:
-        raise AtollError(
-            f"export target is {target!r}, but must be one of {', '.join(EXPORTERS)}"
-            f"{suggestion(target, tuple(EXPORTERS))}"
-        )
+    return exporter.write(plan)
 
 
 def export_run(target: str, run: Run, layout: Layout) -> Export:
@@ -112,7 +98,7 @@ def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
 
 def refusals(target: str, run: Run) -> Callable[[Layout], str | None]:
     """For layouts of a run: why the target cannot run one, or nothing where it can."""
-    check_target(target)
+    EXPORTERS[target]  # refused before any layout is
 
     def refusal(layout: Layout) -> str | None:
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.errors import AtollError, check_count
@@ -62,6 +62,17 @@ class Plan:
             f"{name}, {self.layout}, {self.layout.devices} devices, sequence "
             f"{self.sequence}, global batch {self.global_batch}, {self.precision}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """A training tool that launch files are written for."""
+
+    name: str
+    write: Callable[[Plan], Export]
+    """The file of a run, or one AtollError that says why the tool cannot run it so."""
+    values: Values = field(default_factory=dict)
+    """What a plan for the tool tries on some axes, unless it is told otherwise."""
 
 
 def make_plan(

@@ -18,6 +18,7 @@ PHAZE = Profile(
     sequence_parallel=False,
     glb_share=1.0,
     tensor_slots=1 << 20,
+    vector_operations="phaze",
     vector_memory=False,
     free_spread=False,
     link_on_vector=True,

@@ -71,7 +71,7 @@ class SearchQuestion(Question):
     optimizer: f.OptimizerName | None = option(
         "Bytes of its states.", TRAINED, None, shown="the profile's"
     )
-    objective: Annotated[str, Named("atoll.explore.proof.objective:KINDS")] = option(
+    objective: Annotated[str, Named("atoll.explore.proof.objective:AIMS")] = option(
         "What several models count together.", TRAINED, "mean"
     )
     microbatch: f.Microbatches = (1, 2, 4, 8, 16)
@@ -106,7 +106,7 @@ class SearchQuestion(Question):
     profile: f.ProfileName = option(
         "Assumptions: physically honest, or as PHAZE published.", CHIPS, "default"
     )
-    strategy: Literal["exact", "phaze", "evolve"] = option(
+    strategy: Annotated[str, Named("atoll.explore.strategies:STRATEGIES")] = option(
         "With proof, by PHAZE's rule, or by evolution.", SEARCH, "exact"
     )
     evaluations: Count = option("Designs that evolve looks at.", SEARCH, 2000)

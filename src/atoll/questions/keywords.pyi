@@ -3,6 +3,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from atoll.explore.proof.objective import Aim
+from atoll.explore.strategies import Strategy
+from atoll.export.plan import Exporter
+from atoll.profile import Profile
+
 class CalibrateFields(TypedDict, total=False):
     trace: str | Path | None
     nccl_tests: Sequence[str | Path] | str | Path | None
@@ -49,7 +54,7 @@ class EstimateFields(TypedDict, total=False):
     hsdp: int | None
     recompute: str | None
     order: str | None
-    export: str | None
+    export: str | Exporter | None
     export_to: str | Path | None
     out: str | Path | None
     trace: str | Path | None
@@ -77,7 +82,7 @@ class ModelsFields(TypedDict, total=False):
     tp: int | None
 
 class PlaceFields(TypedDict, total=False):
-    profile: str | None
+    profile: str | Profile | None
 
 class PlanFields(TypedDict, total=False):
     batch: int | None
@@ -92,7 +97,7 @@ class PlanFields(TypedDict, total=False):
     precision: str | None
     attention: str | None
     imbalance: float | str | None
-    export: str | None
+    export: str | Exporter | None
     export_to: str | Path | None
     out: str | Path | None
     trace: str | Path | None
@@ -131,7 +136,7 @@ class SearchFields(TypedDict, total=False):
     batch: int | None
     sequence: int | None
     optimizer: str | None
-    objective: str | None
+    objective: str | Aim | None
     microbatch: Sequence[int] | int | None
     tp: Sequence[int] | int | None
     cp: Sequence[int] | int | None
@@ -147,8 +152,8 @@ class SearchFields(TypedDict, total=False):
     max_area: float | str | None
     max_power: float | str | None
     network: str | None
-    profile: str | None
-    strategy: str | None
+    profile: str | Profile | None
+    strategy: str | Strategy | None
     evaluations: int | None
     tolerance: float | str | None
     time_limit: float | str | None

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 from atoll import units
 from atoll.errors import AtollError
 from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
+from atoll.registry import Registry
 
 
 class Question(FileModel):
@@ -105,6 +106,7 @@ def about(info: FieldInfo, name: str, default: Any = "") -> Any:
 class Named:
     """A value that a registry lists or a loader finds ("module:attribute"). Both are looked up when
     they are asked, so that `atoll --help` imports nothing of them and sees what plug-ins add.
+    Python may give an object of the registry's kind for its name.
     """
 
     registry: str = ""
@@ -112,10 +114,25 @@ class Named:
     file: bool = False
     """Whether it may be a file; that of a job file lies beside it."""
 
+    @property
+    def listed(self) -> Any:
+        found = _attribute(self.registry) if self.registry else ()
+        return found() if callable(found) else found
+
     def names(self) -> tuple[Any, ...]:
         """Values that are known, in order."""
-        found = _attribute(self.registry) if self.registry else ()
-        return tuple(found() if callable(found) else found)
+        return tuple(self.listed)
+
+    def name_of(self, value: Any) -> Any:
+        """An object by its name, a path as text."""
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, str) or not isinstance(registry := self.listed, Registry):
+            return value
+        try:
+            return registry.accept(value)
+        except AtollError as error:
+            raise ValueError(str(error)) from None
 
     def check(self, value: Any, info: core_schema.ValidationInfo) -> Any:
         folder = (info.context or {}).get("folder")
@@ -124,16 +141,18 @@ class Named:
         try:
             if self.loader:
                 _attribute(self.loader)(value)
-            elif self.registry and value not in self.names():
+            elif self.registry and value not in self.listed:
                 near = suggestion(value, map(str, self.names()))
                 raise ValueError(f"{value!r} is not known{near}")
+            elif isinstance(registry := self.listed, Registry):
+                registry[value]  # a plug-in that cannot be imported is refused here
         except AtollError as error:
             raise ValueError(str(error).removesuffix(".")) from None
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         checked = core_schema.with_info_after_validator_function(self.check, handler(source))
-        return core_schema.no_info_before_validator_function(_text_of_path, checked)
+        return core_schema.no_info_before_validator_function(self.name_of, checked)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         inside: dict[str, Any] = handler(schema)
@@ -146,10 +165,6 @@ class Named:
 def _attribute(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
-
-
-def _text_of_path(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _exists(path: str | Path) -> bool:
@@ -177,26 +192,26 @@ Seconds = Annotated[float, quantity(units.TIME, "s"), Field(gt=0), Measured]
 # --- Reading types --------------------------------------------------------------------------------
 
 
-def _inside(annotation: Any) -> Iterator[Any]:
+def inside(annotation: Any) -> Iterator[Any]:
     """An annotation and all that it is made of, metadata included."""
     yield annotation
     for part in get_args(annotation):
-        yield from _inside(part)
+        yield from inside(part)
 
 
 def scalars(info: FieldInfo) -> set[type]:
     """The plain types of a field's values."""
-    found = {part for part in _inside(info.annotation) if isinstance(part, type)} - {NoneType}
+    found = {part for part in inside(info.annotation) if isinstance(part, type)} - {NoneType}
     return found or {str}  # a Literal
 
 
 def is_tuple(info: FieldInfo) -> bool:
-    return any(get_origin(part) is tuple for part in _inside(info.annotation))
+    return any(get_origin(part) is tuple for part in inside(info.annotation))
 
 
 def allowed(info: FieldInfo) -> tuple[Any, ...]:
     """The values that a field lists, none where anything of its type goes."""
-    parts = (*info.metadata, *_inside(info.annotation))
+    parts = (*info.metadata, *inside(info.annotation))
     listed = (get_args(part) for part in parts if get_origin(part) is Literal)
     return next((part.names() for part in parts if isinstance(part, Named)), next(listed, ()))
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.errors import AtollError
-from atoll.training.stack import NEMO, STACKS, Stack, load_stack
+from atoll.training.stack import NEMO, STACKS, Stack
 
 Patterns = Sequence[tuple[str, str]]
 
@@ -49,13 +49,13 @@ def named(words: str, patterns: Patterns) -> str | None:
 
 def stack_named(words: str) -> str | None:
     """The stack that a framework's words mean: its own name, or "Megatron-Bridge 26.04"."""
-    own = words.strip().lower()
-    return own if own in STACKS else named(words, FRAMEWORKS)
+    own = next((name for name in (words.strip(), words.strip().lower()) if name in STACKS), None)
+    return own or named(words, FRAMEWORKS)
 
 
 def find_stack(words: str) -> Stack:
     """The stack of those words; refused where nobody knows them."""
-    return load_stack(stack_named(words) or words)
+    return STACKS[stack_named(words) or words]
 
 
 def software(words: str, overlap: str | None, cuda_graphs: str | None) -> Stack:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from atoll.errors import AtollError
-from atoll.files.yamlfile import suggestion
+from atoll.registry import Registry
 from atoll.step.orders import ORDERS
 
 
@@ -373,9 +372,10 @@ CHIP = Stack(
     step_s=0.0,
 )
 
-STACKS = {
-    s.name: s
-    for s in (
+STACKS = Registry(
+    "stacks",
+    Stack,
+    (
         CHIP,
         XLA,
         EAGER,
@@ -389,8 +389,8 @@ STACKS = {
         NEMO,
         FSDP,
         FSDP_2023,
-    )
-}
+    ),
+)
 
 
 def fused_loss(stack: Stack) -> Stack:
@@ -398,10 +398,3 @@ def fused_loss(stack: Stack) -> Stack:
     and Liger's kernels do.
     """
     return replace(stack, loss_bytes=2, loss_kept=2, half_loss_bytes=2)
-
-
-def load_stack(name: str) -> Stack:
-    """A stack by its name."""
-    if name not in STACKS:
-        raise AtollError(f"stack {name!r} is not known{suggestion(name, STACKS)}")
-    return STACKS[name]

@@ -19,7 +19,7 @@ from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
 from atoll.training.run import Run
-from atoll.training.stack import load_stack
+from atoll.training.stack import STACKS
 from atoll.validation.run_table import RunRow
 from atoll.workload.families.config_fields import MOST_LAYERS
 from atoll.workload.families.model_config import ModelConfig
@@ -75,7 +75,7 @@ def _as_run(own: RunRow) -> dict[str, str]:
 def step_run_of(row: RunRow) -> tuple[Run, Layout]:
     """The run and layout of a measured step."""
     gpu = load_gpu(row.device)
-    stack = load_stack("compiled" if row.whole("compiled", 0) else "eager")
+    stack = STACKS["compiled" if row.whole("compiled", 0) else "eager"]
     run = Run(
         model=model_of(row),
         gpu=gpu,

@@ -9,10 +9,11 @@ import numpy as np
 
 from atoll.answers.search import SpaceAnswer
 from atoll.errors import AtollError, InfeasibleError
+from atoll.explore.strategies import STRATEGIES
 from atoll.hardware import ProductSpace, Space, phaze_space, read_space
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.widened import RETICLE_MM2, widened_space
-from atoll.profiles import get_profile
+from atoll.profiles import PROFILES
 from atoll.questions import SearchQuestion
 from atoll.units import format_bandwidth, format_bytes
 
@@ -51,7 +52,7 @@ class Scope:
 
 def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     """The space of a job under its limits, and what it covers; a large one is not built."""
-    name, profile = job.space, get_profile(job.profile)
+    name, profile = job.space, PROFILES[job.profile]
     max_area_mm2, max_power_W = job.max_area, job.max_power
     notes: list[str] = []
     if name == DEFAULT_SPACE:
@@ -79,8 +80,9 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
 
 def _refuse_whole(job: SearchQuestion, space: ProductSpace) -> None:
     """Refuse what needs a large space as a whole."""
-    exact_front = job.pareto and job.strategy != "evolve"
-    for name, given in (("pareto", exact_front), ("strategy", job.strategy == "phaze")):
+    strategy = STRATEGIES[job.strategy]
+    exact_front = job.pareto and not strategy.samples
+    for name, given in (("pareto", exact_front), ("strategy", strategy.whole)):
         if given:
             raise AtollError(
                 f"job: {name}: not with a space of {len(space):,} points: {name} needs the whole "

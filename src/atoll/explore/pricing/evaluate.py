@@ -48,7 +48,7 @@ class Priced:
         wait_for_kernels("bounds")
         keys = variants.passes.keys
         costs = build_costs(keys, chips, setting.network, setting.profile)
-        work = work or operator_work(keys, setting.network, setting.profile.name)
+        work = work or operator_work(keys, setting.network, setting.profile.vector_operations)
         return Priced(chips, variants, setting, costs, work)
 
     @property

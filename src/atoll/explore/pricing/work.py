@@ -26,14 +26,14 @@ class OperatorWork:
     link_s: FloatArray
 
 
-def operator_work(keys: tuple[OperatorKey, ...], network: Network, profile: str) -> OperatorWork:
+def operator_work(keys: tuple[OperatorKey, ...], network: Network, operations: str) -> OperatorWork:
     operators = [key.operator for key in keys]
     return OperatorWork(
         macs=np.array([sum(m.flops / 2 * m.fraction for m in op.matmuls) for op in operators]),
         vector_ops=np.array(
             [
                 sum(
-                    float(w.elements * operations_per_element(w.function, profile))
+                    float(w.elements * operations_per_element(w.function, operations))
                     for w in op.vectors
                 )
                 for op in operators

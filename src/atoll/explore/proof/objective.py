@@ -2,51 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import AtollError
+from atoll.registry import Registry
 
 FloatArray = NDArray[np.float64]
 
-KINDS = ("mean", "weighted", "worst")
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What several models count together."""
+
+    name: str
+    score: Callable[[FloatArray, FloatArray], FloatArray]
+    """Of rows of samples per second (chips, models), with the models' weights. It must never be
+    lower where a model is faster: bounds on step times then bound it."""
+    relative: bool = True
+    """Whether it takes samples per second over those of the reference chip."""
+
+
+def _mean(samples: FloatArray, weights: FloatArray) -> FloatArray:
+    return np.asarray(samples.mean(axis=1))
+
+
+def _weighted(relative: FloatArray, weights: FloatArray) -> FloatArray:
+    return np.asarray(relative @ weights / weights.sum())
+
+
+def _worst(relative: FloatArray, weights: FloatArray) -> FloatArray:
+    return np.asarray(relative.min(axis=1))
+
+
+MEAN = Aim("mean", _mean, relative=False)
+"""Of samples per second: the fastest model dominates, as in PHAZE."""
+AIMS = Registry("objectives", Aim, (MEAN, Aim("weighted", _weighted), Aim("worst", _worst)))
+"""The others compare each model with a reference chip first, and take the weighted mean or the
+least of those ratios."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A score to maximise, from the step times of all models.
+    """A score to maximise, from the step times of all models."""
 
-    "mean" is the plain mean of samples per second (the fastest model dominates, as in PHAZE);
-    "weighted" and "worst" compare each model with a reference chip first, and take the weighted
-    mean or the least of those ratios.
-    """
-
-    kind: str
+    aim: Aim
     batches: tuple[int, ...]
     weights: tuple[float, ...]
     reference_samples_per_s: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise AtollError(
-                f"objective: unknown objective {self.kind!r}; allowed are {', '.join(KINDS)}."
-            )
-
     @staticmethod
     def single(batch: int) -> Objective:
         """Samples per second of one model."""
-        return Objective("mean", (batch,), (1.0,), (1.0,))
+        return Objective(MEAN, (batch,), (1.0,), (1.0,))
 
     def scores(self, times_s: FloatArray) -> FloatArray:
         """Score of each row of step times (chips, models)."""
         with np.errstate(divide="ignore"):
             samples = np.array(self.batches) / times_s
-        if self.kind == "mean":
-            return np.asarray(samples.mean(axis=1))
-        relative = samples / np.array(self.reference_samples_per_s)
-        if self.kind == "worst":
-            return np.asarray(relative.min(axis=1))
-        weights = np.array(self.weights)
-        return np.asarray(relative @ weights / weights.sum())
+        if self.aim.relative:
+            samples = samples / np.array(self.reference_samples_per_s)
+        return self.aim.score(samples, np.array(self.weights))

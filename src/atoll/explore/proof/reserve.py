@@ -38,7 +38,7 @@ def open_frontier(
 ) -> tuple[Frontier, Reserve | None, LayoutBounds, OperatorWork]:
     """Rooflines of every chip of a space; or of the groups of a large one."""
     go_on(stop)
-    work = operator_work(variants.passes.keys, setting.network, setting.profile.name)
+    work = operator_work(variants.passes.keys, setting.network, setting.profile.vector_operations)
     if isinstance(space, ProductSpace):
         reserve = Reserve(space, variants, setting, rule, work)
         return reserve.first_frontier(stop), reserve, reserve.layouts, work

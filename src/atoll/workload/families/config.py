@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from atoll.errors import AtollError
 from atoll.workload.families.config_fields import Fields
-from atoll.workload.families.family import families
+from atoll.workload.families.family import FAMILIES
 from atoll.workload.families.known import REFUSED
 from atoll.workload.families.model_config import ModelConfig
 
@@ -34,25 +34,24 @@ def _read_family(fields: Fields) -> ModelConfig:
     model_type, where = fields.text("model_type"), fields.where
     if model_type in REFUSED:
         raise AtollError(f"{where}: model_type is {model_type!r}, {REFUSED[model_type]}")
-    known = families()
     if isinstance(fields.get("text_config"), dict):
         inner = fields.block("text_config")
         tied = fields.get("tie_word_embeddings")
         if tied is not None and "tie_word_embeddings" not in inner.given:
             inner = replace(inner, given={**inner.given, "tie_word_embeddings": tied})
-        if "model_type" not in inner.given and f"{model_type}_text" in known:
+        if "model_type" not in inner.given and f"{model_type}_text" in FAMILIES:
             inner = replace(inner, given={**inner.given, "model_type": f"{model_type}_text"})
         return replace(_read_family(inner), part="language part")
-    if model_type not in known:
-        close = difflib.get_close_matches(model_type, known, n=3, cutoff=0.6)
+    if model_type not in FAMILIES:
+        close = difflib.get_close_matches(model_type, FAMILIES, n=3, cutoff=0.6)
         nearest = (
             f"did you mean {' or '.join(close)}"
             if close
-            else "but only " + ", ".join(sorted(known)) + " are known"
+            else "but only " + ", ".join(sorted(FAMILIES)) + " are known"
         )
         raise AtollError(
             f"{where}: model_type is {model_type!r}, {'which is not known; ' if close else ''}"
             f"{nearest}; capture the module itself with `atoll capture`, or write the model as the "
             "nearest of these"
         )
-    return known[model_type].read(fields)
+    return FAMILIES[model_type].read(fields)

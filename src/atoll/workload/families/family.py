@@ -2,7 +2,7 @@
 
 Most families are another one with a few differences: fields spelled differently, values that the
 file leaves out, properties that all of its models have, and a pattern of blocks. A `Family` says
-just that. `register` adds one, from here or from another package.
+just that. Other packages bring theirs by entry points, one for each `model_type`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.registry import Registry
 from atoll.workload.families.config_fields import Fields
 from atoll.workload.families.model_config import ModelConfig
 
@@ -45,7 +45,7 @@ class Family:
 
     def _config(self, fields: Fields) -> ModelConfig:
         fields = fields.spelled(self.spelling, self.silent)
-        config = _FAMILIES[self.base]._config(fields) if self.base else transformer(fields)
+        config = FAMILIES[self.base]._config(fields) if self.base else transformer(fields)
         read = {name: reader(fields) for name, reader in self.given.items()}
         config = replace(config, **self.fixed, **read)
         for step in self.steps:
@@ -82,21 +82,8 @@ def transformer(fields: Fields) -> ModelConfig:
     )
 
 
-_FAMILIES: dict[str, Family] = {}
-
-
-def register(*families: Family) -> None:
-    """Make families known; a `model_type` belongs to one family only."""
-    for family in families:
-        for name in family.types:
-            if name in _FAMILIES:
-                raise AtollError(f"model_type {name!r} belongs to a family already")
-            _FAMILIES[name] = family
-
-
-def families() -> Mapping[str, Family]:
-    """Every known family by its model types."""
-    return dict(_FAMILIES)
+FAMILIES = Registry("families", Family, names=lambda family: family.types, noun="model_type")
+"""Every known family by its model types; `known` adds ours."""
 
 
 # How a field of `ModelConfig` is read.

@@ -1,7 +1,4 @@
-"""The families of models that Atoll can build: the registry, filled.
-
-A family of another package calls `register` with its own description before it is asked for.
-"""
+"""The families of models that Atoll can build: the registry, filled."""
 
 from __future__ import annotations
 
@@ -10,19 +7,19 @@ from collections.abc import Mapping
 from atoll.workload.families.base import OTHERS, PLAIN
 from atoll.workload.families.dense import DENSE
 from atoll.workload.families.experts import EXPERTS
-from atoll.workload.families.family import families, register
+from atoll.workload.families.family import FAMILIES
 from atoll.workload.families.hybrid import HYBRID
 from atoll.workload.families.llama import LLAMA
 
 BASES = (*PLAIN, *LLAMA, *OTHERS)
 """Those that others differ from, and a few with no kin."""
 
-register(*BASES, *DENSE, *EXPERTS, *HYBRID)
+FAMILIES.add(*BASES, *DENSE, *EXPERTS, *HYBRID)
 
 
 def family_table() -> str:
     """The families as rows of a Markdown table, in the order in which they were registered."""
-    found = {id(family): family for family in families().values()}.values()
+    found = {id(family): family for family in FAMILIES.values()}.values()
     rows = (f"| {', '.join(f'`{t}`' for t in f.types)} | {f.about} |" for f in found)
     return "\n".join(("| `model_type` | what sets it apart |", "|---|---|", *rows))
 

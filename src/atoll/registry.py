@@ -1,0 +1,133 @@
+"""Doors for plug-ins: named objects of one kind, ours and those that other packages bring.
+
+A package names what it brings by entry points, and `pip install` is all that a user does:
+
+    [project.entry-points."atoll.stacks"]
+    mine = "my_package.atoll:MINE"
+
+The name is what options, keywords and job files take; help and JSON Schema list it. Python may give
+the object itself (`atoll.plan(..., stack=MINE)`), which is then known by its name, in this process.
+Nothing is imported before it is asked for. docs/extending.md shows each door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, TypeVar
+
+from atoll.errors import AtollError
+from atoll.files.yamlfile import suggestion
+
+T = TypeVar("T")
+
+
+def _own_name(item: Any) -> tuple[str, ...]:
+    return (item.name,)
+
+
+class Registry(Generic[T]):
+    """The objects of one kind by name; it lists ours and plug-ins', in this order."""
+
+    def __init__(
+        self,
+        group: str,
+        kind: type[T],
+        ours: Iterable[T] = (),
+        names: Callable[[T], tuple[str, ...]] = _own_name,
+        noun: str = "",
+    ) -> None:
+        self.group, self.kind, self._names = group, kind, names
+        self.noun = noun or group.removesuffix("s").replace("_", " ")
+        self._ours: dict[str, T] = {}
+        self._given: dict[str, T] = {}
+        self._loaded: dict[str, T] = {}
+        self.add(*ours)
+
+    def add(self, *ours: T) -> None:
+        """What comes with atoll."""
+        named = [(name, item) for item in ours for name in self._names(item)]
+        for name, item in named:
+            if self._ours.setdefault(name, item) is not item:
+                raise AtollError(f"{self.noun} {name!r} is known already")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._ours, *_plug_ins(self.group))))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._given or any(name == known for known in self)
+
+    def __getitem__(self, name: str) -> T:
+        """The object of that name, or an AtollError with a sentence."""
+        offered = _plug_ins(self.group).get(name, ())
+        if len(offered) + (name in self._ours) > 1:
+            makers = [*(["atoll"] if name in self._ours else []), *map(_package, offered)]
+            raise AtollError(
+                f"{self.noun} {name!r} is offered by {' and by '.join(makers)}; uninstall one."
+            )
+        if name in self._ours:
+            return self._ours[name]
+        if offered and name not in self._loaded:
+            self._loaded[name] = self._load(offered[0])
+        found = self._loaded.get(name, self._given.get(name))
+        if found is None:
+            raise AtollError(f"{self.noun} {name!r} is not known{suggestion(name, self)}")
+        return found
+
+    def values(self) -> list[T]:
+        """All of them."""
+        return [self[name] for name in self]
+
+    def plug_ins(self) -> dict[str, str]:
+        """Names that are not ours, with the packages that bring them."""
+        return {name: _package(points[0]) for name, points in _plug_ins(self.group).items()}
+
+    def accept(self, item: Any) -> str:
+        """The name of an object that Python gave, which is known by it from now on."""
+        if not isinstance(item, self.kind):
+            raise AtollError(f"{item!r} is no {self.noun} (atoll's {self.kind.__name__})")
+        first, *_ = names = self._names(item)
+        for name in names:
+            known = name in self._ours or name in _plug_ins(self.group)
+            if known and self[name] is not item:
+                raise AtollError(f"{self.noun} {name!r} is known already; give yours another name")
+        self._given |= dict.fromkeys(names, item)
+        return first
+
+    def _load(self, point: EntryPoint) -> T:
+        who = f"{self.noun} {point.name!r} of package {_package(point)}"
+        try:
+            found = point.load()
+        except Exception as error:
+            raise AtollError(
+                f"{who} cannot be imported ({type(error).__name__}: {error}); mend or uninstall "
+                "that package."
+            ) from error
+        if not isinstance(found, self.kind):
+            raise AtollError(
+                f"{who}: {point.value} is a {type(found).__name__}, but should be an object of "
+                f"atoll's {self.kind.__name__}."
+            )
+        if point.name not in self._names(found):
+            raise AtollError(
+                f"{who}: {point.value} calls itself {' and '.join(self._names(found))}; its entry "
+                "point must have the same name."
+            )
+        return found
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.module.partition(".")[0]
+
+
+@cache
+def _plug_ins(group: str) -> dict[str, tuple[EntryPoint, ...]]:
+    """What installed packages offer, by name."""
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in entry_points(group=f"atoll.{group}"):
+        found[point.name] = (*found.get(point.name, ()), point)
+    return found
