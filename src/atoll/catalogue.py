@@ -24,6 +24,7 @@ from atoll.answers.hardware import (
     SpaceEntry,
     WaferEntry,
 )
+from atoll.cost.model import COST_MODELS
 from atoll.errors import AtollError
 from atoll.files.yamlfile import load_yaml, suggestion
 from atoll.hardware import (
@@ -62,6 +63,7 @@ def catalogue() -> CatalogueAnswer:
         networks=tuple(network_names()),
         spaces=SPACES,
         wafers=tuple(wafer_names()),
+        cost_models=tuple(COST_MODELS),
     )
 
 

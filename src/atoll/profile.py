@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from atoll.hardware.template.cores import CostModel
     from atoll.placement.placer import Placer
 
 
@@ -44,6 +45,8 @@ class Profile:
     """Its rule of placement: stages, memory, recomputation."""
     widens_space: bool
     """Whether a larger area limit adds larger chips to the default space."""
+    cost_model: CostModel | None = None
+    """What prices products; none: our mapper."""
 
     def hbm_Bps(self, own_Bps: float) -> float:
         """Bandwidth of an HBM whose own is this."""

@@ -3,9 +3,13 @@ system, so that the two can be laid side by side."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from atoll.cost.model import COST_MODELS
 from atoll.phaze.profile import PHAZE
 from atoll.placement.placer import ExactPlacer
 from atoll.profile import Profile
+from atoll.questions import SearchQuestion
 from atoll.registry import Registry
 
 DEFAULT = Profile(
@@ -28,3 +32,11 @@ DEFAULT = Profile(
 )
 
 PROFILES = Registry("profiles", Profile, (DEFAULT, PHAZE))
+
+
+def profile_of(job: SearchQuestion) -> Profile:
+    """The assumptions of a job, with the cost model that it names."""
+    profile = PROFILES[job.profile]
+    if job.cost_model is None:
+        return profile
+    return replace(profile, cost_model=COST_MODELS[job.cost_model])

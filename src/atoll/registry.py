@@ -12,13 +12,19 @@ Nothing is imported before it is asked for. docs/extending.md shows each door.
 
 from __future__ import annotations
 
+import hashlib
+import marshal
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from atoll.errors import AtollError
 from atoll.files.yamlfile import suggestion
+from atoll.identity import sources_digest
 
 T = TypeVar("T")
 
@@ -85,6 +91,25 @@ class Registry(Generic[T]):
     def plug_ins(self) -> dict[str, str]:
         """Names that are not ours, with the packages that bring them."""
         return {name: _package(points[0]) for name, points in _plug_ins(self.group).items()}
+
+    def origin(self, name: str) -> str:
+        """What else than atoll an object is made of, with a hash of it; nothing for ours."""
+        if name in self._ours:
+            return ""
+        item, digest = self[name], hashlib.blake2b(digest_size=8)
+        points = _plug_ins(self.group).get(name)
+        if not points:
+            for field in fields(item):  # type: ignore[arg-type]
+                value = getattr(item, field.name)
+                code = getattr(value, "__code__", None)
+                digest.update(repr(value).encode() if code is None else marshal.dumps(code))
+            return f"given {digest.hexdigest()}"
+        package = sys.modules[points[0].module.partition(".")[0]]
+        for file in sorted(Path(folder) for folder in getattr(package, "__path__", ())):
+            digest.update(sources_digest(file).encode())
+        if not hasattr(package, "__path__"):
+            digest.update(Path(package.__file__ or "").read_bytes())
+        return f"{_package(points[0])} {digest.hexdigest()}"
 
     def accept(self, item: Any) -> str:
         """The name of an object that Python gave, which is known by it from now on."""

@@ -23,6 +23,7 @@ class CatalogueAnswer(Answer):
     networks: tuple[str, ...]
     spaces: tuple[str, ...]
     wafers: tuple[str, ...]
+    cost_models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

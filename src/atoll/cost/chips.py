@@ -16,27 +16,11 @@ from numpy.typing import NDArray
 from atoll.cost.gemm import core_counts
 from atoll.hardware.accelerator import Accelerator, core_buffer_bytes
 from atoll.hardware.space import Space
+from atoll.hardware.template.cores import TensorConfigs
 from atoll.profile import Profile
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class TensorConfigs:
-    """Distinct (cores, array, buffer, memory, clock) combinations."""
-
-    cores: IntArray
-    width: IntArray
-    depth: IntArray
-    core_buffer_bytes: FloatArray
-    glb_budget_bytes: FloatArray
-    glb_Bps: FloatArray
-    hbm_Bps: FloatArray
-    clock_Hz: FloatArray
-
-    def __len__(self) -> int:
-        return len(self.cores)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,13 +13,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost import gemm_kernels, table_kernels
-from atoll.cost.chips import Chips, TensorConfigs
+from atoll.cost import table_kernels
+from atoll.cost.chips import Chips
+from atoll.cost.model import MAPPER
 from atoll.cost.table_kernels import Costs, Passes
 from atoll.cost.vector import vector_cycles
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
-from atoll.jit import over_ranges
+from atoll.hardware.template.cores import Shape
 from atoll.profile import Profile
 from atoll.workload.graph.layer import Layer, predecessors
 from atoll.workload.graph.operator import Core, Operator
@@ -33,10 +34,6 @@ _KINDS = {
     Core.LINK: table_kernels.LINK,
     Core.NONE: table_kernels.NONE,
 }
-Shape = tuple[int, int, int, int, float, float, bool]
-"""A product: batch, m, n, k, fraction, bytes that ride along, and whether its output stays on the
-chip."""
-
 _MAX_PASS = 256  # operators in one pass, the compiled bounds' scratch size
 
 
@@ -142,33 +139,6 @@ def link_s(operator: Operator, network: Network) -> float:
     return collective_s(network, collective.kind, collective.bytes, collective.group)
 
 
-def map_products(
-    shapes: Sequence[Shape], configs: TensorConfigs
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds, HBM and GLB bytes of products on core configurations, on all cores."""
-    columns = list(zip(*shapes, strict=True))
-    arguments = (
-        np.array(columns[:4], np.int64).T.copy(),
-        np.array(columns[4], np.float64),
-        np.array(columns[5], np.float64),
-        np.array(columns[6], np.bool_),
-        configs.cores,
-        configs.width,
-        configs.depth,
-        configs.core_buffer_bytes,
-        configs.glb_budget_bytes,
-        configs.hbm_Bps,
-        configs.glb_Bps,
-        configs.clock_Hz,
-    )
-    time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
-    over_ranges(
-        lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, time_s, hbm, glb),
-        len(shapes) * len(configs),
-    )
-    return time_s, hbm, glb
-
-
 def _tensor_costs(
     keys: Sequence[OperatorKey], chips: Chips, profile: Profile
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -180,10 +150,15 @@ def _tensor_costs(
         rows = []
         extra = _epilogue_bytes(key)
         for product in key.operator.matmuls:
-            shape = (
-                product.batch, product.m, product.n, product.k, product.fraction, extra,
+            shape = Shape(
+                product.batch,
+                product.m,
+                product.n,
+                product.k,
+                product.fraction,
+                extra,
                 key.operator.on_chip,
-            )  # fmt: skip
+            )
             rows.append(shapes.setdefault(shape, len(shapes)))
             extra = 0.0  # rides along once
         uses.append(rows)
@@ -191,7 +166,7 @@ def _tensor_costs(
     time_s, hbm, glb = np.zeros(size), np.zeros(size), np.zeros(size)
     if not shapes:
         return time_s, hbm, glb
-    mapped = map_products(list(shapes), configs)
+    mapped = (profile.cost_model or MAPPER).products(list(shapes), configs)
     for index, (key, rows) in enumerate(zip(keys, uses, strict=True)):
         for row in rows:
             time_s[index] += mapped[0][row]

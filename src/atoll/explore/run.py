@@ -42,7 +42,7 @@ from atoll.explore.strategies import STRATEGIES, Strategy
 from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
 from atoll.kernel_cache import compile_in_background
 from atoll.profile import Profile
-from atoll.profiles import PROFILES
+from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
@@ -135,7 +135,7 @@ def _runs_beside(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
             job.devices,
             batch=model.batch or job.batch,
             sequence=model.sequence,
-            optimizer=job.optimizer or PROFILES[job.profile].optimizer,
+            optimizer=job.optimizer or profile_of(job).optimizer,
         )
         for name in devices
     }
@@ -317,7 +317,7 @@ def prepare_search(
     job: SearchQuestion, profile: Profile | None = None, stop: Asked = never
 ) -> tuple[Setting, Variants]:
     """The network, optimizer and profile; and the models at every microbatch and width."""
-    profile = profile or PROFILES[job.profile]
+    profile = profile or profile_of(job)
     plain = profile.placer.plain
     setting = Setting(
         network=load_network(job.network or profile.network),
@@ -507,7 +507,7 @@ def _no_room(
     job: SearchQuestion, scope: Scope, model: str, own: Sequence[Variant]
 ) -> InfeasibleError:
     """Say what the largest part of memory is, and the way out."""
-    profile = PROFILES[job.profile]
+    profile = profile_of(job)
     held_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
     least = min(float(variant.facts.parameters.sum()) for variant in own)
     return InfeasibleError(

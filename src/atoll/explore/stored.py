@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from atoll.cost.chips import Chips
+from atoll.cost.model import COST_MODELS
 from atoll.explore.pricing.energy import StepEnergy, energy_per_token_J
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
+from atoll.explore.proof.objective import AIMS
 from atoll.explore.strategies import STRATEGIES
 from atoll.hardware import Network, ProductSpace, Space
 from atoll.hardware.space import ARRAYS
 from atoll.profile import Profile
+from atoll.profiles import PROFILES
 from atoll.questions import SearchQuestion
 from atoll.schedule.solve import Effort
 from atoll.store import DesignRow, EvaluationRow, Identity, RunStore, StoredPlan, fingerprint
@@ -171,6 +174,12 @@ def identity(
         del told[name]
     if not STRATEGIES[job.strategy].samples:
         del told["seed"]
+    brought = {
+        "profile": PROFILES.origin(job.profile),
+        "objective": AIMS.origin(job.objective),
+        "strategy": STRATEGIES.origin(job.strategy),
+        "cost_model": COST_MODELS.origin(job.cost_model) if job.cost_model else "",
+    }
     models: list[JsonValue] = [
         {
             "config": fingerprint({"config": repr(workload.config)}),
@@ -183,6 +192,7 @@ def identity(
     ]
     return told | {
         "models": models,
+        "plug_ins": dict[str, JsonValue]({n: origin for n, origin in brought.items() if origin}),
         "space_content": space_identity(space) if isinstance(space, Space) else space.identity(),
         "network_content": fingerprint({"levels": repr(network.levels)}),
     }

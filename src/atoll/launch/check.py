@@ -10,7 +10,7 @@ from functools import cached_property
 from atoll.answers.answer import Answered, made_of
 from atoll.answers.plan import Arguments, Better, CheckAnswer
 from atoll.errors import AtollError, InfeasibleError
-from atoll.export import VALUES, export_run, refusals
+from atoll.export import EXPORTERS, export_run, refusals
 from atoll.launch.account import Launch
 from atoll.launch.read import read_launch
 from atoll.questions import EstimateQuestion
@@ -110,7 +110,7 @@ def _better(
     try:
         best = plan(
             run,
-            Axes(**dict(VALUES[target])),
+            Axes(**EXPORTERS[target].values),
             usable=refusals(target, run),
             target=target,
             stop=stop,

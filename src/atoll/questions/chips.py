@@ -106,6 +106,9 @@ class SearchQuestion(Question):
     profile: f.ProfileName = option(
         "Assumptions: physically honest, or as PHAZE published.", CHIPS, "default"
     )
+    cost_model: Annotated[str, Named("atoll.cost.model:COST_MODELS")] | None = option(
+        "What prices matrix products.", CHIPS, None, shown="the profile's"
+    )
     strategy: Annotated[str, Named("atoll.explore.strategies:STRATEGIES")] = option(
         "With proof, by PHAZE's rule, or by evolution.", SEARCH, "exact"
     )

@@ -6,7 +6,9 @@ from typing import Any, TypedDict
 from atoll.explore.proof.objective import Aim
 from atoll.explore.strategies import Strategy
 from atoll.export.plan import Exporter
+from atoll.hardware.template.cores import CostModel
 from atoll.profile import Profile
+from atoll.training.stack import Stack
 
 class CalibrateFields(TypedDict, total=False):
     trace: str | Path | None
@@ -33,7 +35,7 @@ class EstimateFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    stack: str | None
+    stack: str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     dropout: float | str | None
@@ -89,7 +91,7 @@ class PlanFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    stack: str | None
+    stack: str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     dropout: float | str | None
@@ -121,7 +123,7 @@ class RunFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    stack: str | None
+    stack: str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     dropout: float | str | None
@@ -153,6 +155,7 @@ class SearchFields(TypedDict, total=False):
     max_power: float | str | None
     network: str | None
     profile: str | Profile | None
+    cost_model: str | CostModel | None
     strategy: str | Strategy | None
     evaluations: int | None
     tolerance: float | str | None

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from atoll.fabric.network import Network
 from atoll.files.wholefile import whole_files
 from atoll.files.yamlfile import MOST, FileModel, load_yaml
-from atoll.training.stack import Overlap, Stack, load_stack
+from atoll.training.stack import STACKS, Overlap, Stack
 
 Attention = Literal["flash", "flash2", "flash1", "unfused"]
 HOST_TIMES = ("host_layer_s", "host_kernel_s", "host_checkpoint_s", "host_expert_s")
@@ -134,7 +134,7 @@ class Site(FileModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.stack is not None:
-            load_stack(self.stack)
+            STACKS[self.stack]  # refused where it is not known
         if self.host is not None and self.host_kernel_s is not None:
             raise ValueError("host and host_kernel_s exclude one another")
         return self

@@ -17,7 +17,7 @@ from atoll.hardware.gpu import Gpu
 from atoll.step.layout import HOSTED, MODULES
 from atoll.step.states import ALIASES, STATES, States
 from atoll.training.software import ATTENTION, graphed, named, overlapping, stack_named
-from atoll.training.stack import Stack, fused_loss, load_stack
+from atoll.training.stack import STACKS, Stack, fused_loss
 from atoll.validation.row_model import family_of
 from atoll.validation.run_table import RunRow
 
@@ -77,9 +77,7 @@ def _stack(row: RunRow, gpu: Gpu, zero: int, unread: list[str]) -> Stack:
         unread.append(f"framework {given!r}")
     if name == "fsdp" and _first_flash(row):
         name = "fsdp-2023"
-    stack, words = overlapping(
-        load_stack(name or _usual_stack(row, gpu, zero)), row.text("overlap")
-    )
+    stack, words = overlapping(STACKS[name or _usual_stack(row, gpu, zero)], row.text("overlap"))
     unread += [f"overlap {word!r}" for word in words]
     stack = replace(
         graphed(stack, row.text("cuda_graphs")),

@@ -16,7 +16,7 @@ from atoll.hardware.accelerator import Accelerator
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
-from atoll.profiles import PROFILES
+from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate, times
 from atoll.units import counted, format_mfu, format_seconds
@@ -171,7 +171,7 @@ class SearchResult(Answered[SearchAnswer]):
 
     @property
     def network(self) -> str:
-        return self.job.network or PROFILES[self.job.profile].network
+        return self.job.network or profile_of(self.job).network
 
     @property
     def throughput_samples_per_s(self) -> float:

@@ -13,7 +13,7 @@ from atoll.explore.strategies import STRATEGIES
 from atoll.hardware import ProductSpace, Space, phaze_space, read_space
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.widened import RETICLE_MM2, widened_space
-from atoll.profiles import PROFILES
+from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion
 from atoll.units import format_bandwidth, format_bytes
 
@@ -52,7 +52,7 @@ class Scope:
 
 def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     """The space of a job under its limits, and what it covers; a large one is not built."""
-    name, profile = job.space, PROFILES[job.profile]
+    name, profile = job.space, profile_of(job)
     max_area_mm2, max_power_W = job.max_area, job.max_power
     notes: list[str] = []
     if name == DEFAULT_SPACE:

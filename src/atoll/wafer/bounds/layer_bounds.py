@@ -23,7 +23,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from atoll.arrays import FloatArray
-from atoll.cost.table import Shape
+from atoll.hardware.template.cores import Shape
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
 from atoll.stopping import go_on

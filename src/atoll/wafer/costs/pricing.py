@@ -10,10 +10,11 @@ import numpy as np
 
 from atoll.arrays import FloatArray
 from atoll.cost.chips import chips_of_accelerator, pick
+from atoll.cost.model import map_products
 from atoll.cost.pricer import Cost, LayerTimes, total
-from atoll.cost.table import Shape, map_products
 from atoll.cost.vector import vector_cycles
 from atoll.hardware.accelerator import Accelerator
+from atoll.hardware.template.cores import Shape
 from atoll.profiles import DEFAULT
 from atoll.wafer.encoding.block_parts import Pass, Product, Unit
 from atoll.wafer.encoding.codes import Parts
@@ -85,7 +86,9 @@ class DiePricer:
 
     def _cost(self, layer: Layer, op: Operator, ring: int) -> Cost:
         """One operator alone, on one die."""
-        shapes = [(p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip) for p in op.matmuls]
+        shapes = [
+            Shape(p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip) for p in op.matmuls
+        ]
         self.prepare(shapes)
         products = sum(self.product_s(shape) for shape in shapes)
         moved = float(layer.traffic_bytes(op)) if not op.matmuls or op.on_chip else 0.0
@@ -129,14 +132,14 @@ def local_shape(unit: Unit, item: Product, parts: Parts, chunks: int = 1) -> Sha
             if tag == "s":
                 cut *= rows_more
             sizes.append(split(size, cut))
-        return (local_batch, sizes[0], sizes[1], sizes[2], float(p.fraction), 0.0, True)
+        return Shape(local_batch, sizes[0], sizes[1], sizes[2], float(p.fraction), 0.0, True)
     batch = split(p.batch, _share(parts, item.batch))
     m = split(p.m, _share(parts, item.m))
     n = split(p.n, _share(parts, item.n))
     k = split(p.k, _share(parts, item.k))
     if chunks > 1:
         m = split(m, chunks)
-    return (batch, m, n, k, 1.0, 0.0, False)
+    return Shape(batch, m, n, k)
 
 
 def passes_of(price: DiePricer, unit: Unit, among: Sequence[Parts], pieces: int) -> FloatArray:

@@ -1,0 +1,68 @@
+"""Configurations of tensor cores, and what prices matrix products on them.
+
+A cost model fills one table: each distinct product of a search on each distinct configuration of
+tensor cores. All else (vector work, schedules, placement, proof) is built on it. Bounds take peak
+rates, so a model may be slower than those, never faster (`atoll.testing.check_cost_model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class TensorConfigs:
+    """Distinct (cores, array, buffer, memory, clock) combinations."""
+
+    cores: IntArray
+    width: IntArray
+    depth: IntArray
+    core_buffer_bytes: FloatArray
+    glb_budget_bytes: FloatArray
+    glb_Bps: FloatArray
+    hbm_Bps: FloatArray
+    clock_Hz: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.cores)
+
+
+class Shape(NamedTuple):
+    """A product: `batch` times m x k by k x n."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    fraction: float = 1.0
+    """Of the outputs that are computed (causal masks)."""
+    extra_bytes: float = 0.0
+    """HBM traffic that rides along: operands of a fused epilogue."""
+    on_chip: bool = False
+    """Whether its operands and output stay on the chip; its HBM traffic is then counted apart."""
+
+
+class ProductCosts(NamedTuple):
+    """Of each product on each configuration, alone: arrays (shapes, configurations)."""
+
+    seconds: FloatArray
+    """Largest of compute and traffic."""
+    hbm_bytes: FloatArray
+    glb_bytes: FloatArray
+    """Through the shared buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A way to price products."""
+
+    name: str
+    products: Callable[[Sequence[Shape], TensorConfigs], ProductCosts]

@@ -1,0 +1,21 @@
+"""Contracts of the doors, for authors of plug-ins.
+
+Each function takes what a plug-in offers and asserts what Atoll relies on. In a test of yours:
+
+    from atoll.testing import check_cost_model
+    from my_package import MODEL
+
+    def test_the_contract() -> None:
+        check_cost_model(MODEL)
+"""
+
+from atoll.testing.cost_model import check_cost_model
+from atoll.testing.doors import check_exporter, check_family, check_objective, check_stack
+
+__all__ = [
+    "check_cost_model",
+    "check_exporter",
+    "check_family",
+    "check_objective",
+    "check_stack",
+]

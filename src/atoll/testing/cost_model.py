@@ -1,0 +1,82 @@
+"""What a cost model must keep to: below peak rates, no slower with more bandwidth, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from atoll.hardware.accelerator import KIB, MIB
+from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, TensorConfigs
+
+SHAPES = (
+    Shape(1, 512, 768, 256),
+    Shape(1, 96, 1000, 512, extra_bytes=4096.0),
+    Shape(4, 128, 128, 64, fraction=0.5, on_chip=True),
+)
+"""Products of a small layer: even, ragged with an epilogue, and one of fused attention."""
+
+
+def some_configs() -> TensorConfigs:
+    """One, two and four cores of 32 x 32, with their buffer and memory."""
+    count = 3
+    return TensorConfigs(
+        cores=np.array([1, 2, 4]),
+        width=np.full(count, 32),
+        depth=np.full(count, 32),
+        core_buffer_bytes=np.full(count, 16.0 * KIB),
+        glb_budget_bytes=np.full(count, 1.0 * MIB),
+        glb_Bps=np.full(count, 256e9),
+        hbm_Bps=np.full(count, 100e9),
+        clock_Hz=np.full(count, 1e9),
+    )
+
+
+def check_cost_model(
+    model: CostModel,
+    shapes: Sequence[Shape] = SHAPES,
+    configs: TensorConfigs | None = None,
+    tolerance: float = 1e-9,
+) -> None:
+    """Assert that a search may build on a model's table.
+
+    Its entries are those of each product alone; no product is faster than its multiply-adds at the
+    arrays' peak, or than the bytes that it states; no operand stays away from HBM; more bandwidth
+    slows nothing down; the same question has the same answer.
+    """
+    configs = configs or some_configs()
+    found = _asked(model, shapes, configs)
+    loose = 1.0 + tolerance
+    macs = np.array([s.batch * s.m * s.n * s.k * s.fraction for s in shapes])
+    peak = configs.cores * configs.width * configs.depth * configs.clock_Hz
+    assert np.all(found.seconds * loose >= macs[:, None] / peak), "faster than the arrays' peak"
+    on_chip = np.array([s.on_chip for s in shapes])
+    hbm_s = np.where(on_chip[:, None], 0.0, found.hbm_bytes) / configs.hbm_Bps
+    assert np.all(found.seconds * loose >= hbm_s), "faster than its HBM bytes"
+    assert np.all(found.seconds * loose >= found.glb_bytes / configs.glb_Bps), "faster than its GLB"
+    moved = np.array([2.0 * s.batch * (s.m * s.k + s.k * s.n + s.m * s.n * s.fraction)
+                      + s.extra_bytes for s in shapes])  # fmt: skip
+    assert np.all(found.hbm_bytes[~on_chip] * loose >= moved[~on_chip, None]), (
+        "less HBM traffic than operands and outputs once"
+    )
+    for row, shape in enumerate(shapes):
+        alone = _asked(model, [shape], configs)
+        for name, whole, one in zip(found._fields, found, alone, strict=True):
+            assert np.allclose(whole[row], one[0], rtol=tolerance), (
+                f"{name} of {shape} depends on the other products of its table"
+            )
+    for rate in ("hbm_Bps", "glb_Bps", "clock_Hz"):
+        faster = replace(configs, **{rate: 2.0 * getattr(configs, rate)})
+        assert np.all(_asked(model, shapes, faster).seconds <= found.seconds * loose), (
+            f"slower with twice the {rate}"
+        )
+
+
+def _asked(model: CostModel, shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
+    found = model.products(list(shapes), configs)
+    for name, values in zip(found._fields, found, strict=True):
+        assert np.shape(values)[:2] == (len(shapes), len(configs)), f"{name} has another shape"
+        assert np.all(np.isfinite(values)), f"{name} is not finite"
+    assert np.all(found.seconds > 0.0), "a product takes time"
+    return found

@@ -1,0 +1,58 @@
+"""`atoll.testing`: what comes with Atoll passes, and what breaks a contract does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from atoll.cost.model import MAPPER
+from atoll.explore.proof.objective import AIMS, Aim
+from atoll.export import EXPORTERS, Export, Exporter
+from atoll.hardware.template.cores import CostModel, ProductCosts
+from atoll.testing import check_cost_model, check_exporter, check_objective, check_stack
+from atoll.training.stack import STACKS
+
+
+def test_our_mapper_keeps_the_contract() -> None:
+    check_cost_model(MAPPER)
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_our_exporters_keep_it(name: str) -> None:
+    check_exporter(EXPORTERS[name])
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_our_stacks_keep_it(name: str) -> None:
+    check_stack(STACKS[name])
+
+
+@pytest.mark.parametrize("name", AIMS)
+def test_our_objectives_keep_it(name: str) -> None:
+    check_objective(AIMS[name])
+
+
+def test_a_cost_model_below_the_peak_is_found_out() -> None:
+    def halved(shapes, configs):  # type: ignore[no-untyped-def]
+        found = MAPPER.products(shapes, configs)
+        return ProductCosts(found.seconds / 2, found.hbm_bytes / 2, found.glb_bytes / 2)
+
+    with pytest.raises(AssertionError, match=r"less HBM traffic|faster than the arrays' peak"):
+        check_cost_model(CostModel("halved", halved))
+
+
+def test_an_objective_that_punishes_speed_is_found_out() -> None:
+    spread = Aim("spread", lambda samples, weights: np.asarray(10.0 - samples.std(axis=1)))
+    with pytest.raises(AssertionError, match="a faster chip scores lower"):
+        check_objective(spread)
+
+
+def test_an_exporter_with_another_name_and_a_stack_with_too_much_overlap_are_found_out() -> None:
+    other = Exporter("mine", lambda plan: Export("theirs", "run.sh", "run", ()))
+    with pytest.raises(AssertionError, match="a file for 'theirs'"):
+        check_exporter(other)
+    ours = STACKS["megatron"]
+    with pytest.raises(AssertionError, match=r"overlap\.gradient"):
+        check_stack(replace(ours, name="x", overlap=replace(ours.overlap, gradient=1.5)))
