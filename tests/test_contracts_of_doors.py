@@ -10,8 +10,15 @@ import pytest
 from atoll.cost.model import MAPPER
 from atoll.explore.proof.objective import AIMS, Aim
 from atoll.export import EXPORTERS, Export, Exporter
+from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.cores import CostModel, ProductCosts
-from atoll.testing import check_cost_model, check_exporter, check_objective, check_stack
+from atoll.testing import (
+    check_chip_template,
+    check_cost_model,
+    check_exporter,
+    check_objective,
+    check_stack,
+)
 from atoll.training.stack import STACKS
 
 
@@ -32,6 +39,22 @@ def test_our_stacks_keep_it(name: str) -> None:
 @pytest.mark.parametrize("name", AIMS)
 def test_our_objectives_keep_it(name: str) -> None:
     check_objective(AIMS[name])
+
+
+def test_our_chip_template_keeps_it() -> None:
+    check_chip_template(SYSTOLIC)
+
+
+def test_a_template_whose_area_falls_is_found_out() -> None:
+    def shrinking(chips):  # type: ignore[no-untyped-def]
+        return 1e3 / chips["tensor_cores"]
+
+    def parts(chips):  # type: ignore[no-untyped-def]
+        return {"all": shrinking(chips)}
+
+    odd = replace(SYSTOLIC, name="odd", area_mm2=shrinking, area_parts=parts)
+    with pytest.raises(AssertionError, match="area falls with tensor_cores"):
+        check_chip_template(odd)
 
 
 def test_a_cost_model_below_the_peak_is_found_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -125,7 +126,7 @@ def test_near_names_are_suggested() -> None:
 def test_objects_are_taken_for_their_names() -> None:
     quiet = replace(STACKS["megatron"], name="quiet", slack=1.5)
     found = atoll.estimate(**RUN, stack=quiet)
-    assert found.run.stack is quiet
+    assert found.run.stack == quiet
     with pytest.raises(AtollError, match="stack 'nemo' is known already; give yours another name"):
         atoll.estimate(**RUN, stack=replace(quiet, name="nemo"))
     with pytest.raises(AtollError, match="3 is no stack"):
@@ -170,3 +171,11 @@ def test_a_search_takes_an_objective_a_strategy_and_a_profile(tmp_path: Path) ->
     assert found.certificate.evaluated == 1
     assert (job.strategy, job.profile) == ("first", "one-slot")
     assert "harmonic" in AIMS and "harmonic" not in tuple(AIMS)
+
+
+def test_the_programs_of_the_page_run() -> None:
+    page = Path(__file__).parents[1] / "docs" / "extending.md"
+    programs = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        exec(compile(program, str(page), "exec"), {})

@@ -21,7 +21,9 @@ from atoll.answers.hardware import (
     HbmTold,
     LevelTold,
     NetworkAnswer,
+    ParameterTold,
     SpaceEntry,
+    TemplateAnswer,
     WaferEntry,
 )
 from atoll.cost.model import COST_MODELS
@@ -49,7 +51,8 @@ from atoll.hardware.gpu import (
     load_calibration,
     load_gpu,
 )
-from atoll.hardware.spacefile import SpaceFile
+from atoll.hardware.silicon.systolic import TEMPLATES
+from atoll.hardware.spacefile import space_file
 from atoll.hardware.wafer_files import WaferFile, load_wafer, load_wafers, wafer_names
 
 SPACES = ("phaze",)
@@ -63,6 +66,7 @@ def catalogue() -> CatalogueAnswer:
         networks=tuple(network_names()),
         spaces=SPACES,
         wafers=tuple(wafer_names()),
+        chip_templates=tuple(TEMPLATES),
         cost_models=tuple(COST_MODELS),
     )
 
@@ -77,6 +81,7 @@ def describe(name: str) -> HardwareAnswer:
         _accelerator: accelerator_names(),
         _wafer: wafer_names(),
         _space: SPACES,
+        _template: tuple(TEMPLATES),
     }
     for show, own in names.items():
         if name in own:
@@ -130,8 +135,8 @@ def _accelerator(name: str) -> AcceleratorAnswer:
         chip,
         accelerator=chip.name,
         peak_power_W=peak_power_W(chip),
-        area_mm2=parts.total_mm2,
-        area_parts_mm2=asdict(parts),
+        area_mm2=sum(parts.values()),
+        area_parts_mm2=parts,
     )
 
 
@@ -140,17 +145,28 @@ def _space(name: str) -> SpaceEntry:
         built = phaze_space()
         return SpaceEntry(space=built.name, designs=len(built), hbm=_hbm(built.hbm_options))
     space = read_space(name)
+    template = space.axes.template
     limits = {field: value for field, value in asdict(space.limits).items() if value}
-    axes = {field: str(list(v)) for field, v in asdict(space.axes).items() if v is not None}
-    hbm = _hbm(space.hbm_options)
-    return made_of(
-        SpaceEntry,
-        None,
-        **axes,
+    return SpaceEntry(
         space=space.name,
         points=len(space),
-        hbm=hbm,
+        template=template.name,
+        parameters={name: str(list(space.axes.values[name])) for name in space.axes.names},
+        hbm=_hbm(space.hbm_options),
         limits=limits or None,
+    )
+
+
+def _template(name: str) -> TemplateAnswer:
+    template = TEMPLATES[name]
+    return TemplateAnswer(
+        chip_template=template.name,
+        about=template.about,
+        parameters=tuple(
+            ParameterTold(name=p.name, label=p.label, values=", ".join(map(p.shown, p.values)))
+            for p in template.parameters
+        ),
+        buffers_before_hbm=template.levels.names if template.levels else (),
     )
 
 
@@ -176,7 +192,7 @@ _FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {
     "device": (GpuFile, _device),
     "accelerator": (AcceleratorFile, _accelerator),
     "network": (NetworkFile, _network),
-    "space": (SpaceFile, _space),
+    "space": (space_file(), _space),
     "wafer": (WaferFile, _wafer),
     "calibration": (CalibrationFile, _calibration),
 }

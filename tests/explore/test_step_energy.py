@@ -21,9 +21,8 @@ from atoll.explore.pricing.energy import (
 )
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.run import run_search
-from atoll.hardware import load_accelerator, peak_power_W
+from atoll.hardware import accelerator_area_mm2, load_accelerator, peak_power_W
 from atoll.hardware.accelerator import Accelerator
-from atoll.hardware.area import accelerator_area_mm2
 from atoll.hardware.energy import core_buffer_bytes_per_mac
 from atoll.profiles import DEFAULT
 

@@ -64,7 +64,7 @@ def random_space(
     hbm_Bps: tuple[float, ...] = (200e9,),
 ) -> Space:
     """A random part of a product space of some thousand chips."""
-    axes = Axes(
+    axes = Axes.of(
         tensor_cores=(1, 2, 4, 8, 16),
         vector_cores=(1, 2, 8, 32),
         width=(8, 16, 32, 64),

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from atoll.hardware import Space, phaze_space
-from atoll.hardware.space import ARRAYS
 from atoll.hardware.widened import RETICLE_MM2, round_numbers, widened_space
 
 LARGEST_MM2 = float(phaze_space().area_mm2.max())
 
 
 def rows(space: Space) -> set[tuple[float, ...]]:
-    return set(zip(*(getattr(space, name).tolist() for name in ARRAYS), strict=True))
+    return set(
+        zip(*(getattr(space, name).tolist() for name in (*space.columns, "area_mm2")), strict=True)
+    )
 
 
 @pytest.mark.parametrize("budget_mm2", [1.0, 200.0, LARGEST_MM2])

@@ -11,6 +11,7 @@ from threading import Thread
 from typing import Any
 
 import atoll
+from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 from atoll.report import plan_file
 from atoll.serve.app import App, Response
 from atoll.serve.guard import Guard
@@ -26,6 +27,7 @@ JOB = {
     "space": "none", "space_content": {},
     "microbatches": [1, 2], "tensor_widths": [1], "profile": "default", "recompute": "none",
     "tolerance": 1e-3,
+    "parameters": [p.to_dict() for p in (*SYSTOLIC.parameters, *HBM_PARAMETERS)],
 }  # fmt: skip
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve_runs import design, loaded, open_store, random_designs, write_designs
+from serve_runs import JOB, design, loaded, open_store, random_designs, write_designs
 
 from atoll.errors import AtollError
-from atoll.serve.columns import BINNED, DESIGN_COLUMNS, Columns, Gatherer
+from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import (
     CELLS,
     Filters,
@@ -30,11 +30,14 @@ from atoll.serve.query import (
 )
 from atoll.serve.runs import SearchRun
 from atoll.store import DesignRow, RunReader
+from atoll.store.schema import design_columns, parameters_of
+
+NAMES = design_columns([parameter.name for parameter in parameters_of(JOB)])
 
 
 def columns_of(rows: list[DesignRow]) -> Columns:
     """As if read from a store, without one."""
-    gathered = Gatherer()
+    gathered = Gatherer(NAMES)
     if rows:
         gathered.add(
             [
@@ -43,12 +46,12 @@ def columns_of(rows: list[DesignRow]) -> Columns:
                         {"chip": d.chip, "design": d.design, "phase": d.phase, "at": 0.0}
                         | dict(d.figures) | dict(d.parameters) | dict(d.plan)
                     )[name]
-                    for name in DESIGN_COLUMNS
+                    for name in NAMES
                 )
                 for d in rows
             ]
         )  # fmt: skip
-    return gathered.joined(Columns.empty())
+    return gathered.joined(Columns.empty(NAMES))
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pages_are_those_of_the_store(folder: Path, sort: str, descending: bool) -> None:
     columns = loaded(SearchRun("some", folder)).columns
     filters = {"area_mm2": (120.0, 250.0), "width": (16, None), "score": (0, None)}
-    parsed = parse_filters({"area_mm2": ["120..250"], "width": ["16.."], "score": ["0.."]})
+    parsed = parse_filters({"area_mm2": ["120..250"], "width": ["16.."], "score": ["0.."]}, NAMES)
     mask = mask_of(columns, parsed)
     rows = page(columns, ordered(columns, mask, sort, descending), 20, 30)
     with RunReader(folder) as reader:
@@ -78,7 +81,7 @@ def test_designs_without_a_value_come_last_and_pass_no_range(folder: Path) -> No
         last = ordered(columns, everything, "score", descending)[-1]
         assert columns.row(int(last))["chip"] == 99_999
     assert columns.row(int(last))["score"] is None
-    assert mask_of(columns, parse_filters({"score": [".."]})).sum() == len(columns) - 1
+    assert mask_of(columns, parse_filters({"score": [".."]}, NAMES)).sum() == len(columns) - 1
 
 
 POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=40)
@@ -123,7 +126,7 @@ def test_bars_count_designs_that_pass_the_other_columns_filters(
 
 def test_every_design_is_in_the_bar_that_holds_its_value() -> None:
     columns = columns_of([design(i, 10.0 ** (i % 7), 100.0 + i, 2 ** (i % 5)) for i in range(99)])
-    for at, name in enumerate(BINNED):
+    for at, name in enumerate(columns.bins):
         bins, values = columns.bins[name], columns.numbers[name]
         for code, value in zip(columns.codes[:, at], values, strict=True):
             if bins.exact:
@@ -141,7 +144,7 @@ def test_few_designs_are_points_and_many_are_cells_that_add_up() -> None:
     found = scatter(few, mask_of(few, Filters()), "area_mm2", "score")
     assert (found.mode, len(found.points), found.shown) == ("points", 200, 200)
     many = columns_of(random_designs(4000))
-    mask = mask_of(many, parse_filters({"area_mm2": ["..250"]}))
+    mask = mask_of(many, parse_filters({"area_mm2": ["..250"]}, NAMES))
     found = scatter(many, mask, "area_mm2", "score")
     assert found.mode == "cells"
     assert sum(cell[2] for cell in found.cells) == found.shown == mask.sum() > 1500
@@ -202,4 +205,4 @@ def test_downloads_hold_every_design_that_passes(folder: Path) -> None:
 @pytest.mark.parametrize("text", ["a..b", "nan", "1..2..3", "x"])
 def test_a_filter_that_is_no_range_is_named(text: str) -> None:
     with pytest.raises(AtollError, match=r"area_mm2: expected a number or a range"):
-        parse_filters({"area_mm2": [text]})
+        parse_filters({"area_mm2": [text]}, NAMES)

@@ -15,10 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
+from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 from atoll.store import FILE, SCHEMA_VERSION, DesignRow, EvaluationRow, RunReader, RunStore
 from atoll.store.parquet import export_parquet
 
-JOB = {"devices": 8, "model": "tiny"}
+JOB = {
+    "devices": 8,
+    "model": "tiny",
+    "parameters": [p.to_dict() for p in (*SYSTOLIC.parameters, *HBM_PARAMETERS)],
+}
 
 
 def open_store(folder: Path, job: dict[str, object] | None = None) -> RunStore:
@@ -148,7 +153,7 @@ def test_the_front_is_what_comparing_all_pairs_gives(points: list[tuple[int, int
 def test_another_job_is_refused_and_named(tmp_path: Path) -> None:
     open_store(tmp_path).close("finished")
     with pytest.raises(AtollError, match=r"another job \(devices 8 there, 16 here\)"):
-        open_store(tmp_path, {"devices": 16, "model": "tiny"})
+        open_store(tmp_path, JOB | {"devices": 16})
     open_store(tmp_path).close("finished")
 
 

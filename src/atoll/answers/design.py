@@ -10,6 +10,7 @@ from pydantic import Field
 
 from atoll.answers.answer import Amount, Answer, Count, Number, Positive
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
+from atoll.hardware.silicon.systolic import TEMPLATES
 
 Degree = Annotated[int, Field(gt=0, le=10**9)]
 
@@ -29,6 +30,10 @@ class Chip:
     hbm_GiB: Amount
     hbm_bandwidth_GBps: Amount
     peak_TFLOPs: Positive
+    template: str | None = None
+    """None: ours."""
+    own: Mapping[str, Number] | None = None
+    """Parameters that only its template has, in base units."""
 
     @classmethod
     def of(cls, chip: Accelerator, /, **more: Any) -> Self:
@@ -45,11 +50,15 @@ class Chip:
             hbm_GiB=chip.hbm.capacity_bytes / GIB,
             hbm_bandwidth_GBps=chip.hbm.bandwidth_Bps / 1e9,
             peak_TFLOPs=chip.peak_flops / 1e12,
+            template=None if chip.template is None else chip.template.name,
+            own={parameter.name: value for parameter, value in chip.more} or None,
             **more,
         )
 
     def device(self) -> Accelerator:
         """The chip that it tells of."""
+        template = None if self.template is None else TEMPLATES[self.template]
+        own = self.own or {}
         return Accelerator(
             tensor_cores=self.tensor_cores,
             vector_cores=self.vector_cores,
@@ -60,6 +69,8 @@ class Chip:
             glb_bandwidth_Bpc=self.glb_bandwidth_Bpc,
             clock_Hz=self.clock_GHz * 1e9,
             hbm=Hbm(round(self.hbm_GiB * GIB), self.hbm_bandwidth_GBps * 1e9),
+            template=template,
+            more=tuple((p, own[p.name]) for p in template.own) if template else (),
         )
 
 

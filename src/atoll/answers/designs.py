@@ -15,6 +15,25 @@ Identity = Mapping[str, JsonValue]
 """What the results of a job depend on, as its store is known by."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownParameter:
+    """A number that tells the chips of a run apart, and how it is shown."""
+
+    name: str
+    label: str
+    unit: str
+    per: float
+    """Base units in one of those."""
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipJob:
+    """What a store says of its chips; nothing where it holds none."""
+
+    parameters: tuple[ShownParameter, ...] = ()
+
+
 RunKind = Literal["search", "wafer", "plan"]
 Row = Mapping[str, JsonValue]
 """A design by the names of its columns: a chip's (`StoredDesign`), a wafer's or a layout's."""
@@ -119,5 +138,7 @@ class DesignsAnswer(Answer):
     """What was searched: the rows are chips, wafers or layouts."""
     status: StatusAnswer
     count: int
+    parameters: tuple[ShownParameter, ...] = ()
+    """Of chips: columns of their rows."""
     designs: tuple[Row, ...]
     parquet: Written | None = None

@@ -23,6 +23,7 @@ class CatalogueAnswer(Answer):
     networks: tuple[str, ...]
     spaces: tuple[str, ...]
     wafers: tuple[str, ...]
+    chip_templates: tuple[str, ...] = ()
     cost_models: tuple[str, ...] = ()
 
 
@@ -87,16 +88,30 @@ class SpaceEntry(Answer):
     designs: int | None = None
     points: int | None = None
     """Before constraints, of a file."""
-    tensor_cores: str | None = None
-    """A list, as all parameters are."""
-    vector_cores: str | None = None
-    width: str | None = None
-    depth: str | None = None
-    vector_width: str | None = None
-    glb_bytes: str | None = None
-    clock_Hz: str | None = None
+    template: str | None = None
+    parameters: Mapping[str, str] | None = None
+    """Of a file: the list of each."""
     hbm: tuple[HbmTold, ...]
     limits: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTold:
+    name: str
+    label: str
+    values: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateAnswer(Answer):
+    """A kind of chip: what tells its chips apart, with the values of its own space."""
+
+    kind: Literal["hardware-template"] = "hardware-template"
+    format: Literal[1] = 1
+    chip_template: str
+    about: str
+    parameters: tuple[ParameterTold, ...]
+    buffers_before_hbm: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,5 +152,11 @@ class CalibrationEntry(Answer):
 
 
 HardwareAnswer = (
-    DeviceAnswer | NetworkAnswer | AcceleratorAnswer | SpaceEntry | WaferEntry | CalibrationEntry
+    DeviceAnswer
+    | NetworkAnswer
+    | AcceleratorAnswer
+    | SpaceEntry
+    | TemplateAnswer
+    | WaferEntry
+    | CalibrationEntry
 )

@@ -37,6 +37,7 @@ def designs(question: DesignsQuestion, as_json: bool) -> None:
             run=kind,
             status=made_of(StatusAnswer, status),
             count=source.count(filters),
+            parameters=reader.parameters,
             designs=tuple(cast("Sequence[Row]", rows)),
             parquet=None
             if path is None

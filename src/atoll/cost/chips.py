@@ -7,16 +7,20 @@ configuration and each chip points to its own: one pointer per spread that an op
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.gemm import core_counts
 from atoll.hardware.accelerator import Accelerator, core_buffer_bytes
+from atoll.hardware.silicon.chip import columns_of, template_of
 from atoll.hardware.space import Space
 from atoll.hardware.template.cores import TensorConfigs
+from atoll.hardware.template.parameter import Columns
+from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 
 IntArray = NDArray[np.int64]
@@ -45,6 +49,7 @@ class Chips:
     hbm_Bps: FloatArray
     glb_Bps: FloatArray
     clock_Hz: FloatArray
+    level_Bps: FloatArray  # (chips, further buffers between the shared one and HBM)
     hbm_capacity_bytes: IntArray
     """The largest capacity that the space allows at this bandwidth."""
     area_mm2: FloatArray
@@ -57,6 +62,7 @@ class Chips:
     vector_config: IntArray  # (chips, options): index into `vector_configs`
     tensor_configs: TensorConfigs
     vector_configs: VectorConfigs
+    template: ChipTemplate
 
     def __len__(self) -> int:
         return len(self.design)
@@ -69,7 +75,7 @@ class Chips:
         kept = {
             f.name: getattr(self, f.name)[indices]
             for f in fields(self)
-            if not f.name.endswith(("_config", "_configs"))
+            if not f.name.endswith(("_config", "_configs", "template"))
         }
         return Chips(
             **kept,
@@ -78,6 +84,7 @@ class Chips:
             vector_config=vector_config[1],
             tensor_configs=pick(self.tensor_configs, tensor_used),
             vector_configs=pick(self.vector_configs, vector_used),
+            template=self.template,
         )
 
 
@@ -91,9 +98,9 @@ def join_chips(first: Chips, second: Chips) -> Chips:
 
     tensor_configs, tensor_number = _joined(first.tensor_configs, second.tensor_configs)
     vector_configs, vector_number = _joined(first.vector_configs, second.vector_configs)
-    kept: dict[str, IntArray | FloatArray] = {}
+    kept: dict[str, Any] = {}
     for f in fields(first):
-        if f.name.endswith("_configs"):
+        if f.name.endswith(("_configs", "template")):
             continue
         ours, theirs = getattr(first, f.name), getattr(second, f.name)
         if f.name.endswith("_config"):
@@ -104,7 +111,12 @@ def join_chips(first: Chips, second: Chips) -> Chips:
         if f.name.endswith(("_config", "_count")):
             ours, theirs = wide(ours), wide(theirs)
         kept[f.name] = np.concatenate([ours, theirs])
-    return Chips(**kept, tensor_configs=tensor_configs, vector_configs=vector_configs)  # type: ignore[arg-type]
+    return Chips(
+        **kept,
+        tensor_configs=tensor_configs,
+        vector_configs=vector_configs,
+        template=first.template,
+    )
 
 
 C = TypeVar("C", TensorConfigs, VectorConfigs)
@@ -122,10 +134,12 @@ def _joined(first: C, second: C) -> tuple[C, IntArray]:
     names = [f.name for f in fields(first)]
     columns = [np.concatenate([getattr(first, n), getattr(second, n)]) for n in names]
     rows, number = distinct_rows(np.column_stack(columns).astype(np.float64))
-    kept = {
-        name: np.ascontiguousarray(rows[:, i]).astype(columns[i].dtype)
-        for i, name in enumerate(names)
-    }
+    kept, at = {}, 0
+    for name, column in zip(names, columns, strict=True):
+        width = column[:1].size if len(column) else 1
+        own = rows[:, at] if column.ndim == 1 else rows[:, at : at + width]
+        kept[name] = np.ascontiguousarray(own).astype(column.dtype)
+        at += width
     return type(first)(**kept), number
 
 
@@ -169,15 +183,9 @@ def chips_of_space(space: Space, profile: Profile) -> Chips:
     design = np.concatenate([column[0] for column in columns])
     return _chips(
         profile,
+        space.template,
+        {name: values[design] for name, values in space.columns.items()},
         design=design,
-        tensor_cores=space.tensor_cores[design],
-        vector_cores=space.vector_cores[design],
-        width=space.width[design],
-        depth=space.depth[design],
-        lanes=space.vector_width[design],
-        glb_bytes=space.glb_bytes[design],
-        glb_Bpc=space.glb_bandwidth_Bpc[design],
-        clock_Hz=space.clock_Hz[design],
         hbm_Bps=np.concatenate([column[1] for column in columns]),
         hbm_capacity_bytes=np.concatenate([column[2] for column in columns]),
         area_mm2=space.area_mm2[design] + np.concatenate([column[3] for column in columns]),
@@ -188,15 +196,9 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
     """A single chip."""
     return _chips(
         profile,
+        template_of(chip),
+        columns_of(chip),
         design=np.zeros(1, np.int64),
-        tensor_cores=np.array([chip.tensor_cores]),
-        vector_cores=np.array([chip.vector_cores]),
-        width=np.array([chip.width]),
-        depth=np.array([chip.depth]),
-        lanes=np.array([chip.vector_width]),
-        glb_bytes=np.array([chip.glb_bytes]),
-        glb_Bpc=np.array([chip.glb_bandwidth_Bpc]),
-        clock_Hz=np.array([chip.clock_Hz]),
         hbm_Bps=np.array([profile.hbm_Bps(chip.hbm.bandwidth_Bps)]),
         hbm_capacity_bytes=np.array([chip.hbm.capacity_bytes]),
         area_mm2=np.array([area_mm2]),
@@ -211,22 +213,21 @@ def _spreads(limit: int, profile: Profile) -> tuple[int, ...]:
 
 def _chips(
     profile: Profile,
+    template: ChipTemplate,
+    columns: Columns,
     *,
     design: IntArray,
-    tensor_cores: IntArray,
-    vector_cores: IntArray,
-    width: IntArray,
-    depth: IntArray,
-    lanes: IntArray,
-    glb_bytes: IntArray,
-    glb_Bpc: FloatArray,
-    clock_Hz: FloatArray,
     hbm_Bps: FloatArray,
     hbm_capacity_bytes: IntArray,
     area_mm2: FloatArray,
 ) -> Chips:
+    tensor_cores, vector_cores = columns["tensor_cores"], columns["vector_cores"]
+    clock_Hz, glb_Bpc = columns["clock_Hz"], columns["glb_bandwidth_Bpc"]
     if profile.glb_bandwidth_Bpc is not None:
         glb_Bpc = np.full(len(design), profile.glb_bandwidth_Bpc)
+    level_bytes = level_Bpc = np.zeros((len(design), 0))
+    if template.levels is not None:
+        level_bytes, level_Bpc = template.levels.sizes(columns)
     most = int(max(tensor_cores.max(), vector_cores.max()))
     shape = (len(design), len(_spreads(most, profile)))
     tensor_count = np.full(shape, -1, np.int64)
@@ -245,9 +246,13 @@ def _chips(
         for o, k in enumerate(_spreads(int(m), profile)):
             vector_count[rows, o] = k
     tensor_config, tensor_configs = _tensor_configs(
-        profile, tensor_count, width, depth, glb_bytes, glb_Bpc, hbm_Bps, clock_Hz
+        profile,
+        tensor_count,
+        (columns["width"], columns["depth"], columns["glb_bytes"], glb_Bpc, hbm_Bps, clock_Hz),
+        level_bytes,
+        level_Bpc,
     )
-    both, vector_configs = _vector_configs(pair_count, vector_count, lanes)
+    both, vector_configs = _vector_configs(pair_count, vector_count, columns["vector_width"])
     return Chips(
         design=design,
         tensor_cores=tensor_cores,
@@ -255,9 +260,10 @@ def _chips(
         hbm_Bps=hbm_Bps,
         glb_Bps=glb_Bpc * clock_Hz,
         clock_Hz=clock_Hz,
+        level_Bps=level_Bpc * clock_Hz[:, None],
         hbm_capacity_bytes=hbm_capacity_bytes,
         area_mm2=area_mm2,
-        peak_flops=2.0 * tensor_cores * width * depth * clock_Hz,
+        peak_flops=2.0 * tensor_cores * columns["width"] * columns["depth"] * clock_Hz,
         tensor_count=tensor_count,
         tensor_config=tensor_config,
         pair_count=pair_count,
@@ -266,32 +272,29 @@ def _chips(
         vector_config=both[1],
         tensor_configs=tensor_configs,
         vector_configs=vector_configs,
+        template=template,
     )
 
 
 def _tensor_configs(
     profile: Profile,
     count: IntArray,
-    width: IntArray,
-    depth: IntArray,
-    glb_bytes: IntArray,
-    glb_Bpc: FloatArray,
-    hbm_Bps: FloatArray,
-    clock_Hz: FloatArray,
+    numbers: Sequence[NDArray[Any]],
+    level_bytes: FloatArray,
+    level_Bpc: FloatArray,
 ) -> tuple[IntArray, TensorConfigs]:
+    """Of so many cores with these numbers: width, depth, GLB bytes and bandwidth, HBM, clock."""
     chip, option = np.nonzero(count > 0)
     rows = np.column_stack(
-        [
-            count[chip, option], width[chip], depth[chip], glb_bytes[chip], glb_Bpc[chip],
-            hbm_Bps[chip], clock_Hz[chip],
-        ]
-    )  # fmt: skip
+        [count[chip, option], *(n[chip] for n in numbers), level_bytes[chip], level_Bpc[chip]]
+    )
     unique, inverse = distinct_rows(rows)
     index = np.full(count.shape, -1, np.int64)
     index[chip, option] = inverse.ravel()
     w = unique[:, 1].astype(np.int64)
     d = unique[:, 2].astype(np.int64)
     buffers = [core_buffer_bytes(int(a), int(b)) for a, b in zip(w, d, strict=True)]
+    further = level_bytes.shape[1]
     return index, TensorConfigs(
         cores=unique[:, 0].astype(np.int64),
         width=w,
@@ -301,6 +304,8 @@ def _tensor_configs(
         glb_Bps=np.ascontiguousarray(unique[:, 4] * unique[:, 6]),
         hbm_Bps=np.ascontiguousarray(unique[:, 5]),
         clock_Hz=np.ascontiguousarray(unique[:, 6]),
+        level_budget_bytes=np.asarray(unique[:, 7 : 7 + further] * profile.glb_share, np.float64),
+        level_Bps=np.asarray(unique[:, 7 + further :] * unique[:, 6:7], np.float64),
     )
 
 

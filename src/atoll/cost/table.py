@@ -18,6 +18,7 @@ from atoll.cost.chips import Chips
 from atoll.cost.model import MAPPER
 from atoll.cost.table_kernels import Costs, Passes
 from atoll.cost.vector import vector_cycles
+from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
 from atoll.hardware.template.cores import Shape
@@ -105,12 +106,13 @@ def build_costs(
     keys: Sequence[OperatorKey], chips: Chips, network: Network, profile: Profile
 ) -> Costs:
     """Tabulate the operators on the chips' configurations."""
-    tensor_s, hbm_bytes, glb_bytes = _tensor_costs(keys, chips, profile)
+    tensor_s, hbm_bytes, glb_bytes, level_bytes = _tensor_costs(keys, chips, profile)
     return Costs(
         kind=np.array([_KINDS[key.operator.core] for key in keys], np.int64),
         tensor_s=tensor_s,
         hbm_bytes=hbm_bytes,
         glb_bytes=glb_bytes,
+        level_bytes=level_bytes,
         vector_cycles=_vector_cycles(keys, chips, profile),
         bytes=np.array([float(key.bytes) for key in keys]),
         link_s=np.array([link_s(key.operator, network) for key in keys]),
@@ -118,6 +120,7 @@ def build_costs(
         vector_cores=chips.vector_cores,
         hbm_Bps=chips.hbm_Bps,
         glb_Bps=chips.glb_Bps,
+        level_Bps=chips.level_Bps,
         clock_Hz=chips.clock_Hz,
         tensor_count=chips.tensor_count,
         tensor_config=chips.tensor_config,
@@ -141,8 +144,10 @@ def link_s(operator: Operator, network: Network) -> float:
 
 def _tensor_costs(
     keys: Sequence[OperatorKey], chips: Chips, profile: Profile
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds, HBM and GLB bytes of the operators' products on each tensor configuration."""
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Seconds, HBM bytes, GLB bytes and bytes of further buffers of the operators' products on each
+    tensor configuration.
+    """
     configs = chips.tensor_configs
     shapes: dict[Shape, int] = {}
     uses: list[list[int]] = []
@@ -164,17 +169,26 @@ def _tensor_costs(
         uses.append(rows)
     size = (len(keys), len(configs))
     time_s, hbm, glb = np.zeros(size), np.zeros(size), np.zeros(size)
+    further = np.zeros((*size, configs.levels))
     if not shapes:
-        return time_s, hbm, glb
-    mapped = (profile.cost_model or MAPPER).products(list(shapes), configs)
+        return time_s, hbm, glb, further
+    model = profile.cost_model or chips.template.cost_model or MAPPER
+    mapped = model.products(list(shapes), configs)
+    if configs.levels and mapped.level_bytes is None:
+        raise AtollError(
+            f"cost model {model.name} says nothing of the {configs.levels} further buffers of "
+            f"template {chips.template.name}; leave cost_model out."
+        )
     for index, (key, rows) in enumerate(zip(keys, uses, strict=True)):
         for row in rows:
-            time_s[index] += mapped[0][row]
-            hbm[index] += mapped[1][row]
-            glb[index] += mapped[2][row]
+            time_s[index] += mapped.seconds[row]
+            hbm[index] += mapped.hbm_bytes[row]
+            glb[index] += mapped.glb_bytes[row]
+            if mapped.level_bytes is not None:
+                further[index] += mapped.level_bytes[row]
         if key.operator.on_chip:
-            hbm[index] = _attention_bytes(key, configs.glb_budget_bytes)
-    return time_s, hbm, glb
+            hbm[index] = _attention_bytes(key, configs.outer_budget_bytes)
+    return time_s, hbm, glb, further
 
 
 def _epilogue_bytes(key: OperatorKey) -> float:
@@ -187,7 +201,7 @@ def _epilogue_bytes(key: OperatorKey) -> float:
     return max(0.0, key.bytes - moved)
 
 
-def _attention_bytes(key: OperatorKey, glb_budget_bytes: FloatArray) -> FloatArray:
+def _attention_bytes(key: OperatorKey, budget_bytes: FloatArray) -> FloatArray:
     """HBM bytes of fused attention, tiled as in FlashAttention (Dao et al., arXiv:2205.14135).
 
     A block of one head's queries, or of its keys and values, stays in half of the buffer while the
@@ -201,7 +215,7 @@ def _attention_bytes(key: OperatorKey, glb_budget_bytes: FloatArray) -> FloatArr
     else:
         query_held, query_passed = 2 + 2 + 4, 2 + 2 + 8  # q and dout, and sums of dq
         key_held, key_passed = 2 + 2 + 4 + 4, 2 + 2 + 8 + 8  # k and v, and sums of dk and dv
-    half = 0.5 * glb_budget_bytes
+    half = 0.5 * budget_bytes
     queries, keys = float(scores.m * scores.k), float(scores.n * scores.k)
     again = np.minimum(
         (np.ceil(queries * query_held / half) - 1.0) * keys * key_passed,

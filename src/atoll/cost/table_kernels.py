@@ -16,6 +16,7 @@ from atoll.jit import entry, kernel
 TENSOR, VECTOR, PAIR, LINK, NONE = range(5)
 R_TENSOR, R_VECTOR, R_HBM, R_GLB, R_SLOT, R_LINK = range(6)
 RESOURCES = 6
+"""The bandwidths of further buffers come after these."""
 
 
 class Costs(NamedTuple):
@@ -25,6 +26,7 @@ class Costs(NamedTuple):
     tensor_s: NDArray[np.float64]  # (operators, tensor configurations)
     hbm_bytes: NDArray[np.float64]  # (operators, tensor configurations)
     glb_bytes: NDArray[np.float64]  # (operators, tensor configurations)
+    level_bytes: NDArray[np.float64]  # (operators, tensor configurations, further buffers)
     vector_cycles: NDArray[np.float64]  # (operators, vector configurations)
     bytes: NDArray[np.float64]  # (operators,): read and written, without tiling
     link_s: NDArray[np.float64]  # (operators,)
@@ -32,6 +34,7 @@ class Costs(NamedTuple):
     vector_cores: NDArray[np.int64]
     hbm_Bps: NDArray[np.float64]
     glb_Bps: NDArray[np.float64]
+    level_Bps: NDArray[np.float64]  # (chips, further buffers)
     clock_Hz: NDArray[np.float64]
     tensor_count: NDArray[np.int64]  # (chips, options)
     tensor_config: NDArray[np.int64]
@@ -57,11 +60,21 @@ class Passes(NamedTuple):
 @entry
 def capacities(c, chip):
     """What the chip has of each resource."""
-    capacity = np.ones(RESOURCES)
+    capacity = np.ones(RESOURCES + c.level_Bps.shape[1])
     capacity[R_TENSOR] = c.tensor_cores[chip]
     capacity[R_VECTOR] = c.vector_cores[chip]
     capacity[R_SLOT] = c.slots
     return capacity
+
+
+@kernel
+def level_s(c, chip, op, kind, option, level):
+    """Seconds that an operator keeps one of the further buffers busy."""
+    if kind != VECTOR:
+        moved = c.level_bytes[op, c.tensor_config[chip, option], level]
+    else:
+        moved = c.bytes[op] if c.vector_memory else 0.0
+    return moved / c.level_Bps[chip, level]
 
 
 @kernel
@@ -73,7 +86,7 @@ def operator_options(c, chip, op, duration, demand):
     """
     for o in range(duration.shape[0]):
         duration[o] = np.inf
-        for r in range(RESOURCES):
+        for r in range(demand.shape[1]):
             demand[o, r] = 0.0
     kind = c.kind[op]
     hbm_Bps = c.hbm_Bps[chip]
@@ -123,6 +136,8 @@ def operator_options(c, chip, op, duration, demand):
                 count_v = c.pair_count[chip, o]
                 time = max(time, c.vector_cycles[op, c.pair_config[chip, o]] / clock)
         time = max(time, max(hbm_s, glb_s))
+        for level in range(c.level_Bps.shape[1]):
+            time = max(time, level_s(c, chip, op, kind, o, level))
         if time >= best:
             continue  # more cores that do not help are no option
         best = time
@@ -138,6 +153,9 @@ def operator_options(c, chip, op, duration, demand):
         if time > 0.0:
             demand[o, R_HBM] = min(1.0, hbm_s / time)
             demand[o, R_GLB] = min(1.0, glb_s / time)
+            for level in range(c.level_Bps.shape[1]):
+                used_s = level_s(c, chip, op, kind, o, level)
+                demand[o, RESOURCES + level] = min(1.0, used_s / time)
         demand[o, R_SLOT] = 0.0 if kind == VECTOR else 1.0
 
 
@@ -167,7 +185,7 @@ def pass_problem(c, passes, p, chip):
     count = passes.ptr[p + 1] - first
     options = c.tensor_count.shape[1]
     duration = np.empty((count, options))
-    demand = np.empty((count, options, RESOURCES))
+    demand = np.empty((count, options, RESOURCES + c.level_Bps.shape[1]))
     for j in range(count):
         operator_options(c, chip, passes.op[first + j], duration[j], demand[j])
     return duration, demand

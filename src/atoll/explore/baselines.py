@@ -31,7 +31,7 @@ from atoll.hardware import (
     load_accelerator,
     peak_power_W,
 )
-from atoll.hardware.space import PARAMETERS
+from atoll.hardware.silicon.chip import columns_of, template_of
 from atoll.stopping import Stop, StoppedError, go_on
 
 NAMES = ("tpuv4-expert", "tpuv4-placed", "spotlight", "random")
@@ -55,10 +55,11 @@ def space_of(chip: Accelerator, like: Space | ProductSpace) -> Space:
     """A space of this one chip, with the HBM options of another space."""
     return Space(
         name=chip.name or "chip",
-        **{name: np.array([getattr(chip, name)]) for name in (*PARAMETERS, "glb_bandwidth_Bpc")},
+        columns=columns_of(chip),
         area_mm2=np.array([accelerator_area_mm2(chip) - chip.hbm.area_mm2]),
         hbm_options=like.hbm_options,
         hbm_allowed=np.ones((1, len(like.hbm_options)), np.bool_),
+        template=template_of(chip),
     )
 
 
@@ -150,20 +151,23 @@ def _alone(candidates: Space, design: int, options: Sequence[Hbm]) -> Baseline:
 
 def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
     """The number of a chip in a space, whatever its HBM; None where the space has none."""
+    template, own = template_of(chip), columns_of(chip)
+    if template is not (space.template if isinstance(space, Space) else space.axes.template):
+        return None
     if isinstance(space, Space):
         same = np.isclose(space.glb_bandwidth_Bpc, chip.glb_bandwidth_Bpc)
-        for name in PARAMETERS:
-            same &= getattr(space, name) == getattr(chip, name)
+        for parameter in template.parameters:
+            same &= space.columns[parameter.name] == own[parameter.name]
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else None
     bandwidth = float(space.glb_bandwidth.bytes_per_clock(chip.glb_bytes))
-    tied = space.axes.vector_width is None
-    if not np.isclose(bandwidth, chip.glb_bandwidth_Bpc) or (
-        tied and chip.vector_width != chip.width
+    names, lists = space.axes.names, space.axes.lists()
+    tied = [p for p in template.parameters if p.name not in names]
+    if not np.isclose(bandwidth, chip.glb_bandwidth_Bpc) or any(
+        own[p.name] != own[p.tied] for p in tied
     ):
         return None
-    lists = space.axes.lists()
-    wanted = [0 if tied and name == "vector_width" else getattr(chip, name) for name in PARAMETERS]
+    wanted = [own[name].item() for name in names]
     if any(value not in values for value, values in zip(wanted, lists, strict=True)):
         return None
     places = [values.index(value) for value, values in zip(wanted, lists, strict=True)]

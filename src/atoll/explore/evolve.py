@@ -19,7 +19,6 @@ from atoll.errors import AtollError
 from atoll.explore.pricing.energy import energy_per_token_J
 from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.hardware import ProductSpace
-from atoll.hardware.space import PARAMETERS
 
 IntArray = NDArray[np.int64]
 
@@ -95,9 +94,9 @@ class _Genes:
     def of(search: Search) -> _Genes:
         space = search.space
         if isinstance(space, ProductSpace):
-            lists = dict(zip(PARAMETERS, map(list, space.axes.lists()), strict=True))
+            lists = {name: list(space.axes.values[name]) for name in space.axes.names}
             return _Genes(lists, len(search.bandwidths), None)
-        columns = {name: getattr(space, name).tolist() for name in PARAMETERS}
+        columns = {p.name: space.columns[p.name].tolist() for p in space.template.parameters}
         lists = {name: sorted(set(column)) for name, column in columns.items()}
         rows = zip(*columns.values(), strict=True)
         designs = {row: index for index, row in enumerate(rows)}

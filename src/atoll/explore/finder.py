@@ -16,7 +16,6 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.journal import Found, Key
 from atoll.hardware import Space, peak_power_W
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.space import PARAMETERS
 from atoll.stopping import StoppedError
 from atoll.workload.flops import model_flops
 
@@ -127,7 +126,7 @@ class Finder:
         plans = self.search.frontier.found[chip]
         row: dict[str, int | float] = {
             "design": number,
-            **{name: int(getattr(space, name)[design]) for name in PARAMETERS[:-1]},
+            **{name: value for name, value in space.values(design).items() if name != "clock_Hz"},
             "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
             "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
             "area_mm2": float(chips.area_mm2[chip]),  # with the interfaces of this HBM

@@ -116,7 +116,7 @@ class ChipProblem:
     def solve(self, desk: Desk) -> SearchResult:
         journal = Journal()
         if desk.store is not None:
-            journal = StoredJournal(desk.store, self.variants, self.setting.profile)
+            journal = StoredJournal(desk.store, self.variants, self.space)
         known = self.job, self.space, self.scope, self.setting, self.variants
         result = _Road(*known, desk.executor, desk.stop, desk.began).result(desk.listener, journal)
         return _planned_beside(result, self.runs, desk.stop)
@@ -422,7 +422,7 @@ def _remarks(
 
 def _limits(job: SearchQuestion) -> tuple[float | None, float | None]:
     """Area and power that no design may exceed, by the job or by its space."""
-    own = Limits() if job.space == "phaze" else read_space(job.space).limits
+    own = Limits() if job.space == "phaze" else read_space(job.space, job.template).limits
     area = [v for v in (job.max_area, own.max_area_mm2) if v is not None]
     power = [v for v in (job.max_power, own.max_power_W) if v is not None]
     return min(area, default=None), min(power, default=None)

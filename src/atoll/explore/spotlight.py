@@ -19,7 +19,6 @@ from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants, make_variants
 from atoll.hardware import Space
-from atoll.hardware.space import PARAMETERS
 from atoll.stopping import Asked, go_on, never
 
 FloatArray = NDArray[np.float64]
@@ -59,7 +58,7 @@ def spotlight_chip(
 
 
 def _features(space: Space) -> FloatArray:
-    columns = [getattr(space, name) for name in PARAMETERS]
+    columns = [space.columns[parameter.name] for parameter in space.template.parameters]
     logs = np.log2(np.column_stack(columns).astype(np.float64))
     spread = logs.std(axis=0)
     kept = spread > 0

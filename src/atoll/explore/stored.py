@@ -18,8 +18,7 @@ from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
 from atoll.explore.proof.objective import AIMS
 from atoll.explore.strategies import STRATEGIES
 from atoll.hardware import Network, ProductSpace, Space
-from atoll.hardware.space import ARRAYS
-from atoll.profile import Profile
+from atoll.hardware.silicon.systolic import HBM_PARAMETERS, TEMPLATES
 from atoll.profiles import PROFILES
 from atoll.questions import SearchQuestion
 from atoll.schedule.solve import Effort
@@ -34,10 +33,10 @@ _DOUBLES = np.dtype("<f8")
 class StoredJournal(Journal):
     """Keeps a search in a `RunStore`."""
 
-    def __init__(self, store: RunStore, variants: Variants, profile: Profile) -> None:
+    def __init__(self, store: RunStore, variants: Variants, space: Space | ProductSpace) -> None:
         self.store = store
         self._variants = variants
-        self._profile = profile
+        self._space = space
 
     def bounds(self, batch: int) -> Mapping[int, FloatArray]:
         rows = self.store.bounds(batch)
@@ -86,7 +85,11 @@ class StoredJournal(Journal):
                 "power_W": max(energy.power_W for energy in energies),
                 "energy_per_token_J": energy_per_token_J(energies),
             },
-            parameters=chip_parameters(chips, chip, self._profile),
+            parameters={
+                **self._space.values(int(chips.design[chip])),
+                "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
+                "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
+            },
             plan=plans[0],
             phase=key.phase,
             plans=plans,
@@ -133,23 +136,6 @@ class StoredJournal(Journal):
         }
 
 
-def chip_parameters(chips: Chips, chip: int, profile: Profile) -> dict[str, float]:
-    """What a chip is made of, from the arrays of the cost model."""
-    config = int(chips.tensor_config[chip, 0])
-    tensor = chips.tensor_configs
-    return {
-        "tensor_cores": int(chips.tensor_cores[chip]),
-        "vector_cores": int(chips.vector_cores[chip]),
-        "width": int(tensor.width[config]),
-        "depth": int(tensor.depth[config]),
-        "vector_width": int(chips.vector_configs.lanes[chips.vector_config[chip, 0]]),
-        "glb_bytes": round(float(tensor.glb_budget_bytes[config]) / profile.glb_share),
-        "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
-        "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
-        "clock_Hz": float(chips.clock_Hz[chip]),
-    }
-
-
 def _found(plan: StoredPlan) -> Found:
     return Found(
         step_time_s=plan["step_time_s"],
@@ -174,10 +160,13 @@ def identity(
         del told[name]
     if not STRATEGIES[job.strategy].samples:
         del told["seed"]
+    content = space_identity(space) if isinstance(space, Space) else space.identity()
+    template = TEMPLATES[str(content["template"])]
     brought = {
         "profile": PROFILES.origin(job.profile),
         "objective": AIMS.origin(job.objective),
         "strategy": STRATEGIES.origin(job.strategy),
+        "template": TEMPLATES.origin(template.name),
         "cost_model": COST_MODELS.origin(job.cost_model) if job.cost_model else "",
     }
     models: list[JsonValue] = [
@@ -192,8 +181,9 @@ def identity(
     ]
     return told | {
         "models": models,
+        "parameters": [p.to_dict() for p in (*template.parameters, *HBM_PARAMETERS)],
         "plug_ins": dict[str, JsonValue]({n: origin for n, origin in brought.items() if origin}),
-        "space_content": space_identity(space) if isinstance(space, Space) else space.identity(),
+        "space_content": content,
         "network_content": fingerprint({"levels": repr(network.levels)}),
     }
 
@@ -201,8 +191,12 @@ def identity(
 def space_identity(space: Space) -> dict[str, JsonValue]:
     """A space by its content."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in ARRAYS:
-        digest.update(np.ascontiguousarray(getattr(space, name)).tobytes())
+    for values in (*space.columns.values(), space.area_mm2):
+        digest.update(np.ascontiguousarray(values).tobytes())
     digest.update(np.ascontiguousarray(space.hbm_allowed).tobytes())
     digest.update(repr(space.hbm_options).encode())
-    return {"designs": len(space), "digest": digest.hexdigest()}
+    return {
+        "designs": len(space),
+        "template": space.template.name,
+        "digest": digest.hexdigest(),
+    }

@@ -2,17 +2,19 @@
 
 from atoll.fabric.network import Level, Network
 from atoll.hardware.accelerator import GIB, KIB, MIB, Accelerator, Hbm
-from atoll.hardware.area import AreaParts, accelerator_area_mm2, area_mm2, area_parts
+from atoll.hardware.area import area_mm2
 from atoll.hardware.catalog import (
     accelerator_names,
     load_accelerator,
     load_network,
     network_names,
 )
-from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel, peak_power_W
+from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.product import ProductSpace
+from atoll.hardware.silicon.chip import accelerator_area_mm2, area_parts, peak_power_W
 from atoll.hardware.space import Axes, GlbBandwidth, Limits, Space, build_space, phaze_space
-from atoll.hardware.spacefile import load_space, read_space
+from atoll.hardware.spacefile import load_space, read_space, template_space
+from atoll.hardware.template.template import EnergyModel
 
 __all__ = [
     "DEFAULT_ENERGY",
@@ -20,7 +22,6 @@ __all__ = [
     "KIB",
     "MIB",
     "Accelerator",
-    "AreaParts",
     "Axes",
     "EnergyModel",
     "GlbBandwidth",
@@ -42,4 +43,5 @@ __all__ = [
     "peak_power_W",
     "phaze_space",
     "read_space",
+    "template_space",
 ]

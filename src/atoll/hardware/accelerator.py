@@ -8,6 +8,11 @@ array cell and clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.hardware.template.parameter import Parameter
+    from atoll.hardware.template.template import ChipTemplate
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -38,6 +43,10 @@ class Accelerator:
     clock_Hz: float
     hbm: Hbm
     name: str = ""
+    template: ChipTemplate | None = None
+    """Its kind; none: the one described above."""
+    more: tuple[tuple[Parameter, float], ...] = ()
+    """What a chip of another kind has beside these numbers."""
 
     @property
     def core_buffer_bytes(self) -> int:
@@ -54,7 +63,7 @@ class Accelerator:
             f"{self.tensor_cores} TC {self.width}x{self.depth}, "
             f"{self.vector_cores} VC x{self.vector_width}, {self.glb_bytes / MIB:g} MiB GLB, "
             f"{self.hbm.capacity_bytes / GIB:g} GiB HBM"
-        )
+        ) + "".join(f", {p.label.lower()} {p.shown(value)}" for p, value in self.more)
 
 
 def core_buffer_bytes(width: int, depth: int) -> int:

@@ -17,14 +17,15 @@ Not in the model: network on chip, I/O, control, and HBM PHYs unless the `Hbm` s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from atoll.hardware.accelerator import KIB, MIB, Accelerator
+from atoll.hardware.accelerator import KIB, MIB
+from atoll.hardware.template.parameter import Columns
 
 UM2_PER_MM2 = 1e6
+_SILICON = ("tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes")
 
 # One array cell or lane: 16-bit multiply-add with its registers (Accelergy, 22 nm).
 TENSOR_CELL_MM2 = 760.041386 / UM2_PER_MM2
@@ -39,22 +40,6 @@ _CORE_BUFFER_UM2 = (
 # CACTI 7 areas of the shared buffer, 2 to 128 MiB.
 _GLB_BYTES = np.array([MIB * 2.0**k for k in range(1, 8)])
 _GLB_MM2 = (3.33822, 6.07864, 11.9524, 23.7452, 46.7509, 88.6057, 175.423)
-
-
-@dataclass(frozen=True, slots=True)
-class AreaParts:
-    """Where the square millimetres of one device are."""
-
-    tensor_arrays_mm2: float
-    tensor_buffers_mm2: float
-    vector_lanes_mm2: float
-    vector_buffers_mm2: float
-    glb_mm2: float
-    hbm_mm2: float
-
-    @property
-    def total_mm2(self) -> float:
-        return float(sum(getattr(self, part.name) for part in fields(self)))
 
 
 def _table_lookup(
@@ -111,30 +96,19 @@ def area_mm2(
     )
 
 
-def accelerator_area_mm2(accelerator: Accelerator) -> float:
-    """Area of one device, its HBM PHYs included where the `Hbm` states them."""
-    die = area_mm2(
-        accelerator.tensor_cores,
-        accelerator.vector_cores,
-        accelerator.width,
-        accelerator.depth,
-        accelerator.vector_width,
-        accelerator.glb_bytes,
-    )
-    return float(die) + accelerator.hbm.area_mm2
+def area_of_space(chips: Columns) -> NDArray[np.float64]:
+    """The same of columns."""
+    return area_mm2(*(chips[name] for name in _SILICON))
 
 
-def area_parts(accelerator: Accelerator) -> AreaParts:
+def area_of_parts(chips: Columns) -> dict[str, NDArray[np.float64]]:
     """The same area, part by part."""
-    cells = np.asarray(accelerator.width * accelerator.depth)
-    lanes = np.asarray(accelerator.vector_width)
-    tensor_buffer = float(core_buffer_area_mm2(_buffer_sizes_bytes(cells)))
-    vector_buffer = float(core_buffer_area_mm2(_buffer_sizes_bytes(lanes)))
-    return AreaParts(
-        tensor_arrays_mm2=accelerator.tensor_cores * TENSOR_CELL_MM2 * int(cells),
-        tensor_buffers_mm2=accelerator.tensor_cores * tensor_buffer,
-        vector_lanes_mm2=accelerator.vector_cores * VECTOR_LANE_MM2 * int(lanes),
-        vector_buffers_mm2=accelerator.vector_cores * vector_buffer,
-        glb_mm2=float(glb_area_mm2(accelerator.glb_bytes)),
-        hbm_mm2=accelerator.hbm.area_mm2,
-    )
+    cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
+    tensor_cores, vector_cores = chips["tensor_cores"], chips["vector_cores"]
+    return {
+        "tensor_arrays_mm2": tensor_cores * TENSOR_CELL_MM2 * cells,
+        "tensor_buffers_mm2": tensor_cores * core_buffer_area_mm2(_buffer_sizes_bytes(cells)),
+        "vector_lanes_mm2": vector_cores * VECTOR_LANE_MM2 * lanes,
+        "vector_buffers_mm2": vector_cores * core_buffer_area_mm2(_buffer_sizes_bytes(lanes)),
+        "glb_mm2": glb_area_mm2(chips["glb_bytes"]),
+    }

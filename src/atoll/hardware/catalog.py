@@ -30,6 +30,7 @@ from atoll.files.yamlfile import (
     suggestion,
 )
 from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
 from atoll.units import parse_bytes
 
@@ -84,8 +85,15 @@ class AcceleratorFile(FileModel):
     clock: Frequency
     hbm: HbmFile
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
+    template: str = SYSTOLIC.name
+    own: dict[str, float] = {}  # noqa: RUF012  (pydantic copies defaults)
+    """Parameters of another template, in base units."""
 
     def accelerator(self) -> Accelerator:
+        template = TEMPLATES[self.template]
+        missing = [p.name for p in template.own if p.name not in self.own]
+        if missing:
+            raise AtollError(f"{self.name}: own: {', '.join(missing)} of {template.name} missing")
         return Accelerator(
             tensor_cores=self.tensor_cores,
             vector_cores=self.vector_cores,
@@ -97,6 +105,8 @@ class AcceleratorFile(FileModel):
             clock_Hz=self.clock,
             hbm=self.hbm.hbm(),
             name=self.name,
+            template=None if template is SYSTOLIC else template,
+            more=tuple((p, self.own[p.name]) for p in template.own),
         )
 
 

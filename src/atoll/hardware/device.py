@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -78,7 +79,7 @@ def load_device(name_or_path: str | Path) -> Device:
 def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
     """A chip as the file that `load_device` reads, every number in full."""
     hbm = chip.hbm
-    content = {
+    content: dict[str, Any] = {
         "name": name,
         "tensor_cores": chip.tensor_cores,
         "width": chip.width,
@@ -96,4 +97,7 @@ def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
         },
         "network": network,
     }
+    if chip.template is not None:
+        content["template"] = chip.template.name
+        content["own"] = {parameter.name: float(value) for parameter, value in chip.more}
     return yaml.safe_dump(content, sort_keys=False)

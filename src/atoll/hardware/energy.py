@@ -19,13 +19,13 @@ SRAM rows of [TPUv4i] are as remembered and were not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from atoll.hardware.accelerator import MIB, Accelerator, Hbm
-from atoll.hardware.area import accelerator_area_mm2, area_mm2
+from atoll.hardware.accelerator import MIB, Hbm
+from atoll.hardware.area import area_mm2
+from atoll.hardware.template.parameter import Columns
+from atoll.hardware.template.template import EnergyModel
 
 _PJ = 1e-12
 
@@ -38,19 +38,6 @@ _TPU_V4_MODELLED_MM2 = float(area_mm2(8, 2, 128, 128, 128, 128 * MIB))
 # from each column (weights stay in the array).
 _OPERAND_BYTES = 2
 _RESULT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class EnergyModel:
-    """Joules per event, and static watts per modelled square millimetre."""
-
-    mac_J: float
-    vector_op_J: float
-    core_buffer_J_per_byte: float
-    glb_J_per_byte: float
-    hbm_J_per_byte: float
-    link_J_per_byte: float
-    static_W_per_mm2: float
 
 
 DEFAULT_ENERGY = EnergyModel(
@@ -72,52 +59,22 @@ def core_buffer_bytes_per_mac(width: ArrayLike, depth: ArrayLike) -> NDArray[np.
     return np.asarray((_OPERAND_BYTES * rows + _RESULT_BYTES * columns) / (rows * columns))
 
 
-def dynamic_die_power_W(
-    tensor_cores: ArrayLike,
-    vector_cores: ArrayLike,
-    width: ArrayLike,
-    depth: ArrayLike,
-    vector_width: ArrayLike,
-    glb_bandwidth_Bpc: ArrayLike,
-    clock_Hz: ArrayLike,
-    model: EnergyModel = DEFAULT_ENERGY,
-) -> NDArray[np.float64]:
+def die_power_W(chips: Columns, model: EnergyModel = DEFAULT_ENERGY) -> NDArray[np.float64]:
     """Watts of the cores and buffers of many designs, all units busy in every clock."""
-    tensor = np.asarray(tensor_cores, dtype=np.float64)
-    rows, columns = np.asarray(depth), np.asarray(width)
-    lanes = np.asarray(vector_cores, dtype=np.float64) * np.asarray(vector_width)
+    tensor = np.asarray(chips["tensor_cores"], dtype=np.float64)
+    rows, columns = chips["depth"], chips["width"]
+    lanes = np.asarray(chips["vector_cores"], dtype=np.float64) * chips["vector_width"]
     macs = tensor * rows * columns
-    buffer_bytes = macs * core_buffer_bytes_per_mac(width, depth)
+    buffer_bytes = macs * core_buffer_bytes_per_mac(columns, rows)
     joules_per_clock = (
         macs * model.mac_J
         + lanes * model.vector_op_J
         + buffer_bytes * model.core_buffer_J_per_byte
-        + np.asarray(glb_bandwidth_Bpc) * model.glb_J_per_byte
+        + chips["glb_bandwidth_Bpc"] * model.glb_J_per_byte
     )
-    return np.asarray(joules_per_clock * np.asarray(clock_Hz))
+    return np.asarray(joules_per_clock * chips["clock_Hz"])
 
 
 def hbm_power_W(hbm: Hbm, model: EnergyModel = DEFAULT_ENERGY) -> float:
     """Watts of the HBM at full bandwidth: as stated, or by the model's energy per byte."""
     return hbm.bandwidth_Bps * model.hbm_J_per_byte if hbm.power_W is None else hbm.power_W
-
-
-def peak_power_W(accelerator: Accelerator, model: EnergyModel = DEFAULT_ENERGY) -> float:
-    """All cores and buffers busy, HBM at full bandwidth, and static power; no links.
-
-    An upper bound rather than a measured draw: for the TPU v4-like reference it gives 248.6 W,
-    29.5 % above the 192 W maximum that [TPUv4] measured over production workloads, none of which
-    keeps the arrays, the buffers and the HBM saturated at once.
-    """
-    dynamic = dynamic_die_power_W(
-        accelerator.tensor_cores,
-        accelerator.vector_cores,
-        accelerator.width,
-        accelerator.depth,
-        accelerator.vector_width,
-        accelerator.glb_bandwidth_Bpc,
-        accelerator.clock_Hz,
-        model,
-    )
-    static = model.static_W_per_mm2 * accelerator_area_mm2(accelerator)
-    return float(dynamic) + hbm_power_W(accelerator.hbm, model) + static

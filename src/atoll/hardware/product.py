@@ -62,14 +62,16 @@ class ProductSpace:
         kept = np.flatnonzero(space.hbm_allowed.any(axis=1))
         return space.subset(kept), flat[kept]
 
+    def values(self, place: int) -> dict[str, float]:
+        """The parameters of the design at this point."""
+        return self.designs(np.array([place]))[0].values(0)
+
     def corner(self, pick: Callable[[Any], Any]) -> Space:
         """The one point with the least (`min`) or the most (`max`) of everything, unconstrained."""
-        ends: dict[str, Any] = {
-            name: None if values is None else (pick(values),)
-            for name, values in asdict(self.axes).items()
-        }
+        ends = {name: (pick(values),) for name, values in self.axes.values.items()}
         first = np.zeros(1, np.int64)
-        return product_points(self.name, Axes(**ends), self.hbm_options, self.glb_bandwidth, first)
+        axes = replace(self.axes, values=ends)
+        return product_points(self.name, axes, self.hbm_options, self.glb_bandwidth, first)
 
     def sample(self, count: int, seed: int) -> Space:
         """Designs drawn at random, in the order of the product; fewer where few satisfy."""
@@ -94,7 +96,8 @@ class ProductSpace:
     def identity(self) -> dict[str, JsonValue]:
         """What the space is, as plain data."""
         return {
-            "axes": asdict(self.axes),
+            "template": self.axes.template.name,
+            "axes": {name: list(values) for name, values in self.axes.values.items()},
             "hbm": [asdict(option) for option in self.hbm_options],
             "glb_bandwidth": asdict(self.glb_bandwidth),
             "limits": asdict(self.limits),

@@ -8,9 +8,10 @@ operator times on the array depend on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,16 +19,18 @@ from numpy.typing import ArrayLike, NDArray
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2
-from atoll.hardware.energy import DEFAULT_ENERGY, EnergyModel, dynamic_die_power_W, hbm_power_W
+from atoll.hardware.energy import DEFAULT_ENERGY, hbm_power_W
+from atoll.hardware.silicon.systolic import SYSTOLIC
+from atoll.hardware.template.parameter import Columns
+from atoll.hardware.template.template import MACHINE, ChipTemplate, EnergyModel
 from atoll.units import counted
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-# Reference clock of PHAZE and of TPU v4 (Jouppi et al., ISCA 2023, Table 4: 1050 MHz).
-CLOCK_HZ = 1.05e9
-# TPU v4's HBM bandwidth (same table: 1200 GB/s).
+# TPU v4's HBM bandwidth (Jouppi et al., ISCA 2023, Table 4: 1200 GB/s).
 HBM_BANDWIDTH_BPS = 1.2e12
+HBM_OPTIONS = tuple(Hbm(capacity * GIB, HBM_BANDWIDTH_BPS) for capacity in (32, 64, 80))
 # NVIDIA A100 whitepaper (2020): 40 MB of L2 read at 5120 bytes per clock.
 GLB_BPC_PER_MIB = 128.0
 
@@ -51,25 +54,19 @@ DEFAULT_GLB = GlbBandwidth(per_mib_Bpc=GLB_BPC_PER_MIB)
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """One entry per design in every array; the arrays are read-only."""
+    """One entry per design in every array; the arrays are read-only. Columns are attributes too."""
 
     name: str
-    tensor_cores: IntArray
-    vector_cores: IntArray
-    width: IntArray
-    depth: IntArray
-    vector_width: IntArray
-    glb_bytes: IntArray
-    glb_bandwidth_Bpc: FloatArray
-    clock_Hz: FloatArray
+    columns: Columns
+    """Parameters of the template, what follows from them, and `glb_bandwidth_Bpc`."""
     area_mm2: FloatArray  # without HBM PHYs; see area_with
     hbm_options: tuple[Hbm, ...]
     hbm_allowed: NDArray[np.bool_]  # [design, HBM option]: within the constraints together
+    template: ChipTemplate = SYSTOLIC
 
     def __post_init__(self) -> None:
-        size = len(self.tensor_cores)
-        for name in ARRAYS:
-            values = getattr(self, name)
+        size = len(self.area_mm2)
+        for name, values in (*self.columns.items(), ("area_mm2", self.area_mm2)):
             if values.shape != (size,):
                 raise ValueError(f"space {self.name}: {name} has shape {values.shape}, not {size}")
             values.setflags(write=False)
@@ -77,8 +74,14 @@ class Space:
             raise ValueError(f"space {self.name}: hbm_allowed has shape {self.hbm_allowed.shape}")
         self.hbm_allowed.setflags(write=False)
 
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        columns: Columns = self.__dict__.get("columns", {})
+        if name not in columns:
+            raise AttributeError(name)
+        return columns[name]
+
     def __len__(self) -> int:
-        return len(self.tensor_cores)
+        return len(self.area_mm2)
 
     def __repr__(self) -> str:
         return (
@@ -93,35 +96,27 @@ class Space:
         return self.area_mm2 + hbm.area_mm2
 
     def peak_power_with(self, hbm: Hbm, energy: EnergyModel = DEFAULT_ENERGY) -> FloatArray:
-        """`energy.peak_power_W` of every design with one HBM option."""
-        dynamic = dynamic_die_power_W(
-            self.tensor_cores,
-            self.vector_cores,
-            self.width,
-            self.depth,
-            self.vector_width,
-            self.glb_bandwidth_Bpc,
-            self.clock_Hz,
-            energy,
-        )
+        """`peak_power_W` of every design with one HBM option."""
+        dynamic = self.template.power_W(self.columns, energy)
         static = energy.static_W_per_mm2 * self.area_with(hbm)
         return dynamic + hbm_power_W(hbm, energy) + static
+
+    def values(self, index: int) -> dict[str, float]:
+        """The parameters of one design."""
+        return {p.name: self.columns[p.name][index].item() for p in self.template.parameters}
 
     def accelerator(self, index: int, hbm: Hbm | None = None) -> Accelerator:
         """One design as a device; `hbm` defaults to the first option that it may take."""
         if hbm is None:
             hbm = self.hbm_options[int(np.argmax(self.hbm_allowed[index]))]
+        machine = {name: self.columns[name][index].item() for name in MACHINE}
         return Accelerator(
-            tensor_cores=int(self.tensor_cores[index]),
-            vector_cores=int(self.vector_cores[index]),
-            width=int(self.width[index]),
-            depth=int(self.depth[index]),
-            vector_width=int(self.vector_width[index]),
-            glb_bytes=int(self.glb_bytes[index]),
+            **machine,
             glb_bandwidth_Bpc=float(self.glb_bandwidth_Bpc[index]),
-            clock_Hz=float(self.clock_Hz[index]),
             hbm=hbm,
             name=f"{self.name}/{index}",
+            template=None if self.template is SYSTOLIC else self.template,
+            more=tuple((p, self.columns[p.name][index].item()) for p in self.template.own),
         )
 
     def subset(self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> Space:
@@ -131,46 +126,55 @@ class Space:
             chosen = chosen.astype(np.int64)
         return replace(
             self,
+            columns={name: values[chosen] for name, values in self.columns.items()},
+            area_mm2=self.area_mm2[chosen],
             hbm_allowed=self.hbm_allowed[chosen],
-            **{name: getattr(self, name)[chosen] for name in ARRAYS},
+        )
+
+    def joined(self, *others: Space) -> Space:
+        """The designs of all, one after the other; all have the same HBM options."""
+        every = (self, *others)
+        return replace(
+            self,
+            columns={n: np.concatenate([s.columns[n] for s in every]) for n in self.columns},
+            area_mm2=np.concatenate([s.area_mm2 for s in every]),
+            hbm_allowed=np.concatenate([s.hbm_allowed for s in every]),
         )
 
 
-PARAMETERS = (
-    "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes", "clock_Hz",
-)  # fmt: skip
-"""What tells designs apart, in the order of `Axes.lists`."""
-ARRAYS = (*PARAMETERS[:-1], "glb_bandwidth_Bpc", "clock_Hz", "area_mm2")
-"""Names of a space's per-design arrays, in order."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Axes:
-    """The list of values of each parameter; `vector_width` None ties it to `width`."""
+    """The list of values of each parameter; those that are tied to another and have none are left
+    out."""
 
-    tensor_cores: tuple[int, ...]
-    vector_cores: tuple[int, ...]
-    width: tuple[int, ...]
-    depth: tuple[int, ...]
-    glb_bytes: tuple[int, ...]
-    vector_width: tuple[int, ...] | None = None
-    clock_Hz: tuple[float, ...] = (CLOCK_HZ,)
+    values: Mapping[str, tuple[float, ...]]
+    template: ChipTemplate = SYSTOLIC
+
+    @staticmethod
+    def of(template: ChipTemplate = SYSTOLIC, **values: tuple[float, ...] | None) -> Axes:
+        """With the template's own values for parameters that a space may leave out."""
+        given = {name: tuple(listed) for name, listed in values.items() if listed is not None}
+        usual = {p.name: p.values for p in template.parameters if p.optional}
+        return Axes(usual | given, template)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters that have a list, in the order of the designs: the first varies
+        slowest."""
+        return tuple(p.name for p in self.template.parameters if p.name in self.values)
 
     def lists(self) -> tuple[tuple[float, ...], ...]:
-        """In the order of the designs: the first varies slowest."""
-        return (
-            self.tensor_cores,
-            self.vector_cores,
-            self.width,
-            self.depth,
-            (0,) if self.vector_width is None else self.vector_width,
-            self.glb_bytes,
-            self.clock_Hz,
-        )
+        return tuple(self.values[name] for name in self.names)
 
     @property
     def points(self) -> int:
         return prod(len(values) for values in self.lists())
+
+    def columns(self, listed: Iterable[NDArray[Any]]) -> Columns:
+        """Columns of designs, from those of the parameters that have a list."""
+        found = dict(zip(self.names, listed, strict=True))
+        tied = {p.name: found[p.tied] for p in self.template.parameters if p.name not in found}
+        return self.template.machine(found | tied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +226,9 @@ def build_space(
             f"it has {smallest_mm2:.2f} mm2."
         )
     used = np.flatnonzero(allowed.any(axis=0))
-    arrays = {array: np.concatenate([getattr(c, array) for c in kept]) for array in ARRAYS}
-    return Space(
-        name=name,
-        hbm_options=tuple(hbm_options[option] for option in used),
-        hbm_allowed=allowed[:, used],
-        **arrays,
-    )
+    whole = kept[0].joined(*kept[1:])
+    options = tuple(hbm_options[option] for option in used)
+    return replace(whole, hbm_options=options, hbm_allowed=allowed[:, used])
 
 
 def _chunks(
@@ -249,24 +249,17 @@ def product_points(
 ) -> Space:
     """The points at these places of the whole product, unconstrained."""
     lists = [np.asarray(values) for values in axes.lists()]
-    shape = [len(values) for values in lists]
-    columns = [v[i] for v, i in zip(lists, np.unravel_index(flat, shape), strict=True)]
-    tensor_cores, vector_cores, width, depth, vector_width, glb, clock = columns
-    if axes.vector_width is None:
-        vector_width = width
+    places = np.unravel_index(flat, [len(values) for values in lists])
+    columns = dict(axes.columns(v[i] for v, i in zip(lists, places, strict=True)))
+    columns["clock_Hz"] = columns["clock_Hz"].astype(np.float64)
+    columns["glb_bandwidth_Bpc"] = glb_bandwidth.bytes_per_clock(columns["glb_bytes"])
     return Space(
         name=name,
-        tensor_cores=tensor_cores,
-        vector_cores=vector_cores,
-        width=width,
-        depth=depth,
-        vector_width=vector_width,
-        glb_bytes=glb,
-        glb_bandwidth_Bpc=glb_bandwidth.bytes_per_clock(glb),
-        clock_Hz=clock.astype(np.float64),
-        area_mm2=area_mm2(tensor_cores, vector_cores, width, depth, vector_width, glb),
+        columns=columns,
+        area_mm2=axes.template.area_mm2(columns),
         hbm_options=hbm_options,
         hbm_allowed=np.ones((len(flat), len(hbm_options)), dtype=np.bool_),
+        template=axes.template,
     )
 
 
@@ -315,6 +308,11 @@ def _checks(
         yield text, np.broadcast_to(enough, shape)
 
 
+def own_axes(template: ChipTemplate) -> Axes:
+    """A template's own lists."""
+    return Axes({p.name: p.values for p in template.parameters if not p.tied}, template)
+
+
 def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> Space:
     """PHAZE's 29,360 designs, from its rule: 13 x 13 x 8 x 8 x 7 points filtered by area.
 
@@ -323,20 +321,12 @@ def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> S
     64 or 80 GiB. PHAZE fixes the bandwidths of the HBM and of the shared buffer (bytes per clock);
     where they are not given, they are 1.2 TB/s and 128 bytes per clock and MiB.
     """
-    counts = tuple(2**k for k in range(13))
-    sides = tuple(2**k for k in range(1, 9))
     budget_mm2 = float(area_mm2(8, 2, 128, 128, 128, 128 * MIB))
     bandwidth_Bps = hbm_Bps or HBM_BANDWIDTH_BPS
     return build_space(
         name="phaze",
-        axes=Axes(
-            tensor_cores=counts,
-            vector_cores=counts,
-            width=sides,
-            depth=sides,
-            glb_bytes=tuple(2**k * MIB for k in range(1, 8)),
-        ),
-        hbm_options=tuple(Hbm(capacity * GIB, bandwidth_Bps) for capacity in (32, 64, 80)),
+        axes=own_axes(SYSTOLIC),
+        hbm_options=tuple(replace(option, bandwidth_Bps=bandwidth_Bps) for option in HBM_OPTIONS),
         glb_bandwidth=DEFAULT_GLB if glb_Bpc is None else GlbBandwidth(fixed_Bpc=glb_Bpc),
         limits=Limits(
             max_area_mm2=budget_mm2,

@@ -11,11 +11,12 @@ constraints: {max_area: 400 mm2}
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
 from atoll import units
 from atoll.errors import AtollError
@@ -32,13 +33,16 @@ from atoll.files.yamlfile import (
 )
 from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
 from atoll.hardware.product import ProductSpace
+from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import (
-    CLOCK_HZ,
+    DEFAULT_GLB,
     GLB_BPC_PER_MIB,
+    HBM_OPTIONS,
     MAX_POINTS,
     Axes,
     Limits,
     Space,
+    own_axes,
 )
 
 
@@ -124,39 +128,51 @@ class ConstraintsFile(FileModel):
         )
 
 
-def _tied_width(value: Any) -> Any:
-    return None if value == "width" else value
-
-
 class SpaceFile(FileModel):
+    """What all spaces say; the lists are those of the template's parameters."""
+
     name: str = Field(min_length=1)
     source: str = ""
-    tensor_cores: Counts
-    vector_cores: Counts
-    width: Counts
-    depth: Counts
-    vector_width: Annotated[Counts | None, BeforeValidator(_tied_width)] = None
-    glb: Sizes
+    template: str = SYSTOLIC.name
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
-    clock: Clocks = (CLOCK_HZ,)
     hbm: Annotated[tuple[HbmFile, ...], _List]
     constraints: ConstraintsFile = ConstraintsFile()
 
     def axes(self) -> Axes:
-        return Axes(
-            tensor_cores=self.tensor_cores,
-            vector_cores=self.vector_cores,
-            width=self.width,
-            depth=self.depth,
-            vector_width=self.vector_width,
-            glb_bytes=self.glb,
-            clock_Hz=self.clock,
-        )
+        template = TEMPLATES[self.template]
+        lists = {p.name: getattr(self, p.key or p.name) for p in template.parameters}
+        return Axes.of(template, **lists)
 
 
-def read_space(path: str | Path) -> ProductSpace:
-    """The space that a YAML file describes, not built."""
-    file = load_yaml(path, SpaceFile)
+_LISTS: dict[str, Any] = {"count": Counts, "bytes": Sizes, "frequency": Clocks}
+
+
+@cache
+def space_file(template: str = SYSTOLIC.name) -> type[SpaceFile]:
+    """The form of a space of that template."""
+    fields: dict[str, Any] = {"template": (Literal[template], template)}
+    for parameter in TEMPLATES[template].parameters:
+        lists = _LISTS[parameter.kind]
+        if parameter.tied:
+            tied = BeforeValidator(partial(_unless, parameter.tied))
+            fields[parameter.key or parameter.name] = (Annotated[lists | None, tied], None)
+        else:
+            usual = parameter.values if parameter.optional else ...
+            fields[parameter.key or parameter.name] = (lists, usual)
+    return create_model("SpaceFile", __base__=SpaceFile, **fields)
+
+
+def _unless(tied: str, value: Any) -> Any:
+    return None if value == tied else value
+
+
+def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
+    """The space that a YAML file describes, not built; of that template unless it names one."""
+
+    def form(fields: Mapping[str, str]) -> tuple[type[SpaceFile], Mapping[str, str]]:
+        return space_file(fields.get("template", template or SYSTOLIC.name)), {}
+
+    file = load_yaml(path, form)
     return ProductSpace(
         name=file.name,
         axes=file.axes(),
@@ -164,6 +180,11 @@ def read_space(path: str | Path) -> ProductSpace:
         glb_bandwidth=file.glb_bandwidth.rule(),
         limits=file.constraints.limits(),
     )
+
+
+def template_space(template: str) -> ProductSpace:
+    """A template's own lists, with the memories of the default space."""
+    return ProductSpace(template, own_axes(TEMPLATES[template]), HBM_OPTIONS, DEFAULT_GLB)
 
 
 def load_space(path: str | Path) -> Space:

@@ -24,7 +24,8 @@ from atoll.errors import AtollError
 from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2
-from atoll.hardware.energy import DEFAULT_ENERGY, peak_power_W
+from atoll.hardware.energy import DEFAULT_ENERGY
+from atoll.hardware.silicon.chip import peak_power_W
 
 MM2_PER_CM2 = 100.0
 YIELD_CLUSTERING = 10.0  # [Gemini]

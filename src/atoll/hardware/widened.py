@@ -8,14 +8,12 @@ a budget between two of them could not be spent. A larger budget only adds desig
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.area import glb_area_mm2
 from atoll.hardware.space import (
-    ARRAYS,
     DEFAULT_GLB,
     Axes,
     Limits,
@@ -51,7 +49,7 @@ def widened_space(max_area_mm2: float) -> Space:
     glb_bytes = np.array(sorted(sizes)) * MIB
     larger = build_space(
         name=default.name,
-        axes=Axes(
+        axes=Axes.of(
             tensor_cores=round_numbers(most, _TENSOR_BITS),
             vector_cores=round_numbers(most, 1),
             width=sides,
@@ -64,11 +62,8 @@ def widened_space(max_area_mm2: float) -> Space:
             min_area_mm2=float(np.nextafter(largest_mm2, np.inf)), max_area_mm2=budget_mm2
         ),
     )
-    joined: dict[str, Any] = {
-        name: np.concatenate([getattr(default, name), getattr(larger, name)])
-        for name in (*ARRAYS, "hbm_allowed")
-    }
-    return replace(default, name=f"{default.name} widened to {budget_mm2:g} mm2", **joined)
+    joined = default.joined(larger)
+    return replace(joined, name=f"{default.name} widened to {budget_mm2:g} mm2")
 
 
 def round_numbers(most: int, bits: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from atoll.units import counted, format_bytes, format_mfu, format_seconds
 
 if TYPE_CHECKING:
     from atoll.answers.design import TablePlan
-    from atoll.answers.designs import DesignsAnswer, Row, StoredDesign
+    from atoll.answers.designs import DesignsAnswer, Row, ShownParameter, StoredDesign
     from atoll.answers.search import FrontAnswer, SearchExplanation
     from atoll.explore.answer.result import SearchResult
     from atoll.placement.plan import Placement
@@ -147,7 +147,7 @@ def print_designs(shown: DesignsAnswer) -> None:
         f"best {status.score:,.1f}{gap}, {status.seconds:.0f} s"
     )
     if shown.designs:
-        console.print(table(shown.designs))
+        console.print(table(shown.designs, shown.parameters))
     else:
         later = status.state != "finished" and not shown.count
         console.print(f"No {noun} {'on record yet' if later else 'is asked for by these filters'}.")
@@ -156,9 +156,15 @@ def print_designs(shown: DesignsAnswer) -> None:
         console.print(f"{rows} written to {shown.parquet.file}", markup=False)
 
 
-def _chips(rows: Sequence[Row]) -> Table:
+def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
+    from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
+
+    # What another template has beside ours has columns of its own.
+    usual = {parameter.name for parameter in (*SYSTOLIC.parameters, *HBM_PARAMETERS)}
+    own = [parameter for parameter in parameters if parameter.name not in usual]
     cores = ("tensor cores", "vector cores")
-    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", "layout")
+    also = (parameter.label.lower() for parameter in own)
+    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", *also, "layout")
     for row in cast("Sequence[StoredDesign]", rows):
         table.add_row(
             f"{row['score']:,.1f}",
@@ -169,12 +175,13 @@ def _chips(rows: Sequence[Row]) -> Table:
             f"{row['vector_cores']} x {row['vector_width']}",
             format_bytes(row["glb_bytes"]),
             format_bytes(row["hbm_capacity_bytes"]),
+            *(f"{float(str(dict(row)[p.name])) / p.per:g} {p.unit}".strip() for p in own),
             f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
         )
     return table
 
 
-def _wafers(rows: Sequence[Row]) -> Table:
+def _wafers(rows: Sequence[Row], _: Sequence[ShownParameter]) -> Table:
     table = plain_table("score", "mm2", "W", "dies", "stages", "microbatch", "wafer", left="wafer")
     for row in rows:
         whole = (str(row[name]) for name in ("dies", "stages", "microbatch", "name"))
@@ -184,7 +191,7 @@ def _wafers(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _layouts(rows: Sequence[Row]) -> Table:
+def _layouts(rows: Sequence[Row], _: Sequence[ShownParameter]) -> Table:
     table = plain_table("score", "step", "layout", left="layout")
     for row in rows:
         step_s, layout = float(str(row["step_time_s"])), str(row["layout"])

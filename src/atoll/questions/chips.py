@@ -95,6 +95,9 @@ class SearchQuestion(Question):
     space: Annotated[str, Named(file=True)] = option(
         "phaze (29,360 chips), or a space file (YAML).", CHIPS, "phaze"
     )
+    template: Annotated[str, Named("atoll.hardware.silicon.systolic:TEMPLATES")] | None = option(
+        "Kind of chip, with its own lists or a space file's.", CHIPS, None, shown="the space's"
+    )
     hbm: Annotated[tuple[Capacity, ...], Several] = option(
         'HBM capacities, "80 GiB".', CHIPS, (), shown="all of the space"
     )

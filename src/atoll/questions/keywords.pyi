@@ -7,6 +7,7 @@ from atoll.explore.proof.objective import Aim
 from atoll.explore.strategies import Strategy
 from atoll.export.plan import Exporter
 from atoll.hardware.template.cores import CostModel
+from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 from atoll.training.stack import Stack
 
@@ -150,6 +151,7 @@ class SearchFields(TypedDict, total=False):
     order: Sequence[str] | str | None
     recompute: str | None
     space: str | None
+    template: str | ChipTemplate | None
     hbm: Sequence[int] | int | None
     max_area: float | str | None
     max_power: float | str | None

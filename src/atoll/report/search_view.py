@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from atoll.answers.answer import made_of
@@ -116,10 +115,15 @@ def certificate_words(proof: ArchitectureProof) -> str:
 
 def chip_view(chip: SizedChip) -> ChipView:
     """Counts and square millimetres of a chip's parts."""
-    parts = asdict(area_parts(chip.device()))
+    parts = area_parts(chip.device())
     parts["hbm_mm2"] = max(0.0, chip.area_mm2 - sum(parts.values()))
-    shown = {PARTS[name]: value for name, value in parts.items() if value > 1e-9}
+    shown = {PARTS.get(name, _plain(name)): value for name, value in parts.items() if value > 1e-9}
     return made_of(ChipView, chip, parts=shown)
+
+
+def _plain(part: str) -> str:
+    """A part that only the chip's template has."""
+    return part.removesuffix("_mm2").replace("_", " ")
 
 
 def _sentence(found: SearchAnswer) -> str:

@@ -73,6 +73,9 @@ def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Ste
         )
         yield name.replace("_", " "), few, many
     yield "shared buffer", _buffer(chip, setting, 0.75), _buffer(chip, setting, 1.25)
+    for at, (parameter, _) in enumerate(chip.more):
+        less, more = (_own(chip, setting, at, factor) for factor in (0.75, 1.25))
+        yield parameter.label.lower(), less, more
     if setting.profile.hbm_bandwidth_Bps is None:
         yield "HBM bandwidth", _hbm(chip, setting, 0.9), _hbm(chip, setting, 1.1)
     yield LINK, _links(chip, setting, 0.9), _links(chip, setting, 1.1)
@@ -84,6 +87,14 @@ def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
     change = f"{(size - chip.glb_bytes) / MIB:+g} MiB"
     bandwidth_Bpc = chip.glb_bandwidth_Bpc * factor
     return change, replace(chip, glb_bytes=size, glb_bandwidth_Bpc=bandwidth_Bpc), setting
+
+
+def _own(chip: Accelerator, setting: Setting, at: int, factor: float) -> Step:
+    """A parameter of the chip's own template."""
+    parameter, value = chip.more[at]
+    changed = max(1, round(value * factor))
+    more = (*chip.more[:at], (parameter, changed), *chip.more[at + 1 :])
+    return f"to {parameter.shown(changed)}", replace(chip, more=more), setting
 
 
 def _hbm(chip: Accelerator, setting: Setting, factor: float) -> Step:

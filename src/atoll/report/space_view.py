@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from atoll.answers.designs import ShownParameter
 from atoll.answers.search import SearchAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.scope import open_space
@@ -26,7 +27,6 @@ from atoll.questions import SearchQuestion
 from atoll.report.view import ColumnView, SpaceView
 from atoll.store import RunReader
 
-PARAMETERS = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")
 PLAN = ("hbm_capacity_bytes", "microbatch", "tensor", "pipeline", "data")
 ROOFLINE, SCHEDULE, PLACEMENT, EVALUATED = 0, 1, 2, 3
 """What is known of a chip: the bound that ruled it out, or its best plan."""
@@ -43,7 +43,10 @@ def job_of(found: SearchAnswer) -> SearchQuestion:
 class Points:
     """Columns of a scatter plot."""
 
+    shown: Sequence[ShownParameter]
+    """The parameters of the chips: name, label, unit."""
     parameters: Mapping[str, NDArray[np.float64]]
+    """Their values, and those of the plans."""
     score: NDArray[np.float64]
     state: NDArray[np.uint8]
     figures: Mapping[str, NDArray[np.float64]]
@@ -56,6 +59,7 @@ class Points:
             count=len(self.score),
             total=self.total,
             note=self.note,
+            shown=tuple(self.shown),
             parameters={name: _listed(values) for name, values in self.parameters.items()},
             score=_floats(self.score),
             state=_encoded(self.state),
@@ -81,6 +85,7 @@ class _Stored:
     bounds: Mapping[int, float]
     placed_s: Sequence[tuple[int, bytes]]
     total: int
+    parameters: Sequence[ShownParameter]
 
 
 def _stored(folder: Path, content: SearchAnswer) -> _Stored | None:
@@ -89,9 +94,11 @@ def _stored(folder: Path, content: SearchAnswer) -> _Stored | None:
             found = reader.designs(limit=MOST_POINTS)
             rows = cast(Sequence[Mapping[str, float]], found)  # their numbers
             total = content.certificate.architectures
+            listed = [p for p in reader.parameters if p.name not in PLAN]
             if total > MOST_POINTS:
-                return _Stored(rows, {}, (), total)
-            return _Stored(rows, reader.bound_scores(), list(reader.placed_bounds_s()), total)
+                return _Stored(rows, {}, (), total, listed)
+            placed = list(reader.placed_bounds_s())
+            return _Stored(rows, reader.bound_scores(), placed, total, listed)
     except AtollError:
         return None
 
@@ -134,8 +141,10 @@ def _all(search: Search, stored: _Stored | None, content: SearchAnswer) -> Point
     note = "" if stored is not None else "No store beside the result: only bounds are drawn."
     if stale:
         note = f"The space has changed since the search: {stale:,} of its designs are left out."
+    listed = [p for p in space.template.parameters if len(np.unique(space.columns[p.name])) > 1]
     return Points(
-        parameters={name: np.asarray(getattr(space, name), np.float64) for name in PARAMETERS}
+        shown=[ShownParameter(**parameter.to_dict()) for parameter in listed],
+        parameters={p.name: np.asarray(space.columns[p.name], np.float64) for p in listed}
         | {name: sparse[name] for name in PLAN},
         score=score,
         state=state,
@@ -174,7 +183,7 @@ def _strongest(
 
 def _same(space: Space, design: int, row: Mapping[str, float]) -> bool:
     """Whether a stored design is still the one at its place in the space."""
-    return all(int(getattr(space, name)[design]) == int(row[name]) for name in PARAMETERS)
+    return all(value == row.get(name) for name, value in space.values(design).items())
 
 
 def _evaluated(stored: _Stored, content: SearchAnswer, why: str) -> Points:
@@ -187,8 +196,10 @@ def _evaluated(stored: _Stored, content: SearchAnswer, why: str) -> Points:
 
     drawn = len(stored.designs)
     note = f"Of {stored.total:,} chips the {drawn:,} best evaluated designs are drawn."
+    names = [parameter.name for parameter in stored.parameters]
     return Points(
-        parameters={name: column(name) for name in (*PARAMETERS, *PLAN)},
+        shown=stored.parameters,
+        parameters={name: column(name) for name in (*names, *PLAN)},
         score=column("score"),
         state=np.full(drawn, EVALUATED, np.uint8),
         figures={n: column(n) for n in ("area_mm2", "power_W", "energy_per_token_J")},

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.answers.design import SizedChip
+from atoll.answers.designs import ShownParameter
 from atoll.answers.plan import Cluster, LaunchFile, Sensitivity
 
 
@@ -133,6 +134,8 @@ class SpaceView:
     count: int
     total: int
     note: str
+    shown: tuple[ShownParameter, ...]
+    """Parameters that the chips differ in."""
     parameters: Mapping[str, ColumnView]
     score: str
     state: str

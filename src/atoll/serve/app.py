@@ -14,6 +14,7 @@ from atoll.answers.answer import dumped
 from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.serve.change import Change, parse_change
+from atoll.serve.columns import Columns
 from atoll.serve.guard import HEADERS, Guard
 from atoll.serve.query import (
     HIGHER_IS_BETTER,
@@ -160,37 +161,37 @@ class App:
 
 def _summary(run: SearchRun, query: Query) -> Response:
     columns = run.columns
-    count, bars = run.bars(columns, parse_filters(query))
+    count, bars = run.bars(columns, parse_filters(query, run.columns.names))
     return _json(
         {"total": len(columns), "count": count, "histograms": bars, "version": columns.version}
     )
 
 
 def _scatter(run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query))
+    columns, mask = run.picture(parse_filters(query, run.columns.names))
     x, y = _one(query, "x", "area_mm2"), _one(query, "y", "score")
     return _json(scatter(columns, mask, x, y))
 
 
 def _table(run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query))
+    columns, mask = run.picture(parse_filters(query, run.columns.names))
     offset = _whole(query, "offset", 0, 0, 2**53)
     limit = _whole(query, "limit", 50, 1, MOST_ROWS)
-    sort, descending = _sorting(query)
+    sort, descending = _sorting(query, columns)
     positions = ordered(columns, mask, sort, descending)
     rows = page(columns, positions, offset, limit)
     return _json({"count": len(positions), "offset": offset, "rows": rows})
 
 
 def _csv(run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query))
-    lines = csv_lines(columns, ordered(columns, mask, *_sorting(query)))
+    columns, mask = run.picture(parse_filters(query, run.columns.names))
+    lines = csv_lines(columns, ordered(columns, mask, *_sorting(query, columns)))
     return Response(200, "text/csv; charset=utf-8", lines, _attachment(run, "designs.csv"))
 
 
 def _designs_json(run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query))
-    lines = json_lines(columns, ordered(columns, mask, *_sorting(query)))
+    columns, mask = run.picture(parse_filters(query, run.columns.names))
+    lines = json_lines(columns, ordered(columns, mask, *_sorting(query, columns)))
     return Response(200, JSON, lines, _attachment(run, "designs.json"))
 
 
@@ -234,9 +235,9 @@ def _whatif(run: Run, rest: list[str], query: Query) -> Response:
 # --- Small change ---------------------------------------------------------------------------------
 
 
-def _sorting(query: Query) -> tuple[str, bool]:
+def _sorting(query: Query, columns: Columns) -> tuple[str, bool]:
     text = _one(query, "sort", "score")
-    sort = column(text.removeprefix("-").removeprefix("+"))
+    sort = column(text.removeprefix("-").removeprefix("+"), columns.names)
     descending = text.startswith("-") if text[:1] in "+-" else sort in HIGHER_IS_BETTER
     return sort, descending
 

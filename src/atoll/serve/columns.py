@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.store import DESIGN_COLUMNS
+from atoll.store.schema import design_columns
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 TEXTS = ("model", "phase")
-NUMBERS = tuple(name for name in DESIGN_COLUMNS if name not in TEXTS)
+FIGURES = design_columns(())
+"""The columns of every run, whatever its chips."""
 MOST_VALUES = 32
 """A parameter with at most this many values has a bar for each; others have ranges."""
 MEASURED = ("score", "area_mm2", "power_W", "energy_per_token_J", "samples_per_s", "step_time_s")
@@ -27,7 +28,6 @@ MEASURED = ("score", "area_mm2", "power_W", "energy_per_token_J", "samples_per_s
 RANGES = 40
 WIDE = 50.0
 """Values that span more than this factor are cut by their logarithms."""
-BINNED = tuple(name for name in NUMBERS if name not in ("chip", "design", "at"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,8 @@ class Columns:
     """By column: the code of each design, and what the codes mean."""
     version: int = 0
     bins: Mapping[str, Bins] = field(default_factory=dict)
-    """Of the columns in `BINNED`."""
-    codes: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, len(BINNED)), np.int8))
+    """Of the columns that are figures, parameters or a plan's numbers."""
+    codes: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))
     """(designs, binned columns): bar of each; without a value the one after the last."""
     _orders: dict[tuple[str, bool], IntArray] = field(default_factory=dict)
 
@@ -65,20 +65,31 @@ class Columns:
         texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]],
         version: int = 0,
     ) -> Columns:
-        codes = np.empty((len(numbers["chip"]), len(BINNED)), np.int8)
+        binned = [name for name in numbers if name not in ("chip", "design", "at")]
+        codes = np.empty((len(numbers["chip"]), len(binned)), np.int8)
         bins = {
             name: _cut(numbers[name], codes[:, at], 1 if name in MEASURED else MOST_VALUES)
-            for at, name in enumerate(BINNED)
+            for at, name in enumerate(binned)
         }
         return Columns(numbers, texts, version, bins, codes)
 
     @staticmethod
-    def empty() -> Columns:
+    def empty(names: Sequence[str] = FIGURES) -> Columns:
+        """With columns of these names, and nothing in them."""
         none: tuple[str, ...] = ()
         return Columns.of(
-            {name: np.empty(0) for name in NUMBERS},
+            {name: np.empty(0) for name in names if name not in TEXTS},
             {name: (np.empty(0, np.int16), none) for name in TEXTS},
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all columns, in the store's order."""
+        return design_columns([n for n in self.numbers if n not in design_columns(())])
+
+    def place(self, name: str) -> int:
+        """Which of the binned columns one is; -1 for none."""
+        return list(self.bins).index(name) if name in self.bins else -1
 
     def __len__(self) -> int:
         return len(self.numbers["chip"])
@@ -100,7 +111,7 @@ class Columns:
         if bins is None or not bins.exact:
             values = self.numbers[name]
             return -values if descending else values
-        bars = self.codes[:, BINNED.index(name)]
+        bars = self.codes[:, self.place(name)]
         return np.where(bars == bins.bars, bins.bars, bins.bars - 1 - bars) if descending else bars
 
     def prepare(self) -> None:
@@ -119,7 +130,7 @@ class Columns:
     def row(self, at: int) -> Row:
         """One design; whole numbers as such, None where there is no value."""
         found: Row = {}
-        for name in DESIGN_COLUMNS:
+        for name in self.names:
             if name in self.texts:
                 codes, labels = self.texts[name]
                 found[name] = labels[codes[at]]
@@ -135,15 +146,16 @@ Row = dict[str, int | float | str | None]
 class Gatherer:
     """Rows on their way into arrays: added piece by piece, joined to a picture in the end."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[str, list[FloatArray]] = {name: [] for name in NUMBERS}
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._numbers: dict[str, list[FloatArray]] = {n: [] for n in names if n not in TEXTS}
         self._texts: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TEXTS}
         self.rows = 0
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Plain rows of `DESIGN_COLUMNS`."""
+        """Plain rows of the columns."""
         self.rows += len(rows)
-        for name, values in zip(DESIGN_COLUMNS, zip(*rows, strict=True), strict=True):
+        for name, values in zip(self._names, zip(*rows, strict=True), strict=True):
             if name in TEXTS:
                 self._texts[name].append(values)
             else:
@@ -159,7 +171,7 @@ class Gatherer:
         kept = len(chips) - 1 - last
         numbers = {
             name: np.concatenate([base.numbers[name], *self._numbers[name]])[kept]
-            for name in NUMBERS
+            for name in self._numbers
         }
         texts = {name: _texts(*base.texts[name], self._texts[name], kept) for name in TEXTS}
         return Columns.of(numbers, texts, base.version + 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from atoll.answers.answer import made_of
 from atoll.errors import AtollError
-from atoll.serve.columns import BINNED, MOST_VALUES, NUMBERS, RANGES, TEXTS, Columns, IntArray, Row
+from atoll.serve.columns import MOST_VALUES, RANGES, TEXTS, Columns, IntArray, Row
 from atoll.serve.compiled import count_bars, extent, fill_cells, walk_front
-from atoll.store import DESIGN_COLUMNS
 
 Mask = NDArray[np.bool_]
 
@@ -35,11 +34,11 @@ class Filters:
     texts: tuple[tuple[str, str], ...] = ()
 
 
-def parse_filters(query: Mapping[str, Sequence[str]]) -> Filters:
+def parse_filters(query: Mapping[str, Sequence[str]], names: Sequence[str]) -> Filters:
     """`area_mm2=100..200`, `width=128`, `score=1000..`, `model=gpt2-xl`; other names are left."""
     ranges: list[tuple[str, float, float]] = []
     texts: list[tuple[str, str]] = []
-    for name in DESIGN_COLUMNS:
+    for name in names:
         for text in query.get(name, ())[-1:]:
             if name in TEXTS:
                 texts.append((name, text))
@@ -62,7 +61,7 @@ def _number(name: str, text: str, missing: float) -> float:
     return value
 
 
-def column(name: str, among: Sequence[str] = DESIGN_COLUMNS) -> str:
+def column(name: str, among: Collection[str]) -> str:
     if name not in among:
         raise AtollError(f"no column {name!r}; there are {', '.join(among)}.")
     return name
@@ -99,7 +98,7 @@ def compile_all() -> None:
 
 def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> IntArray:
     """Positions of the designs that pass, by a column; those without a value are last."""
-    order = columns.order(column(sort), descending)
+    order = columns.order(column(sort, columns.names), descending)
     return order if mask.all() else order[mask[order]]
 
 
@@ -124,9 +123,9 @@ def histograms(columns: Columns, filters: Filters) -> tuple[int, list[Histogram]
     A bar counts the designs that pass every filter but the column's own, so that one sees where
     its range could be moved to.
     """
-    own = [BINNED.index(name) if name in BINNED else -1 for name, _, _ in filters.ranges]
+    own = [columns.place(name) for name, _, _ in filters.ranges]
     own += [-1] * len(filters.texts)
-    counts = np.zeros((len(BINNED), max(RANGES, MOST_VALUES) + 1), np.int64)
+    counts = np.zeros((len(columns.bins), max(RANGES, MOST_VALUES) + 1), np.int64)
     passed = count_bars(columns.codes, fails_of(columns, filters), np.array(own, np.int64), counts)
     found = []
     for at, (name, bins) in enumerate(columns.bins.items()):
@@ -157,7 +156,7 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
 
     A cell names its best design by score.
     """
-    across, up = columns.numbers[column(x, NUMBERS)], columns.numbers[column(y, NUMBERS)]
+    across, up = (columns.numbers[column(name, columns.numbers)] for name in (x, y))
     chips, score = columns.numbers["chip"], columns.numbers["score"]
     ends = np.zeros(4)
     shown = int(extent(mask, across, up, ends))
@@ -197,10 +196,10 @@ def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:
 
 def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
     """The designs as CSV, in pieces."""
-    yield (",".join(DESIGN_COLUMNS) + "\r\n").encode()
+    yield (",".join(columns.names) + "\r\n").encode()
     for start in range(0, len(positions), 2000):
         piece = StringIO()
-        csv.DictWriter(piece, DESIGN_COLUMNS).writerows(page(columns, positions, start, 2000))
+        csv.DictWriter(piece, columns.names).writerows(page(columns, positions, start, 2000))
         yield piece.getvalue().encode()
 
 

@@ -55,6 +55,7 @@ class SearchRun:
         self.name, self.folder = name, folder
         with RunReader(folder) as reader:
             self.identity = reader.job()
+            self.parameters, self._names = reader.parameters, reader.columns
             self._plan: PlanRun | None = None
             where = f"{folder / FILE}: the job"
             self.kind = reader.kind().replace("plan", "planning")
@@ -66,7 +67,7 @@ class SearchRun:
                 told = checked(self.identity, ModelJob, where)
                 self.models, self.devices = (told.model,), told.devices
             self._read_status(reader)
-        self.columns = Columns.empty()
+        self.columns = Columns.empty(self._names)
         self.read = 0
         """Designs read so far of a picture that is not yet complete."""
         self.trouble = ""
@@ -108,6 +109,7 @@ class SearchRun:
             folder=str(self.folder),
             models=self.models,
             devices=self.devices,
+            parameters=self.parameters,
             loaded=len(self.columns),
             reading=self.read,
             version=self.columns.version,
@@ -164,12 +166,13 @@ class SearchRun:
             self._read_designs(reader)
         self._read_status(reader)
         if self._status.designs < len(self.columns):
-            self.columns, self._since = Columns.empty(), -math.inf  # another store in its place
+            # Another store is in its place.
+            self.columns, self._since = Columns.empty(self._names), -math.inf
             self._read_designs(reader)
         self._seen, self.trouble = version, ""
 
     def _read_designs(self, reader: RunReader) -> None:
-        gathered = Gatherer()
+        gathered = Gatherer(self._names)
         for rows in reader.since(self._since):
             gathered.add(rows)
             self.read = len(self.columns) + gathered.rows
@@ -319,6 +322,7 @@ def told_of(found: SearchAnswer | WaferAnswer) -> ToldResult:
         ToldResult,
         found,
         accelerator=best.accelerator,
+        chip=best.accelerator.device().describe(),
         models=models,
         baseline_remarks=remarks,
     )

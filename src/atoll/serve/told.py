@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import SearchedModel, SizedChip
+from atoll.answers.designs import ShownParameter
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.wafer import WaferModel
 from atoll.store import Identity, StatusAnswer
@@ -39,6 +40,8 @@ class ToldResult:
 
     certificate: ArchitectureProof
     accelerator: SizedChip
+    chip: str
+    """The same in words."""
     models: tuple[SearchedModel | WaferModel, ...]
     baseline_remarks: Mapping[str, str]
     baselines: Mapping[str, float | None]
@@ -60,6 +63,8 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary(RunSummary):
+    parameters: tuple[ShownParameter, ...]
+    """Columns of its designs that say what a chip is."""
     loaded: int
     """Designs in the picture, and on their way there."""
     reading: int

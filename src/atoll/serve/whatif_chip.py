@@ -258,7 +258,7 @@ class ChipWhatIf:
 
 def job_of(identity: Identity) -> SearchQuestion:
     """The job that a store was searched for, as far as evaluations depend on it."""
-    apart = ("models", "space_content", "network_content", *CODE)
+    apart = ("models", "parameters", "plug_ins", "space_content", "network_content", *CODE)
     asked = {name: value for name, value in identity.items() if name not in apart}
     listed = identity["models"]
     known = [told for told in listed if isinstance(told, dict)] if isinstance(listed, list) else []

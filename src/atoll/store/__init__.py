@@ -9,12 +9,11 @@ from atoll.answers.designs import (
     Written,
 )
 from atoll.store.fingerprint import canonical_json, fingerprint
-from atoll.store.reader import DESIGN_COLUMNS, ProgressPoint, RunReader, RunStatus
+from atoll.store.reader import ProgressPoint, RunReader, RunStatus
 from atoll.store.schema import FILE, SCHEMA_VERSION
 from atoll.store.writer import DesignRow, EvaluationRow, RunStore, opened
 
 __all__ = [
-    "DESIGN_COLUMNS",
     "FILE",
     "SCHEMA_VERSION",
     "DesignRow",

@@ -6,14 +6,11 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.files.wholefile import whole_files
-from atoll.store.reader import DESIGN_COLUMNS, RunReader
+from atoll.store.reader import RunReader
 from atoll.store.rows import Rows
 
 _TEXT = ("model", "phase", "plans")
-_WHOLE = (
-    "chip", "design", "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes",
-    "hbm_capacity_bytes", "microbatch", "tensor", "pipeline", "data",
-)  # fmt: skip
+_WHOLE = ("chip", "design", "microbatch", "tensor", "pipeline", "data")
 
 
 def export_parquet(reader: RunReader | Rows, path: Path) -> int:
@@ -28,9 +25,10 @@ def export_parquet(reader: RunReader | Rows, path: Path) -> int:
     if isinstance(reader, Rows):
         schema = pa.Table.from_pylist(next(reader.batches())).schema
     else:
-        columns = (*DESIGN_COLUMNS, "plans")
+        columns = (*reader.columns, "plans")
+        whole = {*_WHOLE, *(p.name for p in reader.parameters if p.whole)}
         kinds = [
-            pa.string() if name in _TEXT else pa.int64() if name in _WHOLE else pa.float64()
+            pa.string() if name in _TEXT else pa.int64() if name in whole else pa.float64()
             for name in columns
         ]
         schema = pa.schema(list(zip(columns, kinds, strict=True)))

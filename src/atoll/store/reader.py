@@ -13,11 +13,12 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from atoll.answers.answer import checked, parse_answer
-from atoll.answers.designs import Identity, RunKind, StoredDesign
+from atoll.answers.designs import Identity, RunKind, ShownParameter, StoredDesign
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
@@ -27,19 +28,15 @@ from atoll.files.wholefile import as_written
 from atoll.step.certificate import relative_gap
 from atoll.store.lock import holder_of
 from atoll.store.schema import (
-    COVERED,
     FIGURES,
     FILE,
-    PARAMETERS,
-    PLAN,
     check_version,
+    design_columns,
     in_sentences,
+    parameters_of,
 )
 
-DESIGN_COLUMNS = ("chip", "design", *FIGURES, *PARAMETERS, *PLAN, "phase", "at")
-"""What designs can be filtered and sorted by."""
 TEXTS = ("model", "phase", "plans", "value")
-NUMBERS = tuple(name for name in DESIGN_COLUMNS if name not in ("model", "phase"))
 
 Filters = Mapping[str, float | str | tuple[float | None, float | None]]
 """By column: one value, or a range (low, high) with None for no limit."""
@@ -210,10 +207,32 @@ class RunReader:
 
     # --- Designs --------------------------------------------------------------------------------
 
+    @cached_property
+    def parameters(self) -> tuple[ShownParameter, ...]:
+        """Of the chips; each is a column."""
+        return parameters_of(self.job(), f"{self.path}: the job")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What designs can be filtered and sorted by."""
+        return design_columns([parameter.name for parameter in self.parameters])
+
+    def _check_column(self, name: str) -> None:
+        if name not in self.columns:
+            raise AtollError(f"designs: no column {name!r}; there are {', '.join(self.columns)}.")
+
+    def _source(self, columns: Filters) -> str:
+        """The index where it holds all that is asked about, else the table: each passed once at
+        most. Left to itself SQLite would look rows up one by one through the index.
+        """
+        covered = ("chip", *FIGURES, *(parameter.name for parameter in self.parameters))
+        whole = all(name in covered for name in columns)
+        return "designs INDEXED BY designs_by_score" if whole else "designs NOT INDEXED"
+
     def count(self, filters: Filters | None = None) -> int:
         """Evaluated designs that pass the filters."""
-        where, values = _where(filters)
-        source = _source(filters or {})
+        where, values = self._where(filters)
+        source = self._source(filters or {})
         return int(self._one(f"SELECT count(*) FROM {source}{where}", *values)[0])
 
     def designs(
@@ -226,13 +245,13 @@ class RunReader:
         offset: int = 0,
     ) -> list[StoredDesign]:
         """A page of designs; the best first, or by any column."""
-        _check_column(sort)
+        self._check_column(sort)
         down = sort in ("score", "samples_per_s") if descending is None else descending
-        where, values = _where(filters)
+        where, values = self._where(filters)
         way = "DESC" if down else "ASC"
         tie = "area_mm2, chip" if sort == "score" else "chip"
         chips = self._all(
-            f"SELECT chip FROM {_source({**(filters or {}), sort: 0.0})}{where} "
+            f"SELECT chip FROM {self._source({**(filters or {}), sort: 0.0})}{where} "
             f"ORDER BY {sort} {way}, {tie} LIMIT ? OFFSET ?",
             *values, limit, offset,
         )  # fmt: skip
@@ -254,11 +273,11 @@ class RunReader:
         Each step looks for the next design down the index by score that costs less than the last:
         all steps together pass the index once.
         """
-        if against not in NUMBERS:
-            _check_column(against)
+        if against in ("model", "phase") or against not in self.columns:
+            self._check_column(against)
             raise AtollError(f"front: {against} is not a number.")
-        where, values = _where(filters, f"{against} < ? AND score <= ? AND score > 0")
-        source = _source({**(filters or {}), against: 0.0})
+        where, values = self._where(filters, f"{against} < ? AND score <= ? AND score > 0")
+        source = self._source({**(filters or {}), against: 0.0})
         query = (
             f"SELECT chip, score, {against} FROM {source}{where} "
             f"ORDER BY score DESC, {against} LIMIT 1"
@@ -275,8 +294,25 @@ class RunReader:
 
     def _rows(self, chips: list[int]) -> list[StoredDesign]:
         """The columns of these designs, in this order."""
-        one = f"SELECT {', '.join(DESIGN_COLUMNS)} FROM designs WHERE chip = ?"
+        one = f"SELECT {', '.join(self.columns)} FROM designs WHERE chip = ?"
         return [cast(StoredDesign, dict(row)) for chip in chips for row in self._all(one, chip)]
+
+    def _where(self, filters: Filters | None, *more: str) -> tuple[str, list[Any]]:
+        """A WHERE clause; the values of `more` are given by the caller, after these."""
+        clauses: list[str] = []
+        values: list[Any] = []
+        for name, wanted in (filters or {}).items():
+            self._check_column(name)
+            if isinstance(wanted, tuple):
+                for limit, sign in zip(wanted, (">=", "<="), strict=True):
+                    if limit is not None:
+                        clauses.append(f"{name} {sign} ?")
+                        values.append(limit)
+            else:
+                clauses.append(f"{name} = ?")
+                values.append(wanted)
+        clauses.extend(more)
+        return (f" WHERE {' AND '.join(clauses)}" if clauses else ""), values
 
     def bound_scores(self) -> dict[int, float]:
         """By chip: no plan of it scores higher, as far as its schedule bounds tell."""
@@ -292,7 +328,7 @@ class RunReader:
         """All designs, best first, in pieces; their plans as JSON."""
         with in_sentences(self.path):
             cursor = self._connection.execute(
-                f"SELECT {', '.join(DESIGN_COLUMNS)}, plans FROM designs "
+                f"SELECT {', '.join(self.columns)}, plans FROM designs "
                 "ORDER BY score DESC, area_mm2"
             )
             while rows := cursor.fetchmany(size):
@@ -303,13 +339,13 @@ class RunReader:
         return int(self._one("PRAGMA data_version")[0])
 
     def since(self, at: float, size: int = 20_000) -> Iterator[list[tuple[Any, ...]]]:
-        """Designs recorded at that moment or later, as plain rows of `DESIGN_COLUMNS`, in pieces.
+        """Designs recorded at that moment or later, as plain rows of `columns`, in pieces.
 
         A design recorded again replaces the earlier one; rows come in no order.
         """
         with in_sentences(self.path):
             cursor = self._connection.execute(
-                f"SELECT {', '.join(DESIGN_COLUMNS)} FROM designs WHERE at >= ?", (at,)
+                f"SELECT {', '.join(self.columns)} FROM designs WHERE at >= ?", (at,)
             )
             cursor.row_factory = None
             while rows := cursor.fetchmany(size):
@@ -338,35 +374,3 @@ class RunReader:
             raise AtollError(f"{self.path}: nothing on record yet: the search has only begun.")
         found: sqlite3.Row = row
         return found
-
-
-def _check_column(name: str) -> None:
-    if name not in DESIGN_COLUMNS:
-        raise AtollError(f"designs: no column {name!r}; there are {', '.join(DESIGN_COLUMNS)}.")
-
-
-def _source(columns: Filters) -> str:
-    """The index where it holds all that is asked about, else the table: each passed once at most.
-
-    Left to itself SQLite would look rows up one by one through the index.
-    """
-    covered = all(name in COVERED or name == "chip" for name in columns)
-    return "designs INDEXED BY designs_by_score" if covered else "designs NOT INDEXED"
-
-
-def _where(filters: Filters | None, *more: str) -> tuple[str, list[Any]]:
-    """A WHERE clause; the values of `more` are given by the caller, after these."""
-    clauses: list[str] = []
-    values: list[Any] = []
-    for name, wanted in (filters or {}).items():
-        _check_column(name)
-        if isinstance(wanted, tuple):
-            for limit, sign in zip(wanted, (">=", "<="), strict=True):
-                if limit is not None:
-                    clauses.append(f"{name} {sign} ?")
-                    values.append(limit)
-        else:
-            clauses.append(f"{name} = ?")
-            values.append(wanted)
-    clauses.extend(more)
-    return (f" WHERE {' AND '.join(clauses)}" if clauses else ""), values

@@ -7,28 +7,41 @@ are JSON. Times are seconds since 1970.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from atoll.answers.answer import checked
+from atoll.answers.designs import ChipJob, Identity, ShownParameter
 from atoll.errors import AtollError
 
 FILE = "search.sqlite"
 APPLICATION = 0x61746F6C  # "atol"
 SCHEMA_VERSION = 1
 
-PARAMETERS = (
-    "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes",
-    "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz",
-)  # fmt: skip
 FIGURES = ("score", "area_mm2", "power_W", "energy_per_token_J")
 PLAN = ("model", "samples_per_s", "step_time_s", "microbatch", "tensor", "pipeline", "data")
 """Of the first model; all models' plans are in `plans`."""
 
-COVERED = ("score", "area_mm2", "power_W", "energy_per_token_J", *PARAMETERS)
-"""Columns of the one index: questions about these never touch the table."""
 
-TABLES = f"""
+def parameters_of(job: Identity, where: str = "job") -> tuple[ShownParameter, ...]:
+    """The parameters of a job's chips: columns of their own."""
+    found = checked(job, ChipJob, where).parameters
+    for parameter in found:
+        if not parameter.name.isidentifier():
+            raise AtollError(f"{where}: parameter {parameter.name!r} is no name for a column.")
+    return found
+
+
+def design_columns(parameters: Sequence[str]) -> tuple[str, ...]:
+    """What designs can be filtered and sorted by."""
+    return ("chip", "design", *FIGURES, *parameters, *PLAN, "phase", "at")
+
+
+def _tables(parameters: Sequence[str]) -> str:
+    """One index holds figures and parameters: questions about these never touch the table."""
+    covered = ", ".join((*FIGURES[1:], *parameters))
+    return f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE runs (
     run INTEGER PRIMARY KEY, pid INTEGER NOT NULL, host TEXT NOT NULL, version TEXT NOT NULL,
@@ -46,11 +59,11 @@ CREATE TABLE evaluations (
 CREATE TABLE designs (
     chip INTEGER PRIMARY KEY, design INTEGER NOT NULL,
     {", ".join(f"{name} REAL" for name in FIGURES)},
-    {", ".join(f"{name} NUMERIC NOT NULL" for name in PARAMETERS)},
+    {"".join(f"{name} NUMERIC NOT NULL, " for name in parameters)}
     {", ".join(f"{name} {'TEXT' if name == 'model' else 'NUMERIC'}" for name in PLAN)},
     phase TEXT NOT NULL, at REAL NOT NULL, plans TEXT NOT NULL
 );
-CREATE INDEX designs_by_score ON designs ({COVERED[0]} DESC, {", ".join(COVERED[1:])});
+CREATE INDEX designs_by_score ON designs ({FIGURES[0]} DESC, {covered});
 CREATE TABLE progress (
     run INTEGER NOT NULL, at REAL NOT NULL, seconds REAL NOT NULL, phase TEXT NOT NULL,
     left INTEGER NOT NULL, total INTEGER NOT NULL, evaluated INTEGER NOT NULL,
@@ -64,10 +77,10 @@ CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
 
-def create(connection: sqlite3.Connection) -> None:
+def create(connection: sqlite3.Connection, parameters: Sequence[str]) -> None:
     """All tables at once, or none."""
     connection.executescript(
-        f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}; "
+        f"BEGIN IMMEDIATE; {_tables(parameters)} PRAGMA application_id = {APPLICATION}; "
         f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
     )
 

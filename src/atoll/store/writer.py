@@ -29,7 +29,16 @@ from atoll.step.certificate import Certificate
 from atoll.stopping import StoppedError
 from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
 from atoll.store.lock import FolderLock
-from atoll.store.schema import FIGURES, FILE, PARAMETERS, PLAN, check_version, create, in_sentences
+from atoll.store.schema import (
+    FIGURES,
+    FILE,
+    PLAN,
+    check_version,
+    create,
+    design_columns,
+    in_sentences,
+    parameters_of,
+)
 
 PROGRESS_S = 0.5
 SYNC_S = 2.0
@@ -64,13 +73,6 @@ class DesignRow:
     plans: Sequence[StoredPlan]
 
 
-_DESIGN = ("chip", "design", *FIGURES, *PARAMETERS, *PLAN, "phase", "at", "plans")
-_PUT_DESIGN = (
-    f"INSERT OR REPLACE INTO designs ({', '.join(_DESIGN)}) "
-    f"VALUES ({', '.join('?' * len(_DESIGN))})"
-)
-
-
 @contextmanager
 def opened(folder: Path, job: Identity, executor: str) -> Iterator[RunStore]:
     """The store of a folder for one job, locked as long as its search runs.
@@ -97,6 +99,7 @@ class RunStore:
         self.folder = folder
         self.path = folder / FILE
         self._created = not folder.exists()
+        self._parameters = tuple(parameter.name for parameter in parameters_of(job))
         self.ending = "failed"
         """How the run ended, once it did."""
         self._told = 0.0, -1.0
@@ -122,7 +125,7 @@ class RunStore:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            create(connection)
+            create(connection, self._parameters)
         check_version(connection, self.path)
         return connection
 
@@ -225,14 +228,16 @@ class RunStore:
 
     def add_designs(self, designs: Iterable[DesignRow], now: float) -> None:
         """Insert or replace designs inside the transaction at hand."""
+        names = (*design_columns(self._parameters), "plans")
         self._connection.executemany(
-            _PUT_DESIGN,
+            f"INSERT OR REPLACE INTO designs ({', '.join(names)}) "
+            f"VALUES ({', '.join('?' * len(names))})",
             (
                 (
                     d.chip,
                     d.design,
                     *(d.figures[name] for name in FIGURES),
-                    *(d.parameters[name] for name in PARAMETERS),
+                    *(d.parameters[name] for name in self._parameters),
                     *(dict(d.plan)[name] for name in PLAN),
                     d.phase,
                     now,

@@ -8,7 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.hardware.accelerator import KIB, MIB
-from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, TensorConfigs
+from atoll.hardware.template.cores import (
+    CostModel,
+    FloatArray,
+    ProductCosts,
+    Shape,
+    TensorConfigs,
+)
 
 SHAPES = (
     Shape(1, 512, 768, 256),
@@ -30,6 +36,8 @@ def some_configs() -> TensorConfigs:
         glb_Bps=np.full(count, 256e9),
         hbm_Bps=np.full(count, 100e9),
         clock_Hz=np.full(count, 1e9),
+        level_budget_bytes=np.zeros((count, 0)),
+        level_Bps=np.zeros((count, 0)),
     )
 
 
@@ -38,12 +46,13 @@ def check_cost_model(
     shapes: Sequence[Shape] = SHAPES,
     configs: TensorConfigs | None = None,
     tolerance: float = 1e-9,
+    rates: Sequence[str] = ("hbm_Bps", "glb_Bps", "clock_Hz"),
 ) -> None:
     """Assert that a search may build on a model's table.
 
     Its entries are those of each product alone; no product is faster than its multiply-adds at the
-    arrays' peak, or than the bytes that it states; no operand stays away from HBM; more bandwidth
-    slows nothing down; the same question has the same answer.
+    arrays' peak, or than the bytes that it states; no operand stays away from HBM; more of any of
+    the `rates` slows nothing down.
     """
     configs = configs or some_configs()
     found = _asked(model, shapes, configs)
@@ -62,11 +71,11 @@ def check_cost_model(
     )
     for row, shape in enumerate(shapes):
         alone = _asked(model, [shape], configs)
-        for name, whole, one in zip(found._fields, found, alone, strict=True):
+        for (name, whole), (_, one) in zip(_tables(found), _tables(alone), strict=True):
             assert np.allclose(whole[row], one[0], rtol=tolerance), (
                 f"{name} of {shape} depends on the other products of its table"
             )
-    for rate in ("hbm_Bps", "glb_Bps", "clock_Hz"):
+    for rate in rates:
         faster = replace(configs, **{rate: 2.0 * getattr(configs, rate)})
         assert np.all(_asked(model, shapes, faster).seconds <= found.seconds * loose), (
             f"slower with twice the {rate}"
@@ -75,8 +84,12 @@ def check_cost_model(
 
 def _asked(model: CostModel, shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
     found = model.products(list(shapes), configs)
-    for name, values in zip(found._fields, found, strict=True):
+    for name, values in _tables(found):
         assert np.shape(values)[:2] == (len(shapes), len(configs)), f"{name} has another shape"
         assert np.all(np.isfinite(values)), f"{name} is not finite"
     assert np.all(found.seconds > 0.0), "a product takes time"
     return found
+
+
+def _tables(found: ProductCosts) -> list[tuple[str, FloatArray]]:
+    return [(name, values) for name, values in found._asdict().items() if values is not None]

@@ -72,7 +72,7 @@ def products(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
             if not shape.on_chip:
                 hbm[s, c] = max(found.hbm_bytes * times, least) + shape.extra_bytes
             glb[s, c] = found.glb_bytes * times + shape.extra_bytes
-            # Its ports are whole bits wide; bandwidths are kept to all the same.
+            # Epilogues, and bandwidths that are no whole number of bits.
             seconds[s, c] = max(
                 found.cycles * times / clock_Hz, hbm[s, c] / hbm_Bps, glb[s, c] / glb_Bps
             )

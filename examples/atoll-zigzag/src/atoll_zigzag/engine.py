@@ -96,10 +96,13 @@ def mapped(rows: int, columns: int, k: int, on: str, machine: Machine) -> Mapped
         logging.disable(logging.NOTSET)
     found = answers[0][1][0][0]
     glb, hbm = (
-        sum(_words(levels[at]) for levels in found.memory_word_access.values()) * bits / 8
-        for at, bits in ((-2, machine.glb_bits_per_cycle), (-1, machine.hbm_bits_per_cycle))
+        sum(_words(levels[at]) for levels in found.memory_word_access.values()) for at in (-2, -1)
     )
-    return Mapped(float(found.latency_total2), hbm, glb)
+    # A port takes a word a cycle: what its stalls leave out is kept to all the same.
+    cycles = max(float(found.latency_total2), glb, hbm)
+    return Mapped(
+        cycles, hbm * machine.hbm_bits_per_cycle / 8, glb * machine.glb_bits_per_cycle / 8
+    )
 
 
 def accelerator(machine: Machine) -> dict[str, Any]:

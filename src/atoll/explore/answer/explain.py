@@ -17,6 +17,8 @@ def layer_report(
     priced: Priced, chip: int, variant: Variant, solved: Sequence[tuple[Schedule, Schedule]]
 ) -> tuple[LayerPass, ...]:
     """Per layer and pass: makespan, its proof, and the operators with their limits."""
+    levels = priced.chips.template.levels
+    further = levels.names if levels else ()
     report = []
     for position, (layer, repeat) in enumerate(variant.model.layers):
         for direction, name in enumerate(("forward", "backward")):
@@ -44,7 +46,9 @@ def layer_report(
                             duration_s=float(problem.duration_s[j, schedule.option[j]]),
                             tensor_cores=int(problem.demand[j, schedule.option[j], 0]),
                             vector_cores=int(problem.demand[j, schedule.option[j], 1]),
-                            limit=limit(priced.costs, chip, int(rows[j]), schedule.option[j]),
+                            limit=limit(
+                                priced.costs, chip, int(rows[j]), schedule.option[j], further
+                            ),
                         )
                         for j, operator in enumerate(operators)
                     ),
@@ -53,8 +57,8 @@ def layer_report(
     return tuple(report)
 
 
-def limit(costs: Costs, chip: int, row: int, option: int) -> str:
-    """What an operator waits for: tensor, vector, hbm, glb or link."""
+def limit(costs: Costs, chip: int, row: int, option: int, further: Sequence[str] = ()) -> str:
+    """What an operator waits for: tensor, vector, hbm, glb, a further buffer or link."""
     kind = costs.kind[row]
     if kind == LINK:
         hbm_s = float(costs.bytes[row]) / float(costs.hbm_Bps[chip])
@@ -75,6 +79,9 @@ def limit(costs: Costs, chip: int, row: int, option: int) -> str:
         bytes_glb = float(costs.glb_bytes[row, tensor])
     terms["hbm"] = bytes_hbm / float(costs.hbm_Bps[chip])
     terms["glb"] = bytes_glb / float(costs.glb_Bps[chip])
+    for level, name in enumerate(further):
+        moved = bytes_hbm if kind == VECTOR else float(costs.level_bytes[row, tensor, level])
+        terms[name] = moved / float(costs.level_Bps[chip, level])
     slowest = max(terms, key=lambda name: terms[name])
     if kind == VECTOR:
         return slowest

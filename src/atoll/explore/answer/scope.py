@@ -10,8 +10,9 @@ import numpy as np
 from atoll.answers.search import SpaceAnswer
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.strategies import STRATEGIES
-from atoll.hardware import ProductSpace, Space, phaze_space, read_space
+from atoll.hardware import ProductSpace, Space, phaze_space, read_space, template_space
 from atoll.hardware.accelerator import GIB, Hbm
+from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.widened import RETICLE_MM2, widened_space
 from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion
@@ -55,7 +56,7 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     name, profile = job.space, profile_of(job)
     max_area_mm2, max_power_W = job.max_area, job.max_power
     notes: list[str] = []
-    if name == DEFAULT_SPACE:
+    if name == DEFAULT_SPACE and job.template in (None, SYSTOLIC.name):
         space = phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
         largest_mm2 = float(space.area_mm2.max())
         if profile.widens_space and max_area_mm2 is not None and max_area_mm2 > largest_mm2:
@@ -65,7 +66,10 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
         allowed = np.ones((len(space), len(options)), np.bool_)
         space = replace(space, hbm_options=options, hbm_allowed=allowed)
     else:
-        described = read_space(name)
+        if name == DEFAULT_SPACE and job.template is not None:
+            described = template_space(job.template)
+        else:
+            described = read_space(name, job.template)
         options = chosen_hbm(described.name, described.hbm_options, job.hbm)
         described = replace(described, hbm_options=options)
         if not described.resident:

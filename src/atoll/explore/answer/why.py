@@ -60,10 +60,12 @@ def _slowest(entries: Iterable[LayerPass], count: int = 8) -> tuple[SlowOperator
 
 def _compare(best: DesignAnswer, other: DesignAnswer) -> Comparison:
     """How a runner-up differs, and which part of its step is longer."""
-    values = (
+    values = [
         (name, (getattr(best.accelerator, name), getattr(other.accelerator, name)))
         for name in _CHIP_FIELDS
-    )
+    ]
+    own, others = best.accelerator.own or {}, other.accelerator.own or {}
+    values += [(name, (value, others[name])) for name, value in own.items() if name in others]
     reasons = []
     for ours, theirs in zip(best.models, other.models, strict=False):
         a, b = ours.placement.time_parts_s, theirs.placement.time_parts_s

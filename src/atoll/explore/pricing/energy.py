@@ -121,8 +121,12 @@ def operator_repeats(variants: Variants) -> FloatArray:
 
 
 def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """HBM and GLB bytes of a microbatch on one device: each (chips, variants)."""
-    costs, work = priced.costs, priced.work
+    """HBM and GLB bytes of a microbatch on one device: each (chips, variants). Bytes of further
+    buffers count as those of the GLB that take the same energy.
+    """
+    costs, work, levels = priced.costs, priced.work, priced.chips.template.levels
+    further = levels.J_per_byte if levels else ()
+    like_glb = [joules / DEFAULT_ENERGY.glb_J_per_byte for joules in further]
     widest = (costs.tensor_count > 0).sum(axis=1) - 1
     config = costs.tensor_config[np.arange(len(widest)), widest]
     used, position = np.unique(config, return_inverse=True)
@@ -130,12 +134,15 @@ def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, Fl
     # Operators without products move their bytes once, wherever they run; collectives between HBM
     # and the network port, past the buffer.
     moved = np.where(products, 0.0, work.bytes)
-    plain = repeats @ moved, repeats @ np.where(work.link_bytes > 0.0, 0.0, moved)
+    buffered = repeats @ np.where(work.link_bytes > 0.0, 0.0, moved)
+    plain = repeats @ moved, buffered * (1.0 + sum(like_glb))
     hbm, glb = (np.repeat(bytes_[:, None], len(used), axis=1) for bytes_ in plain)
     # One operator after the other: the sums are the same to the last bit whatever the other chips.
     for row in np.flatnonzero(products):
         hbm += repeats[:, row, None] * costs.hbm_bytes[row, used]
         glb += repeats[:, row, None] * costs.glb_bytes[row, used]
+        for level, factor in enumerate(like_glb):
+            glb += repeats[:, row, None] * costs.level_bytes[row, used, level] * factor
     return hbm.T[position.ravel()], glb.T[position.ravel()]
 
 

@@ -20,7 +20,6 @@ from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.trial import Rule
-from atoll.hardware.area import area_mm2
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
 from atoll.stopping import Stop, go_on
@@ -77,31 +76,31 @@ class Reserve:
 
     def _corners(self) -> tuple[IntArray, FloatArray]:
         """Groups that may hold a design, and the peak rates that none of their chips exceeds."""
-        lists = [np.asarray(values, np.float64) for values in self._space.axes.lists()]
+        axes = self._space.axes
+        lists = [np.asarray(values) for values in axes.lists()]
         sizes = [len(values) for values in lists]
         depth = max(k for k in range(len(sizes) + 1) if np.prod(sizes[:k]) <= MOST_GROUPS)
         self._group_points = int(np.prod(sizes[depth:], dtype=np.int64))
         count = int(np.prod(sizes[:depth], dtype=np.int64))
         prefix = np.unravel_index(np.arange(count), sizes[:depth]) if depth else ()
+        # Rates and area grow with every parameter: where the smallest corner is too large, all are.
         most, least = (
-            [
+            axes.columns(
                 values[prefix[i]] if i < depth else np.full(count, pick(values))
                 for i, values in enumerate(lists)
-            ]
+            )
             for pick in (np.max, np.min)
         )
-        if self._space.axes.vector_width is None:
-            most[4], least[4] = most[2], least[2]
+        clock_Hz = most["clock_Hz"].astype(np.float64)
         rates = np.column_stack(
             [
-                most[0] * most[2] * most[3] * most[6],
-                most[1] * most[4] * most[6],
+                most["tensor_cores"] * most["width"] * most["depth"] * clock_Hz,
+                most["vector_cores"] * most["vector_width"] * clock_Hz,
                 np.full(count, self._bandwidths.max()),
             ]
         )
-        # Area grows with every parameter: where the smallest corner is too large, all are.
         limit = self._space.limits.max_area_mm2
-        smallest = area_mm2(*(values.astype(np.int64) for values in least[:6]))
+        smallest = axes.template.area_mm2(least)
         kept = np.flatnonzero(smallest <= (np.inf if limit is None else limit))
         if len(kept) == 0:
             raise self._empty()

@@ -1,1 +1,1 @@
-"""What a kind of chip is: its parameters, its silicon, and the numbers that prices take."""
+"""What a kind of chip is: types only; `hardware.silicon` has ours."""

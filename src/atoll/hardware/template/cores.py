@@ -20,7 +20,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class TensorConfigs:
-    """Distinct (cores, array, buffer, memory, clock) combinations."""
+    """Distinct (cores, array, buffers, memory, clock) combinations."""
 
     cores: IntArray
     width: IntArray
@@ -30,6 +30,18 @@ class TensorConfigs:
     glb_Bps: FloatArray
     hbm_Bps: FloatArray
     clock_Hz: FloatArray
+    level_budget_bytes: FloatArray  # (configurations, further levels), the nearest first
+    level_Bps: FloatArray
+
+    @property
+    def outer_budget_bytes(self) -> FloatArray:
+        """Of the buffer next to HBM."""
+        return self.level_budget_bytes[:, -1] if self.levels else self.glb_budget_bytes
+
+    @property
+    def levels(self) -> int:
+        """Buffers between the shared one and HBM."""
+        return int(self.level_Bps.shape[1])
 
     def __len__(self) -> int:
         return len(self.cores)
@@ -58,6 +70,8 @@ class ProductCosts(NamedTuple):
     hbm_bytes: FloatArray
     glb_bytes: FloatArray
     """Through the shared buffer."""
+    level_bytes: FloatArray | None = None
+    """Through further buffers: (shapes, configurations, levels). None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)

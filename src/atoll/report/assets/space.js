@@ -6,8 +6,7 @@ const FIGURES = {
 };
 const STATES = ['ruled out by roofline', 'ruled out by schedule', 'evaluated, cannot beat the best', 'evaluated, with its plan'];
 const PLACED = 2, EVALUATED = 3;
-const FILTERS = [['tensor_cores', 'tensor cores'], ['width', 'array width'], ['depth', 'array depth'],
-  ['vector_cores', 'vector cores'], ['glb_bytes', 'shared buffer']];
+const plainly = (parameter, value) => digits(value / parameter.per, 4) + (parameter.unit ? ' ' + parameter.unit : '');
 
 function unpacked(text, kind) {
   const raw = atob(text);
@@ -60,8 +59,8 @@ function spaceView(data) {
     for (let i = 0; i < space.count && !any; i++) any = space.state[i] === k;
     return any ? ticked(controls, name, 'space-state-' + k, true) : null;
   });
-  const filters = FILTERS.map(([name, label]) => [name, chooser(controls, label, 'space-' + name,
-    [['', 'any'], ...space.columns[name].values.map((v) => [v, name === 'glb_bytes' ? bytes(v) : v])])]);
+  const filters = data.space.shown.map((p) => [p.name, chooser(controls, p.label.toLowerCase(), 'space-' + p.name,
+    [['', 'any'], ...space.columns[p.name].values.map((v) => [v, plainly(p, v)])])]);
   const limit = el(el(controls, 'label', {}, 'area at most '), 'input',
     {type: 'number', id: 'space-area', min: 0, step: 10, placeholder: 'mm²', style: 'width:6.5em'});
   const count = el(node, 'p', {id: 'space-count', class: 'note', 'aria-live': 'polite'});
@@ -197,9 +196,7 @@ function spaceView(data) {
   }
 
   function words(i) {
-    const v = (name) => valueOf(space, name, i);
-    return v('tensor_cores') + ' TC ' + v('width') + '×' + v('depth') + ', ' + v('vector_cores') + ' VC ×'
-      + v('vector_width') + ', ' + bytes(v('glb_bytes')) + ' GLB';
+    return data.space.shown.map((p) => p.label.toLowerCase() + ' ' + plainly(p, valueOf(space, p.name, i))).join(', ');
   }
 
   function pick(i) {

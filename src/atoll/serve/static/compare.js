@@ -4,10 +4,9 @@ import { ask } from "./api.js";
 import { stackedBars } from "./bars.js";
 import { h } from "./dom.js";
 import * as state from "./state.js";
-import { bytes, number, percent, seconds, shown, title } from "./units.js";
+import { PARAMETERS, PLAN, bytes, number, percent, seconds, shown, title } from "./units.js";
 
-const DESIGN = ["score", "step_time_s", "area_mm2", "power_W", "energy_per_token_J", "tensor_cores", "width", "depth", "vector_cores",
-  "vector_width", "glb_bytes", "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz", "microbatch", "tensor", "pipeline", "data"];
+const columns = () => ["score", "step_time_s", "area_mm2", "power_W", "energy_per_token_J", ...PARAMETERS, ...PLAN];
 const STEP = [
   ["step_time_s", "Step time", seconds], ["samples_per_s", "Throughput (samples/s)", number], ["tokens_per_s_per_device", "Tokens/s a device", number],
   ["mfu", "MFU (masked attention and recomputation not counted)", percent], ["devices", "Devices", number], ["tensor", "Tensor width", number], ["pipeline", "Pipeline stages", number],
@@ -64,7 +63,7 @@ export class Compare {
     const line = (name, a, b, format) => h("tr", {}, h("td", {}, name), h("td", {}, format(a)), h("td", {}, format(b)), h("td", {}, ratio(a, b)));
     const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), content);
     const halves = (left, right) => [h("div", { class: "halves" }, h("div", { class: "stack" }, left), h("div", { class: "stack" }, right))];
-    const design = designs && card("Designs", table(DESIGN.map((n) => line(title(n), designs[0][n], designs[1][n], (v) => shown(n, v)))));
+    const design = designs && card("Designs", table(columns().map((n) => line(title(n), designs[0][n], designs[1][n], (v) => shown(n, v)))));
     const problem = steps.find((s) => s.problem);
     if (problem) return halves([design].filter(Boolean), [h("p", { class: "card warn", role: "alert" }, problem.problem)]);
     const labels = [`A ${chips[0]}`, `B ${chips[1]}`];

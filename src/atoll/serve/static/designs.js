@@ -6,13 +6,11 @@ import { download, h, say, settled } from "./dom.js";
 import { filterBox } from "./filters.js";
 import { Scatter } from "./scatter.js";
 import * as state from "./state.js";
-import { COLUMNS, counted, describe, number, shown, title, withUnit } from "./units.js";
+import { COLUMNS, PARAMETERS, PLAN, counted, describe, number, shown, title, withUnit } from "./units.js";
 
 const PAGE = 25;
-const AXES = ["score", "area_mm2", "power_W", "energy_per_token_J", "step_time_s", "samples_per_s", "tensor_cores", "vector_cores",
-  "width", "depth", "glb_bytes", "hbm_capacity_bytes", "hbm_bandwidth_Bps", "clock_Hz", "microbatch", "tensor", "pipeline", "data"];
-const TABLE = ["chip", "score", "area_mm2", "power_W", "energy_per_token_J", "step_time_s", "tensor_cores", "width", "depth", "vector_cores",
-  "glb_bytes", "hbm_capacity_bytes", "hbm_bandwidth_Bps", "microbatch", "tensor", "pipeline", "data"];
+const axes = () => ["score", "area_mm2", "power_W", "energy_per_token_J", "step_time_s", "samples_per_s", ...PARAMETERS, ...PLAN];
+const table = () => ["chip", "score", "area_mm2", "power_W", "energy_per_token_J", "step_time_s", ...PARAMETERS, ...PLAN];
 
 export class Designs {
   constructor(run, single) {
@@ -23,7 +21,7 @@ export class Designs {
     this.scatter = new Scatter((chip) => this.pick(chip), (xs, ys) => this.brush(xs, ys));
     const choose = (name, label, otherwise) => {
       const select = h("select", { id: name, onchange: () => state.set({ [name]: select.value }) },
-        AXES.filter((c) => !this.hidden.includes(c)).map((c) => h("option", { value: c, selected: c === state.get(name, otherwise) }, title(c))));
+        axes().filter((c) => !this.hidden.includes(c)).map((c) => h("option", { value: c, selected: c === state.get(name, otherwise) }, title(c))));
       return h("label", {}, `${label} `, select);
     };
     this.count = h("p", { id: "count", role: "status" });
@@ -122,11 +120,11 @@ export class Designs {
       if (!found) return;
       const by = sort.replace(/^[+-]/, ""), down = sort.startsWith("-");
       const focused = document.activeElement?.dataset?.sort;
-      const head = TABLE.map((name) => h("th", { scope: "col", "aria-sort": name === by ? (down ? "descending" : "ascending") : undefined },
+      const head = table().map((name) => h("th", { scope: "col", "aria-sort": name === by ? (down ? "descending" : "ascending") : undefined },
         h("button", { type: "button", "data-sort": name, onclick: () => state.set({ sort: name === by ? `${down ? "+" : "-"}${name}` : `${["score", "samples_per_s"].includes(name) ? "-" : "+"}${name}`, offset: null }) },
           title(name), name === by ? (down ? " ▼" : " ▲") : "")));
       const body = found.rows.map((row) => {
-        const line = h("tr", { class: "pick", "data-chip": row.chip, onclick: () => this.pick(row.chip) }, TABLE.map((name) =>
+        const line = h("tr", { class: "pick", "data-chip": row.chip, onclick: () => this.pick(row.chip) }, table().map((name) =>
           h("td", {}, name === "chip" ? h("button", { type: "button" }, String(row.chip)) : shown(name, row[name]))));
         if (String(row.chip) === state.get("chip")) line.classList.add("chosen");
         return line;

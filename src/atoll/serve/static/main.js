@@ -7,7 +7,7 @@ import { h, say } from "./dom.js";
 import { Layouts } from "./layouts.js";
 import { RunView } from "./run.js";
 import * as state from "./state.js";
-import { COLUMNS, NOUNS, counted, nameScore, number } from "./units.js";
+import { COLUMNS, NOUNS, counted, nameParameters, nameScore, number } from "./units.js";
 import { WhatIf } from "./whatif.js";
 
 const VIEWS = {
@@ -30,6 +30,7 @@ function show() {
   drawHead(run, name);
   if (present === `${run.id} ${name}`) return;
   present = `${run.id} ${name}`;
+  nameParameters(run.parameters ?? []);
   const single = nameScore(run.models);
   const made = {
     run: () => new RunView(run.id, single), designs: () => new Designs(run.id, single), layouts: () => new Layouts(run.id),

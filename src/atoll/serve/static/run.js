@@ -47,7 +47,7 @@ export class RunView {
     this.top.replaceChildren(...[
       h("h2", {}, `${details.models.join(", ")} on ${counted(details.devices, wafer ? "die" : "device")}`),
       h("p", { id: "certificate" }, sentence),
-      chip ? h("p", {}, `${chip.tensor_cores} tensor cores ${chip.width}×${chip.depth}, ${chip.vector_cores} vector cores ×${chip.vector_width}, ${number(chip.glb_MiB)} MiB buffer, ${number(chip.hbm_GiB)} GiB HBM, ${number(chip.peak_TFLOPs)} TFLOP/s peak`) : null,
+      chip ? h("p", {}, `${result.chip}, ${number(chip.peak_TFLOPs)} TFLOP/s peak`) : null,
       details.trouble ? h("p", { class: "warn", role: "alert" }, details.trouble) : null,
       figures([
         [`Best ${COLUMNS.score.label.toLowerCase()}`, number(status.score || NaN), unit],

@@ -10,20 +10,20 @@ export const COLUMNS = {
   power_W: { label: "Power", unit: "W", per: 1 },
   energy_per_token_J: { label: "Energy/token", unit: "mJ", per: 1e-3 },
   step_time_s: { label: "Step time", unit: "s", per: 1 },
-  tensor_cores: { label: "Tensor cores", unit: "", per: 1 },
-  width: { label: "Array width", unit: "", per: 1 },
-  depth: { label: "Array depth", unit: "", per: 1 },
-  vector_cores: { label: "Vector cores", unit: "", per: 1 },
-  vector_width: { label: "Vector width", unit: "lanes", per: 1 },
-  glb_bytes: { label: "Shared buffer", unit: "MiB", per: MiB },
-  hbm_capacity_bytes: { label: "HBM", unit: "GiB", per: GiB },
-  hbm_bandwidth_Bps: { label: "HBM bandwidth", unit: "GB/s", per: 1e9 },
-  clock_Hz: { label: "Clock", unit: "GHz", per: 1e9 },
   microbatch: { label: "Microbatch", unit: "", per: 1 },
   tensor: { label: "Tensor width", unit: "", per: 1 },
   pipeline: { label: "Pipeline stages", unit: "", per: 1 },
   data: { label: "Data copies", unit: "", per: 1 },
 };
+
+/** Columns of what a chip is made of: those that the run's template names. */
+export const PARAMETERS = [];
+export const PLAN = ["microbatch", "tensor", "pipeline", "data"];
+
+export function nameParameters(parameters) {
+  PARAMETERS.splice(0, PARAMETERS.length, ...parameters.map((p) => p.name));
+  for (const p of parameters) COLUMNS[p.name] = p;
+}
 
 const counts = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
@@ -79,9 +79,7 @@ export function seconds(value) {
 export const bytes = (value) => (value >= GiB || value === 0 ? `${even(value / GiB, 3)}\u00a0GiB` : `${even(value / MiB, 3)}\u00a0MiB`);
 export const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)}%`;
 
-export const describe = (d) =>
-  `${d.tensor_cores} tensor cores ${d.width}×${d.depth}, ${d.vector_cores} vector cores ×${d.vector_width}, ` +
-  `${shown("glb_bytes", d.glb_bytes)} MiB buffer, ${shown("hbm_capacity_bytes", d.hbm_capacity_bytes)} GiB HBM`;
+export const describe = (d) => PARAMETERS.map((name) => `${COLUMNS[name].label} ${withUnit(name, d[name])}`).join(", ");
 
 /** Round steps for an axis. */
 export function ticks(low, high, most) {

@@ -1,0 +1,1 @@
+"""Area and power by template: our own, and one chip of any."""

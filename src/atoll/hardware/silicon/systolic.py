@@ -1,0 +1,60 @@
+"""The templates by name, and ours: tensor cores, vector cores and one shared buffer.
+
+PHAZE's kind of chip (ICML 2024); its lists are those of the default space.
+"""
+
+from __future__ import annotations
+
+from atoll.hardware.accelerator import GIB, MIB
+from atoll.hardware.area import area_of_parts, area_of_space
+from atoll.hardware.energy import die_power_W
+from atoll.hardware.template.parameter import Parameter
+from atoll.hardware.template.template import ChipTemplate
+from atoll.registry import Registry
+
+# Reference clock of PHAZE and of TPU v4 (Jouppi et al., ISCA 2023, Table 4: 1050 MHz).
+CLOCK_HZ = 1.05e9
+_COUNTS = tuple(2**k for k in range(13))
+_SIDES = tuple(2**k for k in range(1, 9))
+
+SYSTOLIC = ChipTemplate(
+    name="systolic",
+    about="Systolic tensor cores, vector cores and one shared buffer.",
+    parameters=(
+        Parameter("tensor_cores", "Tensor cores", _COUNTS),
+        Parameter("vector_cores", "Vector cores", _COUNTS),
+        Parameter("width", "Array width", _SIDES),
+        Parameter("depth", "Array depth", _SIDES),
+        Parameter("vector_width", "Vector width", _SIDES, unit="lanes", tied="width"),
+        Parameter(
+            "glb_bytes",
+            "Shared buffer",
+            tuple(2**k * MIB for k in range(1, 8)),
+            kind="bytes",
+            key="glb",
+            unit="MiB",
+            per=MIB,
+        ),
+        Parameter(
+            "clock_Hz",
+            "Clock",
+            (CLOCK_HZ,),
+            kind="frequency",
+            key="clock",
+            unit="GHz",
+            per=1e9,
+            optional=True,
+        ),
+    ),
+    area_mm2=area_of_space,
+    area_parts=area_of_parts,
+    power_W=die_power_W,
+)
+
+HBM_PARAMETERS = (
+    Parameter("hbm_capacity_bytes", "HBM", (), kind="bytes", unit="GiB", per=GIB),
+    Parameter("hbm_bandwidth_Bps", "HBM bandwidth", (), kind="bandwidth", unit="GB/s", per=1e9),
+)
+"""What every chip has beside its template's."""
+
+TEMPLATES = Registry("chip_templates", ChipTemplate, (SYSTOLIC,))

@@ -1,0 +1,41 @@
+"""The numbers that tell chips of a kind apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+Columns = Mapping[str, NDArray[Any]]
+"""By name, one value for each design."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One of them. Space files, store, tables, sliders and plots follow from it."""
+
+    name: str
+    """Of its column, with its base unit."""
+    label: str
+    values: tuple[float, ...]
+    """What a space of the template has, unless it lists others."""
+    kind: Literal["count", "bytes", "frequency", "bandwidth"] = "count"
+    key: str = ""
+    """In files, where it is not the name."""
+    unit: str = ""
+    """As people read it, and how many base units that is."""
+    per: float = 1.0
+    tied: str = ""
+    """The parameter whose value it takes where a space does not list it."""
+    optional: bool = False
+    """Whether a space may leave it out, and has `values` then."""
+
+    def shown(self, value: float) -> str:
+        return f"{value / self.per:g} {self.unit}".strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a page needs to show it."""
+        told = {"name": self.name, "label": self.label, "unit": self.unit, "per": self.per}
+        return told | {"whole": self.kind in ("count", "bytes")}

@@ -1,0 +1,85 @@
+"""What a kind of chip is.
+
+Prices and schedules are those of one machine: tensor cores that are systolic arrays, vector cores,
+a shared buffer (GLB), HBM, and as many further buffers between the last two as a template has. A
+template says which parameters tell its chips apart, how large they are and what they draw, and
+gives the machine's numbers (`MACHINE`) for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.hardware.template.cores import CostModel
+from atoll.hardware.template.parameter import Columns, Parameter
+
+FloatArray = NDArray[np.float64]
+
+MACHINE = (
+    "tensor_cores",
+    "vector_cores",
+    "width",
+    "depth",
+    "vector_width",
+    "glb_bytes",
+    "clock_Hz",
+)
+"""Counts of cores, columns and rows of an array, lanes, bytes of the shared buffer, clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyModel:
+    """Joules per event, and static watts per modelled square millimetre."""
+
+    mac_J: float
+    vector_op_J: float
+    core_buffer_J_per_byte: float
+    glb_J_per_byte: float
+    hbm_J_per_byte: float
+    link_J_per_byte: float
+    static_W_per_mm2: float
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Buffers between the shared buffer and HBM, the nearest to the cores first."""
+
+    names: tuple[str, ...]
+    sizes: Callable[[Columns], tuple[FloatArray, FloatArray]]
+    """Bytes, and bytes a clock, of each design's: (designs, levels)."""
+    J_per_byte: tuple[float, ...]
+
+
+def _as_they_are(columns: Columns) -> Columns:
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class ChipTemplate:
+    """A kind of chip. Its functions take one array a parameter, with a value for each design."""
+
+    name: str
+    about: str
+    parameters: tuple[Parameter, ...]
+    """The first vary slowest in the order of designs. Area, power and every rate grow, or stay as
+    they are, with each of them."""
+    area_mm2: Callable[[Columns], FloatArray]
+    """Without HBM's interfaces."""
+    area_parts: Callable[[Columns], Mapping[str, FloatArray]]
+    """The same area by part."""
+    power_W: Callable[[Columns, EnergyModel], FloatArray]
+    """Of cores and buffers, all busy in every clock."""
+    machine: Callable[[Columns], Columns] = _as_they_are
+    """The columns with those of `MACHINE` that are no parameters."""
+    levels: Levels | None = None
+    cost_model: CostModel | None = None
+    """What prices products on its chips; none: our mapper, which knows no further levels."""
+
+    @property
+    def own(self) -> tuple[Parameter, ...]:
+        """Parameters that are not numbers of the machine."""
+        return tuple(p for p in self.parameters if p.name not in MACHINE)
