@@ -6,7 +6,7 @@ import numpy as np
 
 from atoll import warm
 from atoll.cost.gemm_kernels import map_range
-from atoll.explore.pricing.bound_kernels import fastest_s, schedule_bounds
+from atoll.explore.pricing.bound_kernels import fastest_s, layer_floors, schedule_bounds
 from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import prepare
 from atoll.schedule.branch_kernels import branch
@@ -46,7 +46,9 @@ def test_entries_share_kernels_that_call_kernels() -> None:
 
 
 def test_kernels_are_compiled_ahead_for_the_types_that_a_search_has() -> None:
-    ahead = (map_range, schedule_bounds, fastest_s, prepare, subset_bound, branch)
+    ahead = (
+        map_range, layer_floors, schedule_bounds, fastest_s, prepare, subset_bound, branch,
+    )  # fmt: skip
     warm.bounds()
     warm.schedules()
     known = [set(one.signatures) for one in ahead]

@@ -27,7 +27,9 @@ def bounds() -> None:
     assert isinstance(space, Space)
     setting, variants = prepare_search(job)
     priced = Priced.of(chips_of_space(space.subset([0]), setting.profile), variants, setting)
-    priced.schedule_bounds(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    first = np.zeros(1, np.int64)
+    priced.schedule_bounds(first, first, "floors")
+    priced.schedule_bounds(first, first)
     priced.operators_s(0, variants.variants[0])
     prepare(*priced.problem(0, 0).arrays())
 
