@@ -1,5 +1,5 @@
-"""The profiles by name: `DEFAULT` is physically honest, `PHAZE` has the assumptions of the PHAZE
-system, so that the two can be laid side by side."""
+"""The profiles by name: `DEFAULT` models bandwidth, vector traffic and memory; `PHAZE` has the
+assumptions of the PHAZE system, so that the two can be laid side by side."""
 
 from __future__ import annotations
 

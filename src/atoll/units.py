@@ -213,7 +213,8 @@ def format_mfu(mfu: float, decimals: int = 1) -> str:
 
 def counted(number: int, noun: str) -> str:
     """ "1 design", "1,024 designs"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    plural = f"{noun}es" if noun.endswith(("ch", "x")) else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def ranges(noun: str, numbers: Sequence[int]) -> str:

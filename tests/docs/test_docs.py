@@ -58,6 +58,30 @@ def test_python_blocks_are_python(page: Path) -> None:
             ast.parse(body)
 
 
+BANNED = (
+    r"\bthe seed\b", r"seed's", r"\bthe road\b", r"\bhonest", r"\bmended\b", r"\btwins?\b",
+    r"\bprogramme", r"held against", r"devices that exist", r"ours is", r"data degree",
+    r"(tokens/s|samples/s|mJ|GiB|TFLOP/s|bytes) a (device|token|die|parameter)",
+)  # fmt: skip
+"""Words of our own, where the field has others (docs/concepts.md)."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_words_are_the_fields(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert [w for w in BANNED if re.search(w, text)] == []
+
+
+def test_helps_use_the_same_words() -> None:
+    for command, asked in COMMANDS.items():
+        for question in asked:
+            said = [
+                question.__doc__ or "",
+                *(i.description or "" for i in options_of(question).values()),
+            ]
+            assert [w for w in BANNED if re.search(w, " ".join(said))] == [], command
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "command", "output"), GIVEN, ids=[row[1] for row in GIVEN])
 def test_outputs_are_those_of_the_commands(page: Path, command: str, output: str) -> None:

@@ -56,7 +56,13 @@ def test_estimate_prints_the_promised_keys(atoll: Run) -> None:
 def test_estimate_for_people_shows_time_and_memory(atoll: Run) -> None:
     code, out, _ = atoll(*ESTIMATE, "--batch", "64", "--recompute", "optimal")
     assert code == 0
-    for words in ("tokens/s a device", "MFU", "optimizer", "needed of 80 GiB: fits", "recomputed"):
+    for words in (
+        "tokens/s per device",
+        "MFU",
+        "optimizer",
+        "needed of 80 GiB: fits",
+        "recomputed",
+    ):
         assert words in out
 
 

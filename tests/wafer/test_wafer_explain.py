@@ -70,7 +70,7 @@ def test_a_wafers_folder_is_explained_with_what_more_of_each_resource_is_worth(t
     assert sum(shown["time_parts_s"].values()) == pytest.approx(shown["step_time_s"])
     assert shown["runners_up"] == [], "those of the whole wafer are no runners-up of this one"
     words = CliRunner().invoke(app, ["explain", str(folder)]).output
-    for word in ("Wafer", "Pace", "Memory", "More of", "links", "Beside", "Proof"):
+    for word in ("Wafer", "Pace", "Memory", "More of", "links", "Baselines", "Proof"):
         assert word in words
 
 

@@ -1,4 +1,4 @@
-"""What prices operators: one interface for devices that exist and for chips of a template.
+"""What prices operators: one interface for existing hardware and for chips of a template.
 
 A device gives the time of every operator alone and of a layer's passes. On a GPU operators run one
 after another and collectives beside them are priced by the step; on a chip of the template a pass

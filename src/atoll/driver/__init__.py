@@ -1,4 +1,4 @@
-"""One way through every search: chips, layouts on devices that exist, mappings on wafers."""
+"""One way through every search: chips, layouts on existing hardware, mappings on wafers."""
 
 from atoll.driver.problem import Answer, Desk, Means, Problem, Progress, drive
 

@@ -92,7 +92,7 @@ def cost_of_plan(
         # Sums taken in another order may differ in their last digit.
         if stage.memory_bytes > table.memory_bytes * (1 + 1e-12):
             raise InfeasibleError(
-                f"Stage {i} needs {stage.memory_bytes:.6g} bytes a device; "
+                f"Stage {i} needs {stage.memory_bytes:.6g} bytes per device; "
                 f"{table.memory_bytes:.6g} are there."
             )
     first = set(built[0].nodes)

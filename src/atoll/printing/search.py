@@ -34,8 +34,8 @@ def print_result(result: SearchResult) -> None:
         console.print(f"Model        {plan.model}", markup=False)
         console.print(
             f"Throughput   {plan.samples_per_s:,.1f} samples/s, "
-            f"{plan.tokens_per_s_per_device:,.0f} tokens/s a device, MFU {format_mfu(plan.mfu)}, "
-            f"{plan.power_W:.0f} W a device, {plan.energy_per_token_J * 1e3:.2f} mJ a token"
+            f"{plan.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {format_mfu(plan.mfu)}, "
+            f"{plan.power_W:.0f} W per device, {plan.energy_per_token_J * 1e3:.2f} mJ per token"
         )
         _print_placement(console, plan.placement, plan.replay_difference)
     for number, own in enumerate(result.alone):
@@ -66,7 +66,8 @@ def print_result(result: SearchResult) -> None:
 def _print_placement(console: Console, placement: Placement, replayed: float) -> None:
     console.print(
         f"Placement    {placement.layout} = {counted(placement.devices, 'device')}, microbatch "
-        f"{placement.microbatch}, {counted(placement.microbatches, 'round')}, ZeRO {placement.zero}"
+        f"{placement.microbatch}, {counted(placement.microbatches, 'microbatch')} per replica, "
+        f"ZeRO {placement.zero}"
     )
     console.print(f"Recompute    {placement.recompute}", markup=False)
     worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
@@ -75,15 +76,14 @@ def _print_placement(console: Console, placement: Placement, replayed: float) ->
     )
     console.print(f"Memory       {format_bytes(worst.total_memory_bytes)} at most: {parts}")
     console.print(
-        f"Step         {format_seconds(placement.step_time_s)} (replayed event by event: "
-        f"{replayed:+.2%})"
+        f"Step         {format_seconds(placement.step_time_s)} (event simulation: {replayed:+.2%})"
     )
     print_bars(console, placement.time_parts_s, placement.step_time_s)
 
 
 def _print_baselines(console: Console, result: SearchResult) -> None:
     unit = "samples/s" if len(result.best.plans) == 1 else "score"
-    table = plain_table("Beside", unit, "ours is", left="Beside")
+    table = plain_table("Baseline", unit, "speedup", left="Baseline")
     if result.baseline_remarks:
         table.add_column("")
     for name, value in result.baselines.items():
@@ -100,7 +100,7 @@ def _print_beside(console: Console, result: SearchResult) -> None:
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("Device")
     table.add_column("samples/s", justify="right")
-    table.add_column("ours is", justify="right")
+    table.add_column("speedup", justify="right")
     table.add_column("W", justify="right")
     table.add_column("layout")
     for device in result.beside:

@@ -31,7 +31,7 @@ def print_wafer_result(result: WaferResult) -> None:
             *([] if baseline is None else [f"{'':<17}{baseline.setting}"]),
         )
     ]
-    _say("Beside", *beside)
+    _say("Baselines", *beside)
     faults = result.faults
     if faults.samples:
         _say(
@@ -56,7 +56,7 @@ def print_wafer_estimate(result: WaferEstimate) -> None:
     if not found.fits:
         _say(
             "Does not fit",
-            f"{format_bytes(found.memory_bytes)} a die are needed, "
+            f"{format_bytes(found.memory_bytes)} per die are needed, "
             f"{format_bytes(result.wafer.memory_bytes)} are there",
         )
     _say("Dies", "stage and memory in use", *result.text_map().splitlines())
@@ -85,7 +85,7 @@ def _print_mapping(result: WaferEstimate) -> None:
         "Mapping",
         f"{counted(placement.pipeline, 'stage')}, the first of {stage.rectangle.width} x "
         f"{stage.rectangle.height} dies ({stage.digits.describe()}), microbatch "
-        f"{mapping.microbatch}, {counted(mapping.microbatches, 'round')}, schedule "
+        f"{mapping.microbatch}, {counted(mapping.microbatches, 'microbatch')}, schedule "
         f"{mapping.schedule}",
         f"stream {stage.block.stream}; {codes}",
     )
@@ -94,7 +94,8 @@ def _print_mapping(result: WaferEstimate) -> None:
     if senders:
         _say("Offload", f"{len(senders)} of {len(mapping.stages)} stages leave tensors with others")
     worst = max(best.stages, key=lambda s: s.total_bytes)
-    _say("Memory", f"{format_bytes(worst.total_bytes)} a die at most: {_parts(worst.memory_bytes)}")
+    most, parts = format_bytes(worst.total_bytes), _parts(worst.memory_bytes)
+    _say("Memory", f"{most} per die at most: {parts}")
     _say("Step", format_seconds(best.step_s))
     print_bars(console_for_output(), placement.time_parts_s, best.step_s)
 
@@ -119,7 +120,7 @@ def print_wafer_explanation(shown: WaferExplanation) -> None:
     _say(
         "Pace",
         f"set by stage {slowest.stage} of {shown.stages}: {slowest.layers} layers on "
-        f"{width} x {height} dies, {format_seconds(slowest.load_s)} a round",
+        f"{width} x {height} dies, {format_seconds(slowest.load_s)} per microbatch",
     )
     _say(
         "Memory",
@@ -134,7 +135,7 @@ def print_wafer_explanation(shown: WaferExplanation) -> None:
         name: "does not run" if value is None else f"{value:,.2f} samples/s ({ours / value:.2f}x)"
         for name, value in shown.baselines.items()
     }
-    _say("Beside", *(f"{name:<17}{said}" for name, said in words.items()))
+    _say("Baselines", *(f"{name:<17}{said}" for name, said in words.items()))
     _say("Proof", shown.certificate.sentence)
 
 

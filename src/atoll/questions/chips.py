@@ -80,8 +80,8 @@ class SearchQuestion(Question):
     )
     cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1, 2; long sequences: to 8")
     ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="powers of 4, all experts")
-    etp: Counts = option("Tensor widths of the experts.", LAYOUT, (), shown="tp")
-    vpp: Counts = option("Model chunks a stage.", LAYOUT, (), shown="those of equal size")
+    etp: Counts = option("Tensor-parallel degrees of the experts.", LAYOUT, (), shown="tp")
+    vpp: Counts = option("Model chunks per stage.", LAYOUT, (), shown="those of equal size")
     sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")
     zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
         "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
@@ -107,7 +107,9 @@ class SearchQuestion(Question):
         "Network of the catalogue or a file.", CHIPS, None, shown="the profile's"
     )
     profile: f.ProfileName = option(
-        "Assumptions: physically honest, or as PHAZE published.", CHIPS, "default"
+        "Assumptions: bandwidths and memory modelled, or as PHAZE published.",
+        CHIPS,
+        "default",
     )
     cost_model: Annotated[str, Named("atoll.cost.model:COST_MODELS")] | None = option(
         "What prices matrix products.", CHIPS, None, shown="the profile's"

@@ -1,4 +1,4 @@
-"""Questions about devices that exist: what one layout costs, and which layout is best."""
+"""Questions about existing hardware: what one layout costs, and which layout is best."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
 
 
 class RunQuestion(Question):
-    """A training run on devices that exist, but for its layout."""
+    """A training run on existing hardware, but for its layout."""
 
     kind: Literal["devices"] = "devices"
     model: f.ModelName = option("Zoo name, config.json, captured model, folder or id.", TRAINED)
@@ -70,9 +70,9 @@ class LayoutQuestion(Question):
     pp: Count = option("Pipeline stages.", LAYOUT, 1)
     cp: Count = option("Context parallel degree.", LAYOUT, 1)
     ep: Count = option("Expert parallel degree.", LAYOUT, 1)
-    etp: Count | None = option("Tensor width of the experts.", LAYOUT, None, shown="tp")
+    etp: Count | None = option("Tensor-parallel degree of the experts.", LAYOUT, None, shown="tp")
     dp: Count | None = option("Data parallel degree.", LAYOUT, None, shown="what the others leave")
-    vpp: Count = option("Model chunks a stage (interleaving).", LAYOUT, 1)
+    vpp: Count = option("Model chunks per stage (interleaving).", LAYOUT, 1)
     microbatch: Count = option("Sequences in a microbatch.", LAYOUT, 1)
     sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")
     zero: f.ZeroStage = option("ZeRO stage; 3: fully sharded.", LAYOUT, 1)
@@ -111,8 +111,8 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     pp: Counts = option("Pipeline stages.", LAYOUT, (), shown="all divisors")
     cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1 to 8")
     ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="all divisors")
-    etp: Counts = option("Tensor widths of the experts.", LAYOUT, (), shown="1, tp")
-    vpp: Counts = option("Model chunks a stage.", LAYOUT, (), shown="any")
+    etp: Counts = option("Tensor-parallel degrees of the experts.", LAYOUT, (), shown="1, tp")
+    vpp: Counts = option("Model chunks per stage.", LAYOUT, (), shown="any")
     microbatch: Counts = option("Sequences in a microbatch.", LAYOUT, (), shown="any")
     zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
         "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"

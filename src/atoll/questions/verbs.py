@@ -86,7 +86,7 @@ class ValidateQuestion(Question):
     expect: Literal["oom"] | None = option("The file's runs went out of memory.", MEASURED, None)
     site: SiteFile | None = option("Predict runs at this site (YAML).", MEASURED, None)
     out: Path | None = option(
-        "Write one line a row, with prediction and error (CSV).", OUTPUT, None
+        "Write one line per row, with prediction and error (CSV).", OUTPUT, None
     )
     example = "atoll validate --data runs.csv"
     positional = ("data",)

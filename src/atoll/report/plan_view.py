@@ -92,10 +92,10 @@ def _sentence(found: PlanAnswer | EstimateAnswer) -> str:
     return (
         f"{found.model} on {found.devices:,} {found.device}: a step of "
         f"{found.global_batch:,} sequences takes {format_seconds(found.step_time_s)} "
-        f"({found.tokens_per_s_per_device:,.0f} tokens/s a device, MFU {found.mfu:.1%}) "
+        f"({found.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {found.mfu:.1%}) "
         f"with {axes or 'one device alone'}, microbatch {layout.microbatch}, schedule "
         f"{layout.schedule}, ZeRO {layout.zero}, recompute {layout.recompute}; it needs "
-        f"{format_bytes(memory.needed)} of {format_bytes(memory.capacity)} a device."
+        f"{format_bytes(memory.needed)} of {format_bytes(memory.capacity)} per device."
         f"{f' Note: {error.sentence()}.' if error else ''}"
     )
 
@@ -113,7 +113,7 @@ def _proof(proof: LayoutProof) -> str:
 def _facts(found: PlanAnswer | EstimateAnswer) -> tuple[tuple[str, str], ...]:
     return (
         ("Step", format_seconds(found.step_time_s)),
-        ("Throughput", f"{found.tokens_per_s_per_device:,.0f} tokens/s a device"),
+        ("Throughput", f"{found.tokens_per_s_per_device:,.0f} tokens/s per device"),
         ("MFU", format_mfu(found.mfu)),
         ("Memory", f"{format_bytes(found.memory_bytes.needed)} on the fullest device"),
         ("Sequence", f"{found.sequence:,} tokens"),

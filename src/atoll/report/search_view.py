@@ -133,7 +133,7 @@ def _sentence(found: SearchAnswer) -> str:
         f"scores {found.score:,.4g} over {len(plans)} models"
         if len(plans) > 1
         else f"trains {plan.model} at {plan.samples_per_s:,.1f} samples/s "
-        f"({plan.tokens_per_s_per_device:,.0f} tokens/s a device, MFU {plan.mfu:.1%}, "
+        f"({plan.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {plan.mfu:.1%}, "
         f"{NOT_COUNTED})"
     )
     return (
@@ -160,8 +160,8 @@ def _facts(found: SearchAnswer) -> tuple[tuple[str, str], ...]:
         facts += [
             (f"Throughput{name}", f"{plan.samples_per_s:,.1f} samples/s"),
             (f"Step{name}", format_seconds(plan.placement.step_time_s)),
-            (f"Power, running{name}", f"{plan.power_W:,.0f} W a device"),
-            (f"Energy{name}", f"{plan.energy_per_token_J * 1e3:.2f} mJ a token"),
+            (f"Power, running{name}", f"{plan.power_W:,.0f} W per device"),
+            (f"Energy{name}", f"{plan.energy_per_token_J * 1e3:.2f} mJ per token"),
             (f"Recomputed{name}", plan.recompute),
         ]
     return tuple(facts)

@@ -153,7 +153,7 @@ def check_layout(
     chunks = layout.pp * layout.rounds
     if chunks > model.layers + 2:  # embedding and head may have a chunk to themselves
         raise AtollError(
-            f"pp {layout.pp} x {layout.rounds} chunks a stage make {chunks} model chunks, but "
+            f"pp {layout.pp} x {layout.rounds} chunks per stage make {chunks} model chunks, but "
             f"{model.name} has {model.layers} layers beside embedding and head; lower pp or vpp"
         )
     fit = len(layout.blocks) == chunks and sum(layout.blocks) == model.layers

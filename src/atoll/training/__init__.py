@@ -1,3 +1,3 @@
-"""Training runs on devices that exist: what a layout costs, and which layout is best."""
+"""Training runs on existing hardware: what a layout costs, and which layout is best."""
 
 from atoll.training.planner import answer as answer  # registers how answers are made

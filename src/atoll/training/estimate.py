@@ -63,7 +63,7 @@ class Estimate(Answered[EstimateAnswer]):
         tokens = float(f"{rate:.{self.digits - 1}e}") if few else rate
         return (
             format_seconds(self.step.time_s, self.digits),
-            f"{tokens:,.0f} tokens/s a device",
+            f"{tokens:,.0f} tokens/s per device",
             format_mfu(self.mfu, 0 if few else 1),
         )
 

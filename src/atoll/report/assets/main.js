@@ -19,10 +19,10 @@ function headView(data) {
 }
 
 function baselinesView(data) {
-  const node = section('baselines', 'Beside the baselines', 'Evaluated by the same code.');
+  const node = section('baselines', 'Baselines', 'Evaluated by the same code.');
   const table = el(el(node, 'div', {class: 'scroll'}), 'table', {id: 'baseline-table'});
   const head = el(table, 'tr');
-  ['baseline', data.unit, 'ours is'].forEach((t, i) => el(head, 'th', i ? {class: 'n'} : {}, t));
+  ['baseline', data.unit, 'speedup'].forEach((t, i) => el(head, 'th', i ? {class: 'n'} : {}, t));
   const rows = [{name: 'this answer', score: data.score}, ...data.baselines];
   const most = Math.max(...rows.map((r) => r.score || 0));
   for (const b of rows) {

@@ -8,7 +8,7 @@ import { PARAMETERS, PLAN, bytes, number, percent, seconds, shown, title } from 
 
 const columns = () => ["score", "step_time_s", "area_mm2", "power_W", "energy_per_token_J", ...PARAMETERS, ...PLAN];
 const STEP = [
-  ["step_time_s", "Step time", seconds], ["samples_per_s", "Throughput (samples/s)", number], ["tokens_per_s_per_device", "Tokens/s a device", number],
+  ["step_time_s", "Step time", seconds], ["samples_per_s", "Throughput (samples/s)", number], ["tokens_per_s_per_device", "Tokens/s per device", number],
   ["mfu", "MFU (masked attention and recomputation not counted)", percent], ["devices", "Devices", number], ["tensor", "Tensor width", number], ["pipeline", "Pipeline stages", number],
   ["data", "Data copies", number], ["microbatch", "Microbatch", number], ["microbatches", "Microbatches a copy", number], ["recompute", "Recomputation", String],
 ];

@@ -28,7 +28,7 @@ export class Layouts {
         h("p", { id: "certificate" }, proof
           ? `${proof.proven ? "Proven fastest" : "Not proven fastest"} of ${number(proof.layouts)} layouts: ${number(proof.too_large)} cannot fit, ${number(proof.too_slow)} cannot be faster, ${number(proof.estimated)} were estimated.${proof.excluded?.length ? ` Not tried: ${proof.excluded.join("; ")}.` : ""}`
           : "One layout, estimated."),
-        figures([["Step time", seconds(plan.step_time_s)], ["Tokens/s a device", number(plan.tokens_per_s_per_device)], ["MFU (masked attention and recomputation not counted)", percent(plan.mfu)],
+        figures([["Step time", seconds(plan.step_time_s)], ["Tokens/s per device", number(plan.tokens_per_s_per_device)], ["MFU (masked attention and recomputation not counted)", percent(plan.mfu)],
           ["Memory", bytes(memory.needed ?? memory.total), `of ${bytes(memory.capacity)}`], ["Global batch", number(plan.global_batch), "sequences"], ["Sequence", number(plan.sequence), "tokens"]]),
         h("div", { class: "row" },
           h("button", { type: "button", onclick: () => state.set({ view: "whatif" }, true) }, "What if"),

@@ -71,7 +71,7 @@ export class RunView {
         ["Tolerance", percent(job.tolerance, 2)]];
     const rows = [...asked, ["Runs on", `${status.executor} (process ${status.pid} on ${status.host})`], ["Phase", status.phase]];
     this.side.replaceChildren(...[
-      baselines.length ? h("section", { class: "card" }, h("h2", {}, "Beside"),
+      baselines.length ? h("section", { class: "card" }, h("h2", {}, "Baselines"),
         plainBars([["this search", status.score], ...baselines], (v) => `${number(v)} ${unit}`),
         Object.entries(result.baseline_remarks ?? {}).map(([name, remark]) => h("p", { class: "muted below" }, `${name}: ${remark}.`))) : null,
       h("section", { class: "card" }, h("h2", {}, "Job"), h("table", { class: "wrap told" }, h("tbody", {}, rows.map(([n, v]) => h("tr", {}, h("td", {}, n), h("td", {}, v)))))),

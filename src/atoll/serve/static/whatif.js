@@ -118,7 +118,7 @@ export class WhatIf {
       h("section", { class: "card", id: "whatif-figures" },
         figures([
           row("Throughput", "samples_per_s", number, "samples/s"), row("Step time", "step_time_s", seconds), row("MFU (masked attention and recomputation not counted)", "mfu", percent),
-          row("Tokens/s a device", "tokens_per_s_per_device", number),
+          row("Tokens/s per device", "tokens_per_s_per_device", number),
           ...(now.power_W === null ? [] : [row("Power a device", "power_W", number, "W"),
             row("Energy a token", "energy_per_token_J", (v) => number(v * 1e3), "mJ")]),
         ]),

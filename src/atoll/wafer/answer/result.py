@@ -294,7 +294,7 @@ def baseline_words(baseline: Baseline | None, ours: float) -> str:
     if baseline is None:
         return "cannot run on this wafer"
     if baseline.samples_per_s is None:
-        return f"out of memory ({baseline.needed_bytes / 2**30:.0f} GiB a die)"
+        return f"out of memory ({baseline.needed_bytes / 2**30:.0f} GiB per die)"
     note = "" if baseline.fits_as_published else " (out of memory as published)"
     return f"{baseline.samples_per_s:,.2f} samples/s ({ours / baseline.samples_per_s:.2f}x){note}"
 
