@@ -114,5 +114,5 @@ def test_a_cost_model_without_its_package_is_one_sentence(installed: dict[str, s
         [sys.executable, "-m", "atoll", "search", *given],
         env=installed, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "cost model zigzag needs ZigZag" in done.stderr
