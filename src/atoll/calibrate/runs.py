@@ -175,6 +175,14 @@ def fit_variant(variant: Variant, known: Sequence[str] = ()) -> Fit:
     return Fit(variant, point, told, slopes[:, told], residuals)
 
 
+def _unfitted(variant: Variant) -> Fit:
+    """The catalogue and the stack as they are."""
+    point = np.zeros(WIDTHS.size)
+    none: Flags = np.zeros(WIDTHS.size, dtype=bool)
+    slopes = np.zeros((len(variant.runs), 0))
+    return Fit(variant, point, none, slopes, variant.measured - variant.log_s(point))
+
+
 def _slopes(variant: Variant, point: Floats, told: Flags, residuals: Floats) -> Floats:
     """Differences over half a prior's width away from its mean: host time counts only where it
     exceeds the device's, which a smaller step might not see.
@@ -237,9 +245,12 @@ def fit_runs(
         known.append("host")
     fits = [fit_variant(variant, known) for variant in _likeliest(timed, base)]
     best = max(fits, key=lambda fit: fit.evidence)
-    before = Variant(timed, base)
+    catalogue = _unfitted(Variant(timed, base))
+    if len(timed) > 1:  # what the runs tell of one another decides how much is believed
+        slack = fit_variant(catalogue.variant, [name for name in PRIORS if name != "slack"])
+        best = min((best, slack, catalogue), key=lambda fit: _error(fit.left_out))
     errors = FitErrors(
-        before=_error(before.measured - before.log_s(np.zeros(WIDTHS.size))),
+        before=_error(catalogue.residuals),
         after=_error(best.residuals),
         left_out=_error(best.left_out) if len(timed) > 1 else None,
     )
