@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.answers.validation import OperatorsValidation
 from atoll.api import validate
 from atoll.calibrate.rows import read_operators
 from atoll.cost.gpu_gemm import gemm_times_s
@@ -38,11 +39,12 @@ def test_every_device_is_priced_as_itself(tmp_path: Path) -> None:
         "TPU-v99,gemm,bf16,64,64,64,,,,,,,,,10,",
     )
     shown = validate(table, out=tmp_path / "lines.csv")
-    assert (shown["rows"], shown["predicted"]) == (8, 4)
-    assert len(shown["skipped"]) == 4
-    assert shown["groups"]["device"]["B200"]["mean_ape"] == pytest.approx(0, abs=1e-9)
-    assert shown["groups"]["device"]["NVIDIA B200"]["mean_ape"] == pytest.approx(0.5)
-    assert set(shown["by_kind"]) == {"gemm bf16", "attention_prefill bf16", "all_gather int8"}
+    assert isinstance(shown, OperatorsValidation)
+    assert (shown.rows, shown.predicted) == (8, 4)
+    assert len(shown.skipped) == 4
+    assert shown.groups["device"]["B200"].mean_ape == pytest.approx(0, abs=1e-9)
+    assert shown.groups["device"]["NVIDIA B200"].mean_ape == pytest.approx(0.5)
+    assert set(shown.by_kind) == {"gemm bf16", "attention_prefill bf16", "all_gather int8"}
     assert len((tmp_path / "lines.csv").read_text().splitlines()) == 5
     with pytest.raises(AtollError, match="expect is 'oom'"):
         validate(table, expect="oom")
