@@ -6,7 +6,7 @@ launches them adds to a whole step is the training room's business.
 
 from __future__ import annotations
 
-from atoll.cost.gpu_attention import attention_times_s
+from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES, streaming_s, vector_times_s
 from atoll.errors import AtollError
@@ -48,12 +48,7 @@ def attention_s(
     return float(
         attention_times_s(
             gpu,
-            batch,
-            heads,
-            kv_heads,
-            seq,
-            head_dim,
-            causal,
+            Heads(batch, heads, kv_heads, seq, head_dim, causal),
             backward=backward,
             dtype=dtype,
             sustained=sustained,

@@ -16,7 +16,7 @@ import numpy as np
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.calibrate.validate import WORST, error_summary
-from atoll.cost.gpu_attention import attention_times_s
+from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
 from atoll.errors import AtollError
 from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
@@ -131,7 +131,7 @@ def _predicted_s(gpu: Gpu, op: str, precision: str, rows: Sequence[Timed]) -> Fl
         m, n, k, batch = table.T
         return gemm_times_s(gpu, m, n, k, batch, FORMATS[precision])
     if op == "attention_prefill":
-        return attention_times_s(gpu, *table.T, dtype=gpu.half_dtype)
+        return attention_times_s(gpu, Heads(*table.T), dtype=gpu.half_dtype)
     network = load_network(gpu.network)
     if op == "all_to_all":
         return np.array([all_to_all_s(network, bytes_, int(n)) for bytes_, n in table])

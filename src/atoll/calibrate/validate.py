@@ -20,7 +20,7 @@ from atoll.calibrate.rows import (
     fitted_rows,
     read_operators,
 )
-from atoll.cost.gpu_attention import attention_times_s
+from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
 from atoll.cost.gpu_vector import KERNELS, vector_times_s
 from atoll.files.csvfile import write_csv
@@ -67,7 +67,7 @@ def _kernel_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
     if kind in ATTENTION:
         sizes = (table[name] for name in ("b", "h", "hk", "s", "d", "causal"))
         backward = kind == "sdpa_bwd"
-        return attention_times_s(gpu, *sizes, backward=backward, dtype=gpu.half_dtype)
+        return attention_times_s(gpu, Heads(*sizes), backward=backward, dtype=gpu.half_dtype)
     return vector_times_s(gpu, kind, table["m"], table["n"])
 
 

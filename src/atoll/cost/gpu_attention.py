@@ -7,6 +7,8 @@ more than an even share plus one longest block (Graham's bound for list scheduli
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -23,27 +25,36 @@ KEY_PASSES = 4  # k, v, dk, dv
 GROUPED_PASSES = 4  # dk, dv of every query head written, then summed over the group
 
 
+class Heads(NamedTuple):
+    """Sizes of attention, each a number or an array of them; as many keys as queries unless `keys`
+    says how many (then without a causal mask).
+    """
+
+    batch: ArrayLike
+    heads: ArrayLike
+    kv_heads: ArrayLike
+    seq: ArrayLike
+    head_dim: ArrayLike
+    causal: ArrayLike
+    keys: ArrayLike | None = None
+
+
 def attention_times_s(
     gpu: Gpu,
-    batch: ArrayLike,
-    heads: ArrayLike,
-    kv_heads: ArrayLike,
-    seq: ArrayLike,
-    head_dim: ArrayLike,
-    causal: ArrayLike,
+    sizes: Heads,
     *,
-    keys: ArrayLike | None = None,
     backward: bool = False,
     dtype: str = "bf16",
     sustained: bool = False,
     even: bool = False,
 ) -> Floats:
-    """Seconds of flash attention, for arrays of sizes at once; as many keys as queries unless
-    `keys` says how many (then without a causal mask). `even`: as if blocks were spread evenly, and
-    without the launch, what no larger batch takes less of for each of its samples.
+    """Seconds of flash attention, for arrays of sizes at once. `even`: as if blocks were spread
+    evenly, and without the launch, what no larger batch takes less of for each of its samples.
     """
-    sizes = (batch, heads, kv_heads, seq, head_dim, seq if keys is None else keys)
-    arrays = (np.asarray(a, dtype=np.float64) for a in sizes)
+    *numbers, causal, keys = sizes
+    arrays = (
+        np.asarray(a, dtype=np.float64) for a in (*numbers, sizes.seq if keys is None else keys)
+    )
     b, h, hk, s, d, sk, masked = np.broadcast_arrays(*arrays, np.asarray(causal, dtype=bool))
     direction = gpu.calibration.backward if backward else gpu.calibration.forward
     products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS

@@ -22,7 +22,6 @@ def prepare(
     fusion: str = "default",
     *,
     expert_tensor: int = 0,
-    fused_loss: bool = False,
     vocabulary_unit: int = 1,
     whole_periods: bool = True,
 ) -> Model:
@@ -49,7 +48,6 @@ def prepare(
         microbatch,
         sequence,
         attention=attention,
-        fused_loss=fused_loss,
         whole_periods=whole_periods,
         backward=tensor_parallel == max(1, expert_tensor) == 1,
     )

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from atoll.cost.gpu_attention import attention_times_s
+from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import Floats, fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import (
     KERNELS,
@@ -309,10 +309,14 @@ class GpuPricer:
     ) -> float:
         return float(
             attention_times_s(
-                self.gpu, 1, h, hk, s, d, causal,
-                keys=keys, backward=backward, dtype=self.half, sustained=True, even=even,
+                self.gpu,
+                Heads(1, h, hk, s, d, causal, keys),
+                backward=backward,
+                dtype=self.half,
+                sustained=True,
+                even=even,
             )
-        )  # fmt: skip
+        )
 
     def _attention(self, op: Operator, ring: int, samples: int, even: bool = False) -> Cost:
         """Flash attention; a window or a different value width scales by the products' share."""
