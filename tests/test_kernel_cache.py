@@ -34,6 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setattr(kernel_cache, "_fresh", False)
+    monkeypatch.setattr(kernel_cache, "_helpers", {})
     return tmp_path / "cache"
 
 

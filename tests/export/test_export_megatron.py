@@ -120,7 +120,5 @@ def test_scripts_use_documented_arguments_only(tmp_path: Path) -> None:
 
 
 def test_an_unknown_target_is_named() -> None:
-    with pytest.raises(
-        AtollError, match=r"'megatrno', but must be one of .* did you mean megatron"
-    ):
+    with pytest.raises(AtollError, match="'megatrno' is not known, did you mean megatron"):
         export("megatrno", load_config("llama3-8b"), Layout(), sequence=4096, global_batch=1)

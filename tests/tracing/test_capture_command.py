@@ -89,7 +89,7 @@ def test_a_builder_is_captured_and_its_file_is_a_model(
     )  # fmt: skip
     assert code == 0
     shown = json.loads(output)
-    assert shown.parameters == 6 * (64 * 64 + 64) and shown["sequence"] == 16
+    assert shown["parameters"] == 6 * (64 * 64 + 64) and shown["sequence"] == 16
     result = atoll.search(
         model="model.json", space=str(TINY), devices=4, batch=16, microbatch=[1, 2],
         tp=[1, 2], baselines=False,

@@ -61,13 +61,13 @@ def test_degrees_are_positive_integers(axis: str, value: object) -> None:
         ),
         (
             replace(LAYOUT, dp=1, pp=8),
-            "pp 8 x 1 chunks a stage make 8 model chunks, but small has 4 layers beside embedding "
-            "and head; lower pp or vpp",
+            "pp 8 x 1 chunks per stage make 8 model chunks, but small has 4 layers beside "
+            "embedding and head; lower pp or vpp",
         ),
         (
             replace(LAYOUT, dp=2, pp=4, schedule="zb-v"),
-            "pp 4 x 2 chunks a stage make 8 model chunks, but small has 4 layers beside embedding "
-            "and head; lower pp or vpp",
+            "pp 4 x 2 chunks per stage make 8 model chunks, but small has 4 layers beside "
+            "embedding and head; lower pp or vpp",
         ),
         (replace(LAYOUT, vpp=2), "vpp is 2, but interleaving needs pp above 1"),
         (

@@ -16,6 +16,7 @@ from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer.anneal import mutate
 from atoll.wafer.costs import block_kernels as kernels
+from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import KINDS
 from atoll.wafer.encoding.codes import legal_codes, parts_of
 from atoll.wafer.encoding.genes import AGAIN, HOMES, KEEP, OFFLOAD, BlockMapping
@@ -166,15 +167,15 @@ def test_a_broken_file_is_one_sentence(tmp_path):
             read_mapping(file)
 
 
-def held(code: str, roles: dict[str, int], digits, die: tuple[int, int], size: int) -> set:
+def held(code: str, named: dict[str, int], digits, die: tuple[int, int], size: int) -> set:
     """Pieces (row field, column field) of a tensor that a die holds under a layout."""
     values = digits.of(*die)
     pieces = set()
     for index in np.ndindex(*(int(r) for r in digits.radix), *(int(r) for r in digits.radix)):
         rows, columns = index[: digits.count], index[digits.count :]
         mine = all(
-            (roles[tag] != roles.SEQUENCE or rows[d] == values[d])
-            and (roles[tag] != roles.COLUMNS or columns[d] == values[d])
+            (named[tag] != roles.SEQUENCE or rows[d] == values[d])
+            and (named[tag] != roles.COLUMNS or columns[d] == values[d])
             for d, tag in enumerate(code)
         )
         if mine:
@@ -189,15 +190,15 @@ def test_resharding_moves_exactly_what_a_die_lacks(shape, data):
     stored before a gather is what the source and target have in common.
     """
     digits = digit_systems(*shape)[0]
-    roles = KINDS["vector"].writes
+    named = KINDS["vector"].writes
     source = "".join(data.draw(st.sampled_from("scr")) for _ in range(digits.count))
     target = "".join(data.draw(st.sampled_from("scr")) for _ in range(digits.count))
-    have, want = (np.array([roles[t] for t in code], np.int64) for code in (source, target))
+    have, want = (np.array([named[t] for t in code], np.int64) for code in (source, target))
     links = wires(digits, Mesh("", *shape, 1.0, 0.0))
     out = kernels.transition_one(1.0, have, have, want, links, 0, 0)
     dies = [(x, y) for y in range(digits.height) for x in range(digits.width)]
     missing = any(
-        held(target, roles, digits, die, 1) - held(source, roles, digits, die, 1) for die in dies
+        held(target, named, digits, die, 1) - held(source, named, digits, die, 1) for die in dies
     )
     assert (sum(out[:3]) > 0) == missing
 

@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import AtollError
 from atoll.placement.recompute import keep_choices
 from atoll.workload import Layer, Model, Operator, build_model, config_from_hf, prepare, shard
-from atoll.workload.families import Family, families, register
+from atoll.workload.families import FAMILIES, Family
 from atoll.workload.families.config_fields import Fields
 from atoll.workload.graph.products import attention_fraction
 
@@ -223,17 +223,13 @@ def test_a_misspelt_field_is_named_with_its_near_miss() -> None:
     assert "did you mean granite" in sentence(given("granite", model_type="granit"))
 
 
-def test_another_package_may_add_a_family() -> None:
-    register(Family(types=("ours",), about="Llama with tied embeddings", fixed={"qk_norm": True}))
-    try:
-        assert config_from_hf(given("olmo2", model_type="ours"), "here").qk_norm
-        with pytest.raises(AtollError, match="'llama' belongs to a family already"):
-            register(Family(types=("llama",), about=""))
-    finally:
-        from atoll.workload.families import family
-
-        del family._FAMILIES["ours"]
-    assert "ours" not in families()
+def test_another_package_may_add_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FAMILIES, "_given", {})
+    ours = Family(types=("ours",), about="Llama with tied embeddings", fixed={"qk_norm": True})
+    assert FAMILIES.accept(ours) == "ours"
+    assert config_from_hf(given("olmo2", model_type="ours"), "here").qk_norm
+    with pytest.raises(AtollError, match="'llama' is known already"):
+        FAMILIES.accept(Family(types=("llama",), about=""))
 
 
 def test_fields_know_under_which_name_a_file_has_them() -> None:
