@@ -36,6 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_no_reader_ends_in_a_traceback_or_answers_nonsense(made: Path, tmp_path: Path) -> None:
     with campaign() as fuzz:
         wrong = []

@@ -222,6 +222,7 @@ def at_most(value: float) -> float:
 # --- Exactness ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(product=small_products, chip=small_chips, glb_share=glb_shares, extra=extras)
 def test_no_mapping_of_the_described_space_is_faster(

@@ -54,6 +54,7 @@ def test_a_jobs_own_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert part.best.accelerator.hbm.capacity_bytes == 32 * 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("outside_memory")
 def test_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
     from test_workers import After

@@ -33,6 +33,7 @@ class Counting(Stop):
         return self.asked > self._most or super().__call__()
 
 
+@pytest.mark.slow
 def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence(tmp_path: Path) -> None:
     """At its first question, in preparation, search, plateau, fronts and each baseline."""
     job = some_job(tmp_path, baselines=True, pareto=True)
@@ -59,6 +60,7 @@ def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence(tmp_path: P
     assert {"sentence", "plateau", "fronts", "baselines"} <= seen
 
 
+@pytest.mark.slow
 def test_what_was_left_out_comes_with_the_next_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

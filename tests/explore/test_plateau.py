@@ -127,6 +127,7 @@ class Recorder:
             self._stop.limit(0.0)
 
 
+@pytest.mark.slow
 def test_a_limit_that_stops_the_front_leaves_the_proof_whole(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_limit_that_stops_the_front_leaves_the_proof_whole(
     assert "best design so far" not in out
 
 
+@pytest.mark.slow
 def test_progress_moves_while_the_front_is_proven(tmp_path: Path) -> None:
     stop = Stop()
     recorder = Recorder(stop)

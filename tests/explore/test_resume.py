@@ -53,6 +53,7 @@ def counts(folder: Path) -> tuple[int, int, int]:
     return status.bounded, status.evaluated, status.designs
 
 
+@pytest.mark.slow
 def test_kill_9_at_twenty_random_moments_changes_nothing(tmp_path: Path) -> None:
     job = some_job(tmp_path, tolerance=1e-5)
     run_search(job)  # compiles
@@ -80,6 +81,7 @@ def test_kill_9_at_twenty_random_moments_changes_nothing(tmp_path: Path) -> None
         assert counts(folder) == counts(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_finished_search_is_answered_from_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_finished_search_is_answered_from_the_record(
     assert answer(run_search(job, out=tmp_path / "run")) == answer(first)
 
 
+@pytest.mark.slow
 def test_the_same_job_with_another_limit_or_front_shares_the_record(tmp_path: Path) -> None:
     run_search(some_job(tmp_path), out=tmp_path / "run")
     alone = run_search(some_job(tmp_path, pareto=True))

@@ -100,6 +100,7 @@ def test_the_same_with_several_models_and_every_chip_for_its_own_sake() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_whole_job_gives_the_same_answer_on_two_processes(tmp_path: Path) -> None:
     job = some_job(tmp_path, pareto=True)
     assert answer(run_search(job, workers=2)) == answer(run_search(job, workers=0))
@@ -129,6 +130,7 @@ class InFront(Stop):
         return super().__call__()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_front_keeps_the_answer_and_leaves_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,6 +64,7 @@ def assert_equal(
             assert least_bytes[at] <= found.worst.needed * (1 + CLOSE), layouts[at]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(random_runs(), st.sampled_from(("bf16", "fp8")), st.randoms(use_true_random=False))
 def test_the_batch_equals_the_estimate_one_by_one(run: Run, precision: str, random: Random) -> None:

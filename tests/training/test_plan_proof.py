@@ -89,6 +89,7 @@ def test_the_plan_is_the_best_of_all_layouts(name: str, axes: Axes, share: float
     assert proof.gap == 1 - proof.score / proof.bound <= proof.tolerance
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(random_runs(), st.randoms(use_true_random=False), st.floats(0.02, 1.0))
 def test_the_plan_is_the_best_of_random_spaces(run: Run, random: Random, share: float) -> None:
@@ -162,6 +163,7 @@ def test_recomputation_by_operator_that_comes_to_a_named_policy_is_that() -> Non
     assert len(set(bases)) == len(bases)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(random_runs(), st.randoms(use_true_random=False))
 def test_no_part_of_a_space_beats_the_whole(run: Run, random: Random) -> None:
@@ -178,6 +180,7 @@ def test_no_part_of_a_space_beats_the_whole(run: Run, random: Random) -> None:
     assert whole.certificate.bound >= narrow.certificate.bound * (1 - 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(random_runs(), st.randoms(use_true_random=False))
 def test_no_layout_is_below_its_bounds(run: Run, random: Random) -> None:

@@ -117,6 +117,7 @@ class After(Stop):
         return "time limit" if self.questions < 0 else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_limit_leaves_the_best_so_far_and_a_bound_that_holds(whole, tmp_path, kept):
     every = After(10**9)

@@ -67,6 +67,7 @@ def killed_within(child: int, seconds: float) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_kill_9_at_random_moments_changes_nothing(tmp_path, kills):
     job = small_job(tmp_path)
@@ -98,6 +99,7 @@ def test_a_finished_folder_answers_from_its_records_and_takes_no_other_job(tmp_p
         run(job, out=out, batch=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", [False, True])
 def test_workers_change_nothing(tmp_path, space):
     job = small_job(tmp_path, samples=0, explain=False)
