@@ -57,6 +57,14 @@ def test_what_the_file_does_not_say_is_asked_for_in_a_sentence(script: Path) -> 
         atoll.check(script, device="h100")
 
 
+def test_a_vocabulary_that_only_the_tokenizer_knows_is_asked_for(script: Path) -> None:
+    script.write_text(SCRIPT.replace("--vocab-size 32000", "--tokenizer-type Own"))
+    with pytest.raises(AtollError, match="add --vocab N"):
+        atoll.check(script, device="h100", devices=8)
+    checked = atoll.check(script, device="h100", devices=8, vocab=32000)
+    assert checked.launch.model.vocab == 32768  # padded to 128 for each of 8 tensor ranks
+
+
 def test_the_command_wins_over_the_file(script: Path) -> None:
     checked = atoll.check(script, device="h100", devices=16, batch=32)
     assert (checked.question.devices, checked.question.batch) == (16, 32)

@@ -48,6 +48,8 @@ class Arguments:
     given: Mapping[str, Any]
     """None for a switch; a text, a number or a list."""
     unknown: str = "\x00"
+    vocab: int | None = None
+    """Tokens of the vocabulary, where the file leaves them to a tokenizer."""
     used: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
 

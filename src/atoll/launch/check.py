@@ -56,7 +56,7 @@ class Checked(Answered[CheckAnswer]):
 
 def check(asked: CheckQuestion, stop: Stop | None = None) -> Checked:
     """Read a launch file, price what it says, and look for a better layout."""
-    launch = read_launch(asked.file, _model(asked.model), _variables(asked.set))
+    launch = read_launch(asked.file, _model(asked.model), _variables(asked.set), asked.vocab)
     unknown = launch.arguments.not_understood
     if asked.strict and unknown:
         raise AtollError(f"{asked.file}: not understood: {', '.join(unknown)}")

@@ -48,14 +48,17 @@ WITHOUT_EFFECT = (
     "max_tokens_to_oom", "train_samples", "use_cpu_initialization", "no_initialization",
     "perform_initialization", "keep_fp8_weight_transpose_cache", "use_te", "no_mmap_bin_files",
     "fp8_amax_compute_algo", "fp8_amax_history_len", "fp8_margin", "fp8_interval", "bert_*",
-    "legacy_*",
+    "legacy_*", "logging_level",
+    "init_model_with_meta_device",
 )  # fmt: skip
 """Arguments that change neither the time nor the memory of a training step."""
 PROGRAMS = re.compile(r"(pretrain|train|finetune|run)\w*\.py$")
 LAUNCHERS = ("torchrun", "deepspeed", "python", "python3")
 
 
-def read_megatron(path: Path, environment: Mapping[str, str] | None = None) -> Launch:
+def read_megatron(
+    path: Path, environment: Mapping[str, str] | None = None, vocab: int | None = None
+) -> Launch:
     """A script that starts Megatron-LM."""
     commands = [c for c in read_script(path, environment) if _is_training(c)]
     if not commands:
@@ -63,7 +66,7 @@ def read_megatron(path: Path, environment: Mapping[str, str] | None = None) -> L
             f"{path}: starts no training program of Megatron-LM (such as pretrain_gpt.py with "
             "--num-layers and the like)"
         )
-    return of_command(str(path), commands[-1])
+    return of_command(str(path), commands[-1], vocab)
 
 
 def _is_training(command: Command) -> bool:
@@ -71,12 +74,12 @@ def _is_training(command: Command) -> bool:
     return named and any(word.startswith("--") for word in command.words)
 
 
-def of_command(file: str, command: Command) -> Launch:
+def of_command(file: str, command: Command, vocab: int | None = None) -> Launch:
     """One command line."""
     words = command.words
     at = next(i for i, word in enumerate(words) if PROGRAMS.search(word))
     launcher, own = _named(words[:at]), _named(words[at + 1 :])
-    return launch_of(Arguments(file, own, UNKNOWN), _world(launcher))
+    return launch_of(Arguments(file, own, UNKNOWN, vocab), _world(launcher))
 
 
 def _named(words: Sequence[str]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def model_of(given: Arguments) -> ModelConfig:
     grouped = given.has("group_query_attention")
     groups = given.count("num_query_groups")
     positions = given.text("position_embedding_type") or "learned_absolute"
+    given.has("no_position_embedding")
     if given.has("use_rotary_position_embeddings"):
         positions = "rope"
     if positions not in POSITIONS:
@@ -160,7 +161,7 @@ def _vocabulary(given: Arguments) -> int:
         size += 1  # its end of a document
     if padded:
         return padded
-    size = size or _of_the_zoo(given)
+    size = given.vocab or size or _of_the_zoo(given)
     if size is None:
         raise AtollError(
             f"{given.file}: does not say how large the vocabulary is (its tokenizer does); add "

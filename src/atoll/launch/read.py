@@ -32,13 +32,16 @@ class _Anything(BaseModel):
 
 
 def read_launch(
-    path: Path, model: ModelConfig | None = None, environment: Mapping[str, str] | None = None
+    path: Path,
+    model: ModelConfig | None = None,
+    environment: Mapping[str, str] | None = None,
+    vocab: int | None = None,
 ) -> Launch:
     """What a launch file says; `model` describes the model where the file does not, `environment`
     sets variables of a script.
     """
     if path.suffix not in (".toml", ".json", ".yaml", ".yml"):
-        return read_megatron(path, environment)
+        return read_megatron(path, environment, vocab)
     content = _content(path)
     for fits, read in KINDS:
         if fits(content):

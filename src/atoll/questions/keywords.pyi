@@ -21,6 +21,7 @@ class CheckFields(TypedDict, total=False):
     device: str | None
     devices: int | None
     model: str | None
+    vocab: int | None
     batch: int | None
     sequence: int | None
     network: str | None

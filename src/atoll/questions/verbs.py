@@ -197,6 +197,12 @@ class CheckQuestion(Question):
         None,
         shown="the file's",
     )
+    vocab: Count | None = option(
+        "Tokens of the vocabulary, where the file leaves it to a tokenizer.",
+        TRAINED,
+        None,
+        shown="the file's",
+    )
     batch: Count | None = option("Sequences in a step.", TRAINED, None, shown="the file's")
     sequence: Count | None = option("Tokens in a sequence.", TRAINED, None, shown="the file's")
     network: f.NetworkName | None = option(
