@@ -52,6 +52,15 @@ def test_a_better_layout_is_proven_and_priced(script: Path) -> None:
     assert shown["better"]["layout"] == better.layout
 
 
+def test_gradients_that_the_file_does_not_overlap_are_not_hidden(script: Path) -> None:
+    given = {"device": "h100", "devices": 64}
+    plain = atoll.check(script, **given)  # type: ignore[arg-type]
+    script.write_text(SCRIPT.replace("$MORE", "--overlap-grad-reduce"))
+    beside = atoll.check(script, **given)  # type: ignore[arg-type]
+    exposed = [c.estimate.step.breakdown()["gradient_reduction"] for c in (plain, beside)]
+    assert exposed[0] > 2 * exposed[1] > 0
+
+
 def test_what_the_file_does_not_say_is_asked_for_in_a_sentence(script: Path) -> None:
     with pytest.raises(AtollError, match="add --devices N"):
         atoll.check(script, device="h100")

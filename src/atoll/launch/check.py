@@ -54,7 +54,7 @@ class Checked(Answered[CheckAnswer]):
         )
 
 
-def check(asked: CheckQuestion, stop: Stop | None = None) -> Checked:
+def check(asked: CheckQuestion) -> Checked:
     """Read a launch file, price what it says, and look for a better layout."""
     launch = read_launch(asked.file, _model(asked.model), _variables(asked.set), asked.vocab)
     unknown = launch.arguments.not_understood
@@ -63,7 +63,7 @@ def check(asked: CheckQuestion, stop: Stop | None = None) -> Checked:
     question = _question(asked, launch)
     run = run_of(question, launch.model)
     found = estimate(run, layout_of(run, question))
-    better, why_not = _better(asked, launch, found, stop or Stop())
+    better, why_not = _better(asked, launch, found, Stop(asked.time_limit))
     return Checked(launch, question, found, better, why_not)
 
 

@@ -57,7 +57,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
         "zero": stage,
         "recompute": _recompute(given),
         "precision": half,
-        "overlap": "grad_reduce param_gather" if overlap else "",
+        "overlap": "grad_reduce param_gather" if overlap else "no_grad_reduce",
     }
     given.has("expert_parallel.enabled")
     if batch:

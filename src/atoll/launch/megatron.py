@@ -216,12 +216,6 @@ def _precision(given: Arguments) -> dict[str, Any]:
         )
     wide = given.has("accumulate_allreduce_grads_in_fp32")
     narrow = given.has("grad_reduce_in_bf16") or (half == "fp16" and not wide)
-    if given.has("use_precision_aware_optimizer"):
-        for name in ("main_params_dtype", "main_grads_dtype"):
-            given.text(name)
-        moments = given.text("exp_avg_dtype"), given.text("exp_avg_sq_dtype")
-        if moments != (None, None) and set(moments) <= {"bf16", "fp16"}:
-            return {"precision": half, "optimizer": "bf16" if narrow else "mixed16"}
     given.text("optimizer")
     return {"precision": half, "optimizer": "mixed16" if narrow else "mixed"}
 
@@ -233,7 +227,8 @@ def _software(given: Arguments) -> dict[str, Any]:
     given.has("use_flash_attn")
     given.text("transformer_impl")
     overlaps = {
-        "grad_reduce": given.has("overlap_grad_reduce"),
+        "grad_reduce": (reduced := given.has("overlap_grad_reduce")),
+        "no_grad_reduce": not reduced,
         "param_gather": given.has("overlap_param_gather"),
         "tp_comm": given.has("tp_comm_overlap"),
         "p2p": not given.has("no_overlap_p2p_communication")

@@ -48,7 +48,8 @@ def read_nemo(file: str, content: Mapping[str, Any], model: ModelConfig | None) 
     said = given.text("mixed_precision") or "bf16"
     fields["precision"] = next((v for k, v in PRECISIONS.items() if k in said), "bf16")
     overlaps = {
-        "grad_reduce": given.has("overlap_grad_reduce"),
+        "grad_reduce": (reduced := given.has("overlap_grad_reduce")),
+        "no_grad_reduce": not reduced,
         "param_gather": given.has("overlap_param_gather"),
         "tp_comm": given.has("tp_comm_overlap"),
     }

@@ -113,10 +113,12 @@ def _pipeline(given: Arguments, pp: int, layers: int) -> dict[str, Any]:
 
 def _recompute(given: Arguments) -> str:
     mode = given.text("activation_checkpoint.mode") or "selective"
-    option = given.text("activation_checkpoint.selective_ac_option") or "2"
+    option = str(given.given.get("activation_checkpoint.selective_ac_option") or "op")
+    if option in ("op", "1"):  # whole blocks, every so many, are priced as if by operator
+        given.text("activation_checkpoint.selective_ac_option")
     if mode in ("none", "full"):
         return mode
-    return "alternate" if option in ("op", "2") else "none" if option == "0" else "alternate"
+    return "full" if option == "1" else "alternate"
 
 
 def _precision(given: Arguments) -> str:

@@ -40,8 +40,8 @@ class RunQuestion(Question):
         shown="the device's",
     )  # fmt: skip
     overlap: str | None = option(
-        "What its launch file lets overlap: tp_comm, grad_reduce, p2p, ep_a2a.", SYSTEM, None,
-        shown="the stack's",
+        "What its launch file lets overlap: tp_comm, grad_reduce (or no_grad_reduce), p2p, ep_a2a.",
+        SYSTEM, None, shown="the stack's",
     )  # fmt: skip
     cuda_graphs: str | None = option(
         "CUDA graphs: 0, full_iteration, layer, or parts of layers (attn).", SYSTEM, None,

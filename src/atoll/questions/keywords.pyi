@@ -30,6 +30,7 @@ class CheckFields(TypedDict, total=False):
     strict: bool | None
     least: float | str | None
     steps: int | None
+    time_limit: float | str | None
     price: float | str | None
 
 class EstimateFields(TypedDict, total=False):

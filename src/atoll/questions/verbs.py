@@ -222,6 +222,7 @@ class CheckQuestion(Question):
     steps: Count | None = option(
         "Steps of the run, for what it saves.", OUTPUT, None, shown="the file's"
     )
+    time_limit: f.TimeLimit = 3600.0
     price: Annotated[float, Field(gt=0)] | None = option(
         "Dollars per device and hour, for what it saves.", OUTPUT, None, shown="none"
     )

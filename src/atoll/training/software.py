@@ -36,7 +36,7 @@ ATTENTION: Patterns = (
 )
 HIDDEN_EXCHANGE = 0.8
 """Of an exchange of tokens that runs beside another microbatch's dense layers."""
-OVERLAPS = ("tp_comm", "grad_reduce", "p2p", "ep_a2a")
+OVERLAPS = ("tp_comm", "grad_reduce", "no_grad_reduce", "p2p", "ep_a2a")
 LISTED = ("param_gather", "param_gather_with_optim", "delay_wgrad", "1f1b", "sharp")
 """Words about overlap that change nothing which is modelled apart."""
 OFF = ("", "0", "none", "no", "false")
@@ -70,7 +70,8 @@ def software(words: str, overlap: str | None, cuda_graphs: str | None) -> Stack:
 
 def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
     """The stack with what a launch file lets overlap, and the words that are not known: tp_comm,
-    grad_reduce, p2p, ep_a2a. Where it lists anything, tensor collectives overlap if listed.
+    grad_reduce, no_grad_reduce, p2p, ep_a2a. Where it lists anything, tensor collectives overlap
+    if listed.
     """
     said = words.lower().replace(",", " ").split()
     listed = [word for word in said if not word.startswith("dispatcher=")]
@@ -81,6 +82,8 @@ def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
         )
     if "grad_reduce" in listed:
         found = replace(found, gradient=max(found.gradient, usual.gradient))
+    if "no_grad_reduce" in listed:  # a file that could have said so and did not
+        found = replace(found, gradient=0.0)
     if "p2p" in listed:
         found = replace(found, pipeline=max(found.pipeline, usual.pipeline))
     if "ep_a2a" in listed:
