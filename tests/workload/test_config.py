@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,16 @@ def test_odd_files(tmp_path: Path, content: bytes, message: str) -> None:
     file.write_bytes(content)
     with pytest.raises(AtollError, match=message):
         load_config(file)
+
+
+def test_a_field_that_is_not_read_may_be_infinite(tmp_path: Path) -> None:
+    """transformers writes Mamba's `time_step_limit` so."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**LLAMA, "time_step_limit": [0.0, math.inf]}))
+    load_config(str(file))
+    file.write_text(json.dumps({**LLAMA, "hidden_size": math.inf}))
+    with pytest.raises(AtollError, match="hidden_size"):
+        load_config(str(file))
 
 
 def test_unknown_names_get_close_matches() -> None:

@@ -15,8 +15,12 @@ MOST_DIGITS = 40
 """Of a whole number: whatever is computed with it stays a finite float."""
 
 
-def read_object(path: Path, where: str = "") -> dict[str, Any]:
-    """The JSON object in a file, which sentences call `where` (its path)."""
+def read_object(path: Path, where: str = "", foreign: bool = False) -> dict[str, Any]:
+    """The JSON object in a file, which sentences call `where` (its path).
+
+    Files of others (`foreign`) may hold Infinity or NaN, as Python's json writes them: they are
+    read as that word, which no field that needs a number takes.
+    """
     where = where or str(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -26,13 +30,14 @@ def read_object(path: Path, where: str = "") -> dict[str, Any]:
         raise AtollError(f"{where}: not a UTF-8 text file (byte {error.start})") from None
     except OSError as error:
         raise AtollError(f"{where}: cannot be read ({error.strerror})") from None
-    return parse_object(text, where)
+    return parse_object(text, where, foreign)
 
 
-def parse_object(text: str, where: str) -> dict[str, Any]:
+def parse_object(text: str, where: str, foreign: bool = False) -> dict[str, Any]:
     """The object written in a text; `where` names it in the sentences."""
     try:
-        given = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_refused)
+        constant = str if foreign else _refused
+        given = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise AtollError(
             f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"

@@ -67,7 +67,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         return _named(config_from_hf(given, str(path)), stem)
     cached = cached_config(text)
     if cached is not None:
-        config = config_from_hf(read_object(cached, text), text)
+        config = config_from_hf(read_object(cached, text, foreign=True), text)
         return _named(config, text.rpartition("/")[2])
     if path.suffix == ".json" or len(path.parts) > 1:
         cachable = is_model_id(text) and path.suffix != ".json"
@@ -91,4 +91,4 @@ def _zoo() -> Traversable:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file, or in the config.json of a folder."""
-    return read_object(path / "config.json" if path.is_dir() else path)
+    return read_object(path / "config.json" if path.is_dir() else path, foreign=True)
