@@ -324,6 +324,45 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPart:
+    """Of a step: what a profile has, and what was predicted."""
+
+    part: str
+    measured_s: Amount
+    predicted_s: Amount | None
+    """None where the estimate has no such part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A run's log or profile beside its estimate."""
+
+    file: str
+    software: str
+    """Whose words the log has."""
+    steps: Count
+    """That were used."""
+    left_out: int
+    """While it warmed up, and outliers."""
+    step_time_s: Positive
+    """Median."""
+    low_s: Positive
+    """The 5th percentile; `high_s` is the 95th."""
+    high_s: Positive
+    error: Number
+    """Predicted over measured step time, less 1."""
+    memory_bytes: Amount | None
+    memory_counts: str
+    """Allocated or reserved, on the rank that wrote it."""
+    memory_predicted_bytes: Amount | None
+    memory_error: Number | None
+    slack: tuple[Number, Number, Number] | None
+    """What the step takes over its estimate as the site's own factor: value and 90 % interval."""
+    parts: tuple[MeasuredPart, ...]
+    """Of a profile; empty without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckAnswer(Answer):
     """What is said of a launch file."""
 
@@ -336,6 +375,8 @@ class CheckAnswer(Answer):
     arguments: Arguments
     better: Better | None
     notes: tuple[str, ...]
+    measured: MeasuredRun | None = None
+    """With `--log` or `--trace`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

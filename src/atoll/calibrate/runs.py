@@ -24,6 +24,7 @@ from atoll.answers.answer import made_of
 from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
 from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
+from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
 from atoll.training.site import Attention, KnownFactor, Levels, Overlaps, Site
@@ -276,6 +277,15 @@ def fit_runs(
         software=tuple(software),
         errors=errors,
     )
+
+
+def fit_one(run: Run, layout: Layout, time_s: float, name: str) -> Site:
+    """The site that the step time of a single run tells, its software as stated."""
+    row = RunRow(line=1, id=name, source=name, device=run.gpu.name, quality="", values={})
+    timed = Timed(row, lambda _: (run, layout), run, float(np.log(time_s)))
+    fit = fit_variant(Variant([timed], Site(name="catalogue")))
+    source = f"one run ({name}) on {run.devices} {run.gpu.name}"
+    return site_at(fit.point, fit.sd, name=Path(name).stem, source=source, runs=1)
 
 
 def _error(residuals: Floats) -> float:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from functools import cached_property
+from pathlib import Path
 
 from atoll.answers.answer import Answered, made_of
-from atoll.answers.plan import Arguments, Better, CheckAnswer
+from atoll.answers.plan import Arguments, Better, CheckAnswer, MeasuredRun
 from atoll.errors import AtollError, InfeasibleError
 from atoll.export import EXPORTERS, export_run, refusals
 from atoll.launch.account import Launch
+from atoll.launch.measured import columns_of, measured_run
 from atoll.launch.read import read_launch
 from atoll.questions import EstimateQuestion
 from atoll.questions.verbs import CheckQuestion
@@ -21,6 +23,7 @@ from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
 from atoll.training.planner.space import Axes
 from atoll.training.request import layout_of, run_of
+from atoll.validation.written_row import append_run
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
 
@@ -39,6 +42,7 @@ class Checked(Answered[CheckAnswer]):
     better: Better | None
     """None where no layout of the space is faster, or none fits."""
     why_not: str = ""
+    measured: MeasuredRun | None = None
 
     @cached_property
     def answer(self) -> CheckAnswer:
@@ -51,6 +55,7 @@ class Checked(Answered[CheckAnswer]):
             arguments=made_of(Arguments, launch.arguments),
             better=self.better,
             notes=(*launch.notes, *([self.why_not] if self.why_not else [])),
+            measured=self.measured,
         )
 
 
@@ -63,8 +68,13 @@ def check(asked: CheckQuestion) -> Checked:
     question = _question(asked, launch)
     run = run_of(question, launch.model)
     found = estimate(run, layout_of(run, question))
+    measured = measured_run(found, asked.log, asked.trace)
+    if asked.append is not None:
+        if measured is None:
+            raise AtollError("append: nothing was measured; add --log or --trace")
+        append_run(asked.append, Path(measured.file).name, found, columns_of(measured))
     better, why_not = _better(asked, launch, found, Stop(asked.time_limit))
-    return Checked(launch, question, found, better, why_not)
+    return Checked(launch, question, found, better, why_not, measured)
 
 
 def _model(name: str | None) -> ModelConfig | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.export.torchtitan_models import FLAVORS
+from atoll.export.torchtitan_models import FLAVORS, Flavor
 from atoll.launch.account import Arguments, Launch, flat
-from atoll.workload import load_config, zoo_names
+from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
 
 WITHOUT_EFFECT = (
@@ -22,6 +23,9 @@ SCHEDULES = {
     "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
     "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",
 }  # fmt: skip
+
+LONGEST = 131072
+"""Tokens: Llama 3.1's, above what a job file asks for."""
 
 
 def is_torchtitan(content: Mapping[str, Any]) -> bool:
@@ -72,13 +76,42 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
 def _model(file: str, name: str | None, flavor: str | None) -> ModelConfig:
     for known in FLAVORS:
         if (known.name, known.flavor) == (name, flavor):
-            alike = (load_config(model) for model in zoo_names())
-            for config in alike:
-                if known.matches(config):
-                    return config
+            alike = (config for config in map(load_config, zoo_names()) if known.matches(config))
+            return next(alike, None) or _shaped(known)
     raise AtollError(
         f"{file}: names the model {name} {flavor}, whose shape torchtitan keeps to itself; say it "
         "with --model (a zoo name or a config.json)"
+    )
+
+
+def _shaped(flavor: Flavor) -> ModelConfig:
+    """A flavor that is not in the zoo, from its shape."""
+    if flavor.latent_kv:
+        raise AtollError(f"the shape of {flavor.name} {flavor.flavor} is not known; add --model")
+    family = {"llama3": "llama", "qwen3": "qwen3_moe" if flavor.experts else "qwen3"}[flavor.name]
+    experts = {
+        "num_experts": flavor.experts,
+        "num_experts_per_tok": flavor.experts_per_token,
+        "moe_intermediate_size": flavor.ffn,
+    }
+    return replace(
+        config_from_hf(
+            {
+                "model_type": family,
+                "hidden_size": flavor.hidden,
+                "num_hidden_layers": flavor.layers,
+                "num_attention_heads": flavor.heads,
+                "num_key_value_heads": flavor.kv_heads,
+                "head_dim": flavor.head_dim,
+                "intermediate_size": flavor.ffn,
+                "vocab_size": flavor.vocab,
+                "tie_word_embeddings": flavor.tied_embeddings,
+                "max_position_embeddings": LONGEST,
+                **(experts if flavor.experts else {}),
+            },
+            flavor.name,
+        ),
+        name=f"{flavor.name}-{flavor.flavor.lower()}",
     )
 
 

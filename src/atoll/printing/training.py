@@ -14,7 +14,7 @@ from atoll.printing.console import console_for_output, print_error_table
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from atoll.answers.plan import PlanExplanation
+    from atoll.answers.plan import MeasuredRun, PlanExplanation
     from atoll.answers.validation import RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
@@ -152,6 +152,34 @@ def write_launch_file(result: Estimate, target: str, path: Path | None) -> None:
         print(f"atoll: {note}", file=sys.stderr)
 
 
+def _print_measured(console: Console, found: MeasuredRun) -> None:
+    """A run's log or profile beside its estimate."""
+    console.print(
+        f"measured: step {format_seconds(found.step_time_s)} ({format_seconds(found.low_s)} to "
+        f"{format_seconds(found.high_s)} over {found.steps} steps, {found.left_out} left out), "
+        f"predicted {found.error:+.1%}",
+        markup=False,
+    )
+    if found.memory_bytes and found.memory_predicted_bytes:
+        console.print(
+            f"  memory {found.memory_counts} {format_bytes(found.memory_bytes)}, predicted "
+            f"{format_bytes(found.memory_predicted_bytes)} ({found.memory_error or 0:+.1%})",
+            markup=False,
+        )
+    if found.slack:
+        value, low, high = found.slack
+        console.print(
+            f"  such a site takes {value:.2f} times the estimate ({low:.2f} to {high:.2f}, 90 %)",
+            markup=False,
+        )
+    for part in found.parts:
+        known = part.predicted_s
+        beside = "" if known is None else f"  predicted {format_seconds(known):>9}"
+        console.print(
+            f"  {part.part:<22} {format_seconds(part.measured_s):>9}{beside}", markup=False
+        )
+
+
 def print_checked(result: Checked) -> None:
     """The verdict on a launch file."""
     console = console_for_output()
@@ -165,6 +193,8 @@ def print_checked(result: Checked) -> None:
     for name, value in found.not_understood.items():
         console.print(f"not understood: {f'{name} {value}'.strip()}", markup=False)
     print_estimate(result.estimate)
+    if result.measured is not None:
+        _print_measured(console, result.measured)
     if better is None:
         console.print(f"better: {result.why_not}", markup=False)
         return

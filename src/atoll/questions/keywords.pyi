@@ -27,6 +27,9 @@ class CheckFields(TypedDict, total=False):
     network: str | None
     stack: str | None
     set: Sequence[str] | str | None
+    log: str | Path | None
+    trace: str | Path | None
+    append: str | Path | None
     strict: bool | None
     least: float | str | None
     steps: int | None

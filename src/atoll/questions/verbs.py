@@ -215,6 +215,17 @@ class CheckQuestion(Question):
         (),
         shown="none",
     )
+    log: Path | None = option(
+        "A log of the run: Megatron-LM, NeMo, torchtitan, DeepSpeed, MLPerf.", "Measurements",
+        None, shown="none",
+    )  # fmt: skip
+    trace: Path | None = option(
+        "Trace of the PyTorch profiler (JSON, .gz).", "Measurements", None, shown="none"
+    )
+    append: Path | None = option(
+        "Add the measured run to this table (CSV), for validate and calibrate.", "Measurements",
+        None, shown="none",
+    )  # fmt: skip
     strict: bool = option("Refuse a file with arguments that are not understood.", OUTPUT, False)
     least: Annotated[float, Field(ge=0, lt=1)] = option(
         "A layout must save this share of a step to be named.", OUTPUT, 0.01

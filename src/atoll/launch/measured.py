@@ -1,0 +1,116 @@
+"""What a run's log or profile says, beside its estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.answers.plan import MeasuredPart, MeasuredRun
+from atoll.calibrate.kineto import StepTime, read_trace
+from atoll.calibrate.runs import fit_one
+from atoll.errors import AtollError
+from atoll.launch.logs import Log, read_run_log, steady
+from atoll.training.estimate import Estimate
+from atoll.training.memory import Memory
+
+KINDS = {"matrix": "products", "attention": "attention", "vector": "streaming"}
+"""Units of operators, as kinds of a profile's kernels."""
+
+
+def measured_run(found: Estimate, log: Path | None, trace: Path | None) -> MeasuredRun | None:
+    """The steps of a log, or of a profile, and the slack that they tell; None without either."""
+    profile = read_trace(trace) if trace else ()
+    if log is not None:
+        told = read_run_log(log)
+    elif profile:
+        told = Log(str(trace), "PyTorch profiler", tuple(step.time_s for step in profile))
+    else:
+        return None
+    run = found.run
+    times_s = told.step_times_s(run.global_batch, run.sequence, run.devices)
+    kept = steady(times_s) if log is not None else times_s
+    low_s, time_s, high_s = (float(t) for t in np.quantile(kept, (0.05, 0.5, 0.95)))
+    slack = fit_one(run, found.layout, time_s, Path(told.file).name).slack
+    peak = max(told.peaks, key=lambda peak: peak[1], default=None)
+    expected = None if peak is None else _expected(found, told, peak[0])
+    return MeasuredRun(
+        file=told.file,
+        software=told.software,
+        steps=len(kept),
+        left_out=len(times_s) - len(kept),
+        step_time_s=time_s,
+        low_s=low_s,
+        high_s=high_s,
+        error=found.step.time_s / time_s - 1,
+        memory_bytes=peak and peak[1],
+        memory_counts=told.counts,
+        memory_predicted_bytes=expected,
+        memory_error=expected / peak[1] - 1 if peak and expected else None,
+        slack=None if slack is None else (slack.value, slack.low, slack.high),
+        parts=_parts(found, profile),
+    )
+
+
+def columns_of(measured: MeasuredRun) -> dict[str, Any]:
+    """As a table of measured runs has them."""
+    cells: dict[str, Any] = {"measured_iter_time_s": measured.step_time_s}
+    if measured.memory_bytes is not None:
+        cells["measured_peak_mem_GB"] = measured.memory_bytes / 1e9
+        cells["peak_counts"] = measured.memory_counts
+    return cells
+
+
+def _expected(found: Estimate, told: Log, rank: int | None) -> float:
+    """The prediction of what a log's peak counts, on the stage of the rank that wrote it."""
+    stages, devices = found.memory, found.run.devices
+    if rank is not None:
+        if rank >= devices:
+            raise AtollError(f"{told.file}: rank {rank} wrote it, of a run on {devices} devices")
+        memory: Memory = stages[rank * len(stages) // devices]  # pipelines are outermost
+    else:
+        memory = stages[-1 if told.stage == "last" else 0]
+    return memory.reserved if told.counts == "reserved" else memory.allocated
+
+
+def _parts(found: Estimate, profile: Sequence[StepTime]) -> tuple[MeasuredPart, ...]:
+    """Kernels by kind, exposed communication and waiting for the host, of a step on the mean."""
+    if not profile:
+        return ()
+    answer, predicted = found.answer, dict.fromkeys(KINDS.values(), 0.0)
+    if found.layout.pp > 1:
+        predicted = {}  # the profile is of one stage, operators are of all
+    else:
+        for layer in answer.operators:
+            for _, unit, _, time_s in layer.operators:
+                predicted[KINDS[unit]] += layer.repeat * answer.pipeline.microbatches * time_s
+    breakdown = answer.breakdown_s
+    compute = {"compute", "recompute", "optimizer", "host", "gradient_accumulation"}
+    idle = {"pipeline_bubble"}
+    predicted |= {
+        "optimizer": breakdown["optimizer"],
+        "exposed communication": sum(
+            time_s for part, time_s in breakdown.items() if part not in compute | idle
+        ),
+        "waiting for the host": breakdown["host"],
+    }
+    measured = {kind: _mean([s.kinds.get(kind, 0.0) for s in profile]) for kind in _kinds(profile)}
+    measured |= {
+        "exposed communication": _mean([s.exposed_s for s in profile]),
+        "waiting for the host": _mean([s.host_gap_s for s in profile]),
+        "other gaps": _mean([s.other_gap_s for s in profile]),
+    }
+    return tuple(
+        MeasuredPart(part=part, measured_s=time_s, predicted_s=predicted.get(part))
+        for part, time_s in measured.items()
+    )
+
+
+def _kinds(profile: Sequence[StepTime]) -> list[str]:
+    return sorted({kind for step in profile for kind in step.kinds} - {"communication"})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))

@@ -1,0 +1,121 @@
+"""A run of one's own as a row of a table of measured runs, for `validate` and `calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.files.csvfile import read_csv, write_csv
+from atoll.step.layout import Layout
+from atoll.training.estimate import Estimate, estimate
+from atoll.training.run import Run
+from atoll.validation.row_model import ACTIVATIONS, NORMS, POSITIONS
+from atoll.validation.rows import run_of
+from atoll.validation.run_table import RunRow
+from atoll.workload.families.model_config import ModelConfig
+
+CLOSE = 1e-3
+"""Of a step time or a peak: a row that reads back farther off does not describe the run."""
+
+
+def append_run(path: Path, name: str, found: Estimate, measured: dict[str, Any]) -> None:
+    """Add a run and what was measured of it to a table, which is made where there is none."""
+    cells = {"id": name, **_model(found.run.model), **_run(found.run), **_layout(found.layout)}
+    row = {column: _text(value) for column, value in (cells | measured).items() if value != ""}
+    _check(row, found)
+    header, lines = read_csv(path) if path.exists() else ([], [])
+    header = list(dict.fromkeys((*header, *row)))
+    rows = [*(line.cells for line in lines), row]
+    write_csv(path, header, ([cells.get(column, "") for column in header] for cells in rows))
+
+
+def _check(row: dict[str, str], found: Estimate) -> None:
+    """Refuse a run that a row cannot describe: read back, it must be the same."""
+    try:
+        again = estimate(*run_of(RunRow(1, row["id"], "", row["device"], "", row)))
+    except AtollError as error:
+        raise AtollError(f"the run cannot be written as a row ({error})") from None
+    figures = (again.step.time_s, found.step.time_s), (again.worst.needed, found.worst.needed)
+    if any(abs(mine / theirs - 1) > CLOSE for mine, theirs in figures):
+        raise AtollError(
+            "the run cannot be written as a row: tables of runs have no columns for all that "
+            "decides its speed and memory"
+        )
+
+
+def _text(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _model(model: ModelConfig) -> dict[str, Any]:
+    experts = {
+        "n_experts": model.experts,
+        "top_k": model.experts_per_token,
+        "moe_ffn": model.ffn,
+        "shared_expert_ffn": model.shared_ffn,
+        "dense_layers": len(model.dense_layers),
+        "dense_ffn": model.dense_ffn,
+    }
+    latent = {
+        "kv_lora_rank": model.latent_kv,
+        "q_lora_rank": model.latent_q,
+        "qk_rope_dim": model.rotary_dim,
+        "qk_nope_dim": model.head_dim - (model.rotary_dim or 0),
+        "v_head_dim": model.value_dim,
+    }
+    return {
+        "model": model.name,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "ffn": model.dense_ffn or model.ffn,
+        "vocab": model.vocab,
+        "mlp_gated": model.gated,
+        "activation": _word(ACTIVATIONS, model.activation),
+        "normalization": _word(NORMS, model.norm),
+        "position_embedding": _word(POSITIONS, model.positions),
+        "tied_embeddings": model.tied_embeddings,
+        "bias_qkv": model.attention_bias,
+        "bias_linear": model.output_bias,
+        "qk_layernorm": model.qk_norm,
+        "dropout": model.dropout,
+        "window": model.window,
+        "mtp_layers": model.mtp_layers,
+        **(experts if model.experts else {}),
+        **(latent if model.latent_kv else {}),
+    }
+
+
+def _word(known: dict[str, str], meant: str) -> str:
+    return next((word for word, meaning in known.items() if meaning == meant), "")
+
+
+def _run(run: Run) -> dict[str, Any]:
+    return {
+        "device": run.gpu.name,
+        "network": run.network.name,
+        "devices": run.devices,
+        "seq": run.sequence,
+        "global_batch": run.global_batch,
+        "framework": run.stack.name,
+        "optimizer_states": run.states.name,
+        "attention_kernel": run.attention,
+        "precision": run.precision,
+    }
+
+
+def _layout(layout: Layout) -> dict[str, Any]:
+    degrees = {name: getattr(layout, name) for name in ("dp", "tp", "pp", "cp", "ep", "etp", "vpp")}
+    modules = layout.recompute if "_" in layout.recompute else ""
+    return {
+        **degrees,
+        "micro_batch": layout.microbatch,
+        "sp": layout.sp,
+        "zero_stage": layout.zero,
+        "schedule": layout.schedule,
+        "recompute": "selective" if modules else layout.recompute,
+        "recompute_modules": modules.replace("+", " "),
+    }
