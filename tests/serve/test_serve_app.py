@@ -26,6 +26,7 @@ from serve_runs import (
 import atoll
 from atoll.cli import main
 from atoll.errors import AtollError
+from atoll.front import assets
 from atoll.serve.app import App
 from atoll.serve.guard import Guard, make_guard, split_host
 from atoll.serve.runs import open_runs
@@ -81,13 +82,14 @@ def test_a_finished_search_tells_its_answer(tiny_run: Path) -> None:
         ("/api/runs/one/colours", 404, "has no colours"),
         ("/api/runs/one/plan.json", 404, "has no plan.json"),
         ("/api/runs/one/result.json", 404, "no result yet"),
+        ("/api/runs/one/view", 400, "before it reported"),
         ("/api/runs/one/table?sort=colour", 400, "no column 'colour'"),
         ("/api/runs/one/table?offset=-1", 400, "offset: expected a whole number"),
         ("/api/runs/one/table?limit=100000", 400, "limit: expected a whole number from 1 to 500"),
         ("/api/runs/one/scatter?x=model", 400, "no column 'model'"),
         ("/api/runs/one/summary?width=wide", 400, "width: expected a number or a range"),
         ("/api/runs/one/whatif?chip=999999&devices=1", 404, "no design"),
-        ("/static/../../../pyproject.toml", 404, "Nothing at"),
+        ("/static/../../../pyproject.toml", 404, "No file"),
         ("/static/%2e%2e%2fapp.py", 404, "No file"),
         ("/../etc/passwd", 404, "Nothing at"),
     ],
@@ -142,7 +144,7 @@ def test_off_loopback_there_is_a_token(tmp_path: Path) -> None:
     cookie = dict(page.headers)["Set-Cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
-    assert ask(app, "/static/main.js", cookie=cookie.partition(";")[0]).status == 200
+    assert ask(app, "/static/explorer/main.js", cookie=cookie.partition(";")[0]).status == 200
     assert ask(app, "/api/runs", cookie="atoll_token_8737=no").status == 401
     assert ask(app, f"/api/runs?token={guard.token}", host="lab.example:8737").status == 200
     assert ask(app, f"/api/runs?token={guard.token}", host="evil.example").status == 421
@@ -163,7 +165,7 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(app: App) -> None:
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "no-referrer"
     assert "Access-Control-Allow-Origin" not in headers
-    for name in ("index.html", "main.js", "style.css", "icon.svg"):
+    for name in assets():
         answer = ask(app, f"/static/{name}")
         assert answer.status == 200
         assert isinstance(answer.body, bytes)

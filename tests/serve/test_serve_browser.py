@@ -65,9 +65,11 @@ VIEWS = {
     "cells": ("run=many&view=designs", f"{DRAWN} && {ROWS}"),
     "compare": ("run=tiny&view=compare", "document.querySelectorAll('.stacked').length == 4"),
     "whatif": ("run=tiny&view=whatif&w_link=0.5", "!!document.querySelector('#answered')"),
-    "layouts": ("run=gpt2", "document.querySelectorAll('.stacked').length == 2"),
+    "report": ("run=tiny&view=report", "!!document.querySelector('#chip-picture')"),
+    "layouts": ("run=gpt2", "document.querySelectorAll('.stacked').length >= 2"),
     "plan-compare": ("run=gpt2&view=compare", "document.querySelectorAll('.stacked').length == 4"),
     "plan-whatif": ("run=gpt2&view=whatif", "!!document.querySelector('#answered')"),
+    "plan-report": ("run=gpt2&view=report", "!!document.querySelector('#launch-text')"),
 }
 
 
@@ -100,8 +102,9 @@ def test_no_two_parts_of_a_bar_have_the_same_colour(browser: Browser, explorer: 
             assert charts and all(len(set(chart)) == len(chart) for chart in charts), name
         # Parts that have no colour of their own, or share it with another part of the chart.
         chosen = page.eval(
-            "import('/static/bars.js').then((m) => [...m.colours(['activations', 'kept', 'rebuilt',"
-            " 'transient', 'states', 'weights', 'more'])].map(([, colour]) => colour))"
+            "import('/static/base/colours.js').then((m) => [...m.partColours(['activations',"
+            " 'kept', 'rebuilt', 'transient', 'states', 'weights', 'more'])]"
+            ".map(([, colour]) => colour))"
         )
         assert len(chosen) == len(set(chosen)) == 7
 
@@ -111,7 +114,8 @@ def test_one_is_not_many(browser: Browser, explorer: Explorer) -> None:
         page.goto(explorer.address)
         page.wait_for("!!document.querySelector('#badge')")
         words = page.eval(
-            "import('/static/units.js').then((m) => [0, 1, 2].map((n) => m.counted(n, 'design')))"
+            "import('/static/base/units.js')"
+            ".then((m) => [0, 1, 2].map((n) => m.counted(n, 'design')))"
         )
         assert words == ["0 designs", "1 design", "2 designs"]
 
@@ -227,6 +231,33 @@ def test_the_keyboard_alone_reaches_a_design(browser: Browser, explorer: Explore
         assert_clean(page)
 
 
+def test_a_run_is_drawn_as_in_its_report(
+    browser: Browser, explorer: Explorer, tmp_path: Path
+) -> None:
+    """The explorer's view and the file have the same sections, tables and keys."""
+    shown = (
+        "[...document.querySelectorAll('section')].map((s) => [s.id, "
+        "...[...s.querySelectorAll('h2, p, dl, table, .key')].map((e) => e.innerText)])"
+    )
+    with browser.page() as page:
+        for run in ("tiny", "gpt2"):
+            page.goto(f"{explorer.address}?run={run}&view=report")
+            page.wait_for(
+                "!!document.querySelector('#memory') && !!document.querySelector('canvas')"
+            )
+            live = page.eval(shown)
+            source = page.eval(
+                "fetch(document.querySelector('#report-file').href).then(r => r.text())"
+            )
+            path = tmp_path / f"{run}.html"
+            path.write_text(source, encoding="utf-8")
+            assert_clean(page)
+            page.goto(path.as_uri())
+            page.wait_for("document.documentElement.dataset.ready === 'yes'")
+            assert page.eval(shown) == live
+            assert page.errors == []
+
+
 def test_downloads_are_offered(browser: Browser, explorer: Explorer) -> None:
     with browser.page() as page:
         page.goto(f"{explorer.address}?run=many&view=designs&width=64..")
@@ -280,7 +311,11 @@ def test_a_wafer_search_is_drawn(browser: Browser, tmp_path: Path) -> None:
         page.goto(explorer.address)
         page.wait_for("document.querySelector('#certificate')?.textContent.includes('optimal')")
         assert page.eval("document.querySelector('#answer h2').textContent").endswith("on 8 dies")
-        assert page.eval("document.querySelectorAll('#tabs button').length") == 1
+        tabs = "[...document.querySelectorAll('#tabs button')].map((b) => b.innerText)"
+        assert page.eval(tabs) == ["Run", "Report"]
+        page.click("[data-view=report]")
+        page.wait_for("!!document.querySelector('#wafer-picture')")
+        assert page.count("#wafer-picture rect.die") == 8
         assert_clean(page)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import json
-from importlib.resources import files
 from pathlib import Path
 
 from atoll.answers.answer import dumped
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.files.wholefile import check_place, whole_files
+from atoll.front import bundle, text
 from atoll.identity import VERSION
 from atoll.report.folder import Source, open_folder
 from atoll.report.plan_view import plan_view
@@ -19,30 +19,29 @@ from atoll.report.view import View
 from atoll.report.wafer_view import wafer_view
 
 REPORT = "report.html"
-SCRIPTS = (
-    "base.js", "space.js", "chip.js", "bars.js", "gantt.js", "pipeline.js", "cluster.js",
-    "wafer.js", "main.js",
-)  # fmt: skip
 # Nothing may be fetched: not even by a mistake of ours.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def draw(source: Source) -> str:
-    """The page of an answer."""
+def view_of(source: Source) -> View:
+    """What is drawn of an answer."""
     found = source.answer
     if isinstance(found, SearchAnswer):
-        return render(search_view(source.folder, found, source.status))
-    return render(wafer_view(found) if isinstance(found, WaferAnswer) else plan_view(found))
+        return search_view(source.folder, found, source.status)
+    return wafer_view(found) if isinstance(found, WaferAnswer) else plan_view(found)
+
+
+def data_of(view: View) -> str:
+    """What the scripts are given, as JSON: the view without what it does not have."""
+    shown = {name: value for name, value in dumped(view).items() if value is not None}
+    return json.dumps(shown, allow_nan=False, separators=(",", ":"))
 
 
 def render(view: View) -> str:
     """The whole page."""
-    assets = files("atoll.report") / "assets"
-    style = (assets / "report.css").read_text(encoding="utf-8")
-    scripts = "\n".join((assets / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    style, script = text("base/style.css"), bundle("report.js")
     # A closing tag inside the data would end the script element.
-    shown = {name: value for name, value in dumped(view).items() if value is not None}
-    data = json.dumps(shown, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = data_of(view).replace("<", "\\u003c")
     title = html.escape(f"{view.title} - Atoll")
     return (
         "<!doctype html>\n"
@@ -55,7 +54,7 @@ def render(view: View) -> str:
         '<main id="page"><noscript>This report draws itself with a script of its own; '
         "allow scripts for this file.</noscript></main>\n"
         f'<script type="application/json" id="data">{data}</script>\n'
-        f"<script>\n'use strict';\n{scripts}</script>\n</body>\n</html>\n"
+        f"<script>\n'use strict';\n{script}</script>\n</body>\n</html>\n"
     )
 
 
@@ -68,7 +67,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         return f"out: {path} cannot be written ({why}); give a file such as report.html."
 
     check_place(refusal, path)
-    text = draw(source)
+    page = render(view_of(source))
     with whole_files(refusal, path) as (part,):
-        part.write_text(text, encoding="utf-8")
+        part.write_text(page, encoding="utf-8")
     return path

@@ -6,13 +6,15 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from atoll.answers.answer import dumped
 from atoll.errors import AtollError
+from atoll.front import KINDS, assets
 from atoll.identity import VERSION
+from atoll.report.page import data_of, render
 from atoll.serve.change import Change, parse_change
 from atoll.serve.columns import Columns
 from atoll.serve.guard import HEADERS, Guard
@@ -26,18 +28,11 @@ from atoll.serve.query import (
     parse_filters,
     scatter,
 )
-from atoll.serve.runs import LeftOut, PlanRun, Run, SearchRun
+from atoll.serve.runs import LeftOut, PlanRun, Reports, Run, SearchRun
 from atoll.store import StoredDesign
 
 Query = Mapping[str, Sequence[str]]
 
-STATIC = files("atoll.serve") / "static"
-KINDS = {
-    "html": "text/html; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "svg": "image/svg+xml",
-}
 JSON = "application/json"
 MOST_ROWS = 500
 
@@ -65,11 +60,7 @@ class App:
         self, runs: Mapping[str, Run], guard: Guard, left_out: Sequence[LeftOut] = ()
     ) -> None:
         self.runs, self.guard, self.left_out = runs, guard, left_out
-        self._static = {
-            entry.name: entry.read_bytes()
-            for entry in STATIC.iterdir()
-            if entry.name.rpartition(".")[2] in KINDS
-        }
+        self._static, self._reports = assets(), Reports()
         self._search: dict[str, Callable[[SearchRun, Query], Response]] = {
             "progress": lambda run, query: _json({"progress": run.progress()}),
             "summary": _summary,
@@ -117,9 +108,9 @@ class App:
 
     def _route(self, path: list[str], query: Query) -> Response:
         if not path:
-            return self._file("index.html")
-        if path[0] == "static" and len(path) == 2:
-            return self._file(path[1])
+            return self._file("explorer/index.html")
+        if path[0] == "static":
+            return self._file("/".join(path[1:]))
         if path[:2] == ["api", "runs"]:
             if len(path) == 2:
                 runs = [run.shown().summary() for run in self.runs.values()]
@@ -131,7 +122,7 @@ class App:
     def _file(self, name: str) -> Response:
         if name not in self._static:
             raise RefusedError(404, f"No file {name!r}.")
-        return Response(200, KINDS[name.rpartition(".")[2]], self._static[name])
+        return Response(200, KINDS[PurePosixPath(name).suffix], self._static[name])
 
     def _run(self, name: str, rest: list[str], query: Query) -> Response:
         run = self.runs.get(name)
@@ -144,6 +135,11 @@ class App:
     def _answer(self, run: Run, rest: list[str], query: Query) -> Response:
         if not rest:
             return _json(run.details())
+        if rest == ["view"]:
+            return Response(200, JSON, data_of(self._reports.of(run.folder)).encode())
+        if rest == ["report.html"]:
+            page = render(self._reports.of(run.folder)).encode()
+            return Response(200, KINDS[".html"], page, _attachment(run, "report.html"))
         if rest[0] == "whatif" and len(rest) <= 2 and run.kind in ("search", "plan"):
             return _whatif(run, rest[1:], query)
         if isinstance(run, PlanRun):

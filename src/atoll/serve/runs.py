@@ -19,7 +19,10 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
 from atoll.files.wholefile import as_written
+from atoll.report.folder import Source, open_folder
+from atoll.report.page import view_of
 from atoll.report.plan_file import read_plan
+from atoll.report.view import View
 from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
@@ -235,6 +238,23 @@ class PlanRun:
 
 
 Run = SearchRun | PlanRun
+
+
+class Reports:
+    """The last report of each folder; it takes seconds to make, so that one is made at a time."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, tuple[Source, View]] = {}
+        self._making = threading.Lock()
+
+    def of(self, folder: Path) -> View:
+        """What is drawn of the answer that a folder holds now."""
+        source = open_folder(folder)
+        with self._making:
+            kept = self._kept.get(folder)
+            if kept is None or kept[0] != source:
+                kept = self._kept[folder] = source, view_of(source)
+        return kept[1]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 // A distribution for each column: drag over bars, or type the ends.
 
-import { h } from "./dom.js";
+import { COLUMNS, precise, title } from "../base/columns.js";
+import { h } from "../base/dom.js";
+import { counted } from "../base/units.js";
 import * as state from "./state.js";
-import { COLUMNS, counted, precise, title } from "./units.js";
 
 /** One column's box; `change(range text or null)` when the user has moved it. */
 export function filterBox({ column, values, exact, logarithmic, counts }, change) {
@@ -43,8 +44,7 @@ export function filterBox({ column, values, exact, logarithmic, counts }, change
 
   const end = (side) => {
     const shown = range && Number.isFinite(range[side]) ? precise(column, range[side]) : "";
-    const whole = exact ? values.at(side ? -1 : 0) : values.at(side ? -1 : 0);
-    const field = h("input", { type: "text", inputmode: "decimal", value: shown, placeholder: precise(column, whole),
+    const field = h("input", { type: "text", inputmode: "decimal", value: shown, placeholder: precise(column, values.at(side ? -1 : 0)),
       "aria-label": `${title(column)}, ${side ? "at most" : "at least"}` });
     field.addEventListener("change", () => {
       const ends = [...(state.range(column) ?? [-Infinity, Infinity])];

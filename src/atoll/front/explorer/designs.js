@@ -1,12 +1,12 @@
 // The view of all designs: filters, scatter, the chosen design, the table.
 
-import { latest, ask } from "./api.js";
-import { figures } from "./bars.js";
-import { download, h, say, settled } from "./dom.js";
+import { COLUMNS, PARAMETERS, PLAN, describe, shown, title, withUnit } from "../base/columns.js";
+import { download, figures, h, legend, say, settled } from "../base/dom.js";
+import { counted, number } from "../base/units.js";
+import { ask, latest } from "./api.js";
 import { filterBox } from "./filters.js";
-import { Scatter } from "./scatter.js";
+import { DesignScatter } from "./scatter.js";
 import * as state from "./state.js";
-import { COLUMNS, PARAMETERS, PLAN, counted, describe, number, shown, title, withUnit } from "./units.js";
 
 const PAGE = 25;
 const axes = () => ["score", "area_mm2", "power_W", "energy_per_token_J", "step_time_s", "samples_per_s", ...PARAMETERS, ...PLAN];
@@ -18,7 +18,7 @@ export class Designs {
     this.hidden = single ? ["samples_per_s"] : [];
     this.asks = { summary: latest(), scatter: latest(), table: latest() };
     this.rows = {};
-    this.scatter = new Scatter((chip) => this.pick(chip), (xs, ys) => this.brush(xs, ys));
+    this.scatter = new DesignScatter((chip) => this.pick(chip), (xs, ys) => this.brush(xs, ys));
     const choose = (name, label, otherwise) => {
       const select = h("select", { id: name, onchange: () => state.set({ [name]: select.value }) },
         axes().filter((c) => !this.hidden.includes(c)).map((c) => h("option", { value: c, selected: c === state.get(name, otherwise) }, title(c))));
@@ -27,7 +27,7 @@ export class Designs {
     this.count = h("p", { id: "count", role: "status" });
     this.boxes = h("div", { id: "filters" });
     this.caption = h("p", { class: "muted", id: "caption" });
-    this.key = h("div", { class: "key" });
+    this.key = h("div");
     this.chosen = h("section", { class: "card", id: "chosen", "aria-label": "The chosen design" });
     this.table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Designs, scrolls sideways" });
     this.pager = h("div", { class: "row end", id: "pager" });
@@ -97,13 +97,11 @@ export class Designs {
       this.caption.textContent = found.mode === "cells"
         ? `${counted(found.shown, "design")}, counted in ${number(found.cells.length)} cells of a ${found.grid[0]} × ${found.grid[1]} grid${front}. Drag to look closer; up to 1,500 designs are drawn one by one.`
         : `${counted(found.shown, "design")}, each a point${front}. Drag to look closer.`;
-      const item = (mark, text) => h("span", {}, mark, text);
-      const swatch = (colour, kind) => h("i", { class: `swatch ${kind}`, style: { background: `var(--${colour})` } });
       const most = found.mode === "cells" ? found.cells.reduce((m, c) => Math.max(m, c[2]), 1) : 0;
-      this.key.replaceChildren(
-        found.mode === "cells" ? item(h("i", { class: "scale" }), `1 to ${counted(most, "design")} in a cell (logarithmic)`) : item(swatch("data", "round"), "design"),
-        ...(found.front.length ? [item(swatch("front", "line"), "front")] : []),
-        ...(state.get("a") ? [item(swatch("a", "round"), "A")] : []), ...(state.get("b") ? [item(swatch("b", "round"), "B")] : []));
+      this.key.replaceChildren(legend([
+        most ? ["linear-gradient(90deg, var(--soft), var(--blue))", `1 to ${counted(most, "design")} in a cell (logarithmic)`, "scale"] : ["var(--blue)", "design", "round"],
+        ...(found.front.length ? [["var(--front)", "front", "line"]] : []),
+        ...["a", "b"].filter((letter) => state.get(letter)).map((letter) => [`var(--${letter})`, letter.toUpperCase(), "round"])]));
     });
   }
 

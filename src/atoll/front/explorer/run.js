@@ -1,18 +1,22 @@
 // The view of a search: its state, its answer, score and bound over time.
 
+import { COLUMNS } from "../base/columns.js";
+import { download, figures, h, legend, section, table } from "../base/dom.js";
+import { Plot, padded } from "../base/plot.js";
+import { counted, duration, number, percent } from "../base/units.js";
+import { baselinesView } from "../views/parts.js";
 import { ask } from "./api.js";
-import { figures, plainBars } from "./bars.js";
-import { download, h } from "./dom.js";
-import { Plot, padded } from "./plot.js";
 import * as state from "./state.js";
-import { COLUMNS, NOUNS, counted, number, percent, seconds } from "./units.js";
+
+/** What a search looks at, by the kind of a run. */
+export const NOUNS = { search: "chip", wafer: "candidate", planning: "layout" };
 
 export class RunView {
   constructor(run, single) {
     this.run = run;
     this.single = single;
     this.points = [];
-    this.canvas = h("canvas", { class: "plot still", id: "progress", role: "img", "aria-label": "Best score and bound over the time of the search" });
+    this.canvas = h("canvas", { class: "plot", id: "progress", role: "img", "aria-label": "Best score and bound over the time of the search" });
     this.plot = new Plot(this.canvas, 280, () => this.draw());
     this.top = h("section", { class: "card", id: "answer", "aria-label": "Answer" });
     this.side = h("div", { class: "stack" });
@@ -22,9 +26,7 @@ export class RunView {
           h("div", { class: "row end" }, h("h2", {}, "Best found and bound over time"),
             h("button", { type: "button", onclick: () => this.canvas.toBlob((b) => download(b, `${run}-progress.png`)) }, "PNG")),
           this.canvas,
-          h("div", { class: "key" },
-            h("span", {}, h("i", { class: "swatch line", style: { background: "var(--data)" } }), "best design found"),
-            h("span", {}, h("i", { class: "swatch line", style: { background: "var(--front)" } }), "no design is better than this"))),
+          legend([["var(--blue)", "best design found", "line"], ["var(--front)", "no design is better than this", "line"]])),
         this.side));
     this.update();
   }
@@ -55,13 +57,14 @@ export class RunView {
         ...(chip ? [["Area", number(chip.area_mm2), "mm²"]] : []),
         ["May still be better", number(status.left), `${NOUNS[details.kind]}s`],
         ...(!chips ? [] : [["Evaluated", number(status.evaluated), "chips"], ["Designs on record", number(status.designs)]]),
-        ["Searched for", seconds(status.seconds)],
+        ["Searched for", duration(status.seconds)],
       ]),
       h("div", { class: "row" },
         !chips ? null : h("button", { type: "button", onclick: () => state.set({ view: "designs" }, true) }, "Explore the designs"),
-        proof ? h("a", { class: "button", href: `/api/runs/${this.run}/result.json` }, "Result as JSON") : null),
+        proof ? [h("button", { type: "button", onclick: () => state.set({ view: "report" }, true) }, "Report"),
+          h("a", { class: "button", href: `/api/runs/${this.run}/result.json` }, "Result as JSON")] : null),
     ].filter(Boolean));
-    const baselines = Object.entries(result.baselines ?? {});
+    const baselines = Object.entries(result.baselines ?? {}).map(([name, score]) => ({ name, score, remark: result.baseline_remarks[name] }));
     const job = details.job;
     const asked = wafer
       ? [["Wafer", job.wafer], ["Batch", number(job.batch)], ["Microbatches", job.microbatches.join(", ")], ["Optimizer", job.optimizer]]
@@ -71,10 +74,8 @@ export class RunView {
         ["Tolerance", percent(job.tolerance, 2)]];
     const rows = [...asked, ["Runs on", `${status.executor} (process ${status.pid} on ${status.host})`], ["Phase", status.phase]];
     this.side.replaceChildren(...[
-      baselines.length ? h("section", { class: "card" }, h("h2", {}, "Baselines"),
-        plainBars([["this search", status.score], ...baselines], (v) => `${number(v)} ${unit}`),
-        Object.entries(result.baseline_remarks ?? {}).map(([name, remark]) => h("p", { class: "muted below" }, `${name}: ${remark}.`))) : null,
-      h("section", { class: "card" }, h("h2", {}, "Job"), h("table", { class: "wrap told" }, h("tbody", {}, rows.map(([n, v]) => h("tr", {}, h("td", {}, n), h("td", {}, v)))))),
+      baselines.length ? baselinesView(["this search", status.score], baselines, unit || "score") : null,
+      section("job", "Job", "", table([], rows, { class: "wrap told" })),
     ].filter(Boolean));
     this.plot.redraw();
   }
@@ -90,6 +91,6 @@ export class RunView {
     plot.axes([0, end || 1], padded([Math.min(...values), Math.max(...values)], 0.08), "Time (s)", `${COLUMNS.score.label}${unit ? ` (${unit})` : ""}`);
     const until = (list, name) => [...list.map((p) => [p.seconds, p[name]]), ...(list.length ? [[end, list.at(-1)[name]]] : [])];
     plot.path(until(bounded, "bound"), "front", { dash: [6, 3], stairs: true });
-    plot.path(until(scored, "score"), "data", { width: 2.5, stairs: true });
+    plot.path(until(scored, "score"), "blue", { width: 2.5, stairs: true });
   }
 }

@@ -1,10 +1,10 @@
 // Sliders over the conditions of one design or layout; every move is estimated again.
 
+import { stackedBars } from "../base/bars.js";
+import { figures, h, say, settled } from "../base/dom.js";
+import { bytes, counted, number, percent, seconds } from "../base/units.js";
 import { ask, latest } from "./api.js";
-import { figures, stackedBars } from "./bars.js";
-import { h, say, settled } from "./dom.js";
 import * as state from "./state.js";
-import { bytes, counted, number, percent, seconds } from "./units.js";
 
 const NAMES = ["devices", "link", "hbm_GiB", "hbm_GBps", "microbatch", "tensor"];
 const key = (name) => `w_${name}`;
@@ -119,17 +119,17 @@ export class WhatIf {
         figures([
           row("Throughput", "samples_per_s", number, "samples/s"), row("Step time", "step_time_s", seconds), row("MFU (masked attention and recomputation not counted)", "mfu", percent),
           row("Tokens/s per device", "tokens_per_s_per_device", number),
-          ...(now.power_W === null ? [] : [row("Power a device", "power_W", number, "W"),
-            row("Energy a token", "energy_per_token_J", (v) => number(v * 1e3), "mJ")]),
+          ...(now.power_W === null ? [] : [row("Power per device", "power_W", number, "W"),
+            row("Energy per token", "energy_per_token_J", (v) => number(v * 1e3), "mJ")]),
         ]),
         h("p", { class: "muted", id: "answered", "data-ms": now.answered_ms },
-          `${now.layout.replaceAll(" x ", " × ")} on ${counted(now.devices, "device")}, microbatch ${now.microbatch}, ${counted(now.microbatches, "round")}, recomputation ${now.recompute}. ` +
+          `${now.layout.replaceAll(" x ", " × ")} on ${counted(now.devices, "device")}, microbatch ${now.microbatch}, ${number(now.microbatches)} microbatches per replica, recomputation ${now.recompute}. ` +
           `${now.schedules ? `Schedules ${now.schedules}. ` : ""}Answered in ${number(now.answered_ms, 2)} ms.`)),
-      h("section", { class: "card" }, h("h2", {}, "Where a step's time goes"), stackedBars(rows.map(([n, v]) => [n, v.parts_s]), seconds)),
+      h("section", { class: "card" }, h("h2", {}, "Where a step's time goes"), stackedBars(rows.map(([name, v]) => ({ name, parts: v.parts_s })), seconds)),
       h("section", { class: "card" }, h("h2", {}, `Memory of the fullest device, of ${bytes(now.memory_capacity_bytes)}`),
-        stackedBars(rows.map(([n, v]) => [n, v.memory_bytes]), bytes, now.memory_capacity_bytes)),
+        stackedBars(rows.map(([name, v]) => ({ name, parts: v.memory_bytes })), bytes, now.memory_capacity_bytes)),
     ].filter(Boolean));
-    say(`${number(now.samples_per_s)} samples a second`);
+    say(`${number(now.samples_per_s)} samples per second`);
   }
 }
 

@@ -1,20 +1,22 @@
 // Runs, views, the theme, and keeping up with a search that is still writing.
 
+import { COLUMNS, nameParameters, nameScore } from "../base/columns.js";
+import { h, say } from "../base/dom.js";
+import { counted, number } from "../base/units.js";
 import { ask } from "./api.js";
 import { Compare } from "./compare.js";
 import { Designs } from "./designs.js";
-import { h, say } from "./dom.js";
 import { Layouts } from "./layouts.js";
-import { RunView } from "./run.js";
+import { Report } from "./report.js";
+import { NOUNS, RunView } from "./run.js";
 import * as state from "./state.js";
-import { COLUMNS, NOUNS, counted, nameParameters, nameScore, number } from "./units.js";
 import { WhatIf } from "./whatif.js";
 
 const VIEWS = {
-  search: { run: "Run", designs: "Designs", compare: "Compare", whatif: "What if" },
-  wafer: { run: "Run" },
+  search: { run: "Run", designs: "Designs", compare: "Compare", whatif: "What if", report: "Report" },
+  wafer: { run: "Run", report: "Report" },
   planning: { run: "Run" },
-  plan: { layouts: "Layouts", compare: "Compare", whatif: "What if" },
+  plan: { layouts: "Layouts", compare: "Compare", whatif: "What if", report: "Report" },
 };
 const byId = (id) => document.getElementById(id);
 let runs = [], leftOut = [], view = null, present = "";
@@ -34,7 +36,7 @@ function show() {
   const single = nameScore(run.models);
   const made = {
     run: () => new RunView(run.id, single), designs: () => new Designs(run.id, single), layouts: () => new Layouts(run.id),
-    compare: () => new Compare(run.id, run.kind), whatif: () => new WhatIf(run.id, run.kind, run.models),
+    compare: () => new Compare(run.id, run.kind), report: () => new Report(run.id), whatif: () => new WhatIf(run.id, run.kind, run.models),
   };
   view = made[name]();
   byId("view").replaceChildren(h("h1", { class: "unseen" }, `${VIEWS[run.kind][name]} of ${run.id}`), view.element);

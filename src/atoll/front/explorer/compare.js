@@ -1,16 +1,17 @@
 // Two designs, or two layouts, side by side.
 
+import { stackedBars } from "../base/bars.js";
+import { PARAMETERS, PLAN, shown, title } from "../base/columns.js";
+import { h, table } from "../base/dom.js";
+import { bytes, number, percent, seconds } from "../base/units.js";
 import { ask } from "./api.js";
-import { stackedBars } from "./bars.js";
-import { h } from "./dom.js";
 import * as state from "./state.js";
-import { PARAMETERS, PLAN, bytes, number, percent, seconds, shown, title } from "./units.js";
 
 const columns = () => ["score", "step_time_s", "area_mm2", "power_W", "energy_per_token_J", ...PARAMETERS, ...PLAN];
 const STEP = [
   ["step_time_s", "Step time", seconds], ["samples_per_s", "Throughput (samples/s)", number], ["tokens_per_s_per_device", "Tokens/s per device", number],
   ["mfu", "MFU (masked attention and recomputation not counted)", percent], ["devices", "Devices", number], ["tensor", "Tensor width", number], ["pipeline", "Pipeline stages", number],
-  ["data", "Data copies", number], ["microbatch", "Microbatch", number], ["microbatches", "Microbatches a copy", number], ["recompute", "Recomputation", String],
+  ["data", "Data copies", number], ["microbatch", "Microbatch", number], ["microbatches", "Microbatches per replica", number], ["recompute", "Recomputation", String],
 ];
 
 export class Compare {
@@ -57,20 +58,19 @@ export class Compare {
   }
 
   sections(chips, steps, designs) {
-    const heads = () => ["a", "b"].map((letter, i) => h("th", { scope: "col" }, h("span", { class: `tag ${letter}` }, letter.toUpperCase()), ` ${chips[i]}`));
-    const table = (rows) => h("div", { class: "scroll" }, h("table", { class: "wrap" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, ""), heads(), h("th", { scope: "col" }, "B / A"))), h("tbody", {}, rows)));
-    const line = (name, a, b, format) => h("tr", {}, h("td", {}, name), h("td", {}, format(a)), h("td", {}, format(b)), h("td", {}, ratio(a, b)));
+    const heads = () => ["a", "b"].map((letter, i) => [h("span", { class: `tag ${letter}` }, letter.toUpperCase()), ` ${chips[i]}`]);
+    const beside = (rows) => table(["", ...heads(), "B / A"], rows, { class: "wrap" });
+    const line = (name, a, b, format) => [name, format(a), format(b), ratio(a, b)];
     const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), content);
     const halves = (left, right) => [h("div", { class: "halves" }, h("div", { class: "stack" }, left), h("div", { class: "stack" }, right))];
-    const design = designs && card("Designs", table(columns().map((n) => line(title(n), designs[0][n], designs[1][n], (v) => shown(n, v)))));
+    const design = designs && card("Designs", beside(columns().map((n) => line(title(n), designs[0][n], designs[1][n], (v) => shown(n, v)))));
     const problem = steps.find((s) => s.problem);
     if (problem) return halves([design].filter(Boolean), [h("p", { class: "card warn", role: "alert" }, problem.problem)]);
     const labels = [`A ${chips[0]}`, `B ${chips[1]}`];
-    const step = card(designs ? "The step" : "Layouts", table(STEP.map(([n, label, format]) => line(label, steps[0][n], steps[1][n], format))),
+    const step = card(designs ? "The step" : "Layouts", beside(STEP.map(([n, label, format]) => line(label, steps[0][n], steps[1][n], format))),
       designs ? null : ["A", "B"].map((letter, i) => h("p", { class: "muted below" }, `${letter}: ${steps[i].layout}`)));
-    const time = card("Where a step's time goes", stackedBars(steps.map((s, i) => [labels[i], s.parts_s]), seconds));
-    const memory = card("Memory of the fullest device", stackedBars(steps.map((s, i) => [labels[i], s.memory_bytes]), bytes));
+    const time = card("Where a step's time goes", stackedBars(steps.map((s, i) => ({ name: labels[i], parts: s.parts_s })), seconds));
+    const memory = card("Memory of the fullest device", stackedBars(steps.map((s, i) => ({ name: labels[i], parts: s.memory_bytes })), bytes));
     return designs ? halves([design, memory], [time, step]) : halves([step], [time, memory]);
   }
 }

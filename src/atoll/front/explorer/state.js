@@ -1,6 +1,6 @@
 // What is looked at lives in the address, so that an address is the whole view.
 
-import { COLUMNS } from "./units.js";
+import { COLUMNS } from "../base/columns.js";
 
 const known = new URLSearchParams(location.search);
 known.delete("token"); // kept by a cookie; it should not travel with a link
