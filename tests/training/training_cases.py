@@ -19,6 +19,7 @@ from atoll.training.estimate import Estimate, Estimator
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.run import Run
 from atoll.training.stack import STACKS
+from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 
 GB = 1e9
@@ -168,6 +169,7 @@ def random_runs(draw: st.DrawFn) -> Run:
         sequence=draw(st.sampled_from((128, 512, 1024))),
         attention=draw(st.sampled_from(("flash", "unfused"))),
         imbalance=draw(st.sampled_from((1.0, 1.5))),
+        adapters=draw(st.sampled_from((None, None, Adapters(8), Adapters(4, ("q", "down"))))),
     )
     return run
 

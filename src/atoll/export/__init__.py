@@ -69,6 +69,8 @@ def export(
 
 def export_run(target: str, run: Run, layout: Layout) -> Export:
     """The launch file of a training run under a layout, its stages as they were estimated."""
+    if run.adapters is not None:
+        raise AtollError(f"{target}: launch files that are written here train all weights")
     return export(
         target,
         run.model,

@@ -16,6 +16,7 @@ from atoll.questions.question import Named, Question, Several, option
 StackName = Annotated[
     str, Named("atoll.training.stack:STACKS", "atoll.training.software:find_stack")
 ]
+LoraTargets = Annotated[str, Named(loader="atoll.workload.adapters:targets_named")]
 SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=True)]
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
 
@@ -51,6 +52,14 @@ class RunQuestion(Question):
         "Probability, of all dropouts.", TRAINED, None, shown="the model's"
     )
     optimizer: f.OptimizerName = option("Bytes of its states.", TRAINED, "mixed", old=("states",))
+    method: Literal["pretrain", "sft", "lora"] = option(
+        "All weights are trained, or adapters beside frozen ones.", TRAINED, "pretrain"
+    )
+    lora_rank: Count = option("Rank of the adapters.", TRAINED, 16)
+    lora_targets: LoraTargets = option(
+        "Projections with adapters: attention, mlp, all, or by name (q_proj+v_proj).", TRAINED,
+        "attention",
+    )  # fmt: skip
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None = option(
         "Type of matrix products.", SYSTEM, None, shown="the device's"
     )

@@ -46,6 +46,9 @@ class EstimateFields(TypedDict, total=False):
     cuda_graphs: str | None
     dropout: float | str | None
     optimizer: str | None
+    method: str | None
+    lora_rank: int | None
+    lora_targets: str | None
     precision: str | None
     attention: str | None
     imbalance: float | str | None
@@ -102,6 +105,9 @@ class PlanFields(TypedDict, total=False):
     cuda_graphs: str | None
     dropout: float | str | None
     optimizer: str | None
+    method: str | None
+    lora_rank: int | None
+    lora_targets: str | None
     precision: str | None
     attention: str | None
     imbalance: float | str | None
@@ -134,6 +140,9 @@ class RunFields(TypedDict, total=False):
     cuda_graphs: str | None
     dropout: float | str | None
     optimizer: str | None
+    method: str | None
+    lora_rank: int | None
+    lora_targets: str | None
     precision: str | None
     attention: str | None
     imbalance: float | str | None

@@ -32,7 +32,7 @@ from atoll.training.memory import (
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.priced import Priced
 from atoll.training.run import Run
-from atoll.training.step import Stepper, accumulation_s, update_s
+from atoll.training.step import Stepper, accumulation_s, held_parameters, update_s
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -289,7 +289,8 @@ def _collectives(
 
 def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:
     own = cost.parameters, cost.expert_parameters
-    return *own, cost.waiting_bytes, fp8_bytes(run, cost), cost.weight.total_s
+    waiting, copied = cost.waiting_bytes, fp8_bytes(run, cost)
+    return *own, waiting, copied, cost.weight.total_s, *held_parameters(run, cost)
 
 
 def _held(

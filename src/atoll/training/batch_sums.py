@@ -58,8 +58,8 @@ class Tables(NamedTuple):
     shares: Floats
     """(levels, points): what messages reach of each level's bandwidth."""
     kinds: Floats
-    """(kinds, 5): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
-    copies, seconds of weight gradients."""
+    """(kinds, 7): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
+    copies, seconds of weight gradients; dense and expert parameters with frozen ones."""
     passes: Floats
     """(sides, kinds, choices, 6), a side for where experts lie and whether weight gradients run
     apart: forward and backward (recomputation with it), the compute of
@@ -195,11 +195,13 @@ class Sums:
         copies, zero = mine[:, COPIES], mine[:, ZERO]
         held = t.held[t.content[self.stage]]
         sums = t.counts @ t.kinds
-        sums[:, 0] -= t.held[t.content, 0]
-        dense, expert, waiting, copied, weight_s = sums[self.stage].T
+        for column in (5,) if self.run.adapters else (0, 5):
+            sums[:, column] -= t.held[t.content, 0]
+        dense, expert, waiting, copied, weight_s, *held_too = sums[self.stage].T
         per = t.parameters[mine[:, DIVISION]]
         weights, gradients, optimizer, accumulate_s, update_s = (
-            per[:, i, 0] * dense + per[:, i, 1] * expert for i in range(5)
+            per[:, i, 0] * whole + per[:, i, 1] * own
+            for i, (whole, own) in enumerate([held_too] + [(dense, expert)] * 4)
         )
         fixed = weights + optimizer + held[np.arange(len(held)), 2 + zero]
         fixed += np.where(zero < 3, copied, 0.0)
@@ -280,9 +282,12 @@ class Sums:
         x = t.passes[side]
         found: Floats = x[:, :, [0, 1, 4, 5]]
         if group >= 0:
-            dense, expert = t.kinds[:, 0], t.kinds[:, 1]
-            both = self.shared_s(np.full(len(dense), group), dense, expert)
-            gather_s, reduce_s = (s[:, None] / self.stack.gather_efficiency for s in both)
+            of = np.full(len(t.kinds), group)
+            gathers_s, _ = self.shared_s(of, t.kinds[:, 5], t.kinds[:, 6])
+            _, sums_s = self.shared_s(of, t.kinds[:, 0], t.kinds[:, 1])
+            gather_s, reduce_s = (
+                s[:, None] / self.stack.gather_efficiency for s in (gathers_s, sums_s)
+            )
             hidden = self.stack.overlap.gather
             for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):
                 found[:, :, at] += wire_s - np.minimum(hidden * wire_s, x[:, :, 2 + at])
@@ -303,7 +308,8 @@ class Sums:
         peak = gradients + activations + np.maximum(transient, logits)
         if self.stack.late_gradients:
             early = np.where(rows[:, MICROBATCHES, None] > 1, gradients, 0.0)
-            summed = 2 * self.run.states.gradient * t.held[content, :1]
+            tied = 0 if self.run.adapters else t.held[content, :1]
+            summed = 2 * self.run.states.gradient * tied
             late_peak = np.maximum(
                 early + activations + logits, gradients + np.maximum(transient, summed)
             )

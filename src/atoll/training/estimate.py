@@ -16,7 +16,7 @@ from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, expected_error
 from atoll.training.batch import stage_choices
-from atoll.training.memory import Memory, stage_memory
+from atoll.training.memory import Memory, stage_memory, stage_parameters
 from atoll.training.operators.layers import LayerCost, Share, choices_of
 from atoll.training.operators.priced import Priced
 from atoll.training.run import Run
@@ -86,7 +86,7 @@ class Estimate(Answered[EstimateAnswer]):
     def mfu(self) -> float:
         """Model FLOPs (`workload.flops`) over the devices' dense 16-bit peak."""
         run = self.run
-        flops = run.global_batch * model_flops(run.stored or run.model, run.sequence)
+        flops = run.global_batch * model_flops(run.stored or run.model, run.sequence, run.adapters)
         peak = run.devices * run.gpu.peak_flops(run.gpu.half_dtype)
         return flops / self.step.time_s / peak
 
@@ -178,6 +178,11 @@ class Estimator(Priced):
             entering_bytes=boundary if came else 0.0,
         )
 
+    def _trained(self, layout: Layout, chunks: Sequence[Share]) -> tuple[float, float]:
+        """Dense and expert parameters of a stage that are trained."""
+        layers = [pair for chunk in chunks for pair in chunk]
+        return stage_parameters(self.run, layers, self.shared(layout, _costs(chunks)))[0]
+
     def _step(
         self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]
     ) -> Step:
@@ -188,7 +193,7 @@ class Estimator(Priced):
         )
         one_way_s = stepper.send_s(boundary)
         slowest = max(stages, key=lambda s: s.total_s)
-        parameters = [_parameters(chunks, self.shared(layout, _costs(chunks))) for chunks in shares]
+        parameters = [self._trained(layout, chunks) for chunks in shares]
         accumulate_s = max(accumulation_s(run, layout, m, *p) for p in parameters)
         passes = [s.passes for s in stages]
         idle_s = bubble_s(layout.schedule, passes, m, layout.vpp)
@@ -245,13 +250,6 @@ def _rerun(
 
 def _costs(chunks: Sequence[Share]) -> list[LayerCost]:
     return [cost for chunk in chunks for cost, _ in chunk]
-
-
-def _parameters(chunks: Sequence[Share], shared: int) -> tuple[float, float]:
-    """Dense and expert parameters of a stage."""
-    dense = sum(c.parameters * n for chunk in chunks for c, n in chunk) - shared
-    expert = sum(c.expert_parameters * n for chunk in chunks for c, n in chunk)
-    return float(dense), float(expert)
 
 
 def estimate(run: Run, layout: Layout) -> Estimate:

@@ -10,6 +10,7 @@ from atoll.step.bubbles import chunk_weights, held_bytes
 from atoll.step.layout import Layout
 from atoll.training.operators.layers import LayerCost, Share
 from atoll.training.run import Run
+from atoll.training.step import held_parameters
 
 RESERVED = 0.12  # of what is allocated, held back by the allocator when memory is not short
 WORKSPACE_BYTES = 32 << 20  # of a matrix library's handle, as PyTorch asks for since Hopper
@@ -89,12 +90,10 @@ def stage_memory(
     bytes of each microbatch from another stage.
     """
     layers = [pair for chunk in chunks for pair in chunk]
-    dense = sum(cost.parameters * n for cost, n in layers) - shared_parameters
-    expert = sum(cost.expert_parameters * n for cost, n in layers)
+    trained, held = stage_parameters(run, layers, shared_parameters)
     states = run.states
-    weights, gradients, optimizer = states.parts(
-        dense + expert, layout.divided(dense, expert), layout.zero
-    )
+    _, gradients, optimizer = states.parts(sum(trained), layout.divided(*trained), layout.zero)
+    weights, _, _ = states.parts(sum(held), layout.divided(*held), layout.zero)
     where = layout.schedule, layout.pp, stage, microbatches, layout.vpp
     kept = sum(
         weight * n * kept_bytes(run, cost, recompute)
@@ -118,7 +117,8 @@ def stage_memory(
         # with accumulation they are there from the second microbatch on. A tied embedding's two
         # gradients are summed into a third tensor.
         early = gradients if microbatches > 1 else 0.0
-        summed = max(transient, 2 * states.gradient * shared_parameters)
+        tied = 0 if run.adapters else shared_parameters
+        summed = max(transient, 2 * states.gradient * tied)
         at_loss = Memory(stage, weights, early, optimizer, activations, logits, 0.0, buffers, *lost)
         at_end = Memory(stage, weights, gradients, optimizer, 0.0, 0.0, summed, buffers, *lost)
         return max(at_loss, at_end, key=lambda memory: memory.allocated)
@@ -127,6 +127,24 @@ def stage_memory(
     return Memory(
         stage, weights, gradients, optimizer, activations, logits, transient, buffers, *lost
     )
+
+
+Parameters = tuple[float, float]
+
+
+def stage_parameters(
+    run: Run, layers: Sequence[tuple[LayerCost, int]], shared: int
+) -> tuple[Parameters, Parameters]:
+    """Dense and expert parameters of a stage that are trained, and those that it holds
+    (`held_parameters`); of both what several layers have in common once.
+    """
+    dense = sum(cost.parameters * n for cost, n in layers)
+    expert = sum(cost.expert_parameters * n for cost, n in layers)
+    if not run.adapters:
+        dense -= shared
+    held = [(held_parameters(run, cost), n) for cost, n in layers]
+    held_dense = sum(d * n for (d, _), n in held) - shared
+    return (float(dense), float(expert)), (held_dense, sum(e * n for (_, e), n in held))
 
 
 def logits_bytes(
@@ -149,21 +167,22 @@ def logits_bytes(
     return peak + (every * losses - logits) * stack.loss_kept + deferred
 
 
-def _parameters(cost: LayerCost) -> int:
+def _trained(cost: LayerCost) -> int:
     return cost.parameters + cost.expert_parameters
 
 
 def fp8_bytes(run: Run, cost: LayerCost) -> float:
     """Of a layer's weights, copies in fp8 beside the 16-bit ones, where these are not divided."""
     held = run.precision in SCALED and cost.is_block
-    return run.stack.fp8_copies * _parameters(cost) if held else 0
+    whole = cost.frozen if run.adapters else (cost.parameters, cost.expert_parameters)
+    return run.stack.fp8_copies * sum(whole) if held else 0
 
 
 def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
     """Divided tensors while they are whole, and workspaces of matrix libraries."""
     buffers = _gathered_bytes(run, layers) if zero >= 3 else 0.0
     if zero == 2:  # a layer's whole gradient, until it is reduced
-        buffers = run.states.reduced * max(_parameters(cost) for cost, _ in layers)
+        buffers = run.states.reduced * max(_trained(cost) for cost, _ in layers)
     return buffers + workspace_bytes(run)
 
 
@@ -174,11 +193,11 @@ def workspace_bytes(run: Run) -> float:
 
 def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
     """Of fully sharded layers, the weights that are whole at a time and the gradient of as many."""
-    blocks = [_parameters(cost) for cost, _ in layers if cost.is_block]
-    widest = max(blocks, default=0)
-    ends = max((cost.parameters for cost, _ in layers if not cost.is_block), default=0)
+    widest = max((sum(held_parameters(run, c)) for c, _ in layers if c.is_block), default=0.0)
+    ends = max((sum(held_parameters(run, c)) for c, _ in layers if not c.is_block), default=0.0)
     gathered = max(run.stack.gathered_layers * widest, ends)
-    return gathered * run.states.weight + min(gathered, widest) * run.states.reduced
+    summed = max((_trained(c) for c, _ in layers if c.is_block), default=0)
+    return gathered * run.states.weight + min(gathered, summed) * run.states.reduced
 
 
 def kept_bytes(run: Run, cost: LayerCost, recompute: str) -> float:

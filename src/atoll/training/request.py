@@ -17,6 +17,8 @@ from atoll.training.planner.space import Axes
 from atoll.training.run import Run
 from atoll.training.site import Site, load_site
 from atoll.training.software import software
+from atoll.training.stack import frozen_norms
+from atoll.workload.adapters import Adapters, targets_named
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
 from atoll.workload.prepare import prepare
@@ -58,6 +60,13 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
     gpu.peak_flops(precision)
     site = load_site(asked.site) if asked.site else Site(name="catalogue")
     attention = asked.attention if "attention" in asked.asked() else None
+    stack = software(asked.stack or site.stack or gpu.stack, asked.overlap, asked.cuda_graphs)
+    adapters = None
+    if asked.method == "lora":
+        if isinstance(given, StoredModel):
+            raise AtollError(f"{given.name} was captured: all of its weights are trained")
+        adapters = Adapters(asked.lora_rank, targets_named(asked.lora_targets))
+        stack = frozen_norms(stack)
     run = Run(
         model=config,
         gpu=gpu,
@@ -65,11 +74,12 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         devices=asked.devices,
         sequence=length,
         global_batch=asked.batch,
-        stack=software(asked.stack or site.stack or gpu.stack, asked.overlap, asked.cuda_graphs),
+        stack=stack,
         states=load_states(asked.optimizer),
         precision=precision,
         attention=attention or site.attention or asked.attention,
         imbalance=asked.imbalance,
+        adapters=adapters,
         stored=given if isinstance(given, StoredModel) else None,
     )
     return run.at(site) if asked.site else run

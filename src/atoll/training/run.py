@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
+from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
 from atoll.step.states import States
 from atoll.training.site import Site
 from atoll.training.stack import COMPOSED_GELU, Stack
+from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, warnings_of
 
@@ -31,6 +33,8 @@ class Run:
     """flash (the best of today), flash2 or flash1 (as of 2023 and 2022), or unfused."""
     imbalance: float = 1.0
     """Tokens of the busiest expert over the mean."""
+    adapters: Adapters | None = None
+    """What is trained of a model with frozen weights; none where all are."""
     stored: StoredModel | None = None
     """The captured model, where there is no builder for it."""
     site: Site | None = None
@@ -51,6 +55,12 @@ class Run:
         """Time of a step over what its parts explain; several nodes also wait for the slowest."""
         several = self.devices > self.network.node
         return self.stack.slack * (self.stack.straggling if several else 1.0)
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Of a weight in a block that is not trained: no master copy is kept beside it."""
+        alone = self.precision in SCALED and self.stack.scaled_weights
+        return ELEMENT_BYTES[self.precision] if alone else self.states.weight
 
     @property
     def notes(self) -> tuple[str, ...]:

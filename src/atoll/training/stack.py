@@ -87,6 +87,8 @@ class Stack:
     """Outside the allocator: driver context (1.6 GB) and buffers of collectives."""
     fp8_copies: float = 0.0
     """Bytes a parameter of fp8 copies of blocks' weights, kept beside the 16-bit ones."""
+    scaled_weights: bool = False
+    """Frozen weights of fp8 and fp4 products are kept in that format alone."""
     scaled_inputs: bool = False
     """Inputs of fp8 and fp4 products are kept for their weight gradients as they were cast."""
     workspaces: int = 0
@@ -265,6 +267,7 @@ NEMO = replace(
     name="nemo",
     overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8),
     fp8_copies=0,
+    scaled_weights=True,
     states="mixed16",
     fragmentation=0.03,  # its recipes let segments of the allocator grow
     orders=FUSED_ORDERS,
@@ -391,6 +394,19 @@ STACKS = Registry(
         FSDP_2023,
     ),
 )
+
+
+def frozen_norms(stack: Stack) -> Stack:
+    """Norms of scales that are not trained: composed ones neither keep the normed value nor make
+    the product with it and its sum.
+    """
+    if "rmsnorm" not in stack.kept:
+        return stack
+    passes = {
+        **stack.passes,
+        "rmsnorm_bwd": Passes(_RMSNORM_BWD.bytes - 10, _RMSNORM_BWD.kernels - 2),
+    }
+    return replace(stack, passes=passes, kept={**stack.kept, "rmsnorm": 2})
 
 
 def fused_loss(stack: Stack) -> Stack:

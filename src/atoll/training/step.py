@@ -247,7 +247,8 @@ class Stepper:
         """Gather of a fully sharded layer's weights, and scatter of its gradients."""
         if self.layout.zero < 3:
             return 0.0, 0.0
-        gather_s, reduce_s = self._shared_s(cost.parameters, cost.expert_parameters)
+        _, reduce_s = self._shared_s(cost.parameters, cost.expert_parameters)
+        gather_s, _ = self._shared_s(*held_parameters(self.run, cost))
         efficiency = self.run.stack.gather_efficiency
         return gather_s / efficiency, reduce_s / efficiency
 
@@ -351,6 +352,15 @@ class Stepper:
                     each = whose[0] * bytes_, whose[1] * bytes_
                     found.append(Shared(kind, gathers, *each, group, stride_))
         return tuple(found)
+
+
+def held_parameters(run: Run, cost: LayerCost) -> tuple[float, float]:
+    """Dense and expert parameters of a layer, frozen ones as many as trained ones of their bytes:
+    what is held of weights, and gathered.
+    """
+    each = run.frozen_bytes / run.states.weight if cost.is_block else 1.0
+    dense, expert = cost.frozen
+    return cost.parameters + each * dense, cost.expert_parameters + each * expert
 
 
 def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:

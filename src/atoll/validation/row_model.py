@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from atoll.errors import AtollError
 from atoll.validation.run_table import RunRow
+from atoll.workload.adapters import LORA_RANK, Adapters, targets_named
 from atoll.workload.families.config_fields import MOST_LAYERS
 from atoll.workload.families.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, with_kinds
 from atoll.workload.families.model_config import ModelConfig, StateSpace
@@ -79,6 +80,16 @@ def model_of(row: RunRow, dropout: float) -> ModelConfig:
     if "deepseek" in config.name.lower() and not config.latent_kv:
         config = _deepseek(config)
     return _architecture(row, config)
+
+
+def method_of(row: RunRow) -> Adapters | None:
+    """The adapters of a row that freezes its model's weights."""
+    rank = row.whole("lora_rank", 0)
+    if row.text("method") != "lora" and not rank:
+        return None
+    # "attention qkv+proj": the last word lists them
+    words = row.text("lora_targets").split()
+    return Adapters(rank or LORA_RANK, targets_named("".join(words[-1:])))
 
 
 def _word(row: RunRow, column: str, known: dict[str, str], default: str) -> str:

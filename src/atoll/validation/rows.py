@@ -13,9 +13,9 @@ from atoll.step.orders import ORDERS
 from atoll.training.memory import Memory
 from atoll.training.run import Run
 from atoll.training.site import Site
-from atoll.training.stack import Stack
+from atoll.training.stack import Stack, frozen_norms
 from atoll.validation.facts import Facts, facts_of
-from atoll.validation.row_model import model_of
+from atoll.validation.row_model import method_of, model_of
 from atoll.validation.run_table import RunRow
 from atoll.workload.families.config_fields import MOST_LAYERS
 
@@ -53,6 +53,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         schedule=_schedule(row, vpp),
         blocks=_blocks(row, pp, vpp),
     )
+    adapters = method_of(row)
     run = Run(
         model=model_of(row, facts.dropout),
         gpu=gpu,
@@ -60,10 +61,11 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         devices=devices,
         sequence=row.count("seq"),
         global_batch=row.count("global_batch"),
-        stack=facts.stack,
+        stack=frozen_norms(facts.stack) if adapters else facts.stack,
         states=facts.states,
         precision=half,
         attention=facts.attention,
+        adapters=adapters,
     )
     return run, layout
 

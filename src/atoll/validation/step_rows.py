@@ -7,10 +7,12 @@ gradients and moments are 16-bit; `benchmarks/measure_steps.py` writes such file
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 from atoll.errors import AtollError
 from atoll.files.csvfile import Line, read_csv
@@ -19,14 +21,58 @@ from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
 from atoll.training.run import Run
-from atoll.training.stack import STACKS
+from atoll.training.stack import STACKS, frozen_norms
+from atoll.validation.row_model import method_of
 from atoll.validation.run_table import RunRow
+from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.config_fields import MOST_LAYERS
 from atoll.workload.families.model_config import ModelConfig
 
 REQUIRED = ("family", "layers", "hidden", "heads", "ffn", "vocab", "mbs", "seq", "step_ms")
 H200_STEPS = files("atoll") / "data" / "h200_steps.csv"
 H200_STEPS_LATER = files("atoll") / "data" / "h200_steps_later.csv"
+
+
+# Names of sizes in configurations of Hugging Face models.
+SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+}
+MIXTURE = {
+    "n_experts": "num_local_experts",
+    "top_k": "num_experts_per_tok",
+    "moe_ffn": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "dense_layers": "first_k_dense_replace",
+}
+# What tables of steps leave out of latent attention (arXiv:2412.19437, section 4.2).
+LATENT = {
+    "deepseek_v3": {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+}
+PLAIN: dict[str, Callable[[int], dict[str, Any]]] = {
+    "gpt2": lambda sequence: {},
+    "opt": lambda sequence: {"activation": "relu", "position_rows": sequence + 2},
+    "bert": lambda sequence: {
+        "post_norm": True,
+        "causal": False,
+        "mlm_head": True,
+        "token_types": 2,
+        "position_rows": 512,
+        "embedding_norm": True,
+        "final_norm": False,
+    },
+}
 
 
 def is_step_file(header: list[str]) -> bool:
@@ -76,6 +122,9 @@ def step_run_of(row: RunRow) -> tuple[Run, Layout]:
     """The run and layout of a measured step."""
     gpu = load_gpu(row.device)
     stack = STACKS["compiled" if row.whole("compiled", 0) else "eager"]
+    adapters = method_of(row)
+    if row.text("experts_implementation") == "grouped_mm":
+        stack = replace(stack, host_expert_s=0.0)
     run = Run(
         model=model_of(row),
         gpu=gpu,
@@ -83,8 +132,9 @@ def step_run_of(row: RunRow) -> tuple[Run, Layout]:
         devices=1,
         sequence=row.count("seq"),
         global_batch=row.count("global_batch"),
-        stack=stack,
+        stack=frozen_norms(stack) if adapters else stack,
         states=STATES["bf16"],
+        adapters=adapters,
     )
     layout = Layout(
         microbatch=row.count("micro_batch"), zero=0, recompute=row.text("recompute", "none")
@@ -95,6 +145,27 @@ def step_run_of(row: RunRow) -> tuple[Run, Layout]:
 def model_of(row: RunRow) -> ModelConfig:
     """The Hugging Face model of a row's family and sizes."""
     family = row.text("family")
+    if family in PLAIN:
+        return _plain(row, family)
+    given = {key: row.whole(name) for name, key in SIZES.items() if row.text(name)}
+    given |= {key: size for name, key in MIXTURE.items() if (size := row.whole(name, 0))}
+    longest = max(row.count("seq"), 1024)
+    tied = bool(row.whole("tied_embeddings", 0))
+    config = config_from_hf(
+        {
+            "model_type": family,
+            "max_position_embeddings": longest,
+            "tie_word_embeddings": tied,
+            **given,
+            **LATENT.get(family, {}),
+        },
+        f"line {row.line} ({row.id})",
+    )
+    return replace(config, name=row.text("model", family))
+
+
+def _plain(row: RunRow, family: str) -> ModelConfig:
+    """Families before rotary positions and gates."""
     hidden, heads, sequence = row.count("hidden"), row.count("heads"), row.count("seq")
     if hidden % heads:
         raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
@@ -116,38 +187,4 @@ def model_of(row: RunRow) -> ModelConfig:
         attention_dropout=dropout,
         embedding_dropout=dropout,
     )
-    return _family(base, row, family, sequence)
-
-
-def _family(base: ModelConfig, row: RunRow, family: str, sequence: int) -> ModelConfig:
-    if family in ("llama", "mistral", "qwen2", "mixtral"):
-        gated = replace(
-            base,
-            gated=True,
-            activation="silu",
-            norm="rmsnorm",
-            positions="rotary",
-            attention_bias=family == "qwen2",
-            output_bias=False,
-            mlp_bias=False,
-        )
-        experts = row.whole("n_experts", 0)
-        if not experts:
-            return gated
-        return replace(gated, experts=experts, experts_per_token=row.count("top_k", 2))
-    if family == "opt":
-        return replace(base, activation="relu", position_rows=sequence + 2)
-    if family == "bert":
-        return replace(
-            base,
-            post_norm=True,
-            causal=False,
-            mlm_head=True,
-            token_types=2,
-            position_rows=512,
-            embedding_norm=True,
-            final_norm=False,
-        )
-    if family == "gpt2":
-        return base
-    raise AtollError(f"family {family!r} of measured steps is not known")
+    return replace(base, **PLAIN[family](sequence))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from atoll.workload.adapters import Adapters, with_adapters
 from atoll.workload.builders.model import build_model
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Model
@@ -18,24 +19,29 @@ from atoll.workload.prepare import prepare
 from atoll.workload.stored import StoredModel
 
 
-def model_flops(model: ModelConfig | StoredModel, sequence: int | None = None) -> float:
-    """FLOPs of one sample, forward and backward."""
+def model_flops(
+    model: ModelConfig | StoredModel, sequence: int | None = None, adapters: Adapters | None = None
+) -> float:
+    """FLOPs of one sample, forward and backward; with `adapters` on frozen weights."""
     if isinstance(model, StoredModel):
         built = prepare(model, model.file.microbatch or 1, sequence, fusion="none")
         return _needed(built) / built.microbatch
-    return _built(model, sequence)
+    return _built(model, sequence, adapters)
 
 
 @lru_cache(maxsize=256)
-def _built(config: ModelConfig, sequence: int | None) -> float:
-    return _needed(build_model(config, 1, sequence))
+def _built(config: ModelConfig, sequence: int | None, adapters: Adapters | None) -> float:
+    model = build_model(config, 1, sequence)
+    if adapters is None:
+        return _needed(model)
+    return _needed(with_adapters(model, adapters, apart=False), frozen=True)
 
 
-def _needed(model: Model) -> float:
-    forward = sum(
-        repeat * product.flops * product.fraction
+def _needed(model: Model, *, frozen: bool = False) -> float:
+    """Frozen weights have no gradients: of their products only the inputs do."""
+    return sum(
+        (2 if frozen and op.kind == "linear" else 3) * repeat * product.flops * product.fraction
         for layer, repeat in model.layers
         for op in layer.forward
         for product in op.matmuls
     )
-    return 3 * forward

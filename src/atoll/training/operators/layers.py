@@ -22,6 +22,7 @@ from atoll.training.operators.policies import (
     module_policy,
     policies,
 )
+from atoll.workload.adapters import trained_weights
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Operator, Role, Tensor
 
@@ -46,7 +47,10 @@ class LayerCost:
     """Of the backward ones, those that a weight gradient can run beside."""
     policies: tuple[tuple[str, Kept], ...]
     parameters: int
+    """That are trained, those of experts apart."""
     expert_parameters: int
+    frozen: tuple[float, float]
+    """Weights without gradients, and those of experts."""
     boundary_bytes: int
     exchange_bytes: float
     """Bytes that one all-to-all of tokens sends from this device; 0 without experts."""
@@ -118,9 +122,10 @@ def layer_costs(
     *,
     modules: str = "",
     stored: bool = False,
+    frozen: bool = False,
 ) -> tuple[LayerCost, ...]:
     """Every distinct layer of a prepared (unfused) model; with `modules`, blocks also get the
-    recomputation choice of these modules.
+    recomputation choice of these modules; of `frozen` weights only adapters are trained.
     """
     blocks = block_names(model)
     priced = {
@@ -133,6 +138,7 @@ def layer_costs(
             model.microbatch,
             modules=modules,
             stored=stored,
+            frozen=frozen,
         )
         for layer in {id(layer): layer for layer, _ in model.layers}.values()
     }
@@ -168,10 +174,11 @@ def _layer_cost(
     *,
     modules: str,
     stored: bool,
+    frozen: bool,
 ) -> LayerCost:
     times = pricer.layer(spread_experts(layer, ep), cp, samples)
     costs = times.operators
-    expert, dense = _parameters(layer)
+    (dense, expert), (still, still_expert) = _parameters(layer, frozen)
     own_loss = stored or layer.name.startswith("mtp")
     logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
     inside = pricer.schedules_links
@@ -192,6 +199,7 @@ def _layer_cost(
         policies=known,
         parameters=dense,
         expert_parameters=expert // ep,
+        frozen=(still, still_expert / ep),
         boundary_bytes=layer.boundary_bytes,
         exchange_bytes=_exchange(layer),
         experts=experts_of(layer) // ep,
@@ -290,12 +298,18 @@ def experts_of(layer: Layer) -> int:
     return max((_expert_weight(layer, op) for op in layer.forward), default=0)
 
 
-def _parameters(layer: Layer) -> tuple[int, int]:
-    """Expert parameters, and all others."""
+def _parameters(layer: Layer, frozen: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Dense and expert parameters that are trained, and those that are frozen."""
     weights = {n: t for n, t in layer.tensors.items() if t.role is Role.WEIGHT}
     own = {n for op in layer.forward for n in op.reads if n in weights and _bundled(weights[n], op)}
-    expert = sum(weights[name].elements for name in own)
-    return expert, sum(t.elements for t in weights.values()) - expert
+    trained = trained_weights(layer) if frozen else frozenset(weights)
+
+    def count(kept: bool) -> tuple[int, int]:
+        sizes = {n: t.elements for n, t in weights.items() if (n in trained) == kept}
+        expert = sum(size for name, size in sizes.items() if name in own)
+        return sum(sizes.values()) - expert, expert
+
+    return count(True), count(False)
 
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:

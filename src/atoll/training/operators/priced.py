@@ -11,7 +11,9 @@ from atoll.step.layout import RECOMPUTE, Layout
 from atoll.training.operators.layers import LayerCost, layer_costs
 from atoll.training.operators.pricing import GpuPricer
 from atoll.training.run import Run
+from atoll.workload.adapters import with_adapters
 from atoll.workload.builders.model import shared_parameters
+from atoll.workload.fuse import fuse
 from atoll.workload.graph.layer import Model
 from atoll.workload.joint import joined
 from atoll.workload.prepare import prepare
@@ -51,6 +53,7 @@ class Priced:
                 layout.ep,
                 modules=modules,
                 stored=self.run.stored is not None,
+                frozen=self.run.adapters is not None,
             )
         return self._variants[key]
 
@@ -69,13 +72,16 @@ class Priced:
                 sp,
                 expert_tensor=layout.etp,
                 attention="unfused" if self.run.attention == "unfused" else "flash",
-                fusion=self.pricer.fusion,
+                fusion="none",
                 vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
                 whole_periods=False,
             )
             if self.run.stored is not None and not self.run.stack.split_products:
                 share = share.map(joined)
-            self._models[key] = share
+            if self.run.adapters is not None:
+                apart = self.run.stack.split_products
+                share = with_adapters(share, self.run.adapters, apart=apart)
+            self._models[key] = fuse(share, self.pricer.fusion)
         return self._models[key]
 
     def shared(self, layout: Layout, costs: Sequence[LayerCost]) -> int:

@@ -28,7 +28,7 @@ from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms
 from atoll.step.orders import SPLIT, copies_of
 from atoll.training.batch import per_parameter, shared_terms
-from atoll.training.memory import kept_bytes
+from atoll.training.memory import kept_bytes, stage_parameters
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.policies import links
 from atoll.training.operators.priced import Priced
@@ -84,9 +84,10 @@ class Floor:
         blocks: NDArray[np.int64],
     ) -> Floats:
         stack, size = self.run.stack, block.microbatch.astype(np.float64)
-        dense, expert = (n * copies / block.pp for n in (sample.dense, sample.expert))
+        parts = (sample.held, sample.trained, sample.trained)
         weights, gradients, optimizer = (
-            per[:, i] * dense + per[:, i + 1] * expert for i in range(0, 6, 2)
+            (per[:, 2 * i] * dense + per[:, 2 * i + 1] * expert) * copies / block.pp
+            for i, (dense, expert) in enumerate(parts)
         )
         held = _mean_held(block, self.run.global_batch / (block.dp * size))
         needed = weights + optimizer + held * blocks * size * sample.kept_bytes
@@ -107,7 +108,7 @@ class Floor:
         more_f, more_b, more_w = beyond_s
         pp, size = block.pp.astype(np.float64), block.microbatch.astype(np.float64)
         zero, m = block.zero, run.global_batch / (block.dp * size)
-        dense, expert = (n * copies / pp for n in (sample.dense, sample.expert))
+        dense, expert = (n * copies / pp for n in sample.trained)
         accumulate_s, update_s = (
             divided[i] * dense + divided[i + 1] * expert for i in range(0, 4, 2)
         )
@@ -206,7 +207,7 @@ class Floor:
                 neighbours_s(self.ideal.network, 1.0, self.run.devices // inside, inside),
             )
         a, b, c, d, send_s = self._wires[wired]
-        dense, expert = sample.dense, sample.expert
+        dense, expert = sample.trained
         shared_s = a * dense + b * expert, c * dense + d * expert
         return *self._shares[key], *shared_s, send_s * sample.boundary_bytes
 
@@ -252,9 +253,11 @@ class _Sample:
         divided = 1 if family.sp and family.tp > 1 else family.tp
         self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
         self.block_s, self.kept_bytes, self.transient_bytes = np.min(blocks, axis=0)
-        shared = model.shared_parameters
-        self.dense = float(sum(c.parameters * c.repeat for c in costs) - shared)
-        self.expert = sum(c.expert_parameters * c.repeat for c in costs) / family.ep
+        layers = [(cost, cost.repeat) for cost in costs]
+        self.trained, self.held = (
+            (dense, expert / family.ep)
+            for dense, expert in stage_parameters(run, layers, model.shared_parameters)
+        )
 
 
 def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats:
