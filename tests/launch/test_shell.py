@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.launch.shell import UNKNOWN, commands_of, read_script
+from atoll.launch.shell import UNKNOWN, followed, read_script
 
 
 def words(text: str, **environment: str) -> tuple[str, ...]:
-    return commands_of(text, "run.sh", Path(), environment)[-1].words
+    return followed(text, "run.sh", Path(), environment).commands[-1].words
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,28 @@ def test_a_file_beside_the_script_is_sourced_and_one_elsewhere_is_not(tmp_path: 
     (tmp_path / "secret.sh").write_text("TP=9\n")
     script = tmp_path / "run" / "go.sh"
     script.write_text("source common.sh\n. ../secret.sh\nrun $TP\n")
-    assert read_script(script)[-1].words == ("run", "8")
+    assert read_script(script).commands[-1].words == ("run", "8")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["$(dirname ${BASH_SOURCE[0]})", '"$(cd "$(dirname "$0")" && pwd)"', "`pwd`", '"$(pwd)"'],
+)
+def test_the_scripts_own_folder_is_known(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "common.sh").write_text("export TP=8 MORE=1\nunset MORE\n")
+    script = tmp_path / "go.sh"
+    script.write_text(f"source {folder}/common.sh\nOWN=2\n")
+    assert read_script(script).exported == {"TP": "8"}
+
+
+def test_a_sourced_file_that_is_not_there_is_noted(tmp_path: Path) -> None:
+    script = tmp_path / "go.sh"
+    script.write_text("source common.sh\nsource $ELSEWHERE/more.sh\nrun 1\n")
+    assert read_script(script).missing == ("common.sh", "?/more.sh")
+
+
+def test_what_is_not_set_is_empty() -> None:
+    assert words('S=$1\nif [ "$S" == "" ]; then S=3; fi\nrun $S')[-1] == "3"
 
 
 def test_what_a_wrapper_hands_to_a_shell_is_read() -> None:
@@ -78,7 +99,7 @@ def test_nothing_is_run_and_its_output_is_unknown(command: str, tmp_path: Path) 
 )
 def test_what_is_not_closed_is_a_sentence(script: str) -> None:
     with pytest.raises(AtollError, match=r"run\.sh"):
-        commands_of(script, "run.sh", Path())
+        followed(script, "run.sh", Path())
 
 
 @pytest.mark.parametrize(
@@ -94,11 +115,11 @@ def test_what_is_not_closed_is_a_sentence(script: str) -> None:
 )
 def test_a_script_that_grows_without_end_is_refused_or_read_soon(script: str) -> None:
     with suppress(AtollError):
-        commands_of(script, "run.sh", Path())
+        followed(script, "run.sh", Path())
 
 
 @given(st.text(alphabet="ab $(){}[]\"'`\\=;&|#\n<>*@-:+!if then fi", max_size=60))
 @example("${a:=${a}}")
 def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
     with suppress(AtollError):
-        commands_of(text, "run.sh", Path())
+        followed(text, "run.sh", Path())

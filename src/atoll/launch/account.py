@@ -10,7 +10,8 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.workload.families.model_config import ModelConfig
 
-_WORDS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
+_WORDS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False,
+          "1": True, "0": False, "": False}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,21 @@ WITHOUT_EFFECT = (
     "comms_logger.*", "flops_profiler.*", "fp16.loss_scale*", "fp16.initial_scale_power",
     "fp16.hysteresis", "fp16.min_loss_scale", "fp16.auto_cast", "zero_allow_untested_optimizer",
     "checkpoint.*", "data_types.*", "memory_breakdown", "zero_force_ds_cpu_optimizer",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save", "prescale_gradients",
+    "gradient_predivide_factor", "cuda_visible_devices", "_comment",
+    "zero_optimization.round_robin_gradients",  # copies to the host, where there are some
 )  # fmt: skip
+
+ELSE = {
+    "compression_training": "compresses a model while it trains",
+    "quantize_training": "takes weights to fewer bits by a schedule",
+    "data_efficiency": "leaves out data or tokens by a schedule",
+    "curriculum_learning": "has sequences that grow by a schedule",
+    "progressive_layer_drop": "leaves out layers by a schedule",
+    "sparse_attention": "has attention to chosen blocks only",
+    "autotuning": "leaves its layout to DeepSpeed's tuner",
+}
+"""Sections under which a step is another one than the model's, or not known."""
 
 
 def is_deepspeed(content: Mapping[str, Any]) -> bool:
@@ -31,7 +44,14 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     if model is None:
         raise AtollError(f"{file}: does not describe the model; say it with --model config.json")
     said = {name: value for name, value in flat(content) if value != "auto"}
+    off = [name.removesuffix("enabled") for name, value in said.items()
+           if name.endswith(".enabled") and value is False]  # fmt: skip
     given = Arguments(file, said)
+    for name, what in ELSE.items():
+        parts = [n for n in said if n.startswith(f"{name}.") and n.endswith(".enabled")]
+        if name in content and (not parts or any(said[part] is True for part in parts)):
+            raise AtollError(f"{file}: {what} ({name}), which is not modelled")
+        off.append(f"{name}.")
     stage = given.count("zero_optimization.stage") or 0
     for name in ("cpu", "nvme"):
         for what in ("param", "optimizer"):
@@ -40,12 +60,14 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
                     f"{file}: offloads the {what} to {name}, which is not modelled; take "
                     f"zero_optimization.offload_{what} out to see the run without it"
                 )
-    half = "fp16" if given.has("fp16.enabled") else "bf16"
-    given.has("bf16.enabled", "bfloat16.enabled")
+    half = _precision(given, content)
     micro = given.count("train_micro_batch_size_per_gpu") or 1
     batch = given.count("train_batch_size")
     given.count("gradient_accumulation_steps")
     given.text("optimizer.type")
+    for name in ("allgather_partitions", "reduce_scatter"):  # as priced, where they are on
+        if said.get(f"zero_optimization.{name}") is True:
+            given.has(f"zero_optimization.{name}")
     overlap = given.has("zero_optimization.overlap_comm") or stage == 3
     fields: dict[str, Any] = {
         "tp": given.count("tensor_parallel.autotp_size") or 1,
@@ -62,8 +84,20 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     given.has("expert_parallel.enabled")
     if batch:
         fields["batch"] = batch
-    given.ignore(WITHOUT_EFFECT)
+    given.ignore((*WITHOUT_EFFECT, *(f"{section}*" for section in off)))
     return Launch(file, "deepspeed", model, fields, None, given.accounted())
+
+
+def _precision(given: Arguments, content: Mapping[str, Any]) -> str:
+    sections = [content.get(name) for name in ("fp16", "bf16", "bfloat16")]
+    left_open = any(isinstance(s, Mapping) and s.get("enabled") == "auto" for s in sections)
+    fp16, bf16 = given.has("fp16.enabled"), given.has("bf16.enabled", "bfloat16.enabled")
+    if not (fp16 or bf16 or left_open):
+        raise AtollError(
+            f"{given.file}: trains in fp32 (neither fp16 nor bf16 is enabled), which is not "
+            "modelled"
+        )
+    return "fp16" if fp16 else "bf16"
 
 
 def _recompute(given: Arguments) -> str:

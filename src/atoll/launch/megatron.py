@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
 from atoll.launch.account import Arguments, Launch
 from atoll.launch.megatron_model import model_of
-from atoll.launch.shell import UNKNOWN, Command, read_script
+from atoll.launch.shell import UNKNOWN, Command, Script
 
 WITHOUT_EFFECT = (
     # data, tokenizer, checkpoints, logs, evaluation, schedules of rates, random numbers
@@ -49,40 +49,46 @@ WITHOUT_EFFECT = (
     "perform_initialization", "keep_fp8_weight_transpose_cache", "use_te", "no_mmap_bin_files",
     "fp8_amax_compute_algo", "fp8_amax_history_len", "fp8_margin", "fp8_interval", "bert_*",
     "legacy_*", "logging_level",
-    "init_model_with_meta_device",
+    "init_model_with_meta_device", "glu_linear_offset", "activation_func_clamp_value",
+    "no_use_tokenizer_model_from_checkpoint_args", "language_model_checkpoint", "sft",
+    "per_split_data_args_path",
 )  # fmt: skip
 """Arguments that change neither the time nor the memory of a training step."""
 PROGRAMS = re.compile(r"(pretrain|train|finetune|run)\w*\.py$")
-LAUNCHERS = ("torchrun", "deepspeed", "python", "python3")
+FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
+OWN = {"num_layers", "hidden_size", "micro_batch_size", "tensor_model_parallel_size",
+       "encoder_num_layers", "hybrid_layer_pattern"}  # fmt: skip
+"""Arguments that programs of Megatron-LM have, and others do not."""
+ELSE = {
+    "images or sound": ("img_h", "vision_model_type", "model_provider", "num_channels"),
+    "RETRO, which retrieves texts": ("retro_add_retriever", "retro_workdir", "retro_project_dir"),
+    "an encoder with a decoder": ("encoder_num_layers", "decoder_num_layers"),
+    "state spaces beside attention": ("hybrid_layer_pattern", "hybrid_override_pattern",
+                                      "hybrid_attention_ratio", "is_hybrid_model"),
+}  # fmt: skip
+"""What a program trains, by arguments that only it has, where that is no decoder of texts."""
 
 
-def read_megatron(
-    path: Path, environment: Mapping[str, str] | None = None, vocab: int | None = None
-) -> Launch:
-    """A script that starts Megatron-LM."""
-    commands = [c for c in read_script(path, environment) if _is_training(c)]
-    if not commands:
-        raise AtollError(
-            f"{path}: starts no training program of Megatron-LM (such as pretrain_gpt.py with "
-            "--num-layers and the like)"
-        )
-    return of_command(str(path), commands[-1], vocab)
+def training_commands(script: Script) -> list[Command]:
+    """Commands that start a training program of Megatron-LM."""
+    return [c for c in script.commands if any(PROGRAMS.search(w) for w in c.words)
+            and OWN & named_arguments(c.words).keys()]  # fmt: skip
 
 
-def _is_training(command: Command) -> bool:
-    named = any(PROGRAMS.search(word) for word in command.words)
-    return named and any(word.startswith("--") for word in command.words)
+def read_megatron(file: str, script: Script, vocab: int | None = None) -> Launch:
+    """The last training command of a script."""
+    return replace(of_command(file, training_commands(script)[-1], vocab), notes=script.notes)
 
 
 def of_command(file: str, command: Command, vocab: int | None = None) -> Launch:
     """One command line."""
     words = command.words
     at = next(i for i, word in enumerate(words) if PROGRAMS.search(word))
-    launcher, own = _named(words[:at]), _named(words[at + 1 :])
+    launcher, own = named_arguments(words[:at]), named_arguments(words[at + 1 :])
     return launch_of(Arguments(file, own, UNKNOWN, vocab), _world(launcher))
 
 
-def _named(words: Sequence[str]) -> dict[str, Any]:
+def named_arguments(words: Sequence[str]) -> dict[str, Any]:
     """Arguments by name; of one given twice the last."""
     found: dict[str, Any] = {}
     name = ""
@@ -111,6 +117,12 @@ def _world(launcher: Mapping[str, Any]) -> int | None:
 
 def launch_of(given: Arguments, world: int | None) -> Launch:
     """What the arguments say."""
+    for what, names in ELSE.items():
+        if found := next((name for name in names if name in given.given), ""):
+            raise AtollError(
+                f"{given.file}: trains a model of {what} (--{found.replace('_', '-')}); only "
+                "decoders of texts are modelled"
+            )
     model = model_of(given)
     devices = given.count("world_size") or world
     fields = {
@@ -122,7 +134,8 @@ def launch_of(given: Arguments, world: int | None) -> Launch:
     if devices is not None:
         fields["devices"] = devices
     ranks = fields["tp"] * fields["pp"] * fields["cp"]
-    batch = given.count("global_batch_size")
+    grown = _last_batch(given)
+    batch = given.count("global_batch_size") or grown
     if batch is None and devices is not None:
         batch = fields["microbatch"] * max(1, devices // ranks)
     if batch is not None:
@@ -130,6 +143,13 @@ def launch_of(given: Arguments, world: int | None) -> Launch:
     steps = given.count("train_iters")
     given.ignore(WITHOUT_EFFECT)
     return Launch(given.file, "megatron", model, fields, steps, given.accounted())
+
+
+def _last_batch(given: Arguments) -> int | None:
+    """Sequences of most steps where batches grow: "0:768 250B:1536"."""
+    said = (given.text("step_batch_size_schedule") or "").split()
+    last = said[-1].rpartition(":")[2] if said else ""
+    return int(last) if last.isdigit() else None
 
 
 def layout_fields(given: Arguments, layers: int) -> dict[str, Any]:
@@ -174,10 +194,9 @@ def _stages(layout: str) -> int:
 
 def _zero(given: Arguments) -> int:
     strategy = given.text("data_parallel_sharding_strategy")
-    fsdp = given.has("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
+    fsdp = given.has(*FSDP)
     optimizer = given.has("use_distributed_optimizer")
     if fsdp:
-        given.has("no_gradient_accumulation_fusion")  # which it demands
         names = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
         return names.get(strategy or "optim_grads_params", 3)
     return 1 if optimizer else 0
@@ -225,7 +244,19 @@ def _software(given: Arguments) -> dict[str, Any]:
     backend = given.text("attention_backend")
     unfused = backend == "unfused" or given.has("no_flash_attn")
     given.has("use_flash_attn")
-    given.text("transformer_impl")
+    fused = given.has("cross_entropy_loss_fusion")
+    deferred = given.has("defer_embedding_wgrad_compute")
+    limit = given.count("wgrad_deferral_limit") or 0
+    flags = {
+        "local": given.text("transformer_impl") == "local",
+        "fp8_params": given.has("fp8_param_gather", "fp8_param"),
+        "te_loss": fused and given.text("cross_entropy_fusion_impl") == "te",
+        # (FSDP demands it, and adds gradients where it scatters them.)
+        "no_grad_fusion": given.has("no_gradient_accumulation_fusion") and not given.has(*FSDP),
+        f"head_wgrad={limit}": deferred and limit,
+    }
+    if not unfused:  # of a kernel that is not used
+        given.has("no_masked_softmax_fusion")
     overlaps = {
         "grad_reduce": (reduced := given.has("overlap_grad_reduce")),
         "no_grad_reduce": not reduced,
@@ -241,5 +272,6 @@ def _software(given: Arguments) -> dict[str, Any]:
     return {
         "attention": "unfused" if unfused else "flash",
         "overlap": " ".join(name for name, on in overlaps.items() if on),
+        "flags": " ".join(name for name, on in flags.items() if on),
         **said,
     }

@@ -26,7 +26,7 @@ UNIT = 128  # of a padded vocabulary, for each tensor rank
 def model_of(given: Arguments) -> ModelConfig:
     """The decoder that pretrain_gpt.py builds from these arguments."""
     hidden, heads = given.size("hidden_size"), given.size("num_attention_heads")
-    gated = given.has("swiglu", "gated_linear_unit")
+    gated = given.has("swiglu", "gated_linear_unit", "quick_geglu")
     ffn = given.count("ffn_hidden_size") or _usual_ffn(hidden, gated)
     experts = given.count("num_experts") or 0
     biased = not given.has("disable_bias_linear")
@@ -45,7 +45,8 @@ def model_of(given: Arguments) -> ModelConfig:
     if not longest:
         raise AtollError(f"{given.file}: does not say seq_length")
     percent = given.number("rotary_percent")
-    window = given.text("window_size")
+    layers = given.size("num_layers")
+    window, windows = _windows(given, layers)
     squared = given.has("squared_relu")
     dropout = given.number("hidden_dropout")
     attention_dropout = given.number("attention_dropout")
@@ -53,7 +54,7 @@ def model_of(given: Arguments) -> ModelConfig:
         name=Path(given.file).stem,
         family="megatron",
         hidden=hidden,
-        layers=given.size("num_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=groups if grouped and groups else heads,
         ffn=(given.count("moe_ffn_hidden_size") or ffn) if experts else ffn,
@@ -73,12 +74,27 @@ def model_of(given: Arguments) -> ModelConfig:
         attention_dropout=0.1 if attention_dropout is None else attention_dropout,
         embedding_dropout=0.1 if dropout is None else dropout,
         qk_norm=given.has("qk_layernorm", "qk_l2_norm"),
-        window=int(window.strip("()").split(",")[0]) + 1 if window else 0,
+        window=window,
+        windows=windows,
         mtp_layers=given.count("mtp_num_layers") or 0,
         head_dim=latent.pop("head_dim", head_dim),
         **latent,
         **(_experts(given, experts, ffn) if experts else {}),
     )
+
+
+def _windows(given: Arguments, layers: int) -> tuple[int, tuple[int, ...]]:
+    """The sliding window "(127, 0)", and that of each block where every so many see all."""
+    said = given.text("window_size")
+    first = (said or "").strip("()\"' ").replace(",", " ").split()
+    window = int(first[0]) + 1 if first and first[0].isdigit() else 0
+    every = (given.text("window_attn_skip_freq") or "") if window else ""
+    if not every:
+        return window, ()
+    if every.isdigit() and int(every):
+        return 0, tuple(window if (i + 1) % int(every) else 0 for i in range(layers))
+    sliding = set(range(layers)) - set(_zeros(every, layers, "window_attn_skip_freq"))
+    return 0, tuple(window if i in sliding else 0 for i in range(layers))
 
 
 def _usual_ffn(hidden: int, gated: bool) -> int:
@@ -115,14 +131,18 @@ def _experts(given: Arguments, experts: int, dense_ffn: int) -> dict[str, Any]:
 
 def _dense_layers(frequency: str, layers: int) -> tuple[int, ...]:
     """Blocks without experts: every so many has some, or a list such as "([0]*3+[1]*58)"."""
+    if frequency.strip("\"' ").isdigit() and (every := int(frequency.strip("\"' "))):
+        return tuple(i for i in range(layers) if i % every)
+    return _zeros(frequency, layers, "moe_layer_freq")
+
+
+def _zeros(text: str, layers: int, name: str) -> tuple[int, ...]:
+    """Where a list such as "([0]*3+[1]*58)" has zeros."""
     try:
-        if frequency.strip("\"' ").isdigit():
-            every = int(frequency.strip("\"' "))
-            return tuple(i for i in range(layers) if i % every)
-        pattern = _list(ast.parse(frequency.strip("\"' "), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError):
-        raise AtollError(f"moe_layer_freq {frequency[:40]!r} is not a number or a list") from None
-    return tuple(i for i, with_experts in enumerate(pattern[:layers]) if not with_experts)
+        pattern = _list(ast.parse(text.strip("\"' "), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise AtollError(f"{name} {text[:40]!r} is not a number or a list") from None
+    return tuple(i for i, value in enumerate(pattern[:layers]) if not value)
 
 
 def _list(node: ast.AST) -> list[int]:

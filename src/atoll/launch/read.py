@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
 
 from atoll.errors import AtollError
-from atoll.files.jsonfile import parse_object
-from atoll.files.yamlfile import parse_yaml
 from atoll.launch.account import Launch
+from atoll.launch.content import content_of
 from atoll.launch.deepspeed import is_deepspeed, read_deepspeed
-from atoll.launch.megatron import read_megatron
+from atoll.launch.megatron import read_megatron, training_commands
+from atoll.launch.mlperf import is_mlperf, read_mlperf
 from atoll.launch.nemo import is_nemo, read_nemo
+from atoll.launch.shell import read_script
 from atoll.launch.torchtitan import is_torchtitan, read_torchtitan
+from atoll.launch.trainer import (
+    is_trainer,
+    read_trainer,
+    read_trainer_script,
+    trainer_commands,
+)
 from atoll.workload.families.model_config import ModelConfig
 
-MOST_BYTES = 1_000_000
 KINDS = (
     (is_torchtitan, read_torchtitan),
     (is_nemo, read_nemo),
     (is_deepspeed, read_deepspeed),
+    (is_trainer, read_trainer),
 )
-
-
-class _Anything(BaseModel):
-    model_config = ConfigDict(extra="allow")
 
 
 def read_launch(
@@ -41,33 +40,33 @@ def read_launch(
     sets variables of a script.
     """
     if path.suffix not in (".toml", ".json", ".yaml", ".yml"):
-        return read_megatron(path, environment, vocab)
-    content = _content(path)
+        return _script(path, model, environment, vocab)
+    content = content_of(path)
     for fits, read in KINDS:
         if fits(content):
             return read(str(path), content, model)
     raise AtollError(
         f"{path}: not a launch file that is known: a Megatron-LM script, a torchtitan job (TOML), "
-        "a DeepSpeed configuration (JSON) or values of a NeMo recipe (YAML)"
+        "a DeepSpeed configuration (JSON), values of a NeMo recipe, arguments of Hugging Face's "
+        "Trainer or accelerate's (YAML)"
     )
 
 
-def _content(path: Path) -> Mapping[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise AtollError(f"{path}: not a text file") from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > MOST_BYTES:
-        raise AtollError(f"{path}: larger than {MOST_BYTES:,} bytes, not a launch file")
-    if path.suffix == ".toml":
-        try:
-            return tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise AtollError(f"{path}: not valid TOML ({error})") from None
-    if path.suffix == ".json":
-        return parse_object(text, str(path))
-    return parse_yaml(text, _Anything, str(path)).model_extra or {}
+def _script(
+    path: Path,
+    model: ModelConfig | None,
+    environment: Mapping[str, str] | None,
+    vocab: int | None,
+) -> Launch:
+    script, file = read_script(path, environment), str(path)
+    if training_commands(script):
+        return read_megatron(file, script, vocab)
+    if trainer_commands(script):
+        return read_trainer_script(file, script, model)
+    if is_mlperf(script):
+        return read_mlperf(file, script, model)
+    raise AtollError(
+        f"{path}: starts no training program that is known: Megatron-LM's (pretrain_gpt.py with "
+        "--num-layers and the like), a Trainer of Hugging Face (--per_device_train_batch_size), or "
+        "by the variables of an MLPerf configuration"
+    )

@@ -26,6 +26,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?])(\[[@*]\])?(:?[-=+?])?", re.DOTALL)
 _EXPANSION = re.compile(r"\\(.)|\$\(\(|\$\(|\$\{|\$([A-Za-z_]\w*|\d|[@*#?!$-])|`[^`]*`", re.DOTALL)
+_OWN_FOLDER = re.compile(
+    r"pwd|(?!.*(\.\.|basename|sed|awk)).*\bdirname\b.*(BASH_SOURCE|\$0|\$\{0).*", re.DOTALL
+)
+"""Commands that print the script's own folder."""
 _PREFIXES = ("export", "local", "declare", "typeset", "readonly")
 _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -45,6 +49,20 @@ class Command:
     line: int
 
 
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a script runs, and the variables that it hands to others."""
+
+    commands: tuple[Command, ...]
+    exported: Mapping[str, str]
+    missing: tuple[str, ...] = ()
+    """Files that it sources and that are not beside it."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"{n}, which it sources, was not found beside it" for n in self.missing)
+
+
 @dataclass
 class Shell:
     """What is known while a script is read."""
@@ -55,6 +73,8 @@ class Shell:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     functions: dict[str, list[Token]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
+    exported: dict[str, None] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
     length: int = 0
     depth: int = 0
 
@@ -116,9 +136,9 @@ class Shell:
                 if found[0] == "$((":
                     out.append(self._sum(inside[1:-1]))
                 else:
-                    out.append(self._braces(inside) if found[0] == "${" else UNKNOWN)
+                    out.append(self._braces(inside) if found[0] == "${" else _printed(inside))
             elif found[0].startswith("`"):
-                out.append(UNKNOWN)
+                out.append(_printed(found[0].strip("`")))
             else:
                 out.append(self._plain(found[2]))
         out.append(text[at:])
@@ -193,15 +213,20 @@ class Shell:
             self.values[name] = (self.values.get(name, "") if append else "") + items
             self.arrays.pop(name, None)
 
+    def forget(self, name: str) -> None:
+        for known in (self.values, self.arrays, self.exported):
+            known.pop(name, None)
+
     def source(self, name: str) -> None:
-        """A file beside the script; one that is not there says nothing."""
+        """A file beside the script; one that is not there is noted, and says nothing."""
         path = self.folder / name
-        if UNKNOWN in name or not path.resolve().is_relative_to(self.folder.resolve()):
-            return
         try:
+            if UNKNOWN in name or not path.resolve().is_relative_to(self.folder.resolve()):
+                raise OSError
             with path.open(encoding="utf-8") as file:
                 text = file.read(MOST_LENGTH + 1)
-        except (OSError, UnicodeDecodeError):
+        except (OSError, ValueError):
+            self.missing.append(name.replace(UNKNOWN, "?")[:100])
             return
         self.run(list(tokens(text, str(path))))
 
@@ -335,15 +360,18 @@ class _Block:
         """One command: assignments before it, then its words."""
         shell, words = self.shell, []
         first = self.script[self.at]
-        assigning = True
+        assigning, exporting = True, False
         while self.at < len(self.script):
             token = self.script[self.at]
             if isinstance(token, Separator):
                 break
             self.at += 1
             if assigning and token.bare in _PREFIXES:
+                exporting = token.bare == "export"
                 continue
-            if assigning and self._assignment(token):
+            if assigning and (name := self._assignment(token)):
+                if exporting and self.active:
+                    shell.exported[name] = None
                 continue
             assigning = False
             if self.active:
@@ -354,16 +382,20 @@ class _Block:
             shell.run(shell.functions[words[0]])
         elif words[0] in ("source", ".") and len(words) > 1:
             shell.source(words[1])
+        elif words[0] == "unset":
+            for name in words[1:]:
+                shell.forget(name)
         else:
             shell.commands.append(Command(tuple(words), first.line))
             if sum(len(command.words) for command in shell.commands) > MOST_WORDS:
                 raise AtollError(f"{shell.name}: more than {MOST_WORDS:,} words")
 
-    def _assignment(self, token: Word) -> bool:
+    def _assignment(self, token: Word) -> str:
+        """The name that a word gives a value; nothing where it gives none."""
         kind, text = token.parts[0]
         found = _ASSIGNED.match(text) if kind == PLAIN else None
         if found is None:
-            return False
+            return ""
         name, append = found[1], bool(found[3])
         after = self.script[self.at] if self.at < len(self.script) else None
         rest = Word(((PLAIN, text[found.end() :]), *token.parts[1:]), token.line)
@@ -377,7 +409,7 @@ class _Block:
                 for how, part in rest.parts
             )
             self.shell.assign(name, append, single if items is None else items)
-        return True
+        return name
 
     def _array(self) -> list[str]:
         found: list[str] = []
@@ -392,8 +424,8 @@ class _Block:
         raise AtollError(f"{self.shell.name}: an array is not closed")
 
 
-def read_script(path: Path, environment: Mapping[str, str] | None = None) -> list[Command]:
-    """The commands of a script; `environment` sets variables as a shell's would."""
+def read_script(path: Path, environment: Mapping[str, str] | None = None) -> Script:
+    """What a script runs; `environment` sets variables as a shell's would."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_LENGTH + 1)
@@ -404,16 +436,18 @@ def read_script(path: Path, environment: Mapping[str, str] | None = None) -> lis
         raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
     if UNKNOWN in text:
         raise AtollError(f"{path}: not a text file")
-    return commands_of(text, str(path), path.parent, environment)
+    return followed(text, str(path), path.parent, environment)
 
 
-def commands_of(
+def followed(
     text: str, name: str, folder: Path, environment: Mapping[str, str] | None = None
-) -> list[Command]:
-    """The commands of a text."""
+) -> Script:
+    """What a text of a script runs."""
     shell = Shell(name, folder, dict(environment or {}))
     shell.run(list(tokens(text, name)))
-    return [inner for command in shell.commands for inner in _inner(command, shell)]
+    commands = tuple(inner for command in shell.commands for inner in _inner(command, shell))
+    exported = {name: shell.value(name) or "" for name in shell.exported}
+    return Script(commands, exported, tuple(dict.fromkeys(shell.missing)))
 
 
 def _inner(command: Command, shell: Shell) -> list[Command]:
@@ -426,6 +460,11 @@ def _inner(command: Command, shell: Shell) -> list[Command]:
             inside.run(list(tokens(words[index + 2].replace(UNKNOWN, "$_"), shell.name)))
             return inside.commands
     return [command]
+
+
+def _printed(command: str) -> str:
+    """What a command prints, where it is known without running it."""
+    return "." if _OWN_FOLDER.fullmatch(command.strip()[:200]) else UNKNOWN
 
 
 def _split(text: str) -> list[str]:
@@ -461,8 +500,9 @@ def _evaluated(node: ast.AST) -> int:
 
 def _holds(words: list[str]) -> bool:
     """Tests of texts and whole numbers."""
-    if any(UNKNOWN in word for word in words):
-        return words[:1] == ["-z"]  # what is not set is empty
+    if any(UNKNOWN in word for word in words):  # what is not set is empty
+        same = len(words) == 3 and words[1] in ("=", "==") and sorted({words[0], words[2]})
+        return words[:1] == ["-z"] or same == ["", UNKNOWN]
     match words:
         case ["!", *rest]:
             return not _holds(rest)

@@ -19,6 +19,11 @@ WITHOUT_EFFECT = (
     "training.seed", "training.deterministic", "training.gc_*", "training.data_parallel_*",
     "checkpoint.*", "comm.*", "validation.*", "debug.*", "fault_tolerance.*", "memory_estimation.*",
 )  # fmt: skip
+ELSE = {
+    "pictures from noise": ("training.img_size", "encoder.autoencoder_path"),
+    "images beside texts": ("data.max_patches_per_image", "data.max_images_per_batch"),
+}
+"""What is trained, by settings that only such a job has, where that is no decoder of texts."""
 SCHEDULES = {
     "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
     "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",
@@ -35,6 +40,9 @@ def is_torchtitan(content: Mapping[str, Any]) -> bool:
 def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
     """A job file; the model is the flavor that it names unless another is given."""
     given = Arguments(file, dict(flat(content)))
+    for what, names in ELSE.items():
+        if any(name in given.given for name in names):
+            raise AtollError(f"{file}: trains a model of {what}, which is not modelled")
     name = given.text("model.name")
     flavor = given.text("model.flavor")
     found = model or _model(file, name, flavor)
@@ -54,7 +62,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
         "sequence": given.count("training.seq_len") or 2048,
         "precision": _precision(given),
         "recompute": _recompute(given),
-        "stack": "compiled" if given.has("compile.enable", "training.compile") else "fsdp",
+        "stack": "compiled" if _compiled(given) else "fsdp",
         **_data_parallel(given),
         **_pipeline(given, pp, found.layers),
     }
@@ -65,8 +73,12 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
     given.text("parallelism.context_parallel_rotate_method")
     if dtype == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
+    if given.has("parallelism.enable_async_tensor_parallel"):
+        fields["overlap"] = "grad_reduce param_gather tp_comm"
+    if str(given.given.get("optimizer.name", "AdamW")) in ("Adam", "AdamW"):
+        given.text("optimizer.name")  # whose states the others do not have
     steps = given.count("training.steps")
-    given.ignore(WITHOUT_EFFECT)
+    given.ignore((*WITHOUT_EFFECT, *(name for name in given.given if given.given[name] == [])))
     # Parameters are kept in fp32: torchtitan casts what FSDP gathers.
     fields["optimizer"] = "fp32"
     fields["local_batch"] = local
@@ -144,10 +156,18 @@ def _pipeline(given: Arguments, pp: int, layers: int) -> dict[str, Any]:
     return {"vpp": vpp, "order": order}
 
 
+def _compiled(given: Arguments) -> bool:
+    parts = given.text("compile.components") or "model loss"
+    return given.has("compile.enable", "training.compile") and "model" in parts
+
+
 def _recompute(given: Arguments) -> str:
     mode = given.text("activation_checkpoint.mode") or "selective"
     option = str(given.given.get("activation_checkpoint.selective_ac_option") or "op")
-    if option in ("op", "1"):  # whole blocks, every so many, are priced as if by operator
+    if option in ("op", "1") or mode in (
+        "none",
+        "full",
+    ):  # whole blocks, every so many, are priced as if by operator
         given.text("activation_checkpoint.selective_ac_option")
     if mode in ("none", "full"):
         return mode

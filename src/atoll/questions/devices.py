@@ -48,6 +48,10 @@ class RunQuestion(Question):
         "CUDA graphs: 0, full_iteration, layer, or parts of layers (attn).", SYSTEM, None,
         shown="none",
     )  # fmt: skip
+    flags: str | None = option(
+        "Its further flags: fp8_params, te_loss, no_grad_fusion, local, head_wgrad=N (deferred).",
+        SYSTEM, None, shown="none",
+    )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(
         "Probability, of all dropouts.", TRAINED, None, shown="the model's"
     )

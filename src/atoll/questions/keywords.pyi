@@ -44,6 +44,7 @@ class EstimateFields(TypedDict, total=False):
     stack: str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
+    flags: str | None
     dropout: float | str | None
     optimizer: str | None
     method: str | None
@@ -103,6 +104,7 @@ class PlanFields(TypedDict, total=False):
     stack: str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
+    flags: str | None
     dropout: float | str | None
     optimizer: str | None
     method: str | None
@@ -138,6 +140,7 @@ class RunFields(TypedDict, total=False):
     stack: str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
+    flags: str | None
     dropout: float | str | None
     optimizer: str | None
     method: str | None

@@ -60,7 +60,9 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
     gpu.peak_flops(precision)
     site = load_site(asked.site) if asked.site else Site(name="catalogue")
     attention = asked.attention if "attention" in asked.asked() else None
-    stack = software(asked.stack or site.stack or gpu.stack, asked.overlap, asked.cuda_graphs)
+    stack = software(
+        asked.stack or site.stack or gpu.stack, asked.overlap, asked.cuda_graphs, asked.flags
+    )
     adapters = None
     if asked.method == "lora":
         if isinstance(given, StoredModel):

@@ -7,11 +7,11 @@ caller to say so.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from atoll.errors import AtollError
-from atoll.training.stack import NEMO, STACKS, Stack
+from atoll.training.stack import NEMO, STACKS, Stack, fused_loss
 
 Patterns = Sequence[tuple[str, str]]
 
@@ -39,6 +39,14 @@ HIDDEN_EXCHANGE = 0.8
 OVERLAPS = ("tp_comm", "grad_reduce", "no_grad_reduce", "p2p", "ep_a2a")
 LISTED = ("param_gather", "param_gather_with_optim", "delay_wgrad", "1f1b", "sharp")
 """Words about overlap that change nothing which is modelled apart."""
+FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
+    "fp8_params": lambda stack: replace(stack, fp8_copies=0),  # weights are kept in 8 bits alone
+    "te_loss": fused_loss,
+    "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),
+    "local": lambda stack: replace(stack, workspaces=2),  # without Transformer Engine's handle
+}
+"""Further flags of launch files, and what they change."""
+DEFERRED = "head_wgrad="  # and of how many microbatches
 OFF = ("", "0", "none", "no", "false")
 
 
@@ -58,14 +66,30 @@ def find_stack(words: str) -> Stack:
     return STACKS[stack_named(words) or words]
 
 
-def software(words: str, overlap: str | None, cuda_graphs: str | None) -> Stack:
+def software(
+    words: str, overlap: str | None, cuda_graphs: str | None, flags: str | None = None
+) -> Stack:
     """A stack under what a launch file says of it; every word must be known."""
     stack, unread = overlapping(find_stack(words), overlap or "")
     if unread:
         raise AtollError(
             f"overlap: {unread[0]!r} is not known; known are {', '.join((*OVERLAPS, *LISTED))}"
         )
-    return graphed(stack, cuda_graphs or "")
+    return flagged(graphed(stack, cuda_graphs or ""), flags or "")
+
+
+def flagged(stack: Stack, words: str) -> Stack:
+    """The stack under further flags of a launch file: kernels, and copies that it keeps."""
+    for word in words.replace(",", " ").split():
+        if word.startswith(DEFERRED) and word.removeprefix(DEFERRED).isdigit():
+            stack = replace(stack, deferred_heads=int(word.removeprefix(DEFERRED)))
+        elif word in FLAGS:
+            stack = FLAGS[word](stack)
+        else:
+            raise AtollError(
+                f"flags: {word!r} is not known; known are {', '.join(FLAGS)}, {DEFERRED}N"
+            )
+    return stack
 
 
 def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:

@@ -16,8 +16,16 @@ from atoll.hardware.catalog import entry_names, load_network
 from atoll.hardware.gpu import Gpu
 from atoll.step.layout import HOSTED, MODULES
 from atoll.step.states import ALIASES, STATES, States
-from atoll.training.software import ATTENTION, graphed, named, overlapping, stack_named
-from atoll.training.stack import STACKS, Stack, fused_loss
+from atoll.training.software import (
+    ATTENTION,
+    DEFERRED,
+    flagged,
+    graphed,
+    named,
+    overlapping,
+    stack_named,
+)
+from atoll.training.stack import STACKS, Stack
 from atoll.validation.row_model import family_of
 from atoll.validation.run_table import RunRow
 
@@ -82,15 +90,16 @@ def _stack(row: RunRow, gpu: Gpu, zero: int, unread: list[str]) -> Stack:
     stack = replace(
         graphed(stack, row.text("cuda_graphs")),
         loss_bytes=row.number("loss_bytes_per_logit", _loss_bytes(row, stack)),
-        deferred_heads=row.whole("wgrad_deferral_limit", 0),
     )
     if not row.whole("moe_grouped_gemm", 1):
         stack = replace(stack, expert_workspaces=0)
-    if row.whole("fp8_param_gather", 0):
-        stack = replace(stack, fp8_copies=0)
-    if row.text("transformer_impl") == "local":
-        stack = replace(stack, workspaces=2)
-    return fused_loss(stack) if row.text("cross_entropy_fusion") == "te" else stack
+    flags = {
+        "fp8_params": row.whole("fp8_param_gather", 0),
+        "local": row.text("transformer_impl") == "local",
+        "te_loss": row.text("cross_entropy_fusion") == "te",
+        f"{DEFERRED}{row.whole('wgrad_deferral_limit', 0)}": True,
+    }
+    return flagged(stack, " ".join(name for name, on in flags.items() if on))
 
 
 def _first_flash(row: RunRow) -> bool:

@@ -1,0 +1,158 @@
+"""Launch files of public repositories, read where they lie: how much of them is understood.
+
+    python benchmarks/launch_files.py FOLDER... GIT_DIRECTORY@COMMIT:PATH...
+
+Takes folders and bare git directories (with a commit where it is not the newest, and a folder
+inside). Every file that starts training is read as `atoll check` reads it, once where copies say
+the same: read, or refused with its sentence; the share of its arguments that are accounted for;
+and the arguments that are not understood, with the number of files that have them. A model and a
+vocabulary that a file leaves to others are given as a user would give them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.errors import AtollError
+from atoll.launch.account import Launch
+from atoll.launch.read import read_launch
+from atoll.workload import load_config
+
+MOST_BYTES = 1_000_000
+MODEL, VOCAB = "llama3-8b", 128256
+STARTS = {
+    ".sh": re.compile(r"^[^#\n]*((pretrain|train|finetune)\w*\.py\b|--per_device_train_batch_size)"
+                      r"|^\s*export MINIBS=", re.M),
+    ".toml": re.compile(r"^\[(parallelism|training)\]", re.M),
+    ".json": re.compile(r'"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)"'),
+    ".yaml": re.compile(r"^\s*(tensor_model_parallel_size|distributed_type|per_device_train_batch"
+                        r"_size):", re.M),
+}  # fmt: skip
+"""What a file says that starts training, by the end of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file with what was read of it, or why nothing was."""
+
+    name: str
+    launch: Launch | None
+    refused: str = ""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Arguments accounted for, and all of them."""
+        if self.launch is None:
+            return 0, 0
+        said = self.launch.arguments
+        known = len(said.used) + len(said.without_effect)
+        return known, known + len(said.not_understood)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("places", nargs="+", help="folders, or git directories[@commit][:folder]")
+    parser.add_argument("--quiet", action="store_true", help="no line for each file")
+    given = parser.parse_args()
+    found = []
+    for place in given.places:
+        with tempfile.TemporaryDirectory() as scratch:
+            found.append(report(place, list(read_all(unpacked(place, Path(scratch)))), given.quiet))
+    report_all([one for part in found for one in part])
+
+
+def unpacked(place: str, scratch: Path) -> Path:
+    """A folder as it is; of a git directory the files that may be launch files."""
+    directory, _, rest = place.partition("@")
+    if not (Path(directory.partition(":")[0]) / "HEAD").is_file():
+        return Path(place)
+    directory, _, inside = directory.partition(":")
+    commit, _, within = (rest or "HEAD").partition(":")
+    git = ("git", f"--git-dir={directory}")
+    listed = subprocess.run(
+        [*git, "ls-tree", "-r", "-l", commit, "--", *filter(None, [inside or within])],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    for line in listed.splitlines():
+        (_, kind, blob, size), name = line.partition("\t")[0].split(), line.partition("\t")[2]
+        if kind != "blob" or Path(name).suffix not in STARTS or not size.isdigit():
+            continue
+        if int(size) > MOST_BYTES:
+            continue
+        shown = subprocess.run([*git, "cat-file", "blob", blob], capture_output=True)
+        if shown.returncode == 0:
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / name).write_bytes(shown.stdout)
+    return scratch
+
+
+def read_all(folder: Path) -> Iterator[Found]:
+    """Launch files of a folder, copies once."""
+    seen = set()
+    for path in sorted(folder.rglob("*")):
+        starts = STARTS.get(path.suffix)
+        if starts is None or not path.is_file() or path.stat().st_size > MOST_BYTES:
+            continue
+        if not starts.search(path.read_text(errors="replace")):
+            continue
+        one = read_one(path, str(path.relative_to(folder)))
+        said = one.launch
+        key = (one.refused.replace(str(path), path.name) if said is None
+               else f"{said.fields} {said.arguments} {said.model.hidden}")  # fmt: skip
+        if key not in seen:
+            seen.add(key)
+            yield one
+
+
+def read_one(path: Path, name: str) -> Found:
+    try:
+        try:
+            return Found(name, read_launch(path, None, {}, VOCAB))
+        except AtollError as error:
+            if "--model" not in str(error):
+                raise
+        return Found(name, read_launch(path, load_config(MODEL), {}, VOCAB))
+    except AtollError as error:
+        return Found(name, None, str(error))
+
+
+def report(place: str, found: list[Found], quiet: bool) -> list[Found]:
+    print(f"\n{place}: {share(found)}")
+    for one in found if not quiet else []:
+        if one.launch is None:
+            print(f"  refused  {one.name}: {one.refused.partition(': ')[2] or one.refused}")
+            continue
+        known, all_ = one.counts
+        left = ", ".join(one.launch.arguments.not_understood)
+        print(
+            f"  {known:3d} of {all_:3d}  {one.name}" + (f": not understood: {left}" if left else "")
+        )
+    return found
+
+
+def share(found: list[Found]) -> str:
+    read = [one for one in found if one.launch is not None]
+    known, all_ = (sum(one.counts[i] for one in read) for i in (0, 1))
+    return (f"{len(read)} files read, {len(found) - len(read)} refused; {known} of {all_} "
+            f"arguments accounted for ({100 * known / max(1, all_):.1f} %)")  # fmt: skip
+
+
+def report_all(found: list[Found]) -> None:
+    print(f"\nIn all: {share(found)}")
+    left = Counter(
+        name for one in found if one.launch for name in one.launch.arguments.not_understood
+    )
+    if left:
+        print("Not understood, with the number of files:")
+        print("  " + ", ".join(f"{name} {count}" for name, count in left.most_common()))
+
+
+if __name__ == "__main__":
+    main()

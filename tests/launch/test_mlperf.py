@@ -1,0 +1,117 @@
+"""MLPerf configurations: exported variables as NeMo's recipes read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.errors import AtollError
+from atoll.launch.account import Launch
+from atoll.launch.read import read_launch
+
+COMMON = """
+export FP8=True
+export FP8_PARAM_GATHER=True
+export OVERLAP_GRAD_REDUCE=True
+export NCCL_MIN_CTAS=16
+export NCCL_NVLS_ENABLE=0
+export HYDRA_FULL_ERROR=1
+"""
+LARGE = """
+source $(dirname ${BASH_SOURCE[0]})/config_common.sh
+export MODEL_SIZE="405b"
+export MINIBS=144
+export TENSOR_MODEL_PARALLEL=4
+export PIPELINE_MODEL_PARALLEL=8
+export INTERLEAVED_PIPELINE=8
+export CONTEXT_PARALLEL=2
+export MICRO_BATCH_SIZE=1
+export TP_COMM_OVERLAP=True
+export ASYM_PP_EMBED=True
+export ASYM_PP_LOSS=True
+export DGXNNODES=64
+export DGXNGPU=8
+export MAX_STEPS=300
+export WALLTIME=$((5 + ${NEXP:-1} * 420))
+"""
+
+
+def read(tmp_path: Path, text: str, common: str = COMMON) -> Launch:
+    (tmp_path / "config_common.sh").write_text(common)
+    path = tmp_path / "config_own.sh"
+    path.write_text(text)
+    return read_launch(path)
+
+
+def test_variables_say_the_layout(tmp_path: Path) -> None:
+    launch = read(tmp_path, LARGE)
+    fields = launch.fields
+    assert (launch.software, launch.model.layers, launch.steps) == ("nemo", 126, 300)
+    assert [fields[n] for n in ("tp", "pp", "cp", "vpp", "sp", "zero")] == [4, 8, 2, 8, True, 1]
+    assert fields["devices"] == 512
+    assert fields["batch"] == 144 * 512 // (4 * 8 * 2), "MINIBS is of one data-parallel rank"
+    assert (fields["precision"], fields["optimizer"], fields["sequence"]) == (
+        "fp8", "mixed16", 8192,
+    )  # fmt: skip
+    assert {"tp_comm", "grad_reduce", "param_gather", "p2p"} <= set(fields["overlap"].split())
+    assert launch.arguments.not_understood == {}
+    assert launch.arguments.without_effect["NCCL_MIN_CTAS"] == "16"
+
+
+def test_what_a_file_says_last_holds(tmp_path: Path) -> None:
+    more = "export FP4=True\nexport FP8=False\nexport FP8_PARAM_GATHER=False\n"
+    graphs = "export MCORE_CUDA_GRAPH=1\nexport FULL_CUDA_GRAPH=1\nexport TP_COMM_OVERLAP=False\n"
+    fields = read(tmp_path, LARGE + more + graphs).fields
+    assert (fields["precision"], fields["cuda_graphs"]) == ("nvfp4", "full_iteration")
+    assert "tp_comm" not in fields["overlap"].split()
+
+
+@pytest.mark.parametrize(
+    ("said", "flag"),
+    [
+        ("export CE_FUSION_IMPL=te", "te_loss"),
+        ("export DEFER_EMBEDDING_WGRAD_COMPUTE=True WGRAD_DEFERRAL_LIMIT=50", "head_wgrad=50"),
+    ],
+)
+def test_kernels_and_copies_become_flags(said: str, flag: str, tmp_path: Path) -> None:
+    launch = read(tmp_path, f"{LARGE}{said}\n")
+    assert launch.fields["flags"] == flag and not launch.arguments.not_understood
+
+
+@pytest.mark.parametrize(
+    "name", ["FP8_DPA", "USE_TE_OPS", "VBOOST_VALUE", "NCCL_NVLS_ENABLE", "CPU_OFFLOADING"]
+)
+def test_switches_that_are_not_modelled_are_listed_where_they_are_on(
+    name: str, tmp_path: Path
+) -> None:
+    on, off = (read(tmp_path, f"{LARGE}export {name}={value}\n").arguments for value in (1, 0))
+    assert list(on.not_understood) == [name]
+    assert not off.not_understood and name in off.without_effect
+
+
+def test_null_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    text = LARGE.replace("INTERLEAVED_PIPELINE=8", "INTERLEAVED_PIPELINE=null")
+    launch = read(tmp_path, text)
+    assert launch.fields["vpp"] == 1 and "INTERLEAVED_PIPELINE" in launch.arguments.without_effect
+
+
+def test_a_common_file_that_is_missing_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "config_alone.sh"
+    path.write_text(LARGE)
+    assert read_launch(path).notes == (
+        "./config_common.sh, which it sources, was not found beside it",
+    )
+
+
+def test_a_size_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match="say it with --model"):
+        read(tmp_path, LARGE.replace("405b", "3b"))
+
+
+def test_a_measured_run_is_predicted_from_its_variables_alone(tmp_path: Path) -> None:
+    """64 nodes of H200, MLPerf Training v5.0: 50.0 s a step."""
+    fields = dict(read(tmp_path, LARGE).fields)
+    found = atoll.estimate("llama3-405b", "h200", fields.pop("devices"), stack="nemo", **fields)
+    assert found.fits and found.step.time_s == pytest.approx(50.0, rel=0.06)

@@ -1,0 +1,123 @@
+"""Hugging Face: arguments of the Trainer, and accelerate's configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.errors import AtollError
+from atoll.launch.account import Launch
+from atoll.launch.read import read_launch
+from atoll.workload import load_config
+
+TRAINER = """
+model_name_or_path: some/model
+bf16: true
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 8
+gradient_checkpointing: true
+max_seq_length: 2048
+learning_rate: 2.0e-05
+num_train_epochs: 1
+max_steps: -1
+output_dir: data/out
+"""
+FSDP = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_sharding_strategy: {strategy}
+  fsdp_offload_params: false
+"""
+
+
+def read(tmp_path: Path, text: str, name: str = "train.yaml") -> Launch:
+    path = tmp_path / name
+    path.write_text(text)
+    return read_launch(path, load_config("llama3-8b"))
+
+
+def test_the_trainers_arguments(tmp_path: Path) -> None:
+    launch = read(tmp_path, TRAINER)
+    fields = launch.fields
+    assert [fields[n] for n in ("microbatch", "local_batch", "sequence")] == [4, 32, 2048]
+    assert (fields["recompute"], fields["precision"], fields["zero"]) == ("full", "bf16", 0)
+    assert launch.arguments.not_understood == {} and launch.steps is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "zero", "hsdp"),
+    [("FULL_SHARD", 3, 1), ("SHARD_GRAD_OP", 2, 1), ("NO_SHARD", 0, 1), ("HYBRID_SHARD", 3, 2)],
+)
+def test_fsdps_strategies_are_stages_of_zero(
+    strategy: str, zero: int, hsdp: int, tmp_path: Path
+) -> None:
+    fields = read(tmp_path, FSDP.format(strategy=strategy)).fields
+    assert (fields["zero"], fields["hsdp"], fields["devices"]) == (zero, hsdp, 16)
+    assert fields["optimizer"] == "fp32", "FSDP gathers 16-bit weights of fp32 ones"
+
+
+@pytest.mark.parametrize(("reshard", "zero"), [("true", 3), ("false", 2)])
+def test_fsdp_2_says_whether_weights_are_divided_again(
+    reshard: str, zero: int, tmp_path: Path
+) -> None:
+    text = FSDP.replace("sharding_strategy: {strategy}", f"reshard_after_forward: {reshard}")
+    assert read(tmp_path, text).fields["zero"] == zero
+
+
+def test_a_command_with_its_launcher_and_the_files_that_they_name(tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text(FSDP.format(strategy="FULL_SHARD"))
+    script = (
+        "accelerate launch --config_file fsdp.yaml --num_processes 8 run_clm.py \\\n"
+        " --per_device_train_batch_size 2 --block_size 4096 --gradient_checkpointing\n"
+    )
+    fields = read(tmp_path, script, "go.sh").fields
+    assert [fields[n] for n in ("devices", "zero", "microbatch", "sequence", "recompute")] == [
+        8, 3, 2, 4096, "full",
+    ]  # fmt: skip
+
+
+def test_deepspeeds_file_is_read_with_the_trainers_arguments(tmp_path: Path) -> None:
+    zero = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "bf16": {"enabled": "auto"}}
+    (tmp_path / "ds.json").write_text(json.dumps(zero))
+    launch = read(tmp_path, TRAINER + "deepspeed: ds.json\n")
+    assert (launch.fields["zero"], launch.fields["microbatch"]) == (2, 4)
+    assert launch.arguments.used["deepspeed:zero_optimization.stage"] == "2"
+    with pytest.raises(AtollError, match="which is not beside it"):
+        read(tmp_path, TRAINER + "deepspeed: ../secret.json\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (TRAINER.replace("bf16: true", "bf16: false"), "trains in fp32"),
+        (TRAINER + "beta: 0.1\n", "trains on preferences"),
+        (TRAINER + "lora_r: 16\n", "LoRA"),
+        (FSDP.format(strategy="FULL_SHARD").replace("params: false", "params: true"), "offloads"),
+        (FSDP.replace("FSDP", "MEGATRON_LM"), "Megatron-LM plugin"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_in_a_sentence(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AtollError, match=sentence) as raised:
+        read(tmp_path, text)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_trainer_is_judged(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(TRAINER)
+    with pytest.raises(AtollError, match="say it with --model"):
+        atoll.check(path, device="h100", devices=8)
+    checked = atoll.check(path, device="h100", devices=8, model="llama3-8b")
+    assert checked.question.batch == 4 * 8 * 8
+    assert not checked.estimate.fits, "16 bytes a parameter of 8 billion on every device"
+    assert checked.better is not None and '"stage"' in checked.better.launch_file
