@@ -10,7 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.launch.shell import UNKNOWN, followed, read_script
+from atoll.launch.files.shell import followed, read_script
+from atoll.launch.files.words import UNKNOWN
 
 
 def words(text: str, **environment: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from atoll.errors import AtollError
 from atoll.step.layout import Layout, check_layout
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.memory import WORKSPACE_BYTES
+from atoll.training.software import flagged
 from atoll.training.stack import STACKS
 from atoll.validation.rows import peak_of, run_of
 from atoll.validation.run_table import RunRow
@@ -191,3 +192,14 @@ def test_tokens_further_on_cost_a_block_an_embedding_and_a_loss() -> None:
     assert estimate(more, layout).step.time_s > estimate(run, layout).step.time_s
     whole = build_model(more.model, 1)
     assert whole.shared_parameters >= 2 * config.vocab * config.hidden  # with both ends
+
+
+def test_flags_of_a_launch_file_change_what_is_kept() -> None:
+    plain = STACKS["megatron"]
+    assert flagged(plain, "") == plain
+    assert flagged(plain, "fp8_params te_loss").fp8_copies == 0
+    assert flagged(plain, "te_loss").loss_bytes < plain.loss_bytes
+    assert not flagged(plain, "no_grad_fusion").adds_in_products
+    assert flagged(plain, "head_wgrad=50").deferred_heads == 50
+    with pytest.raises(AtollError, match="'wings' is not known"):
+        flagged(plain, "local,wings")

@@ -13,8 +13,9 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.launch.account import Arguments, Launch
+from atoll.launch.files.shell import Command, Script
+from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron_model import model_of
-from atoll.launch.shell import UNKNOWN, Command, Script
 
 WITHOUT_EFFECT = (
     # data, tokenizer, checkpoints, logs, evaluation, schedules of rates, random numbers

@@ -13,8 +13,9 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.launch.account import Accounted, Arguments, Launch
+from atoll.launch.files.shell import Script
+from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron import layout_fields
-from atoll.launch.shell import UNKNOWN, Script
 from atoll.workload import load_config
 from atoll.workload.families.model_config import ModelConfig
 

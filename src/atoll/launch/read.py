@@ -7,12 +7,12 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.launch.account import Launch
-from atoll.launch.content import content_of
 from atoll.launch.deepspeed import is_deepspeed, read_deepspeed
+from atoll.launch.files.content import content_of
+from atoll.launch.files.shell import read_script
 from atoll.launch.megatron import read_megatron, training_commands
 from atoll.launch.mlperf import is_mlperf, read_mlperf
 from atoll.launch.nemo import is_nemo, read_nemo
-from atoll.launch.shell import read_script
 from atoll.launch.torchtitan import is_torchtitan, read_torchtitan
 from atoll.launch.trainer import (
     is_trainer,

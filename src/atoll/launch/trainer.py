@@ -14,10 +14,11 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.launch.account import Accounted, Arguments, Launch, flat
-from atoll.launch.content import content_of
 from atoll.launch.deepspeed import read_deepspeed
+from atoll.launch.files.content import content_of
+from atoll.launch.files.shell import Command, Script
+from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron import named_arguments
-from atoll.launch.shell import UNKNOWN, Command, Script
 from atoll.workload.families.model_config import ModelConfig
 
 BATCH = "per_device_train_batch_size"

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from atoll.errors import AtollError
 
 MOST_CHARACTERS = 1_000_000
+UNKNOWN = "\x00"
+"""Stands for what only a shell could tell."""
 SEPARATORS = (";;", "&&", "||", ";", "|", "&", "\n", "(", ")")
 PLAIN, QUOTED, LITERAL = "plain", "quoted", "literal"
 """Parts of a word: expanded and split, expanded, as they are."""

@@ -7,18 +7,25 @@ commands, and what the environment sets, is unknown; a word that holds it carrie
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.launch.words import LITERAL, PLAIN, QUOTED, Separator, Token, Word, tokens
+from atoll.launch.files.expressions import holds, value_of
+from atoll.launch.files.words import (
+    LITERAL,
+    PLAIN,
+    QUOTED,
+    UNKNOWN,
+    Separator,
+    Token,
+    Word,
+    tokens,
+)
 
-UNKNOWN = "\x00"
 MOST_WORDS = 50_000
 MOST_LENGTH = 1_000_000
 DEEPEST = 12
@@ -31,14 +38,6 @@ _OWN_FOLDER = re.compile(
 )
 """Commands that print the script's own folder."""
 _PREFIXES = ("export", "local", "declare", "typeset", "readonly")
-_OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +181,8 @@ class Shell:
         named = _NAME.sub(lambda m: self._plain(m[0]), self.text(inside))
         if UNKNOWN in named or len(named) > 200:
             return UNKNOWN
-        try:
-            return str(_evaluated(ast.parse(named.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, OverflowError):
-            return UNKNOWN
+        found = value_of(named)
+        return UNKNOWN if found is None else str(found)
 
     def _count(self, characters: int) -> None:
         """Variables that double one another must not fill the memory."""
@@ -305,7 +302,7 @@ class _Block:
         words = [w for token in tested if isinstance(token, Word) for w in self.shell.expand(token)]
         if not words or words[0] not in ("[", "[[", "test"):
             return False
-        return _holds([w for w in words[1:] if w not in ("]", "]]")])
+        return holds([w for w in words[1:] if w not in ("]", "]]")])
 
     def _case(self) -> None:
         self.at += 1
@@ -484,40 +481,3 @@ def _closing(text: str, begin: int) -> int:
         if depth == 0:
             return index
     return len(text) - 1
-
-
-def _evaluated(node: ast.AST) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluated(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        value = _OPERATORS[type(node.op)](_evaluated(node.left), _evaluated(node.right))
-        if abs(value) < 1 << 62:
-            return value
-    raise ValueError
-
-
-def _holds(words: list[str]) -> bool:
-    """Tests of texts and whole numbers."""
-    if any(UNKNOWN in word for word in words):  # what is not set is empty
-        same = len(words) == 3 and words[1] in ("=", "==") and sorted({words[0], words[2]})
-        return words[:1] == ["-z"] or same == ["", UNKNOWN]
-    match words:
-        case ["!", *rest]:
-            return not _holds(rest)
-        case ["-n", text] | [text]:
-            return text != ""
-        case ["-z"] | ["-z", ""]:
-            return True
-        case [left, "=" | "==", right]:
-            return fnmatchcase(left, right)
-        case [left, "!=", right]:
-            return not fnmatchcase(left, right)
-        case [left, ("-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le") as how, right]:
-            compare = getattr(operator, how[1:])
-            try:
-                return bool(compare(int(left), int(right)))
-            except ValueError:
-                return False
-    return False
