@@ -197,6 +197,14 @@ class Page:
             self.eval("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         )
 
+    def picture(self, selector: str) -> bytes:
+        """One element as a PNG."""
+        left, top, width, height = self.box(selector)
+        x, y = self.eval("[scrollX, scrollY]")
+        clip = {"x": left + x, "y": top + y, "width": width, "height": height, "scale": 1}
+        answer = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        return base64.b64decode(answer["data"])
+
     def screenshot(self, name: str, *, whole: bool = True) -> Path:
         """Keep the page's picture under build/screenshots."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)

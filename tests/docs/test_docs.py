@@ -11,12 +11,12 @@ import pytest
 
 from atoll.questions import COMMANDS
 from atoll.questions.texts import options_of, spelled
-from docs.written import PAGES, ROOT, blocks, printed, without_wall_times
+from docs.written import PAGES, ROOT, blocks, without_wall_times, workplace
 
 _FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)(#[^)]*)?\)")
 _ALWAYS = {"--json", "--help", "--version", "--quiet", "--verbose", "-q", "-v"}
-GIVEN = [(page, command, output) for page in PAGES for command, output in blocks(page)]
+RUN = [page for page in PAGES if blocks(page)]
 
 
 def name_of(page: Path) -> str:
@@ -29,6 +29,11 @@ def test_links_lead_to_files(page: Path) -> None:
     for target, _ in _LINK.findall(text):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), target
+
+
+def test_pictures_are_small() -> None:
+    for picture in (ROOT / "docs" / "pictures").iterdir():
+        assert picture.stat().st_size < 150_000, picture.name
 
 
 def commands_of(page: Path) -> list[str]:
@@ -83,7 +88,9 @@ def test_helps_use_the_same_words() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "command", "output"), GIVEN, ids=[row[1] for row in GIVEN])
-def test_outputs_are_those_of_the_commands(page: Path, command: str, output: str) -> None:
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_outputs_are_those_of_the_commands(page: Path) -> None:
     """After a change: python tests/docs/written.py"""
-    assert without_wall_times(printed(command)) == without_wall_times(output)
+    with workplace(page) as work:
+        for command, output in blocks(page):
+            assert without_wall_times(work.printed(command)) == without_wall_times(output), command

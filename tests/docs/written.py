@@ -1,8 +1,11 @@
 """Outputs in the README and the docs are those of the commands above them.
 
-A block of a page that stands below `<!-- run -->` holds a command after `$` and what it prints.
-`python tests/docs/written.py` runs them all and writes what they print; a test compares, wall times
-aside.
+A block of a page that stands below `<!-- run -->` holds a command after `$` and what it prints. The
+commands of a page run one after the other in a folder of their own, which has the repository's
+examples, sources and tests; a block below `<!-- file NAME -->` is a file there. A picture below
+`<!-- picture runs/mine #chip -->` is that section of the report in that folder.
+`python tests/docs/written.py [PAGE...]` runs them, writes what they print and takes the pictures;
+a test compares the outputs, wall times aside.
 """
 
 from __future__ import annotations
@@ -11,27 +14,70 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+from browser import find_chromium, start_browser
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-_BLOCK = re.compile(r"(<!-- run -->\n```\w*\n\$ )([^\n]+)\n(.*?)(```)", re.DOTALL)
+WIDTH = 900
+"""Of the window in which pictures are taken."""
+_RUN = re.compile(r"(<!-- run -->\n```\w*\n\$ )([^\n]+)\n(.*?)(```)", re.DOTALL)
+_FILE = re.compile(r"<!-- file ([\w./-]+) -->\n```\w*\n(.*?)```", re.DOTALL)
+_PICTURE = re.compile(r"<!-- picture ([\w/-]+) (#[\w-]+) -->\n!\[[^\]]*\]\(([\w./-]+)\)")
 _WALL = re.compile(r"\d[\d.,]* s$", re.MULTILINE)
 
 
-def blocks(page: Path) -> Iterator[tuple[str, str]]:
+def blocks(page: Path) -> list[tuple[str, str]]:
     """Commands of a page and what it says that they print."""
-    for found in _BLOCK.finditer(page.read_text(encoding="utf-8")):
-        yield found[2], found[3]
+    return [(found[2], found[3]) for found in _RUN.finditer(page.read_text(encoding="utf-8"))]
 
 
-def printed(command: str) -> str:
-    """What a command prints, run in the repository."""
-    name, *options = shlex.split(command)
-    assert name == "atoll", command
-    run = [sys.executable, "-m", "atoll", *options]
-    return subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+@dataclass(frozen=True)
+class Workplace:
+    """A folder in which a page's commands run."""
+
+    folder: Path
+
+    def printed(self, command: str) -> str:
+        """What a command prints."""
+        name, *words = shlex.split(command)
+        run = {"atoll": [sys.executable, "-m", "atoll"], "python": [sys.executable], "cat": ["cat"]}[name]
+        done = subprocess.run(
+            [*run, *words], cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        return done.stdout
+
+
+@contextmanager
+def workplace(page: Path) -> Iterator[Workplace]:
+    """A folder with the files of a page, and the repository's examples, sources and tests."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for shared in ("examples", "src", "tests"):
+            (folder / shared).symlink_to(ROOT / shared)
+        for path, content in _FILE.findall(page.read_text(encoding="utf-8")):
+            (folder / path).write_text(content, encoding="utf-8")
+        yield Workplace(folder)
+
+
+def take_pictures(page: Path, folder: Path) -> None:
+    """Sections of the reports that a page's commands wrote."""
+    wanted = _PICTURE.findall(page.read_text(encoding="utf-8"))
+    if not wanted or find_chromium() is None:
+        return
+    with start_browser() as browser, browser.page(WIDTH, 900) as tab:
+        for run, section, target in wanted:
+            tab.goto((folder / run / "report.html").as_uri())
+            tab.wait_for("document.documentElement.dataset.ready === 'yes'")
+            path = page.parent / target
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(tab.picture(section))
 
 
 def without_wall_times(text: str) -> str:
@@ -39,11 +85,14 @@ def without_wall_times(text: str) -> str:
 
 
 def main() -> None:
-    for page in PAGES:
+    for page in [Path(name).resolve() for name in sys.argv[1:]] or PAGES:
         text = page.read_text(encoding="utf-8")
-        page.write_text(
-            _BLOCK.sub(lambda m: f"{m[1]}{m[2]}\n{printed(m[2])}{m[4]}", text), encoding="utf-8"
-        )
+        with workplace(page) as work:
+            written = _RUN.sub(
+                lambda m, work=work: f"{m[1]}{m[2]}\n{work.printed(m[2])}{m[4]}", text
+            )
+            take_pictures(page, work.folder)
+        page.write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":

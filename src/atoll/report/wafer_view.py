@@ -26,7 +26,7 @@ def wafer_view(found: WaferAnswer) -> View:
         notes=(),
         facts=(
             ("Step", format_seconds(where.step_time_s)),
-            ("Memory a die", format_bytes(wafer.memory_bytes_per_die)),
+            ("Memory per die", format_bytes(wafer.memory_bytes_per_die)),
             ("Links", f"{wafer.link_Bps / 1e12:.2f} TB/s"),
             ("Power, running", f"{plan.power_W / 1e3:,.1f} kW"),
         ),

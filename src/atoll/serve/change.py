@@ -65,5 +65,5 @@ def around(value: float, least: float = 0.0) -> list[float]:
 def link_slider(network: Network) -> Slider:
     """All levels together; the label says what they are at 1."""
     levels = ", ".join(f"{x.name} {x.bandwidth_Bps / 1e9:g} GB/s" for x in network.levels)
-    note = f"1 x is {levels} a device"
+    note = f"1 x is {levels} per device"
     return slider("link", "Link bandwidth", "x", FACTORS, 1.0, note)
