@@ -46,10 +46,9 @@ class Workplace:
     def printed(self, command: str) -> str:
         """What a command prints."""
         name, *words = shlex.split(command)
-        run = {"atoll": [sys.executable, "-m", "atoll"], "python": [sys.executable], "cat": ["cat"]}[name]
-        done = subprocess.run(
-            [*run, *words], cwd=self.folder, capture_output=True, text=True, check=False
-        )
+        own = {"atoll": [sys.executable, "-m", "atoll"], "python": [sys.executable]}
+        run = [*own.get(name, [name]), *words]
+        done = subprocess.run(run, cwd=self.folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         return done.stdout
 

@@ -14,7 +14,7 @@ from atoll.training.accuracy import DEVICES, EXPERTS, expected_error
 from atoll.training.estimate import estimate
 
 ONE = Layout(dp=8)
-DOCS = Path(__file__).parents[2] / "docs/training.md"
+DOCS = Path(__file__).parents[2] / "docs/accuracy.md"
 
 
 @pytest.mark.parametrize("device", ["a100-80", "h100", "h200", "v100"])

@@ -1,4 +1,4 @@
-"""How far estimates of a kind of run were from measured ones (docs/training.md, "Measured errors").
+"""How far estimates of a kind of run were from measured ones (docs/accuracy.md).
 
 Dense models on V100 to H200, GB200 and GB300 are what the model was fitted and held against; a run
 outside of that says so, and its times are shown to the digits that the error leaves.
