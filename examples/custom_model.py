@@ -104,8 +104,6 @@ def build() -> Hybrid:
 def main() -> None:
     # Here, so that the model itself can be imported and trained without Atoll.
     import atoll
-    from atoll.explore.answer.why import explain_result
-    from atoll.printing.search import print_explanation
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--space", default=str(Path(__file__).parent / "spaces" / "tiny.yaml"))
@@ -134,7 +132,7 @@ def main() -> None:
             baselines=False,
         )
     print(result)
-    print_explanation(explain_result(result.answer))
+    result.explain().show()
 
 
 if __name__ == "__main__":

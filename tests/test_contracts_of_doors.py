@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from atoll.answers import LaunchFile
 from atoll.cost.model import MAPPER
 from atoll.explore.proof.objective import AIMS, Aim
-from atoll.export import EXPORTERS, Export, Exporter
+from atoll.export import EXPORTERS, Exporter
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.cores import CostModel, ProductCosts
 from atoll.testing import (
@@ -73,7 +74,7 @@ def test_an_objective_that_punishes_speed_is_found_out() -> None:
 
 
 def test_an_exporter_with_another_name_and_a_stack_with_too_much_overlap_are_found_out() -> None:
-    other = Exporter("mine", lambda plan: Export("theirs", "run.sh", "run", ()))
+    other = Exporter("mine", lambda plan: LaunchFile(target="theirs", file="run.sh", text="run"))
     with pytest.raises(AssertionError, match="a file for 'theirs'"):
         check_exporter(other)
     ours = STACKS["megatron"]

@@ -13,11 +13,12 @@ import pytest
 
 import atoll
 from atoll import registry
+from atoll.answers import LaunchFile
 from atoll.errors import AtollError
 from atoll.explore.proof.objective import AIMS, Aim
 from atoll.explore.run import run_search
 from atoll.explore.strategies import STRATEGIES, Strategy
-from atoll.export import EXPORTERS, Export, Exporter
+from atoll.export import EXPORTERS, Exporter
 from atoll.profiles import DEFAULT, PROFILES
 from atoll.questions import PlanQuestion, SearchQuestion
 from atoll.questions.texts import help_words, schema
@@ -134,11 +135,11 @@ def test_objects_are_taken_for_their_names() -> None:
 
 
 def test_a_plan_holds_only_layouts_that_a_given_exporter_takes() -> None:
-    def write(plan: object) -> Export:
+    def write(plan: object) -> LaunchFile:
         layout = plan.layout  # type: ignore[attr-defined]
         if layout.pp > 1:
             raise AtollError("pipelines are not for this tool")
-        return Export("plain", "run.sh", f"run --tp {layout.tp}\n", ())
+        return LaunchFile(target="plain", file="run.sh", text=f"run --tp {layout.tp}\n")
 
     found = atoll.plan(**RUN, export=Exporter("plain", write, {"vpp": (1,)}), pp=(1, 2), tp=(1, 2))
     assert found.best.layout.pp == 1

@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
-from atoll.answers.answer import Answer, made_of, read_answer
+from atoll.answers.answer import Answer, Pictured, made_of, read_answer
 from atoll.errors import AtollError
 from atoll.questions import (
     EstimateQuestion,
@@ -22,6 +23,7 @@ from atoll.questions import (
     verbs,
 )
 from atoll.questions.ask import ask
+from atoll.questions.devices import FilesQuestion
 from atoll.questions.texts import described_by
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from atoll.workload import StoredModel
 
 
+R = TypeVar("R", bound=Pictured[Any])
+E = TypeVar("E", "Plan", "Estimate")
 _SEARCHED: dict[str, type[SearchQuestion | WaferQuestion]] = {
     "chips": SearchQuestion,
     "wafer": WaferQuestion,
@@ -65,21 +69,34 @@ def search(
 ) -> SearchResult | WaferResult:
     """Find the best chip, schedule and placement, or the best mapping on a wafer, with proof.
 
-    `job` is a question or a job file; keywords override its fields. Quantities take units
-    ("80 GiB", "280 mm2", "250 W", "10 min"); plain numbers are bytes, mm2, W and s.
+    Quantities take units ("80 GiB", "280 mm2", "250 W", "10 min"); plain numbers are bytes, mm2, W
+    and s. With `out` every result is kept in that folder, and the same search started again
+    continues. `workers` and `cluster` do not change the answer.
 
-    With `out` every result is kept in that folder, and the same search started again continues.
-    `workers` (local processes) and `cluster` (a Dask scheduler, or "local:N") do not change the
-    answer.
+    Args:
+        job: A question, or a job file (kind: chips or wafer); keywords override its fields.
+        stop: Asked between pieces of work whether to end, with the best so far.
+        progress: Told how far the search is.
+
+    Returns:
+        A `SearchResult`; with `wafer`, or for a job of that kind, a `WaferResult`.
+
+    Raises:
+        AtollError: A field is wrong; the message names it, what was given and what is allowed.
+        InfeasibleError: Nothing in the space satisfies the question.
+
+    Example:
+        >>> import atoll
+        >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
+        >>> print(result.certificate.sentence())  # doctest: +ELLIPSIS
+        proven optimal over ...
     """
     question = ask(_SEARCHED, job, fields)
     _check_files(question)
     if isinstance(question, WaferQuestion):
         from atoll.wafer.api import search_wafer
 
-        found = search_wafer(question, stop=stop, progress=progress)
-        _trace_search(found, question.trace)
-        return found
+        return _traced(search_wafer(question, stop=stop, progress=progress), question.trace)
     from atoll.explore.run import run_search
 
     result = run_search(
@@ -91,20 +108,24 @@ def search(
         stop=stop,
         beside=question.beside,
     )
-    _trace_search(result, question.trace)
-    return result
-
-
-def _trace_search(result: SearchResult | WaferResult, path: Path | None) -> None:
-    if path is not None:
-        from atoll.report.trace import search_trace, write_trace
-
-        write_trace(search_trace(result.answer), path)
+    return _traced(result, question.trace)
 
 
 @described_by(verbs.PlaceQuestion)
 def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]) -> TablePlan:
-    """The optimal placement of a table of layer costs (JSON) on its devices."""
+    """The optimal placement of a table of layer costs on its devices.
+
+    Returns:
+        Stages and the time of a batch; nothing of both where no placement fits.
+
+    Raises:
+        AtollError: The table cannot be read, or the profile does not price tables.
+
+    Example:
+        >>> import atoll
+        >>> atoll.place("layers.json").data_parallel
+        15
+    """
     from atoll.phaze.table import read_table
     from atoll.phaze.table_dp import solve_table
 
@@ -118,7 +139,16 @@ def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]
 
 
 def list_models() -> ModelsAnswer:
-    """The zoo: one row a model."""
+    """The models that come with Atoll.
+
+    Returns:
+        One row per model: its name, family and sizes.
+
+    Example:
+        >>> import atoll
+        >>> "llama3-70b" in [model.name for model in atoll.list_models().models]
+        True
+    """
     from atoll.answers.models import ModelsAnswer, ZooModel
     from atoll.workload import build_model, load_config, zoo_names
 
@@ -133,7 +163,19 @@ def list_models() -> ModelsAnswer:
 
 @described_by(verbs.ModelsQuestion)
 def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelAnswer:
-    """Parameters and the layer table of a model, with its operators."""
+    """Parameters and the layer table of a model, with its operators.
+
+    Returns:
+        What `atoll models NAME --json` prints.
+
+    Raises:
+        AtollError: No model has that name, or its file cannot be read.
+
+    Example:
+        >>> import atoll
+        >>> atoll.describe_model("gpt2-xl").parameters
+        1557611200
+    """
     from atoll.answers.models import ModelAnswer, layer_table
     from atoll.workload import StoredModel, load_model, prepare
     from atoll.workload.stored import warnings_of
@@ -163,12 +205,36 @@ def capture(
     sequence: int | None = None,
     batch_dim: int | None = 0,
     dtype: str | None = "bfloat16",
-    loss: Any = None,
-    keep: str = "fused",
+    loss: Callable[[Any], Any] | None = None,
+    keep: Literal["fused", "eager"] = "fused",
 ) -> StoredModel:
-    """A model from a torch module (or a function that builds one), on fake tensors.
+    """A model from a torch module, on fake tensors: nothing is computed, no weight is made.
 
-    The result's `save(path)` writes a file that every `model=` takes; see docs/capture.md.
+    Args:
+        module: A `torch.nn.Module`, or a function that builds one.
+        example_inputs: A tensor, a tuple of arguments or a dictionary of keyword arguments. Only
+            shapes and types count: tensors on the "meta" device do.
+        name: Name of the model. Default: the module's.
+        sequence: Tokens in a sample. Default: the second dimension of a two-dimensional first
+            input, else 1.
+        batch_dim: Dimension of every input that counts samples; None fixes the batch as it is.
+        dtype: Type of weights and floating inputs; None leaves them as they are.
+        loss: Makes a loss of the module's output. Default: `output.loss`, a scalar output, or all
+            outputs.
+        keep: Kernels and what they keep: a compiler's ("fused"), or PyTorch's own ("eager").
+
+    Returns:
+        The model; its `save(path)` writes a file that every `model=` takes.
+
+    Raises:
+        AtollError: PyTorch is missing, or the module cannot be captured.
+
+    Example:
+        >>> import atoll, torch
+        >>> module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
+        >>> model = atoll.capture(module, torch.empty(1, 64), name="two-layers")
+        >>> model.save("two-layers.json").name
+        'two-layers.json'
     """
     from atoll.tracing import capture as run
 
@@ -179,7 +245,22 @@ def capture(
 
 
 def describe_hardware(name: str | None = None) -> CatalogueAnswer | HardwareAnswer:
-    """The catalogue, or one device, accelerator, network, space or wafer of it or of a file."""
+    """The catalogue, or one device, accelerator, network, space or wafer of it or of a file.
+
+    Args:
+        name: An entry of the catalogue, or a file of one (YAML). Default: all names.
+
+    Returns:
+        What `atoll hardware [NAME] --json` prints.
+
+    Raises:
+        AtollError: Nothing has that name, or the file cannot be read.
+
+    Example:
+        >>> import atoll
+        >>> atoll.describe_hardware("h100").kind
+        'hardware-device'
+    """
     from atoll.catalogue import catalogue, describe
 
     return catalogue() if name is None else describe(name)
@@ -192,23 +273,21 @@ def calibrate(
     """Fit a site to training runs, a profile or NCCL's tests, or a device to timed operators.
 
     The columns of the file say which; operators are judged on rows that were kept out.
-    """
-    from atoll.calibrate import calibrate as fit
-    from atoll.calibrate.rows import H200_OPERATORS
-    from atoll.calibrate.site import calibrate_site
-    from atoll.files.csvfile import read_csv
 
-    asked = ask({"calibrate": verbs.CalibrateQuestion}, None, {"data": data, **fields})
-    header = [] if asked.data is None else read_csv(asked.data)[0]
-    operators = "kind" in header and "us" in header
-    measured = asked.trace is not None or asked.nccl_tests
-    if operators and measured:
-        raise AtollError(f"{asked.data}: timed operators make a device, not a site; fit them alone")
-    if measured or (asked.data is not None and not operators):
-        return calibrate_site(
-            asked.data, asked.trace, asked.nccl_tests, str(asked.device), asked.out
-        )
-    return fit(asked.data or H200_OPERATORS, gpu=asked.device, out=asked.out)
+    Returns:
+        What was fitted, with intervals and errors: a `SiteCalibration` or a `CalibrationAnswer`.
+
+    Raises:
+        AtollError: The file cannot be read, or has columns of both kinds.
+
+    Example:
+        >>> import atoll
+        >>> atoll.calibrate("runs.csv", out="site.yaml").out
+        'site.yaml'
+    """
+    from atoll.calibrate.measured import fit
+
+    return fit(ask({"calibrate": verbs.CalibrateQuestion}, None, {"data": data, **fields}))
 
 
 @described_by(verbs.ValidateQuestion)
@@ -219,37 +298,21 @@ def validate(
 
     The file's columns say which. Without data: our H200 operators, on the rows that the shipped
     calibration did not see, and under `steps` our H200 training steps.
-    """
-    from atoll.calibrate import validate_operators
-    from atoll.calibrate.many_devices import is_device_table, validate_devices
-    from atoll.files.csvfile import read_csv
-    from atoll.training.site import load_site
-    from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
-    from atoll.validation.validate import validate_runs, validate_steps
 
-    asked = ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields})
-    gpu, expect, out = asked.device, asked.expect, asked.out
-    site = None if asked.site is None else load_site(asked.site)
-    header = [] if data is None else read_csv(data)[0]
-    operators = data is None or ("kind" in header and "us" in header)
-    several = is_device_table(header)
-    if expect is not None and (operators or several or is_step_file(header)):
-        raise AtollError(
-            f"expect is {expect!r}, but is for files of training runs (--data FILE) only"
-        )
-    if data is None:
-        steps = {
-            "fitted": validate_steps(H200_STEPS, gpu),
-            "later": validate_steps(H200_STEPS_LATER, gpu),
-        }
-        return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
-    if operators:
-        return validate_operators(data, gpu=gpu, out=out)
-    if several:
-        return validate_devices(data, out=out)
-    if is_step_file(header):
-        return validate_steps(data, gpu, out=out, site=site)
-    return validate_runs(data, expect=expect, out=out, site=site)
+    Returns:
+        Errors overall and by group, and the worst rows.
+
+    Raises:
+        AtollError: The file cannot be read, or a keyword is not for its kind.
+
+    Example:
+        >>> import atoll
+        >>> atoll.validate("runs.csv").predicted
+        6
+    """
+    from atoll.calibrate.measured import judge
+
+    return judge(ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields}))
 
 
 @described_by(EstimateQuestion, MappingQuestion)
@@ -263,10 +326,20 @@ def estimate(
 ) -> Estimate | WaferEstimate:
     """What one layout of a training run, or one mapping on a wafer, costs in time and memory.
 
-    >>> import atoll
-    >>> result = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
-    >>> result.fits
-    True
+    Args:
+        job: A question, or a job file (kind: devices or wafer); keywords override its fields.
+
+    Returns:
+        An `Estimate`; with `wafer` and `mapping` a `WaferEstimate`.
+
+    Raises:
+        AtollError: A field is wrong, or the layout does not divide the run.
+
+    Example:
+        >>> import atoll
+        >>> found = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
+        >>> found.fits
+        True
     """
     from atoll.export import launch_files
     from atoll.training.estimate import estimate as run
@@ -286,8 +359,7 @@ def estimate(
         from atoll.report.plan_file import write_plan
 
         write_plan(result, question.out)
-    _write_trace(result, question)
-    return result
+    return _written(result, question)
 
 
 @described_by(PlanQuestion)
@@ -303,8 +375,25 @@ def plan(
 ) -> Plan:
     """The fastest layout that fits, proven over the values that each axis may take.
 
-    `job` is a `PlanQuestion` or a job file (kind: devices); keywords override its fields. Folder,
-    workers and cluster are as for `search`.
+    Args:
+        job: A question, or a job file (kind: devices); keywords override its fields.
+        stop: Asked between pieces of work whether to end, with the best so far.
+        progress: Told how far the plan is.
+
+    Returns:
+        The best layout with its proof, its runners-up and the reasons.
+
+    Raises:
+        AtollError: A field is wrong, or no layout that fits can be run by the tool of `export`.
+        InfeasibleError: No layout fits; the message says what would.
+
+    Example:
+        >>> import atoll
+        >>> plan = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], export="megatron")
+        >>> print(plan.best.layout)
+        tp1 pp1 dp64 mbs1 zero2 recompute-none
+        >>> plan.export("megatron").save("megatron.sh").name
+        'megatron.sh'
     """
     from atoll.driver import Means, drive
     from atoll.export import EXPORTERS, launch_files, refusals
@@ -324,13 +413,28 @@ def plan(
         return PlanProblem(question, run, axes, usable, now, launch_files)
 
     first = "a layout was estimated"
-    result = drive(prepare, means, stop, question.time_limit, progress, first)
-    _write_trace(result, question)
-    return result
+    return _written(drive(prepare, means, stop, question.time_limit, progress, first), question)
 
 
 def load(path: str | Path) -> Answer:
-    """The answer in a file that `save`, `--json` or `--out` wrote, as the type that it has."""
+    """The answer in a file, as the type that it has.
+
+    Args:
+        path: What `save`, `--json` or `--out` wrote.
+
+    Returns:
+        One of the types of `atoll.answers`; those of a search or a plan have `explain`, `report`
+        and `trace`.
+
+    Raises:
+        AtollError: It holds no answer, was damaged, or was written by another version.
+
+    Example:
+        >>> import atoll
+        >>> file = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("estimate.json")
+        >>> type(atoll.load(file)).__name__
+        'EstimateAnswer'
+    """
     from atoll.answers.kinds import ANSWERS
 
     return read_answer(Path(path), *(kind for kinds in ANSWERS.values() for kind in kinds))
@@ -338,8 +442,20 @@ def load(path: str | Path) -> Answer:
 
 @described_by(verbs.CheckQuestion)
 def check(file: str | Path, **fields: Unpack[keywords.CheckFields]) -> Checked:
-    """A launch file judged: whether it fits, its step time, and the proven best layout for the
-    same job under the same software.
+    """Judge a launch file: does it fit, how long is a step, which layout would be better.
+
+    Returns:
+        The estimate of the file's layout, the plan of the best one for the same job under the
+        same software, and what it would save.
+
+    Raises:
+        AtollError: The file cannot be read, or starts no training program that is known.
+
+    Example:
+        >>> import atoll
+        >>> checked = atoll.check("pretrain.sh", device="h100", price=2.0)
+        >>> checked.better.saved_percent > 10
+        True
     """
     from atoll.launch.check import check as run
 
@@ -356,14 +472,21 @@ def _check_files(
         from atoll.files.wholefile import check_folder
 
         check_folder(question.out)
+    if isinstance(question, FilesQuestion) and question.export_to and not question.export:
+        raise AtollError("export_to: a launch file is to be written, but export does not say whose")
     if question.trace is not None:
         from atoll.report.trace import check_trace_path
 
         check_trace_path(question.trace)
 
 
-def _write_trace(result: Plan | Estimate, question: PlanQuestion | EstimateQuestion) -> None:
-    if question.trace is not None:
-        from atoll.report.trace import plan_trace, write_trace
+def _written(result: E, question: PlanQuestion | EstimateQuestion) -> E:
+    if question.export_to is not None:
+        result.export(question.export or "").save(question.export_to)
+    return _traced(result, question.trace)
 
-        write_trace(plan_trace(result.answer), question.trace)
+
+def _traced(result: R, path: Path | None) -> R:
+    if path is not None:
+        result.trace(path)
+    return result

@@ -8,6 +8,14 @@ class AtollError(Exception):
 
     The message is one sentence naming the file and field concerned, what was given and what is
     allowed. The command line prints it without a traceback and exits with code 2.
+
+    Example:
+        >>> import atoll
+        >>> try:
+        ...     atoll.describe_model("lama2-7b")
+        ... except atoll.AtollError as error:
+        ...     print(error)  # doctest: +ELLIPSIS
+        no model is called 'lama2-7b'...
     """
 
 
@@ -18,4 +26,13 @@ def check_count(name: str, value: object) -> None:
 
 
 class InfeasibleError(AtollError):
-    """The input is well formed, but nothing in the stated space satisfies it."""
+    """The input is well formed, but nothing in the stated space satisfies it.
+
+    Example:
+        >>> import atoll
+        >>> try:
+        ...     atoll.plan("llama3-70b", "h100", 8, batch=8)
+        ... except atoll.InfeasibleError as error:
+        ...     print(error)  # doctest: +ELLIPSIS
+        llama3-70b does not fit 8 h100: ...
+    """

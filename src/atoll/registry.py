@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -27,6 +28,14 @@ from atoll.files.yamlfile import suggestion
 from atoll.identity import sources_digest
 
 T = TypeVar("T")
+
+
+def named(path: str) -> Any:
+    """What "module:attribute" names, imported when it is asked for: for what stands in a package
+    above the one that asks, or takes long to import.
+    """
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 def _own_name(item: Any) -> tuple[str, ...]:

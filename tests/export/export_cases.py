@@ -7,7 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.export import Export, export, write_export
+from atoll.answers.plan import LaunchFile
+from atoll.export import export
 from atoll.step.layout import Layout
 from atoll.workload.load import load_config
 
@@ -21,7 +22,7 @@ class Case:
     precision: str = "bf16"
     stages: tuple[int, ...] | None = None
 
-    def export(self, target: str) -> Export:
+    def export(self, target: str) -> LaunchFile:
         return export(
             target,
             load_config(self.model),
@@ -56,4 +57,4 @@ def arguments_of(script: Path, *more: str) -> tuple[list[str], dict[str, str]]:
 
 
 def script_of(case: Case, folder: Path) -> Path:
-    return write_export(case.export("megatron"), folder)
+    return case.export("megatron").save(folder)

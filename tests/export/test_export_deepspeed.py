@@ -11,7 +11,6 @@ import pytest
 from export_cases import EXPERTS, SHARDED, Case
 
 from atoll.errors import AtollError
-from atoll.export import write_export
 from atoll.step.layout import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
@@ -83,7 +82,7 @@ def read_back(module: Any, monkeypatch: pytest.MonkeyPatch, case: Case, folder: 
     ranks = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: devices)
     unit = SimpleNamespace(get_data_parallel_world_size=lambda: layout.dp)
     monkeypatch.setattr(module, "dist", ranks)
-    path = write_export(case.export("deepspeed"), folder)
+    path = case.export("deepspeed").save(folder)
     return module.DeepSpeedConfig(str(path), mpu=unit)
 
 

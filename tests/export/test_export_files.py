@@ -9,7 +9,7 @@ import pytest
 from export_cases import DENSE, SHARDED
 
 from atoll.errors import AtollError
-from atoll.export import EXPORTERS, export, write_export
+from atoll.export import EXPORTERS, export
 from atoll.step.layout import Layout
 from atoll.workload.load import load_config
 
@@ -17,23 +17,23 @@ from atoll.workload.load import load_config
 @pytest.mark.parametrize("target", EXPORTERS)
 def test_every_target_writes_its_file(target: str, tmp_path: Path) -> None:
     made = SHARDED.export(target)
-    path = write_export(made, tmp_path)
-    assert path == tmp_path / made.filename
+    path = made.save(tmp_path)
+    assert path == tmp_path / made.file
     assert path.read_text() == made.text
     assert made.target == target
     assert made.notes
-    assert os.access(path, os.X_OK) == made.filename.endswith(".sh")
+    assert os.access(path, os.X_OK) == made.file.endswith(".sh")
     assert list(tmp_path.iterdir()) == [path]
     assert SHARDED.export(target) == made
 
 
 def test_a_file_may_have_another_name(tmp_path: Path) -> None:
-    assert write_export(DENSE.export("nemo"), tmp_path / "mine.yaml").name == "mine.yaml"
+    assert DENSE.export("nemo").save(tmp_path / "mine.yaml").name == "mine.yaml"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(AtollError, match=r"cannot write .*no/mine.yaml: No such file"):
-        write_export(DENSE.export("nemo"), tmp_path / "no" / "mine.yaml")
+        DENSE.export("nemo").save(tmp_path / "no" / "mine.yaml")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from megatron_machine import parsed
 
 from atoll.errors import AtollError
-from atoll.export import export, write_export
+from atoll.export import export
 from atoll.step.layout import Layout
 from atoll.workload.builders.model import build_model
 from atoll.workload.families.model_config import ModelConfig
@@ -98,7 +98,7 @@ def test_parameters_are_those_that_atoll_counts(
 ) -> None:
     model, layout = shallow(name), Layout(zero=0)
     made = export("megatron", model, layout, sequence=SEQUENCE, global_batch=1)
-    arguments, core = parsed(parser, monkeypatch, write_export(made, tmp_path), layout)
+    arguments, core = parsed(parser, monkeypatch, made.save(tmp_path), layout)
     # Kernels and streams that this machine has not; none of them holds a parameter.
     core.gradient_accumulation_fusion = core.moe_grouped_gemm = core.apply_rope_fusion = False
     core.persist_layer_norm = core.perform_initialization = False

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.export import write_export
 from atoll.export.torchtitan_models import FLAVORS, Flavor, model_arguments
 from atoll.step.layout import Layout
 from atoll.step.orders import passes
@@ -124,7 +123,7 @@ def read_back(manager: Any, case: Case, folder: Path) -> Any:
     from torchtitan.distributed.parallel_dims import ParallelDims
 
     layout = case.layout
-    path = write_export(case.export("torchtitan"), folder)
+    path = case.export("torchtitan").save(folder)
     found = manager().parse_args(["--job.config_file", str(path)])
     degrees = found.parallelism
     dims = ParallelDims(

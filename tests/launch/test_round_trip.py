@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.export import write_export
 from atoll.launch.read import read_launch
 from atoll.step.layout import Layout
 from atoll.workload import load_config
@@ -23,7 +22,7 @@ SHAPE = ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated", "n
 
 def check(case: Case, target: str, folder: Path) -> None:
     config = load_config(case.model)
-    path = write_export(case.export(target), folder)
+    path = case.export(target).save(folder)
     launch = read_launch(path, None if target in ("megatron", "torchtitan") else config)
     assert launch.software == target
     assert launch.arguments.not_understood == {}, "what we write we understand"

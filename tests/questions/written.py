@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from atoll import questions
@@ -25,8 +24,16 @@ from atoll.questions import (
     WaferQuestion,
     verbs,
 )
-from atoll.questions.question import Named, about, inside, is_tuple, scalars
-from atoll.questions.texts import fields_of, grouped, help_words, metavar, spelled
+from atoll.questions.question import Named, about, inside, scalars
+from atoll.questions.texts import (
+    choices,
+    fields_of,
+    grouped,
+    help_words,
+    metavar,
+    python_type,
+    spelled,
+)
 from atoll.registry import Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -47,40 +54,38 @@ KEYWORDS: dict[str, tuple[type[Question], ...]] = {
 """Types of Python's keywords."""
 
 
-def registry_kind(info: FieldInfo) -> type | None:
-    """The kind of object that Python may give for a field's name."""
+def names_of(info: FieldInfo) -> Named | None:
+    """What lists a field's values, where something does."""
     parts = (*info.metadata, *inside(info.annotation))
-    found = (part.listed for part in parts if isinstance(part, Named))
-    return next((each.kind for each in found if isinstance(each, Registry)), None)
+    return next((part for part in parts if isinstance(part, Named) and part.names()), None)
 
 
 def keyword_type(info: FieldInfo) -> str:
-    """What Python may give for a field, as an annotation."""
-    if about(info, "file_only"):
-        return "Any"
-    if kind := registry_kind(info):
-        return f"str | {kind.__name__} | None"
-    found = scalars(info)
-    names = {Path: "str | Path", float: "float | str"}
-    kinds = [
-        "str | Mapping[str, Any]" if issubclass(kind, BaseModel) else names.get(kind, kind.__name__)
-        for kind in sorted(found, key=lambda kind: kind.__name__)
-    ]
-    words = " | ".join(dict.fromkeys(" | ".join(kinds).split(" | ")))
-    return f"Sequence[{words}] | {words} | None" if is_tuple(info) else f"{words} | None"
+    """What Python may give for a field, as an annotation. Registries are open: plug-ins add names,
+    and their objects stand for them.
+    """
+    named = names_of(info)
+    if named is None:
+        return python_type(info)
+    kind = named.listed.kind if isinstance(named.listed, Registry) else None
+    more = (["str"] if kind or named.loader else []) + ([kind.__name__] if kind else [])
+    return python_type(info, " | ".join([choices(named.names()), *more]))
 
 
 def stub() -> str:
     """The keywords of Python's functions, as editors and mypy read them."""
     lines = [
         "# Written by tests/questions/written.py from the questions.",
+        "# fmt: off",
+        "# ruff: noqa: E501",
         "from collections.abc import Mapping, Sequence",
         "from pathlib import Path",
-        "from typing import Any, TypedDict",
+        "from typing import Any, Literal, TypedDict",
         "",
     ]
     fields = [info for asked in KEYWORDS.values() for info in fields_of(*asked).values()]
-    kinds = {kind for info in fields if (kind := registry_kind(info))}
+    listed = [named.listed for info in fields if (named := names_of(info))]
+    kinds = {registry.kind for registry in listed if isinstance(registry, Registry)}
     lines += sorted(f"from {kind.__module__} import {kind.__name__}" for kind in kinds)
     for name, asked in KEYWORDS.items():
         left_out = asked[0].positional

@@ -5,9 +5,8 @@ from dataclasses import fields, replace
 import pytest
 from atoll_zigzag import ZIGZAG
 
-from atoll.hardware.template.cores import Shape
-from atoll.testing import check_cost_model
-from atoll.testing.cost_model import some_configs
+from atoll.plugins import Shape
+from atoll.testing import check_cost_model, some_configs
 
 SHAPES = (Shape(1, 128, 96, 64), Shape(2, 64, 64, 32, fraction=0.5, on_chip=True))
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import fields
 from functools import cached_property, singledispatch
+from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from atoll.errors import AtollError
 from atoll.files.jsonfile import read_object
 from atoll.files.wholefile import whole_files
+from atoll.registry import named
 
 MOST = 10**15
 Count = Annotated[int, Field(ge=0, le=MOST)]
@@ -32,15 +35,52 @@ class Answer:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of `--json`."""
+        """The content of `--json`.
+
+        Returns:
+            Plain JSON data; `atoll schema COMMAND` prints its schema.
+
+        Example:
+            >>> import atoll
+            >>> atoll.describe_model("gpt2-xl").to_dict()["parameters"]
+            1557611200
+        """
         told: dict[str, Any] = dumped(self)
         return told
 
     def to_json(self, indent: int | None = None) -> str:
+        """The content of `--json` as text.
+
+        Args:
+            indent: Spaces of a level; None for one line.
+
+        Returns:
+            One JSON object and a line feed.
+
+        Example:
+            >>> import atoll
+            >>> atoll.describe_hardware("h100").to_json()[:26]
+            '{"kind": "hardware-device"'
+        """
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False) + "\n"
 
     def save(self, path: str | Path) -> Path:
-        """Write the answer, whole or not at all; `load` reads it."""
+        """Write the answer as JSON, whole or not at all.
+
+        Args:
+            path: The file; `atoll.load` reads it.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there.
+
+        Example:
+            >>> import atoll
+            >>> atoll.describe_model("gpt2-xl").save("gpt2-xl.json").name
+            'gpt2-xl.json'
+        """
         path = Path(path)
         with whole_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
             part.write_text(self.to_json(), encoding="utf-8")
@@ -48,11 +88,98 @@ class Answer:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The answer that a file holds, or what is wrong with it in a sentence."""
+        """The answer of this kind that a file holds; `atoll.load` takes any kind.
+
+        Args:
+            path: What `save`, `--json` or `--out` wrote.
+
+        Returns:
+            The answer.
+
+        Raises:
+            AtollError: It holds none, or it was damaged or written by another version.
+
+        Example:
+            >>> import atoll
+            >>> file = atoll.describe_model("gpt2-xl").save("gpt2-xl.json")
+            >>> atoll.answers.ModelAnswer.load(file).parameters
+            1557611200
+        """
         return read_answer(Path(path), cls)
 
 
+class Picture(Answer):
+    """An answer that a page and a trace show."""
+
+    __slots__ = ()
+
+    def report(self, path: str | Path) -> Path:
+        """Draw the answer as one HTML file that opens offline, as `atoll report` does.
+
+        Args:
+            path: The file, such as report.html.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there.
+
+        Example:
+            >>> import atoll
+            >>> found = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> found.answer.report("report.html").exists()
+            True
+        """
+        return Path(named("atoll.report.page:write_page")(self, Path(path)))
+
+    def trace(self, path: str | Path) -> Path:
+        """Write the step as a Chrome trace, which Perfetto opens, as `atoll trace` does.
+
+        Args:
+            path: The file, such as trace.json.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there, or no step is on record.
+
+        Example:
+            >>> import atoll
+            >>> found = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> found.answer.trace("trace.json").exists()
+            True
+        """
+        return Path(named("atoll.report.trace:trace_answer")(self, Path(path)))
+
+
+class Explanation(Answer):
+    """Why an answer is as it is; `print` shows it as `atoll explain` does."""
+
+    __slots__ = ()
+    printer: ClassVar[str]
+    """What shows it."""
+
+    def show(self) -> None:
+        """Print it as wide as the terminal.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+            >>> plan.explain().show()  # doctest: +ELLIPSIS
+            gpt2-xl on 8 h100: tp1 pp1 dp8 ...
+        """
+        named(self.printer)(self)
+
+    def __str__(self) -> str:
+        with redirect_stdout(StringIO()) as shown:
+            self.show()
+        return shown.getvalue().rstrip("\n")
+
+
 A = TypeVar("A", bound=Answer)
+P = TypeVar("P", bound=Picture)
 T = TypeVar("T")
 
 
@@ -67,15 +194,89 @@ class Answered(Generic[A]):
 
     @cached_property
     def answer(self) -> A:
+        """All that is printed, drawn or written of it, as typed data."""
         made: A = answer_of(self)
         return made
 
     def to_dict(self) -> dict[str, Any]:
+        """The content of `--json`.
+
+        Returns:
+            Plain JSON data; `atoll schema COMMAND` prints its schema.
+
+        Example:
+            >>> import atoll
+            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).to_dict()["layout_words"]
+            'tp1 pp1 dp8 mbs1 zero1 recompute-none'
+        """
         return self.answer.to_dict()
 
     def save(self, path: str | Path) -> Path:
-        """Write the answer as JSON, whole or not at all; `atoll.load` reads it."""
+        """Write the answer as JSON, whole or not at all.
+
+        Args:
+            path: The file; `atoll.load` reads it.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there.
+
+        Example:
+            >>> import atoll
+            >>> file = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("estimate.json")
+            >>> atoll.load(file).fits
+            True
+        """
         return self.answer.save(path)
+
+
+class Pictured(Answered[P]):
+    """What a program returns, where its answer can be drawn."""
+
+    @property
+    def kept(self) -> Path | None:
+        """The folder in which all that was evaluated is kept, where there is one."""
+        return None
+
+    def report(self, path: str | Path) -> Path:
+        """Draw the answer as one HTML file that opens offline, as `atoll report` does.
+
+        Args:
+            path: The file, such as report.html.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there.
+
+        Example:
+            >>> import atoll
+            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).report("report.html").name
+            'report.html'
+        """
+        return Path(named("atoll.report.page:write_page")(self.answer, Path(path), self.kept))
+
+    def trace(self, path: str | Path) -> Path:
+        """Write the step as a Chrome trace, which Perfetto opens, as `atoll trace` does.
+
+        Args:
+            path: The file, such as trace.json.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there, or no step is on record.
+
+        Example:
+            >>> import atoll
+            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).trace("trace.json").name
+            'trace.json'
+        """
+        return self.answer.trace(path)
 
 
 def made_of(kind: type[T], source: object, /, **given: Any) -> T:

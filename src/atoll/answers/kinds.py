@@ -11,7 +11,13 @@ from atoll.answers.design import TablePlan
 from atoll.answers.designs import DesignsAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
 from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
-from atoll.answers.plan import CheckAnswer, EstimateAnswer, PlanAnswer, PlanExplanation
+from atoll.answers.plan import (
+    CheckAnswer,
+    EstimateAnswer,
+    LaunchFile,
+    PlanAnswer,
+    PlanExplanation,
+)
 from atoll.answers.search import SearchAnswer, SearchExplanation
 from atoll.answers.validation import (
     CalibrationAnswer,
@@ -20,6 +26,31 @@ from atoll.answers.validation import (
     SiteCalibration,
 )
 from atoll.answers.wafer import MappingAnswer, WaferAnswer, WaferExplanation
+
+__all__ = [
+    "Answer",
+    "CalibrationAnswer",
+    "CaptureAnswer",
+    "CatalogueAnswer",
+    "CheckAnswer",
+    "DesignsAnswer",
+    "EstimateAnswer",
+    "HardwareAnswer",
+    "LaunchFile",
+    "MappingAnswer",
+    "ModelAnswer",
+    "ModelsAnswer",
+    "OperatorsValidation",
+    "PlanAnswer",
+    "PlanExplanation",
+    "RunsValidation",
+    "SearchAnswer",
+    "SearchExplanation",
+    "SiteCalibration",
+    "TablePlan",
+    "WaferAnswer",
+    "WaferExplanation",
+]
 
 ANSWERS: dict[str, tuple[type[Answer], ...]] = {
     "search": (SearchAnswer, WaferAnswer),

@@ -24,6 +24,8 @@ class ZooModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsAnswer(Answer):
+    """The models that come with Atoll."""
+
     kind: Literal["models"] = "models"
     format: Literal[1] = 1
     models: tuple[ZooModel, ...]
@@ -54,6 +56,8 @@ class ModelLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnswer(Answer):
+    """A model's parameters and layers, with their operators."""
+
     kind: Literal["model"] = "model"
     format: Literal[1] = 1
     name: str

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
-from atoll.answers.answer import Amount, Answer, Count, Number, Positive, made_of
+from atoll.answers.answer import (
+    Amount,
+    Answer,
+    Count,
+    Explanation,
+    Number,
+    Picture,
+    Positive,
+    made_of,
+)
 from atoll.answers.certificate import LayoutProof
+from atoll.errors import AtollError
+from atoll.files.wholefile import whole_files
+from atoll.files.yamlfile import suggestion
 from atoll.step.layout import Layout
 from atoll.step.orders import copies_of
 from atoll.step.replay import PassTime
@@ -166,9 +179,37 @@ class LaunchFile:
 
     target: str
     file: str = ""
+    """Its usual name."""
     text: str = ""
     notes: tuple[str, ...] = ()
+    """What the target says differently, and what the user must supply."""
     refused: str = ""
+
+    def save(self, path: str | Path = ".") -> Path:
+        """Write the file, whole or not at all; a script can be run.
+
+        Args:
+            path: The file, or a folder, in which it has its usual name.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there.
+
+        Example:
+            >>> import atoll
+            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2, zero=3)
+            >>> found.export("torchtitan").save("mine.toml").name
+            'mine.toml'
+        """
+        given = Path(path)
+        place = given / self.file if given.is_dir() else given
+        with whole_files(lambda why: f"cannot write {place}: {why}", place) as (part,):
+            part.write_text(self.text, encoding="utf-8")
+            if self.file.endswith(".sh"):
+                part.chmod(part.stat().st_mode | 0o111)
+        return place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +235,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunAnswer(Answer):
+class RunAnswer(Picture):
     """A training run under one layout."""
 
     format: Literal[2] = 2
@@ -231,6 +272,31 @@ class RunAnswer(Answer):
     cluster: Cluster
     sensitivity: tuple[Sensitivity, ...]
     launch: tuple[LaunchFile, ...] = ()
+
+    def export(self, target: str) -> LaunchFile:
+        """The launch file of a training tool, as it is in the answer.
+
+        Args:
+            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's.
+
+        Returns:
+            The file: `text`, `notes`, and `save` to write it.
+
+        Raises:
+            AtollError: The tool cannot run the layout, or is not known.
+
+        Example:
+            >>> import atoll
+            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
+            >>> found.answer.export("nemo").file
+            'recipe.yaml'
+        """
+        made = {file.target: file for file in self.launch}
+        if target not in made:
+            raise AtollError(f"export: {target!r} is not known{suggestion(target, made)}")
+        if made[target].refused:
+            raise AtollError(made[target].refused)
+        return made[target]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,8 +346,18 @@ class PlanAnswer(RunAnswer):
     """What there was no time for, and why."""
     certificate: LayoutProof
 
-    def explained(self) -> PlanExplanation:
-        """Why this layout: where its time goes, and what the others lack."""
+    def explain(self) -> PlanExplanation:
+        """Why this layout: where its time goes, and what the others lack.
+
+        Returns:
+            The reasons as data; printed, they read as those of `atoll explain`.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+            >>> plan.answer.explain().layout == str(plan.best.layout)
+            True
+        """
         mine = self.breakdown_s
         others = []
         for other in self.runners_up:
@@ -391,9 +467,10 @@ class SlowerLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanExplanation(Answer):
+class PlanExplanation(Explanation):
     """Why this layout."""
 
+    printer = "atoll.printing.training:print_plan_explanation"
     kind: Literal["plan-explanation"] = "plan-explanation"
     format: Literal[1] = 1
     layout: str

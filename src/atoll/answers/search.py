@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from atoll.answers.answer import Amount, Answer, Count, Number, Positive
+from atoll.answers.answer import Amount, Count, Explanation, Number, Picture, Positive
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import Degree, Placed, Record, SearchedModel, SizedChip, SlowerChip
+from atoll.registry import named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class FrontAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchAnswer(Answer):
+class SearchAnswer(Picture):
     """The best chip, its proof, its baselines."""
 
     kind: Literal["search"] = "search"
@@ -126,6 +127,21 @@ class SearchAnswer(Answer):
     pareto: Mapping[str, FrontAnswer]
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
+
+    def explain(self) -> SearchExplanation:
+        """Why this chip: where the time goes, what limits operators, what the runner-up lacks.
+
+        Returns:
+            The reasons as data; printed, they read as those of `atoll explain`.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
+            >>> result.answer.explain().models[0].model
+            'bert-large'
+        """
+        made: SearchExplanation = named("atoll.explore.answer.why:explain_result")(self)
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,9 +198,10 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchExplanation(Answer):
+class SearchExplanation(Explanation):
     """Why this chip."""
 
+    printer = "atoll.printing.search:print_explanation"
     kind: Literal["search-explanation"] = "search-explanation"
     format: Literal[1] = 1
     best: SizedChip

@@ -8,13 +8,23 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue
 
-from atoll.answers.answer import Amount, Answer, Count, Number, Positive, made_of
+from atoll.answers.answer import (
+    Amount,
+    Answer,
+    Count,
+    Explanation,
+    Number,
+    Picture,
+    Positive,
+    made_of,
+)
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import Chip, Degree, Placed, PlacedModel, SizedChip
 from atoll.files.yamlfile import Count as Whole
 from atoll.files.yamlfile import FileModel
 from atoll.hardware.accelerator import GIB
 from atoll.hardware.wafer import Wafer
+from atoll.registry import named
 
 Place = tuple[Count, Count]
 
@@ -276,7 +286,7 @@ class WaferFront:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaferAnswer(Answer):
+class WaferAnswer(Picture):
     """The best mapping on a wafer, or on the best wafer of a space, with its bound."""
 
     kind: Literal["wafer"] = "wafer"
@@ -300,6 +310,25 @@ class WaferAnswer(Answer):
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
 
+    def explain(self) -> WaferExplanation:
+        """Why this mapping: its slowest stage, the runners-up, and what more of each resource
+        would be worth.
+
+        Returns:
+            The reasons as data; printed, they read as those of `atoll explain`.
+
+        Raises:
+            AtollError: The wafer or model that the question names is gone.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search("wafer-job.yaml")
+            >>> result.answer.explain().stages
+            4
+        """
+        made: WaferExplanation = named("atoll.wafer.answer.explain:explain_wafer_result")(self)
+        return made
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowestStage:
@@ -315,9 +344,10 @@ class SlowerMapping(OtherMapping):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaferExplanation(Answer):
+class WaferExplanation(Explanation):
     """Why this mapping."""
 
+    printer = "atoll.printing.wafer:print_wafer_explanation"
     kind: Literal["wafer-explanation"] = "wafer-explanation"
     format: Literal[1] = 1
     wafer: WaferTold

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from atoll.commands.common import print_json
-from atoll.errors import AtollError
 from atoll.questions.verbs import ReportQuestion, TraceQuestion
 
 
@@ -17,22 +16,10 @@ def report(question: ReportQuestion, as_json: bool) -> None:
 
 
 def trace(question: TraceQuestion, as_json: bool) -> None:
-    from atoll.answers.search import SearchAnswer
-    from atoll.answers.wafer import WaferAnswer
-    from atoll.report import open_folder, plan_trace, search_trace, write_trace
-    from atoll.report.trace import check_trace_path
+    from atoll.report import open_folder
 
-    folder = question.folder
-    found = open_folder(folder).answer
-    path = question.out or folder / "trace.json"
-    check_trace_path(path)
-    if isinstance(found, SearchAnswer | WaferAnswer):
-        made = search_trace(found)
-    else:
-        made = plan_trace(found)
-    if not made["traceEvents"]:
-        raise AtollError(f"{folder}: nothing on record to trace; run the search again.")
-    _wrote(write_trace(made, path), as_json)
+    found = open_folder(question.folder).answer
+    _wrote(found.trace(question.out or question.folder / "trace.json"), as_json)
 
 
 def _wrote(path: Path, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from atoll.answers.answer import Explanation
 from atoll.commands.common import answer, interruptible, leave_if_interrupted
 from atoll.errors import AtollError
 from atoll.printing import search as printing
@@ -28,26 +29,13 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
 
 
 def explain(question: ExplainQuestion, as_json: bool) -> None:
-    from atoll.answers.plan import PlanAnswer
-    from atoll.answers.search import SearchAnswer
-    from atoll.answers.wafer import WaferAnswer
-    from atoll.explore.answer.why import explain_result
+    from atoll.answers.plan import EstimateAnswer
     from atoll.report import open_folder
 
     found = open_folder(question.folder).answer
-    if isinstance(found, SearchAnswer):
-        answer(explain_result(found), as_json, printing.print_explanation)
-    elif isinstance(found, WaferAnswer):
-        from atoll.printing.wafer import print_wafer_explanation
-        from atoll.wafer.answer.explain import explain_wafer_result
-
-        answer(explain_wafer_result(found), as_json, print_wafer_explanation)
-    elif isinstance(found, PlanAnswer):
-        from atoll.printing.training import print_plan_explanation
-
-        answer(found.explained(), as_json, print_plan_explanation)
-    else:
+    if isinstance(found, EstimateAnswer):
         raise AtollError(
             f"{question.folder}: holds the estimate of one layout, which was compared with none; "
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
+    answer(found.explain(), as_json, Explanation.show)

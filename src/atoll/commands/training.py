@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.commands.common import answer, interruptible, leave_if_interrupted
 from atoll.printing import training as printing_training
 from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
 from atoll.questions.verbs import CheckQuestion
+
+_LATER: dict[str, Any] = {"export_to": None}
+"""A launch file is written after the answer was shown: its target may refuse the layout."""
 
 
 def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
     from atoll.api import estimate as run
     from atoll.training.estimate import Estimate
 
-    result = run(job=question)
+    result = run(job=question.model_copy(update=_LATER))
     if not isinstance(result, Estimate):
         from atoll.printing.wafer import print_wafer_estimate
 
@@ -20,8 +25,7 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
         return
     answer(result, as_json, printing_training.print_estimate)
     if isinstance(question, EstimateQuestion) and question.export is not None:
-        # last: a target may refuse the layout
-        printing_training.write_launch_file(result, question.export, question.export_to)
+        printing_training.write_launch_file(result.export(question.export), question.export_to)
 
 
 def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
@@ -31,16 +35,16 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
     refused = None
     with interruptible(began, "layouts", kernels=False) as (stop, show):
         try:
-            result = run(job=question, stop=stop, progress=show)
+            result = run(job=question.model_copy(update=_LATER), stop=stop, progress=show)
         except UnusableError as error:  # the plan is worth having without a launch file
-            without = question.model_copy(update={"export": None})
+            without = question.model_copy(update=_LATER | {"export": None})
             refused, result = error, run(job=without, stop=stop, progress=show)
     answer(result, as_json, printing_training.print_plan)
     leave_if_interrupted(stop, question.out)
     if refused is not None:
         raise refused
     if question.export is not None:
-        printing_training.write_launch_file(result.best, question.export, question.export_to)
+        printing_training.write_launch_file(result.export(question.export), question.export_to)
 
 
 def check(question: CheckQuestion, as_json: bool) -> None:

@@ -8,7 +8,6 @@ the tests hand every file to the tools' own parsers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError
@@ -17,10 +16,9 @@ from atoll.export.deepspeed import deepspeed
 from atoll.export.megatron import megatron
 from atoll.export.megatron_core import VALUES as MEGATRON_VALUES
 from atoll.export.nemo import nemo
-from atoll.export.plan import Export, Exporter, make_plan
+from atoll.export.plan import Exporter, make_plan
 from atoll.export.torchtitan import VALUES as TORCHTITAN_VALUES
 from atoll.export.torchtitan import torchtitan
-from atoll.files.wholefile import whole_files
 from atoll.registry import Registry
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
@@ -40,13 +38,11 @@ EXPORTERS = Registry(
 
 __all__ = [
     "EXPORTERS",
-    "Export",
     "Exporter",
     "export",
     "export_run",
     "launch_files",
     "refusals",
-    "write_export",
 ]
 
 
@@ -60,14 +56,14 @@ def export(
     precision: str = "bf16",
     devices_per_node: int = 8,
     stages: Sequence[int] | None = None,
-) -> Export:
+) -> LaunchFile:
     """The launch file of `target`. `stages`: blocks of each model chunk, in the model's order."""
     exporter = EXPORTERS[target]
     plan = make_plan(model, layout, sequence, global_batch, precision, devices_per_node, stages)
     return exporter.write(plan)
 
 
-def export_run(target: str, run: Run, layout: Layout) -> Export:
+def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
     """The launch file of a training run under a layout, its stages as they were estimated."""
     if run.adapters is not None:
         raise AtollError(f"{target}: launch files that are written here train all weights")
@@ -88,13 +84,9 @@ def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
     found = []
     for target in EXPORTERS:
         try:
-            made = export_run(target, run, layout)
+            found.append(export_run(target, run, layout))
         except AtollError as error:
             found.append(LaunchFile(target=target, refused=str(error)))
-        else:
-            found.append(
-                LaunchFile(target=target, file=made.filename, text=made.text, notes=made.notes)
-            )
     return tuple(found)
 
 
@@ -110,14 +102,3 @@ def refusals(target: str, run: Run) -> Callable[[Layout], str | None]:
         return None
 
     return refusal
-
-
-def write_export(made: Export, path: str | Path) -> Path:
-    """Write the file; into a directory, under the target's usual name. A script can be run."""
-    given = Path(path)
-    place = given / made.filename if given.is_dir() else given
-    with whole_files(lambda why: f"cannot write {place}: {why}", place) as (part,):
-        part.write_text(made.text, encoding="utf-8")
-        if made.filename.endswith(".sh"):
-            part.chmod(part.stat().st_mode | 0o111)
-    return place

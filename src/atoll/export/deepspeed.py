@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from atoll.export.plan import Export, Plan, Setting, Settings, Values, check
+from atoll.answers.plan import LaunchFile
+from atoll.export.plan import LaunchPlan, Setting, Settings, Values, check
 
 TARGET = "deepspeed"
 VALUES: Values = {
@@ -19,7 +20,7 @@ VALUES: Values = {
 """Of the axes of a plan, those that it can say."""
 
 
-def deepspeed(plan: Plan) -> Export:
+def deepspeed(plan: LaunchPlan) -> LaunchFile:
     check(TARGET, _refusals(plan))
     layout = plan.layout
     notes = [
@@ -62,7 +63,7 @@ def deepspeed(plan: Plan) -> Export:
             values["activation_checkpointing"] = {"partition_activations": False}
         notes.append(_full_recompute(plan))
     text = json.dumps(values, indent=2) + "\n"
-    return Export(TARGET, "ds_config.json", text, tuple(notes))
+    return LaunchFile(target=TARGET, file="ds_config.json", text=text, notes=tuple(notes))
 
 
 def _zero(stage: int) -> Settings:
@@ -71,7 +72,7 @@ def _zero(stage: int) -> Settings:
     return {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
 
 
-def _full_recompute(plan: Plan) -> str:
+def _full_recompute(plan: LaunchPlan) -> str:
     if plan.layout.pp > 1:
         return "Recompute each block: PipelineModule(activation_checkpoint_interval=1)."
     return (
@@ -80,7 +81,7 @@ def _full_recompute(plan: Plan) -> str:
     )
 
 
-def _refusals(plan: Plan) -> Iterator[str]:
+def _refusals(plan: LaunchPlan) -> Iterator[str]:
     layout = plan.layout
     many = [name for name in ("tp", "pp", "cp") if getattr(layout, name) > 1]
     if len(many) > 1:

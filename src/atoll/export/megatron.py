@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 
+from atoll.answers.plan import LaunchFile
 from atoll.export.megatron_core import (
     microbatch_group,
     parallel_values,
@@ -16,13 +17,13 @@ from atoll.export.megatron_core import (
     sharding_values,
 )
 from atoll.export.megatron_model import model_values
-from atoll.export.plan import Export, Plan, Settings
+from atoll.export.plan import LaunchPlan, Settings
 
 TARGET = "megatron"
 Arguments = list[tuple[str, ...]]
 
 
-def megatron(plan: Plan) -> Export:
+def megatron(plan: LaunchPlan) -> LaunchFile:
     model, notes = model_values(plan)
     batch: Settings = {
         "micro_batch_size": plan.layout.microbatch,
@@ -42,10 +43,12 @@ def megatron(plan: Plan) -> Export:
         *notes,
     ]
     given = {name: _arguments(values) for name, values in groups.items()}
-    return Export(TARGET, "megatron.sh", _script(plan, given), tuple(notes))
+    return LaunchFile(
+        target=TARGET, file="megatron.sh", text=_script(plan, given), notes=tuple(notes)
+    )
 
 
-def _parallel(plan: Plan, notes: list[str]) -> Settings:
+def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     layout = plan.layout
     notes += sharding_notes(plan)
     values = parallel_values(plan, TARGET) | {
@@ -71,7 +74,7 @@ def _arguments(values: Settings) -> Arguments:
     return found
 
 
-def _precision(plan: Plan, notes: list[str]) -> Settings:
+def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
     if plan.precision != "fp8":
         return {plan.precision: True}
     notes.append(
@@ -81,7 +84,7 @@ def _precision(plan: Plan, notes: list[str]) -> Settings:
     return {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"}
 
 
-def _script(plan: Plan, groups: dict[str, Arguments]) -> str:
+def _script(plan: LaunchPlan, groups: dict[str, Arguments]) -> str:
     # Megatron asks for one hardware queue with tensor or context parallelism before Blackwell,
     # and for more than one under FSDP.
     connections = 8 if plan.layout.zero >= 2 else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.export.plan import Plan, Settings, Values, refuse
+from atoll.export.plan import LaunchPlan, Settings, Values, refuse
 from atoll.step.orders import groups
 
 VALUES: Values = {"recompute": ("none", "selective", "full"), "schedule": ("1f1b",)}
@@ -17,7 +17,7 @@ _FSDP_WITH_PIPELINE = (
 )
 
 
-def check_core(plan: Plan, target: str) -> None:
+def check_core(plan: LaunchPlan, target: str) -> None:
     """Refuse what megatron-core cannot run."""
     layout = plan.layout
     if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
@@ -29,7 +29,7 @@ def check_core(plan: Plan, target: str) -> None:
         raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
 
 
-def parallel_values(plan: Plan, target: str) -> Settings:
+def parallel_values(plan: LaunchPlan, target: str) -> Settings:
     """Fields of ModelParallelConfig."""
     check_core(plan, target)
     layout = plan.layout
@@ -45,7 +45,7 @@ def parallel_values(plan: Plan, target: str) -> Settings:
     return values | {"pipeline_model_parallel_layout": None if plan.even else _stages(plan)}
 
 
-def sharding_values(plan: Plan) -> Settings:
+def sharding_values(plan: LaunchPlan) -> Settings:
     """Fields of DistributedDataParallelConfig: the distributed optimizer is ZeRO 1, Megatron-FSDP
     2 and 3."""
     layout = plan.layout
@@ -62,11 +62,11 @@ def sharding_values(plan: Plan) -> Settings:
     return values
 
 
-def sharding_notes(plan: Plan) -> list[str]:
+def sharding_notes(plan: LaunchPlan) -> list[str]:
     return [_FSDP_WITH_PIPELINE] if plan.layout.zero >= 2 and plan.layout.pp > 1 else []
 
 
-def microbatch_group(plan: Plan, target: str) -> int | None:
+def microbatch_group(plan: LaunchPlan, target: str) -> int | None:
     """Microbatches that go through a chunk together, where it is not megatron-core's default."""
     pp, m = plan.layout.pp, plan.microbatches
     if plan.layout.vpp == 1:
@@ -82,7 +82,7 @@ def microbatch_group(plan: Plan, target: str) -> int | None:
     return sizes[0] if sizes[0] != pp else None
 
 
-def _stages(plan: Plan) -> str:
+def _stages(plan: LaunchPlan) -> str:
     """Stages in Megatron's notation: E embedding, t block, L loss, | between model chunks."""
     chunks = [f"t*{blocks}" for blocks in plan.stages]
     chunks[0] = "E" + chunks[0]
@@ -90,7 +90,7 @@ def _stages(plan: Plan) -> str:
     return "|".join(chunks)
 
 
-def recompute_values(plan: Plan, target: str) -> Settings:
+def recompute_values(plan: LaunchPlan, target: str) -> Settings:
     """Fields of TransformerConfig."""
     policy = plan.layout.recompute
     if policy == "none":

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 
 from atoll.errors import AtollError
-from atoll.export.plan import Plan, Settings, refuse
+from atoll.export.plan import LaunchPlan, Settings, refuse
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "megatron"
 
 
-def model_values(plan: Plan) -> tuple[Settings, list[str]]:
+def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
     """Arguments by name (None and False: left out), and notes on what Atoll's description of a
     model leaves open."""
     model = plan.model
@@ -92,7 +92,7 @@ def _biases(model: ModelConfig) -> Settings:
     return {"disable_bias_linear": not any(others), "add_qkv_bias": queries and not any(others)}
 
 
-def _positions(plan: Plan, notes: list[str]) -> Settings:
+def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
     model = plan.model
     kinds = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
     if model.positions not in kinds:
@@ -181,7 +181,7 @@ def _layer_pattern(model: ModelConfig) -> str:
     return "(" + "+".join(f"[{with_experts}]*{length}" for with_experts, length in runs) + ")"
 
 
-def _vocabulary(plan: Plan, notes: list[str]) -> Settings:
+def _vocabulary(plan: LaunchPlan, notes: list[str]) -> Settings:
     """The table as it was estimated: padded only as far as the tensor group needs."""
     vocab, tp = plan.model.vocab, plan.layout.tp
     padded = -(-vocab // tp) * tp

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import yaml
 
+from atoll.answers.plan import LaunchFile
 from atoll.export.megatron_core import (
     microbatch_group,
     parallel_values,
@@ -16,7 +17,7 @@ from atoll.export.megatron_core import (
     sharding_notes,
     sharding_values,
 )
-from atoll.export.plan import Export, Plan, Settings
+from atoll.export.plan import LaunchPlan, Settings
 
 TARGET = "nemo"
 
@@ -43,7 +44,7 @@ PRECISION = {
 }
 
 
-def nemo(plan: Plan) -> Export:
+def nemo(plan: LaunchPlan) -> LaunchFile:
     recipe = RECIPES.get(plan.model.name)
     values = _values(plan)
     header = [f"# {plan.title}"]
@@ -64,10 +65,10 @@ def nemo(plan: Plan) -> Export:
         notes.append("fp8 is written as current (tensorwise) scaling; the Bridge has more recipes.")
     notes += sharding_notes(plan)
     text = "\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)
-    return Export(TARGET, "recipe.yaml", text, tuple(notes))
+    return LaunchFile(target=TARGET, file="recipe.yaml", text=text, notes=tuple(notes))
 
 
-def _values(plan: Plan) -> dict[str, Settings | str]:
+def _values(plan: LaunchPlan) -> dict[str, Settings | str]:
     layout, fully = plan.layout, plan.layout.zero >= 2
     model: Settings = {
         "seq_length": plan.sequence,

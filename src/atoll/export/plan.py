@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError, check_count
 from atoll.step.layout import Layout, check_layout
 from atoll.step.stages import even_sizes
@@ -20,18 +21,7 @@ PRECISIONS = ("bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
-    """A launch file of one target."""
-
-    target: str
-    filename: str
-    text: str
-    notes: tuple[str, ...]
-    """What the target says differently, and what the user must supply."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """One checked training run."""
 
     model: ModelConfig
@@ -69,7 +59,7 @@ class Exporter:
     """A training tool that launch files are written for."""
 
     name: str
-    write: Callable[[Plan], Export]
+    write: Callable[[LaunchPlan], LaunchFile]
     """The file of a run, or one AtollError that says why the tool cannot run it so."""
     values: Values = field(default_factory=dict)
     """What a plan for the tool tries on some axes, unless it is told otherwise."""
@@ -83,7 +73,7 @@ def make_plan(
     precision: str,
     devices_per_node: int,
     stages: Sequence[int] | None,
-) -> Plan:
+) -> LaunchPlan:
     check_count("sequence", sequence)
     check_count("global batch", global_batch)
     check_count("devices per node", devices_per_node)
@@ -97,7 +87,7 @@ def make_plan(
             f"{devices_per_node}; change the layout or the devices per node"
         )
     chunks = layout.pp * layout.rounds
-    return Plan(
+    return LaunchPlan(
         model=model,
         layout=layout,
         sequence=sequence,

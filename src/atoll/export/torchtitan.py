@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from atoll.export.plan import Export, Plan, Settings, Values, check, refuse
+from atoll.answers.plan import LaunchFile
+from atoll.export.plan import LaunchPlan, Settings, Values, check, refuse
 from atoll.export.torchtitan_models import Flavor, find_flavor
 from atoll.step.orders import groups
 
@@ -24,7 +25,7 @@ SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe", "zb-v": "Z
 """More chunks by vpp run Interleaved1F1B."""
 
 
-def torchtitan(plan: Plan) -> Export:
+def torchtitan(plan: LaunchPlan) -> LaunchFile:
     flavor, note = find_flavor(plan.model)
     check(TARGET, _refusals(plan, flavor))
     notes = [
@@ -60,17 +61,17 @@ def torchtitan(plan: Plan) -> Export:
     if plan.precision == "fp8":
         _fp8(sections, notes)
     text = _header(plan) + "\n".join(_section(name, body) for name, body in sections.items())
-    return Export(TARGET, "train.toml", text, tuple(notes))
+    return LaunchFile(target=TARGET, file="train.toml", text=text, notes=tuple(notes))
 
 
-def _header(plan: Plan) -> str:
+def _header(plan: LaunchPlan) -> str:
     return (
         f"# torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node} ... "
         "-m torchtitan.train --job.config_file train.toml\n\n"
     )
 
 
-def _training(plan: Plan) -> Settings:
+def _training(plan: LaunchPlan) -> Settings:
     layout = plan.layout
     # A pipeline takes all microbatches of a step as its local batch; without one, torchtitan
     # accumulates gradients over local batches.
@@ -85,7 +86,7 @@ def _training(plan: Plan) -> Settings:
     }
 
 
-def _data_parallel(plan: Plan, notes: list[str]) -> Settings:
+def _data_parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     layout = plan.layout
     if layout.zero == 0:
         return {"data_parallel_replicate_degree": layout.dp, "data_parallel_shard_degree": 1}
@@ -102,7 +103,7 @@ def _data_parallel(plan: Plan, notes: list[str]) -> Settings:
     }
 
 
-def _experts(plan: Plan) -> Settings:
+def _experts(plan: LaunchPlan) -> Settings:
     if not plan.model.experts:
         return {}
     degrees: Settings = {"expert_parallel_degree": plan.layout.ep}
@@ -111,7 +112,7 @@ def _experts(plan: Plan) -> Settings:
     return degrees
 
 
-def _pipeline(plan: Plan) -> Settings:
+def _pipeline(plan: LaunchPlan) -> Settings:
     layout = plan.layout
     found: Settings = {"pipeline_parallel_degree": layout.pp}
     if layout.pp == 1:
@@ -140,7 +141,7 @@ def _modules(stages: tuple[int, ...]) -> list[list[str]]:
     return parts
 
 
-def _recompute(plan: Plan) -> Settings:
+def _recompute(plan: LaunchPlan) -> Settings:
     policy = plan.layout.recompute
     if policy in ("none", "full"):
         return {"mode": policy}
@@ -166,7 +167,7 @@ def _fp8(sections: dict[str, Settings], notes: list[str]) -> None:
     )
 
 
-def _refusals(plan: Plan, flavor: Flavor) -> Iterator[str]:
+def _refusals(plan: LaunchPlan, flavor: Flavor) -> Iterator[str]:
     layout = plan.layout
     sharded = layout.zero > 0 and layout.dp * layout.cp > 1
     if plan.precision == "fp16":
@@ -215,7 +216,7 @@ def _refusals(plan: Plan, flavor: Flavor) -> Iterator[str]:
         yield from _pipeline_refusals(plan)
 
 
-def _pipeline_refusals(plan: Plan) -> Iterator[str]:
+def _pipeline_refusals(plan: LaunchPlan) -> Iterator[str]:
     layout, m = plan.layout, plan.microbatches
     if layout.schedule == "dualpipe":
         yield (

@@ -11,7 +11,7 @@ from pathlib import Path
 from atoll.answers.answer import Answered, made_of
 from atoll.answers.plan import Arguments, Better, CheckAnswer, MeasuredRun
 from atoll.errors import AtollError, InfeasibleError
-from atoll.export import EXPORTERS, export_run, refusals
+from atoll.export import EXPORTERS, refusals
 from atoll.launch.account import Launch
 from atoll.launch.measured import columns_of, measured_run
 from atoll.launch.read import read_launch
@@ -34,11 +34,21 @@ STAND_IN = "llama2-7b"
 
 @dataclass(frozen=True)
 class Checked(Answered[CheckAnswer]):
-    """What is said of a launch file."""
+    """What is said of a launch file: the estimate of its layout, and the plan of a better one.
+
+    Example:
+        >>> import atoll
+        >>> checked = atoll.check("pretrain.sh", device="h100")
+        >>> checked.estimate.fits, checked.plan.export("megatron").save("better.sh").name
+        (True, 'better.sh')
+    """
 
     launch: Launch
     question: EstimateQuestion
     estimate: Estimate
+    """Of the file's own layout."""
+    plan: Plan | None
+    """The proven best of the same job under the same software; None where there is none."""
     better: Better | None
     """None where no layout of the space is faster, or none fits."""
     why_not: str = ""
@@ -73,8 +83,8 @@ def check(asked: CheckQuestion) -> Checked:
         if measured is None:
             raise AtollError("append: nothing was measured; add --log or --trace")
         append_run(asked.append, Path(measured.file).name, found, columns_of(measured))
-    better, why_not = _better(asked, launch, found, Stop(asked.time_limit))
-    return Checked(launch, question, found, better, why_not, measured)
+    better = _better(asked, launch, found, Stop(asked.time_limit))
+    return Checked(launch, question, found, *better, measured)
 
 
 def _model(name: str | None) -> ModelConfig | None:
@@ -115,22 +125,18 @@ def _question(asked: CheckQuestion, launch: Launch) -> EstimateQuestion:
 
 def _better(
     asked: CheckQuestion, launch: Launch, found: Estimate, stop: Stop
-) -> tuple[Better | None, str]:
+) -> tuple[Plan | None, Better | None, str]:
+    """The best layout under the same software, what it saves, or why it is not named."""
     target, run = launch.software, found.run
+    axes, usable = Axes(**EXPORTERS[target].values), refusals(target, run)
     try:
-        best = plan(
-            run,
-            Axes(**EXPORTERS[target].values),
-            usable=refusals(target, run),
-            target=target,
-            stop=stop,
-        )
+        best = plan(run, axes, usable=usable, target=target, stop=stop)
     except (UnusableError, InfeasibleError) as error:
-        return None, str(error)
+        return None, None, str(error)
     faster = best.best.step.time_s < found.step.time_s * (1 - asked.least)
     if found.fits and not faster:
-        return None, f"no layout is more than {asked.least:.1%} faster: {best.proof()}"
-    return _compared(asked, launch, found, best), ""
+        return best, None, f"no layout is more than {asked.least:.1%} faster: {best.proof()}"
+    return best, _compared(asked, launch, found, best), ""
 
 
 def _compared(asked: CheckQuestion, launch: Launch, found: Estimate, best: Plan) -> Better:
@@ -154,7 +160,7 @@ def _difference(target: str, mine: Estimate, other: Estimate) -> str:
     texts = []
     for found in (mine, other):
         try:
-            texts.append(export_run(target, found.run, found.layout).text.splitlines())
+            texts.append(found.export(target).text.splitlines())
         except AtollError as error:
             texts.append([f"# {error}"])
     name = f"{target} launch file"

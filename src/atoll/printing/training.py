@@ -14,7 +14,7 @@ from atoll.printing.console import console_for_output, print_error_table
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from atoll.answers.plan import MeasuredRun, PlanExplanation
+    from atoll.answers.plan import LaunchFile, MeasuredRun, PlanExplanation
     from atoll.answers.validation import RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
@@ -141,13 +141,9 @@ def print_runs(shown: RunsValidation) -> None:
         )
 
 
-def write_launch_file(result: Estimate, target: str, path: Path | None) -> None:
-    """The launch file of an estimate, and on standard error what its user must know."""
-    from atoll.export import export_run, write_export
-
-    made = export_run(target, result.run, result.layout)
-    written = write_export(made, path or Path(made.filename))
-    print(f"atoll: wrote {written}", file=sys.stderr)
+def write_launch_file(made: LaunchFile, path: Path | None) -> None:
+    """Write a launch file, and on standard error what its user must know."""
+    print(f"atoll: wrote {made.save(path or made.file)}", file=sys.stderr)
     for note in made.notes:
         print(f"atoll: {note}", file=sys.stderr)
 

@@ -149,7 +149,6 @@ class SearchQuestion(Question):
         )
 
     def changed(self, **fields: Any) -> Self:
-        """As for every question; a sequence that is given anew holds for every model."""
         if "sequence" in fields and "model" not in fields:
             own = (entry.model_copy(update={"sequence": None}) for entry in self.model)
             fields["model"] = tuple(own)

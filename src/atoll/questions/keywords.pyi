@@ -1,7 +1,9 @@
 # Written by tests/questions/written.py from the questions.
+# fmt: off
+# ruff: noqa: E501
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from atoll.explore.proof.objective import Aim
 from atoll.explore.strategies import Strategy
@@ -41,17 +43,17 @@ class EstimateFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    stack: str | Stack | None
+    stack: Literal["chip", "xla", "eager", "compiled", "modular", "modular-norm", "modular-lean", "megatron", "megatron-2021", "zero3-2021", "nemo", "fsdp", "fsdp-2023"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: str | None
-    method: str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
+    method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
-    precision: str | None
-    attention: str | None
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
+    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
     tp: int | None
     pp: int | None
@@ -62,11 +64,11 @@ class EstimateFields(TypedDict, total=False):
     vpp: int | None
     microbatch: int | None
     sp: bool | None
-    zero: int | None
+    zero: Literal[0, 1, 2, 3] | None
     hsdp: int | None
-    recompute: str | None
-    order: str | None
-    export: str | Exporter | None
+    recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
+    order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
+    export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
     export_to: str | Path | None
     out: str | Path | None
     trace: str | Path | None
@@ -83,10 +85,10 @@ class LayoutFields(TypedDict, total=False):
     vpp: int | None
     microbatch: int | None
     sp: bool | None
-    zero: int | None
+    zero: Literal[0, 1, 2, 3] | None
     hsdp: int | None
-    recompute: str | None
-    order: str | None
+    recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
+    order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
 
 class ModelsFields(TypedDict, total=False):
     microbatch: int | None
@@ -94,26 +96,26 @@ class ModelsFields(TypedDict, total=False):
     tp: int | None
 
 class PlaceFields(TypedDict, total=False):
-    profile: str | Profile | None
+    profile: Literal["default", "phaze"] | str | Profile | None
 
 class PlanFields(TypedDict, total=False):
     batch: int | None
     sequence: int | None
     network: str | None
     site: str | None
-    stack: str | Stack | None
+    stack: Literal["chip", "xla", "eager", "compiled", "modular", "modular-norm", "modular-lean", "megatron", "megatron-2021", "zero3-2021", "nemo", "fsdp", "fsdp-2023"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: str | None
-    method: str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
+    method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
-    precision: str | None
-    attention: str | None
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
+    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
-    export: str | Exporter | None
+    export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
     export_to: str | Path | None
     out: str | Path | None
     trace: str | Path | None
@@ -124,10 +126,10 @@ class PlanFields(TypedDict, total=False):
     etp: Sequence[int] | int | None
     vpp: Sequence[int] | int | None
     microbatch: Sequence[int] | int | None
-    zero: Sequence[int] | int | None
+    zero: Sequence[Literal[0, 1, 2, 3]] | Literal[0, 1, 2, 3] | None
     hsdp: Sequence[int] | int | None
-    recompute: Sequence[str] | str | None
-    order: Sequence[str] | str | None
+    recompute: Sequence[Literal["none", "selective", "alternate", "full", "optimal"]] | Literal["none", "selective", "alternate", "full", "optimal"] | None
+    order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     time_limit: float | str | None
     workers: int | None
     cluster: str | None
@@ -137,17 +139,17 @@ class RunFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    stack: str | Stack | None
+    stack: Literal["chip", "xla", "eager", "compiled", "modular", "modular-norm", "modular-lean", "megatron", "megatron-2021", "zero3-2021", "nemo", "fsdp", "fsdp-2023"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: str | None
-    method: str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
+    method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
-    precision: str | None
-    attention: str | None
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
+    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
 
 class SearchFields(TypedDict, total=False):
@@ -155,8 +157,8 @@ class SearchFields(TypedDict, total=False):
     devices: int | None
     batch: int | None
     sequence: int | None
-    optimizer: str | None
-    objective: str | Aim | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
+    objective: Literal["mean", "weighted", "worst"] | str | Aim | None
     microbatch: Sequence[int] | int | None
     tp: Sequence[int] | int | None
     cp: Sequence[int] | int | None
@@ -164,18 +166,18 @@ class SearchFields(TypedDict, total=False):
     etp: Sequence[int] | int | None
     vpp: Sequence[int] | int | None
     sp: bool | None
-    zero: Sequence[int] | int | None
-    order: Sequence[str] | str | None
-    recompute: str | None
+    zero: Sequence[Literal[0, 1, 2, 3]] | Literal[0, 1, 2, 3] | None
+    order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
+    recompute: Literal["optimal", "none", "full"] | None
     space: str | None
-    template: str | ChipTemplate | None
+    template: Literal["systolic"] | str | ChipTemplate | None
     hbm: Sequence[int] | int | None
     max_area: float | str | None
     max_power: float | str | None
     network: str | None
-    profile: str | Profile | None
-    cost_model: str | CostModel | None
-    strategy: str | Strategy | None
+    profile: Literal["default", "phaze"] | str | Profile | None
+    cost_model: Literal["mapper"] | str | CostModel | None
+    strategy: Literal["exact", "phaze", "evolve"] | str | Strategy | None
     evaluations: int | None
     tolerance: float | str | None
     time_limit: float | str | None
@@ -192,7 +194,7 @@ class SearchFields(TypedDict, total=False):
     stage_counts: Sequence[int] | int | None
     mapping: str | None
     layout: Any
-    ablations: Sequence[str] | str | None
+    ablations: Sequence[Literal["no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble", "no-offload", "shared-codes"]] | Literal["no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble", "no-offload", "shared-codes"] | None
     dead_dies: Any
     dead_links: Any
     dead_share: float | str | None
@@ -201,6 +203,6 @@ class SearchFields(TypedDict, total=False):
 
 class ValidateFields(TypedDict, total=False):
     device: str | None
-    expect: str | None
+    expect: Literal["oom"] | None
     site: str | None
     out: str | Path | None

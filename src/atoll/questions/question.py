@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
@@ -22,7 +21,7 @@ from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 from atoll import units
 from atoll.errors import AtollError
 from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
-from atoll.registry import Registry
+from atoll.registry import Registry, named
 
 
 class Question(FileModel):
@@ -41,25 +40,89 @@ class Question(FileModel):
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
-        """The question with these fields, or one AtollError with a sentence for every problem."""
+        """The question with these fields.
+
+        Args:
+            fields: What options, keywords and job files have under the same names.
+
+        Returns:
+            The question, checked.
+
+        Raises:
+            AtollError: A sentence for every field that is wrong.
+
+        Example:
+            >>> import atoll
+            >>> atoll.PlanQuestion.of(model="gpt2-xl", device="h100", devices=8, batch=8).attention
+            'flash'
+        """
         return validate_dict(fields, cls, "")
 
     def asked(self) -> dict[str, Any]:
-        """The fields that were given, with their values."""
+        """The fields that were given.
+
+        Returns:
+            Their values by name.
+
+        Example:
+            >>> import atoll
+            >>> atoll.SearchQuestion.of(devices=8).asked()
+            {'devices': 8}
+        """
         return {name: getattr(self, name) for name in self.model_fields_set}
 
     def changed(self, **fields: Any) -> Self:
-        """The question with some fields replaced, checked again."""
+        """The question with some fields replaced.
+
+        Args:
+            fields: What is asked anew. A sequence holds for every model.
+
+        Returns:
+            Another question, checked.
+
+        Raises:
+            AtollError: A sentence for every field that is wrong.
+
+        Example:
+            >>> import atoll
+            >>> atoll.SearchQuestion.of(devices=8).changed(devices=16).devices
+            16
+        """
         return self.of(**self.asked() | fields)
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """The question as answers state it."""
+        """The question as answers state it.
+
+        Returns:
+            Plain JSON data.
+
+        Example:
+            >>> import atoll
+            >>> atoll.SearchQuestion.of(batch=64).to_dict()["global_batch"]
+            64
+        """
         told = self.model_dump(mode="json").items()
         return {self.answer_keys.get(name, name): value for name, value in told}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, JsonValue]) -> Self:
-        """The question that an answer states."""
+        """The question that an answer states.
+
+        Args:
+            told: What `to_dict` returned.
+
+        Returns:
+            The question.
+
+        Raises:
+            AtollError: It was written by another version.
+
+        Example:
+            >>> import atoll
+            >>> asked = atoll.SearchQuestion.of(devices=8)
+            >>> atoll.SearchQuestion.from_dict(asked.to_dict()).devices
+            8
+        """
         names = {key: name for name, key in cls.answer_keys.items()}
         given = {names.get(key, key): value for key, value in told.items()}
         if given.keys() - cls.model_fields.keys():
@@ -116,7 +179,7 @@ class Named:
 
     @property
     def listed(self) -> Any:
-        found = _attribute(self.registry) if self.registry else ()
+        found = named(self.registry) if self.registry else ()
         return found() if callable(found) else found
 
     def names(self) -> tuple[Any, ...]:
@@ -140,7 +203,7 @@ class Named:
             value = str(folder / value)
         try:
             if self.loader:
-                _attribute(self.loader)(value)
+                named(self.loader)(value)
             elif self.registry and value not in self.listed:
                 near = suggestion(value, map(str, self.names()))
                 raise ValueError(f"{value!r} is not known{near}")
@@ -160,11 +223,6 @@ class Named:
         if not names:
             return inside
         return inside | ({"examples": names} if self.loader else {"enum": names})
-
-
-def _attribute(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
 
 
 def _exists(path: str | Path) -> bool:

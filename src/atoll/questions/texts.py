@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import Field, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from atoll import questions
 from atoll.questions.fields import OUTPUT
-from atoll.questions.question import Question, about, allowed, default_words, is_tuple, scalars
+from atoll.questions.question import (
+    Question,
+    about,
+    allowed,
+    default_words,
+    inside,
+    is_tuple,
+    scalars,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
+_GIVEN = {Path: "str | Path", float: "float | str", BaseModel: "str | Mapping[str, Any]"}
+"""What Python may give for a type, where it is not the type alone."""
 
 
 def spelled(name: str) -> str:
@@ -63,19 +74,42 @@ def metavar(info: FieldInfo) -> str:
     return f"{one},..." if is_tuple(info) else one
 
 
+def python_type(info: FieldInfo, one: str = "") -> str:
+    """What Python may give for a field, as an annotation; `one`: of a single value, if known."""
+    if about(info, "file_only"):
+        return "Any"
+    listed = [part for part in inside(info.annotation) if get_origin(part) is Literal]
+    words = [choices(get_args(part)) for part in listed] or [
+        _GIVEN[BaseModel] if issubclass(kind, BaseModel) else _GIVEN.get(kind, kind.__name__)
+        for kind in sorted(scalars(info), key=lambda kind: kind.__name__)
+    ]
+    one = one or " | ".join(dict.fromkeys(" | ".join(words).split(" | ")))
+    return f"Sequence[{one}] | {one} | None" if is_tuple(info) else f"{one} | None"
+
+
+def choices(values: Sequence[Any]) -> str:
+    """Values as a type."""
+    return f"Literal[{', '.join(json.dumps(value) for value in values)}]"
+
+
 def described_by(*asked: type[Question]) -> Callable[[F], F]:
-    """Give a function that takes a question's fields their names and sentences, for `help`."""
+    """Give a function that takes a question's fields their names and sentences, at the end of the
+    Args of its docstring.
+    """
 
     def describe(function: F) -> F:
         own = signature(function).parameters
-        lines = [f"    {name}: {info.description}" for name, info in fields_of(*asked).items()]
-        names = " or ".join(question.__name__ for question in asked)
-        function.__doc__ = "\n".join(
-            [cleandoc(function.__doc__ or ""), "", f"Fields of {names}:", *lines]
-        )
+        head, returns, rest = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
+        lines = [
+            f"    {name}: {info.description} "
+            + ("Required." if info.is_required() else f"Default: {default_words(info)}.")
+            for name, info in fields_of(*asked).items()
+        ]
+        section = () if "\nArgs:" in head else ("", "Args:")
+        function.__doc__ = "\n".join([head, *section, *lines]) + returns + rest
         taken = [p for p in own.values() if p.kind is not Parameter.VAR_KEYWORD]
         taken += [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=info.annotation)
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=python_type(info))
             for name, info in fields_of(*asked).items()
             if name not in own
         ]

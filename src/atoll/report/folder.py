@@ -18,13 +18,15 @@ from atoll.store import FILE, RunReader, RunStatus
 from atoll.training.planner.problem import PLAN
 from atoll.units import counted
 
+Shown = SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer
+
 
 @dataclass(frozen=True)
 class Source:
     """An answer on disk."""
 
     folder: Path
-    answer: SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer
+    answer: Shown
     """Of result.json or plan.json."""
     status: RunStatus | None = None
     """Of the store beside it, where there is one."""

@@ -12,22 +12,22 @@ from atoll.answers.wafer import WaferAnswer
 from atoll.files.wholefile import check_place, whole_files
 from atoll.front import bundle, text
 from atoll.identity import VERSION
-from atoll.report.folder import Source, open_folder
+from atoll.report.folder import Shown, open_folder
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
 from atoll.report.view import View
 from atoll.report.wafer_view import wafer_view
+from atoll.store import RunStatus
 
 REPORT = "report.html"
 # Nothing may be fetched: not even by a mistake of ours.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def view_of(source: Source) -> View:
-    """What is drawn of an answer."""
-    found = source.answer
+def view_of(found: Shown, folder: Path | None, status: RunStatus | None) -> View:
+    """What is drawn of an answer; with a search's folder, every evaluated design."""
     if isinstance(found, SearchAnswer):
-        return search_view(source.folder, found, source.status)
+        return search_view(folder, found, status)
     return wafer_view(found) if isinstance(found, WaferAnswer) else plan_view(found)
 
 
@@ -59,15 +59,21 @@ def render(view: View) -> str:
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Read a folder, draw it, and write the page, whole or not at all."""
+    """Read a folder, draw it, and write the page."""
     source = open_folder(folder)
-    path = folder / REPORT if out is None else out
+    return write_page(source.answer, out or folder / REPORT, folder, source.status)
+
+
+def write_page(
+    found: Shown, path: Path, folder: Path | None = None, status: RunStatus | None = None
+) -> Path:
+    """Draw an answer and write the page, whole or not at all."""
 
     def refusal(why: str) -> str:
         return f"out: {path} cannot be written ({why}); give a file such as report.html."
 
     check_place(refusal, path)
-    page = render(view_of(source))
+    page = render(view_of(found, folder, status))
     with whole_files(refusal, path) as (part,):
         part.write_text(page, encoding="utf-8")
     return path

@@ -42,7 +42,7 @@ PARTS = {
 REFERENCE = "phaze-tpuv4"
 
 
-def search_view(folder: Path, found: SearchAnswer, status: RunStatus | None = None) -> View:
+def search_view(folder: Path | None, found: SearchAnswer, status: RunStatus | None = None) -> View:
     """The sections of a search's page."""
     best = found.best
     unit = "score" if len(best.models) > 1 else "samples/s"

@@ -67,9 +67,9 @@ class Points:
         )
 
 
-def space_points(folder: Path, content: SearchAnswer) -> Points | None:
+def space_points(folder: Path | None, content: SearchAnswer) -> Points | None:
     """All chips of a search's space; None where there is nothing to draw."""
-    stored = _stored(folder, content)
+    stored = None if folder is None else _stored(folder, content)
     try:
         search = _reopened(content)
     except AtollError as error:

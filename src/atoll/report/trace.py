@@ -20,6 +20,7 @@ from atoll.answers.design import LayerPass, SearchedModel
 from atoll.answers.plan import DevicePass, EstimateAnswer, PassParts, PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
+from atoll.errors import AtollError
 from atoll.files.wholefile import check_place, whole_files
 from atoll.report.timeline import (
     AFTER,
@@ -105,6 +106,20 @@ def plan_trace(found: PlanAnswer | EstimateAnswer) -> Trace:
         events += _process(number, f"layer {name}, on one device")
         events += _operator_events(number, entries)
     return _file(events, {"tool": "atoll plan", found.model: _about(timeline)})
+
+
+def trace_answer(
+    found: SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer, path: Path
+) -> Path:
+    """Write the step of an answer."""
+    check_trace_path(path)
+    if isinstance(found, SearchAnswer | WaferAnswer):
+        made = search_trace(found)
+    else:
+        made = plan_trace(found)
+    if not made["traceEvents"]:
+        raise AtollError("nothing is on record to trace; run the search again.")
+    return write_trace(made, path)
 
 
 def write_trace(trace: Trace, path: Path) -> Path:

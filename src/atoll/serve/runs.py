@@ -253,7 +253,10 @@ class Reports:
         with self._making:
             kept = self._kept.get(folder)
             if kept is None or kept[0] != source:
-                kept = self._kept[folder] = source, view_of(source)
+                kept = self._kept[folder] = (
+                    source,
+                    view_of(source.answer, source.folder, source.status),
+                )
         return kept[1]
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.errors import AtollError
+from atoll.questions import RunQuestion
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, keep, link_slider, slider
 from atoll.serve.figures import Figures, Options, Problem
 from atoll.step.layout import Layout
 from atoll.step.parts import in_words
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.request import make_run
+from atoll.training.request import run_of
 from atoll.training.run import Run
 
 KEPT = 32
@@ -90,10 +91,10 @@ class PlanWhatIf:
     def _open(self) -> Run:
         if self._run is None:
             told = self._answer
-            self._run = make_run(
-                told.model,
-                told.device,
-                told.devices,
+            asked = RunQuestion.of(
+                model=told.model,
+                device=told.device,
+                devices=told.devices,
                 batch=told.global_batch,
                 sequence=told.sequence,
                 network=told.network,
@@ -103,6 +104,7 @@ class PlanWhatIf:
                 imbalance=told.imbalance,
                 optimizer=told.states,
             )
+            self._run = run_of(asked)
         return self._run
 
     def _estimator(self, base: Run, devices: int, change: Change) -> Estimator:

@@ -9,7 +9,7 @@ Each function takes what a plug-in offers and asserts what Atoll relies on. In a
         check_cost_model(MODEL)
 """
 
-from atoll.testing.cost_model import check_cost_model
+from atoll.testing.cost_model import check_cost_model, some_configs
 from atoll.testing.doors import check_exporter, check_family, check_objective, check_stack
 from atoll.testing.template import check_chip_template
 
@@ -20,4 +20,5 @@ __all__ = [
     "check_family",
     "check_objective",
     "check_stack",
+    "some_configs",
 ]

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError
 from atoll.explore.proof.objective import Aim
-from atoll.export.plan import Export, Exporter, make_plan
+from atoll.export.plan import Exporter, make_plan
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
 from atoll.training.estimate import Estimator
@@ -45,9 +46,9 @@ def check_exporter(
             assert str(error).strip(), "a refusal says why"
             continue
         written += 1
-        assert isinstance(made, Export)
+        assert isinstance(made, LaunchFile)
         assert made.target == exporter.name, f"a file for {made.target!r}"
-        assert made.text.strip() and made.filename and "/" not in made.filename
+        assert made.text.strip() and made.file and "/" not in made.file
         assert exporter.write(plan) == made, "another file for the same run"
     assert written, f"no layout of {', '.join(models)} on eight devices is written"
     unknown = exporter.values.keys() - {axis.name for axis in fields(Axes)}

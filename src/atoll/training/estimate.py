@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.answers.answer import Answered
+from atoll.answers.answer import Pictured
 from atoll.answers.plan import EstimateAnswer, Expected, LaunchFile
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
+from atoll.registry import named
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import arrivals
@@ -26,8 +27,15 @@ from atoll.workload.flops import model_flops
 
 
 @dataclass(frozen=True)
-class Estimate(Answered[EstimateAnswer]):
-    """What a layout costs."""
+class Estimate(Pictured[EstimateAnswer]):
+    """What a layout costs: step time and memory by part.
+
+    Example:
+        >>> import atoll
+        >>> found = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
+        >>> found.fits, found.layout.dp
+        (True, 16)
+    """
 
     run: Run
     layout: Layout
@@ -41,8 +49,30 @@ class Estimate(Answered[EstimateAnswer]):
     launch: tuple[LaunchFile, ...] = ()
     """Of the tools that can be told the layout, where they were asked for."""
 
+    def export(self, target: str) -> LaunchFile:
+        """The launch file of a training tool for this layout.
+
+        Args:
+            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's.
+
+        Returns:
+            The file: `text`, `notes`, and `save` to write it.
+
+        Raises:
+            AtollError: The tool cannot run the layout, or is not known.
+
+        Example:
+            >>> import atoll
+            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
+            >>> found.export("megatron").save("megatron.sh").name
+            'megatron.sh'
+        """
+        made: LaunchFile = named("atoll.export:export_run")(target, self.run, self.layout)
+        return made
+
     @property
     def worst(self) -> Memory:
+        """The stage that needs most memory."""
         return max(self.memory, key=lambda m: m.needed)
 
     @property
@@ -58,7 +88,16 @@ class Estimate(Answered[EstimateAnswer]):
         return DIGITS if sure else FEW_DIGITS
 
     def figures(self) -> tuple[str, str, str]:
-        """Step, throughput and MFU, to the digits that they are worth."""
+        """Step, throughput and MFU, to the digits that they are worth.
+
+        Returns:
+            Three texts.
+
+        Example:
+            >>> import atoll
+            >>> atoll.estimate("llama2-7b", "h100", 8, batch=64).figures()[1]  # doctest: +ELLIPSIS
+            '... tokens/s per device'
+        """
         rate, few = self.tokens_per_s_per_device, self.digits < DIGITS
         tokens = float(f"{rate:.{self.digits - 1}e}") if few else rate
         return (
@@ -76,10 +115,12 @@ class Estimate(Answered[EstimateAnswer]):
 
     @property
     def fits(self) -> bool:
+        """Whether every stage has the memory that it needs."""
         return self.worst.needed <= self.run.gpu.hbm_bytes
 
     @property
     def tokens_per_s_per_device(self) -> float:
+        """Throughput."""
         return self.run.tokens / self.step.time_s / self.run.devices
 
     @property
@@ -94,7 +135,16 @@ class Estimate(Answered[EstimateAnswer]):
         return answer_html(*self.summary())
 
     def summary(self) -> tuple[str, list[tuple[str, str]], dict[str, float]]:
-        """Title, facts and parts of the step, for people."""
+        """What is shown to people.
+
+        Returns:
+            Title, facts by name, and the parts of the step in seconds.
+
+        Example:
+            >>> import atoll
+            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).summary()[0]
+            'gpt2-xl on 8 h100'
+        """
         run, worst = self.run, self.worst
         verdict = "fits" if self.fits else "does not fit"
         step, throughput, mfu = self.figures()

@@ -52,10 +52,28 @@ class StoredModel:
 
     @property
     def sequence(self) -> int:
+        """Tokens in a sample."""
         return self.file.sequence
 
     def save(self, path: str | Path) -> Path:
-        """Write the file that `--model` takes."""
+        """Write the file that `--model` and `model=` take.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there.
+
+        Example:
+            >>> import atoll, torch
+            >>> module = torch.nn.Linear(64, 64)
+            >>> file = atoll.capture(module, torch.empty(1, 64)).save("linear.json")
+            >>> atoll.describe_model("linear.json").parameters
+            4160
+        """
         write_stored(self.file, path)
         return Path(path)
 

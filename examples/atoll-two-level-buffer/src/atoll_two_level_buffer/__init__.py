@@ -14,12 +14,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.hardware.accelerator import MIB
-from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import GLB_BPC_PER_MIB
-from atoll.hardware.template.cores import CostModel
-from atoll.hardware.template.parameter import Columns, Parameter
-from atoll.hardware.template.template import ChipTemplate, EnergyModel, Levels
+from atoll.plugins import (
+    GLB_BPC_PER_MIB,
+    MIB,
+    SYSTOLIC,
+    ChipTemplate,
+    Columns,
+    CostModel,
+    EnergyModel,
+    Levels,
+    Parameter,
+)
 from atoll_two_level_buffer.nested import products
 
 FloatArray = NDArray[np.float64]

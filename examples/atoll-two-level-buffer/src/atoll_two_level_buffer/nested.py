@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.cost.model import map_products
-from atoll.hardware.template.cores import FloatArray, ProductCosts, Shape, TensorConfigs
+from atoll.plugins import FloatArray, ProductCosts, Shape, TensorConfigs, map_products
 
 MOST_CUTS = 64
 

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.errors import AtollError
-from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, TensorConfigs
+from atoll import AtollError
+from atoll.plugins import CostModel, ProductCosts, Shape, TensorConfigs
 
 
 class Machine(NamedTuple):

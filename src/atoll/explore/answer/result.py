@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import Answered, made_of
+from atoll.answers.answer import Pictured, made_of
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, Record, SearchedModel, SizedChip, SlowerChip
-from atoll.answers.search import Alone, Beside, DesignAnswer, FrontAnswer, NearAnswer, SearchAnswer
+from atoll.answers.search import (
+    Alone,
+    Beside,
+    DesignAnswer,
+    FrontAnswer,
+    NearAnswer,
+    SearchAnswer,
+    SearchExplanation,
+)
 from atoll.explore.answer.scope import Scope
 from atoll.hardware.accelerator import Accelerator
 from atoll.notebook import answer_html, bar_text
@@ -131,8 +140,15 @@ class Near:
 
 
 @dataclass(frozen=True)
-class SearchResult(Answered[SearchAnswer]):
-    """The answer to a job."""
+class SearchResult(Pictured[SearchAnswer]):
+    """The best chip with its placement, its proof and its baselines.
+
+    Example:
+        >>> import atoll
+        >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
+        >>> result.best.accelerator.tensor_cores, result.certificate.proven
+        (8, True)
+    """
 
     job: SearchQuestion
     best: Design
@@ -166,11 +182,31 @@ class SearchResult(Answered[SearchAnswer]):
     """Where several models share the chip, each one's own best."""
 
     @property
+    def kept(self) -> Path | None:
+        return self.job.out
+
+    def explain(self) -> SearchExplanation:
+        """Why this chip: where the time goes, what limits operators, what the runner-up lacks.
+
+        Returns:
+            The reasons as data; printed, they read as those of `atoll explain`.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
+            >>> result.explain().models[0].model
+            'bert-large'
+        """
+        return self.answer.explain()
+
+    @property
     def ended_early(self) -> bool:
+        """Whether a limit or Ctrl-C came before the end."""
         return bool(self.stopped or self.front_stopped or self.left_out)
 
     @property
     def network(self) -> str:
+        """The network between the chips."""
         return self.job.network or profile_of(self.job).network
 
     @property
@@ -196,13 +232,33 @@ class SearchResult(Answered[SearchAnswer]):
         )
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Every evaluated design, best first."""
+        """Every evaluated design, best first.
+
+        Returns:
+            One row per design: its parameters, area, power, and what each model reaches on it.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
+            >>> int(result.to_dataframe()["tensor_cores"].iloc[0])
+            8
+        """
         import pandas as pd
 
         return pd.DataFrame(list(self.designs))
 
     def plateau_lines(self) -> list[str]:
-        """What else comes close: how many designs, and what power they would save."""
+        """What else comes close: how many designs, and what power they would save.
+
+        Returns:
+            Lines of text; none where nothing was counted.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
+            >>> result.plateau_lines()[0]
+            'no other within 0.5%, no other within 1%'
+        """
         if not self.plateau:
             return []
         lines = [", ".join(near.count_words() for near in self.plateau)]
@@ -215,7 +271,16 @@ class SearchResult(Answered[SearchAnswer]):
         return lines
 
     def ending_lines(self) -> list[str]:
-        """That the search ended early, and what it left out."""
+        """That the search ended early, and what it left out.
+
+        Returns:
+            Lines of text; none where it came to its end.
+
+        Example:
+            >>> import atoll
+            >>> atoll.search(model="bert-large", space="tiny.yaml", devices=8).ending_lines()
+            []
+        """
         lines = [f"{self.stopped}: the best design so far"] if self.stopped else []
         if self.left_out:
             whys = " and ".join(dict.fromkeys(self.left_out.values()))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from atoll.answers.answer import Answered
-from atoll.answers.plan import PlanAnswer, Reason
+from atoll.answers.answer import Pictured
+from atoll.answers.plan import LaunchFile, PlanAnswer, PlanExplanation, Reason
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
@@ -26,8 +26,15 @@ MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
 
 
 @dataclass(frozen=True)
-class Plan(Answered[PlanAnswer]):
-    """The best layout with its runners-up and the proof."""
+class Plan(Pictured[PlanAnswer]):
+    """The best layout with its runners-up and the proof.
+
+    Example:
+        >>> import atoll
+        >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+        >>> plan.best.layout.tp, plan.certificate.proven
+        (1, True)
+    """
 
     run: Run
     axes: Axes
@@ -44,8 +51,53 @@ class Plan(Answered[PlanAnswer]):
     stopped: str = ""
     """Why it had to end before it was done, if it had."""
 
+    def explain(self) -> PlanExplanation:
+        """Why this layout: where its time goes, and what the others lack.
+
+        Returns:
+            The reasons as data; printed, they read as those of `atoll explain`.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+            >>> print(plan.explain())  # doctest: +ELLIPSIS
+            gpt2-xl on 8 h100: tp1 pp1 dp8 ...
+        """
+        return self.answer.explain()
+
+    def export(self, target: str) -> LaunchFile:
+        """The launch file of a training tool for the best layout.
+
+        Args:
+            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's. `atoll.plan(...,
+                export=target)` plans with layouts that it can run only.
+
+        Returns:
+            The file: `text`, `notes`, and `save` to write it.
+
+        Raises:
+            AtollError: The tool cannot run the layout, or is not known.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, pp=[1], export="megatron")
+            >>> plan.export("megatron").file
+            'megatron.sh'
+        """
+        return self.best.export(target)
+
     def proof(self) -> str:
-        """What is proven, and what was done with the layouts of the space."""
+        """What is proven, and what was done with the layouts of the space.
+
+        Returns:
+            One sentence.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+            >>> plan.proof()  # doctest: +ELLIPSIS
+            'proven ...'
+        """
         ruled_out = self.certificate.ruled_out
         counts = [
             f"{ruled_out[TOO_LARGE]:,} cannot fit",
@@ -57,15 +109,27 @@ class Plan(Answered[PlanAnswer]):
         return f"{self.certificate.sentence()}; {', '.join(counts)}"
 
     def left_out(self) -> str:
-        """What the proof does not speak about, on one line."""
+        """What the proof does not speak about.
+
+        Returns:
+            One line; empty where all values of all axes were tried.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+            >>> plan.left_out()  # doctest: +ELLIPSIS
+            'not tried: ...'
+        """
         return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
 
     @property
     def reasons(self) -> tuple[Reason, ...]:
+        """By axis, what the best layout with another value would cost."""
         return self._explained[0]
 
     @property
     def ended_early(self) -> bool:
+        """Whether a limit or Ctrl-C came before the end."""
         return bool(self.stopped or self.not_done)
 
     @property

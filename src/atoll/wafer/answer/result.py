@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import Answered, dumped, made_of
+from atoll.answers.answer import Answered, Pictured, dumped, made_of
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import Chip, SizedChip
 from atoll.answers.wafer import (
@@ -18,6 +18,7 @@ from atoll.answers.wafer import (
     OtherMapping,
     WaferAnswer,
     WaferDesign,
+    WaferExplanation,
     WaferFront,
     WaferModel,
     WaferPicture,
@@ -118,7 +119,15 @@ def time_parts_s(found: Evaluation) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class WaferEstimate(Answered[MappingAnswer]):
-    """What a mapping costs."""
+    """What one mapping on a wafer costs.
+
+    Example:
+        >>> import atoll
+        >>> result = atoll.search("wafer-job.yaml", out="run")
+        >>> found = atoll.estimate(wafer="small.yaml", mapping="run/mapping.json")
+        >>> found.evaluation.step_s == result.best.step_s
+        True
+    """
 
     wafer: Wafer
     evaluation: Evaluation
@@ -144,6 +153,7 @@ class WaferEstimate(Answered[MappingAnswer]):
 
     @property
     def power_W(self) -> float:
+        """Of the whole wafer, on average over a step."""
         return running_power_W(self.wafer, self.evaluation)
 
     @cached_property
@@ -165,12 +175,31 @@ class WaferEstimate(Answered[MappingAnswer]):
         )
 
     def text_map(self) -> str:
+        """The mapping as `atoll estimate --wafer` draws it.
+
+        Returns:
+            A line per row of dies.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search("wafer-job.yaml", out="run")
+            >>> found = atoll.estimate(wafer="small.yaml", mapping="run/mapping.json")
+            >>> found.text_map() == result.text_map()
+            True
+        """
         return text_map(self.picture)
 
 
 @dataclass(frozen=True)
-class WaferResult(Answered[WaferAnswer]):
-    """The answer to a wafer job."""
+class WaferResult(Pictured[WaferAnswer]):
+    """The best mapping on a wafer, or on the best wafer of a space, with its bound.
+
+    Example:
+        >>> import atoll
+        >>> result = atoll.search("wafer-job.yaml")
+        >>> result.throughput_samples_per_s > 0
+        True
+    """
 
     job: WaferQuestion
     wafer: Wafer
@@ -192,16 +221,37 @@ class WaferResult(Answered[WaferAnswer]):
     left_out: Mapping[str, str] = field(default_factory=dict)
     """What there was no time for, and why."""
 
+    def explain(self) -> WaferExplanation:
+        """Why this mapping: its slowest stage, the runners-up, and what more of each resource
+        would be worth.
+
+        Returns:
+            The reasons as data; printed, they read as those of `atoll explain`.
+
+        Raises:
+            AtollError: The wafer or model that the question names is gone.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search("wafer-job.yaml")
+            >>> result.explain().stages
+            4
+        """
+        return self.answer.explain()
+
     @property
     def ended_early(self) -> bool:
+        """Whether a limit or Ctrl-C came before the end."""
         return bool(self.stopped or self.left_out)
 
     @property
     def throughput_samples_per_s(self) -> float:
+        """Samples per second of the best mapping."""
         return self.best.samples_per_s
 
     @property
     def tokens_per_s(self) -> float:
+        """Tokens per second of the best mapping."""
         return self.best.samples_per_s * self.best.mapping.sequence
 
     @cached_property
@@ -212,10 +262,12 @@ class WaferResult(Answered[WaferAnswer]):
 
     @property
     def mfu(self) -> float:
+        """Model FLOPs over what all dies together could do."""
         return self.found.mfu
 
     @property
     def placement(self) -> Placement:
+        """The best mapping's stages, as placements on devices are told."""
         return self.found.placement
 
     @cached_property
@@ -257,12 +309,33 @@ class WaferResult(Answered[WaferAnswer]):
         )
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Every architecture that was evaluated, best first."""
+        """Every architecture that was evaluated, best first.
+
+        Returns:
+            One row per wafer of the space.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search("wafer-job.yaml")
+            >>> len(result.to_dataframe())
+            1
+        """
         import pandas as pd
 
         return pd.DataFrame([dumped(row) for row in self.designs])
 
     def text_map(self) -> str:
+        """The best mapping as `atoll search --wafer` draws it.
+
+        Returns:
+            A line per row of dies.
+
+        Example:
+            >>> import atoll
+            >>> result = atoll.search("wafer-job.yaml")
+            >>> len(result.text_map().splitlines()) > 1
+            True
+        """
         return self.found.text_map()
 
     def __str__(self) -> str:

@@ -1,0 +1,65 @@
+"""What was measured, fitted or judged: the columns of a file say which of its kinds it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.answers.validation import (
+    CalibrationAnswer,
+    OperatorsValidation,
+    RunsValidation,
+    SiteCalibration,
+)
+from atoll.calibrate import calibrate, validate_operators
+from atoll.calibrate.many_devices import is_device_table, validate_devices
+from atoll.calibrate.rows import H200_OPERATORS
+from atoll.calibrate.site import calibrate_site
+from atoll.errors import AtollError
+from atoll.files.csvfile import read_csv
+from atoll.questions.verbs import CalibrateQuestion, ValidateQuestion
+from atoll.training.site import load_site
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
+from atoll.validation.validate import validate_runs, validate_steps
+
+
+def fit(asked: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
+    """A site from runs, a profile or NCCL's tests; a device from timed operators."""
+    header = [] if asked.data is None else read_csv(asked.data)[0]
+    operators = _timed_operators(header)
+    measured = asked.trace is not None or asked.nccl_tests
+    if operators and measured:
+        raise AtollError(f"{asked.data}: timed operators make a device, not a site; fit them alone")
+    if measured or (asked.data is not None and not operators):
+        return calibrate_site(
+            asked.data, asked.trace, asked.nccl_tests, str(asked.device), asked.out
+        )
+    return calibrate(asked.data or H200_OPERATORS, gpu=asked.device, out=asked.out)
+
+
+def judge(asked: ValidateQuestion) -> OperatorsValidation | RunsValidation:
+    """Predictions of operators, steps or runs against their measurements."""
+    data, gpu, expect, out = asked.data, asked.device, asked.expect, asked.out
+    site = None if asked.site is None else load_site(asked.site)
+    header = [] if data is None else read_csv(data)[0]
+    operators, several = data is None or _timed_operators(header), is_device_table(header)
+    if expect is not None and (operators or several or is_step_file(header)):
+        raise AtollError(
+            f"expect is {expect!r}, but is for files of training runs (--data FILE) only"
+        )
+    if data is None:
+        steps = {
+            "fitted": validate_steps(H200_STEPS, gpu),
+            "later": validate_steps(H200_STEPS_LATER, gpu),
+        }
+        return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
+    if operators:
+        return validate_operators(data, gpu=gpu, out=out)
+    if several:
+        return validate_devices(data, out=out)
+    if is_step_file(header):
+        return validate_steps(data, gpu, out=out, site=site)
+    return validate_runs(data, expect=expect, out=out, site=site)
+
+
+def _timed_operators(header: list[str]) -> bool:
+    return "kind" in header and "us" in header

@@ -1,0 +1,66 @@
+"""What authors of plug-ins build on: the kinds of objects that each door takes, and ours.
+
+docs/extending.md has the doors; `atoll.testing` the contracts.
+
+>>> from dataclasses import replace
+>>> from atoll.plugins import STACKS
+>>> replace(STACKS["megatron"], name="quiet", step_s=0.0).name
+'quiet'
+"""
+
+from atoll.answers.plan import LaunchFile
+from atoll.cost.model import COST_MODELS, MAPPER, map_products
+from atoll.explore.proof.objective import AIMS, Aim
+from atoll.explore.strategies import STRATEGIES, Strategy
+from atoll.export import EXPORTERS
+from atoll.export.plan import Exporter, LaunchPlan
+from atoll.hardware.accelerator import MIB
+from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
+from atoll.hardware.space import GLB_BPC_PER_MIB
+from atoll.hardware.template.cores import (
+    CostModel,
+    FloatArray,
+    ProductCosts,
+    Shape,
+    TensorConfigs,
+)
+from atoll.hardware.template.parameter import Columns, Parameter
+from atoll.hardware.template.template import ChipTemplate, EnergyModel, Levels
+from atoll.profile import Profile
+from atoll.profiles import PROFILES
+from atoll.training.stack import STACKS, Stack
+from atoll.workload.families.family import FAMILIES, Family
+
+__all__ = [
+    "AIMS",
+    "COST_MODELS",
+    "EXPORTERS",
+    "FAMILIES",
+    "GLB_BPC_PER_MIB",
+    "MAPPER",
+    "MIB",
+    "PROFILES",
+    "STACKS",
+    "STRATEGIES",
+    "SYSTOLIC",
+    "TEMPLATES",
+    "Aim",
+    "ChipTemplate",
+    "Columns",
+    "CostModel",
+    "EnergyModel",
+    "Exporter",
+    "Family",
+    "FloatArray",
+    "LaunchFile",
+    "LaunchPlan",
+    "Levels",
+    "Parameter",
+    "ProductCosts",
+    "Profile",
+    "Shape",
+    "Stack",
+    "Strategy",
+    "TensorConfigs",
+    "map_products",
+]

@@ -1,0 +1,194 @@
+"""What `import atoll` offers: described in full, with examples that run, and nothing beside it."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import inspect
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import atoll
+import atoll.plugins
+import atoll.testing
+from atoll.questions import COMMANDS
+from atoll.questions.texts import fields_of
+from calibrate.test_site_of_runs import runs
+from launch.test_check import SCRIPT
+from wafer.wafer_cases import small_file, small_model
+
+ROOT = Path(__file__).parents[1]
+OFFERED = (atoll, atoll.answers, atoll.plugins, atoll.testing)
+DOCUMENTED = (atoll, atoll.answers)
+"""The modules whose functions, classes and methods have all sections of a docstring."""
+
+
+def members() -> Iterator[tuple[str, Any]]:
+    """Public functions and classes, and what these define or inherit from ours."""
+    for module in DOCUMENTED:
+        for name in module.__all__:
+            found = getattr(module, name)
+            if isinstance(found, FunctionType):
+                yield f"{module.__name__}.{name}", found
+            elif isinstance(found, type):
+                yield f"{module.__name__}.{name}", found
+                for part, value in inspect.getmembers(found):
+                    value = getattr(value, "fget", value)
+                    ours = getattr(value, "__module__", None) or ""
+                    if not part.startswith("_") and inspect.isroutine(value) and "atoll" in ours:
+                        yield f"{module.__name__}.{name}.{part}", getattr(found, part)
+
+
+MEMBERS = {getattr(v, "__func__", v): (n, v) for n, v in reversed([*members()])}.values()
+"""Each once, though several classes inherit it."""
+
+
+def text_of(found: Any) -> str:
+    return inspect.getdoc(found) or ""
+
+
+@pytest.mark.parametrize(("name", "found"), MEMBERS, ids=[name for name, _ in MEMBERS])
+def test_everything_public_is_described(name: str, found: Any) -> None:
+    text = text_of(found)
+    assert text.split("\n")[0].rstrip().endswith((".", ":")) or "\n" in text, "no sentence"
+    if not inspect.isroutine(found):
+        return
+    signature = inspect.signature(found)
+    taken = [p for p in signature.parameters if p not in ("self", "cls")]
+    described = re.findall(r"^    (\w+): ", text.partition("Args:")[2].partition("\n\n")[0], re.M)
+    assert set(taken) <= set(described), "Args"
+    if signature.return_annotation not in (None, "None"):
+        assert "\nReturns:\n" in text
+    assert "\nExample:\n    >>> " in text
+
+
+@pytest.mark.parametrize("command", ["search", "plan", "estimate", "check", "place", "validate"])
+def test_keywords_are_described_by_the_fields_of_their_questions(command: str) -> None:
+    text = text_of(getattr(atoll, command))
+    for name, info in fields_of(*COMMANDS[command]).items():
+        assert f"\n    {name}: {info.description} " in text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that examples of docstrings name."""
+    folder = tmp_path_factory.mktemp("examples")
+    shutil.copy(ROOT / "examples" / "spaces" / "tiny.yaml", folder)
+    small_file(folder).rename(folder / "small.yaml")
+    shutil.copytree(Path(small_model(heads=8)).parent, folder / "small")
+    (folder / "wafer-job.yaml").write_text(
+        "kind: wafer\nwafer: small.yaml\nmodel: small\nbatch: 8\nsequence: 64\n"
+        "microbatch: [1]\nbaselines: false\n"
+    )
+    (folder / "pretrain.sh").write_text(SCRIPT.replace("${GPUS}", "8"))
+    runs(folder / "runs.csv")
+    table = sorted((ROOT / "tests" / "data" / "phaze_dp_cases").glob("*.in.json"))[0]
+    shutil.copy(table, folder / "layers.json")
+    return folder
+
+
+EXAMPLES = [
+    example
+    for name, found in [*MEMBERS, *((m.__name__, m) for m in (atoll, atoll.api, atoll.plugins))]
+    for example in doctest.DocTestFinder(recurse=False).find(found, name)
+    if example.examples
+]
+
+
+SEARCHED: dict[str, Any] = {}
+
+
+def search_once(*job: Any, **fields: Any) -> Any:
+    """Most examples begin with the same search."""
+    asked = repr((job, fields))
+    if asked not in SEARCHED:
+        SEARCHED[asked] = atoll.api.search(*job, **fields)
+    return SEARCHED[asked]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[e.name for e in EXAMPLES])
+def test_examples_run(
+    example: doctest.DocTest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(atoll, "search", search_once)
+    if "import atoll, torch" in (example.docstring or ""):
+        pytest.importorskip("torch")
+    told: list[str] = []
+    example.globs = {}
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=told.append)
+    assert not result.failed, "".join(told)
+
+
+# --- Nothing beside it ----------------------------------------------------------------------------
+
+
+def imports(source: str) -> set[tuple[str, str]]:
+    """Module and name of all that a program imports from atoll."""
+    found: set[tuple[str, str]] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {(node.module, alias.name) for alias in node.names}
+    return {(m, n) for m, n in found if m == "atoll" or m.startswith("atoll.")}
+
+
+def programs() -> Iterator[tuple[str, str]]:
+    """Python that users read: examples, notebooks, blocks of the docs."""
+    for path in (ROOT / "examples").rglob("*.py"):
+        yield path.name, path.read_text(encoding="utf-8")
+    for path in (ROOT / "examples").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        yield path.name, "\n".join(code)
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            yield path.name, block
+
+
+def test_examples_import_public_names_only() -> None:
+    known = {module.__name__: module for module in OFFERED}
+    seen = 0
+    for where, source in programs():
+        for module, name in imports(source):
+            assert module in known, f"{where}: {module}"
+            assert not name or name in known[module].__all__, f"{where}: {module}.{name}"
+            seen += 1
+    assert seen > 15
+
+
+def test_public_names_are_there() -> None:
+    for module in OFFERED:
+        assert [*module.__all__] == sorted(module.__all__, key=lambda n: (not n.isupper(), n))
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'Plam'"):
+        _ = atoll.Plam
+    with pytest.raises(AttributeError, match="has no attribute 'PlamAnswer'"):
+        _ = atoll.answers.PlamAnswer
+
+
+BLOCK = r"^::: ([\w.]+)\n    options:\n(?:      members: \[(.*?)\]\n)?"
+
+
+def test_the_page_of_python_shows_all_of_it() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    shown: set[str] = set()
+    for path, listed in re.findall(BLOCK, page, re.M):
+        module, _, name = path.rpartition(".")
+        names = set(listed.split(", ")) if listed and name.islower() else {name}
+        whole = import_module(path if name.islower() else module)
+        assert all(hasattr(whole, each) for each in names)
+        shown |= names
+    offered = {*atoll.__all__, *atoll.answers.__all__} - {"__version__", "answers"}
+    assert shown >= offered
