@@ -19,6 +19,7 @@ import pytest
 import atoll
 import atoll.plugins
 import atoll.testing
+import surface
 from atoll.questions import COMMANDS
 from atoll.questions.texts import fields_of
 from calibrate.test_site_of_runs import runs
@@ -126,6 +127,14 @@ def test_examples_run(
     example.globs = {}
     result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=told.append)
     assert not result.failed, "".join(told)
+
+
+def test_what_users_hold_on_to_is_as_written_down() -> None:
+    """A change of it: python tests/surface.py, and a line in CHANGELOG.md that says so."""
+    kept, now = surface.KEPT.read_text(encoding="utf-8").splitlines(), [*surface.lines()]
+    assert [line for line in kept if line not in now] == [], "gone"
+    assert [line for line in now if line not in kept] == [], "new"
+    assert kept == now
 
 
 # --- Nothing beside it ----------------------------------------------------------------------------

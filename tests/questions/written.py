@@ -117,7 +117,11 @@ def with_tables(text: str) -> str:
     return _TABLE.sub(lambda found: found[1] + table(*COMMANDS[found[2]]), text)
 
 
-if __name__ == "__main__":
+def main() -> None:
     STUB.write_text(stub(), encoding="utf-8")
     for page in DOCS.glob("*.md"):
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
