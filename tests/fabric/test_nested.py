@@ -49,6 +49,23 @@ def test_on_a_flat_network_all_are_rings(size: float, group: int) -> None:
     assert send_s(flat(), size, 1) == pytest.approx(size / (10 * GB))
 
 
+def test_a_row_for_several_members_is_sent_once_to_their_unit() -> None:
+    """Eight experts of sixteen ranks on two nodes: other nodes get a row once and not four times.
+    With a limit on the nodes that a row meets it leaves for no more than these.
+    """
+    size, (inner, outer) = 1e9, DGX.levels
+    apart_s = all_to_all_s(DGX, size, 16)
+    once_s = all_to_all_s(DGX, size, 16, chosen=8)
+    assert apart_s / once_s == pytest.approx(4, rel=0.01)
+    assert all_to_all_s(DGX, size, 16, chosen=1) == apart_s
+    wide_s = all_to_all_s(DGX, size, 64, chosen=8)
+    limited_s = all_to_all_s(DGX, size, 64, chosen=8, limit=(8, 4))
+    assert limited_s < wide_s
+    latency_s = inner.latency_s + outer.latency_s
+    met = 8 * (1 - (7 / 8) ** 8)
+    assert (wide_s - latency_s) / (limited_s - latency_s) == pytest.approx(met / 4)
+
+
 @pytest.mark.parametrize(("group", "steps"), [(2, 1), (4, 3), (8, 6), (64, 12), (1024, 20)])
 def test_steps_are_those_of_a_ring_or_of_a_tree(group: int, steps: int) -> None:
     slow = flat(latency_s=1.0, bandwidth_Bps=1e18)

@@ -10,8 +10,9 @@ import pytest
 from training_cases import dense, gpu, mixture, small_run
 
 from atoll.step.layout import Layout
-from atoll.training.accuracy import DEVICES, EXPERTS, expected_error
+from atoll.training.accuracy import ADAPTERS, DEVICES, EXPERTS, expected_error
 from atoll.training.estimate import estimate
+from atoll.workload.adapters import Adapters
 
 ONE = Layout(dp=8)
 DOCS = Path(__file__).parents[2] / "docs/accuracy.md"
@@ -28,7 +29,7 @@ def test_dense_models_on_measured_devices_need_no_note(device: str) -> None:
 
 def test_models_with_experts_say_their_error_and_show_two_digits() -> None:
     found = estimate(small_run(mixture()), ONE)
-    assert "28% off on average over 69 measured runs of models with experts" in str(found)
+    assert "13% off on average over 69 measured runs of models with experts" in str(found)
     step, throughput, mfu = found.figures()
     for words in (step, throughput):
         digits = re.sub(r"[^0-9]", "", words.split(" ")[0]).strip("0")
@@ -36,7 +37,7 @@ def test_models_with_experts_say_their_error_and_show_two_digits() -> None:
     assert "." not in mfu
     exact = found.to_dict()
     assert exact["step_time_s"] == found.step.time_s
-    assert exact["expected_error"] == {"of": "of models with experts", "mean": 0.285, "runs": 69}
+    assert exact["expected_error"] == {"of": "of models with experts", "mean": 0.126, "runs": 69}
 
 
 def test_the_worst_kind_is_told() -> None:
@@ -49,6 +50,10 @@ def test_the_worst_kind_is_told() -> None:
     assert unknown.sentence().startswith("no measured run on mi300x is known")
 
 
+def test_adapters_are_told() -> None:
+    assert expected_error(small_run(dense(), adapters=Adapters(8)), ONE) == ADAPTERS
+
+
 def test_long_rings_are_told() -> None:
     run = small_run(dense(max_sequence=131072), sequence=65536)
     assert expected_error(run, ONE) is None
@@ -58,7 +63,11 @@ def test_long_rings_are_told() -> None:
 
 def test_the_errors_are_those_of_the_documentation() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    for kind, told in (("experts", EXPERTS), ("b300", DEVICES["b300"])):
+    for kind, told in (
+        ("experts", EXPERTS),
+        ("LoRA", ADAPTERS),
+        ("b300", DEVICES["b300"]),
+    ):
         row = re.search(rf"^\| {kind} \| (\d+) \| ([0-9.]+) %", text, re.MULTILINE)
         assert row is not None
         assert (int(row[1]), float(row[2])) == (told.runs, pytest.approx(100 * told.mean, abs=0.06))

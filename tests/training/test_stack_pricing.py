@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from training_cases import dense, gpu, grouped, small_run
+from training_cases import dense, gpu, grouped, mixture, small_run
 
 from atoll.cost.pricer import Cost
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.operators.layers import LayerCost
 from atoll.training.run import Run
+from atoll.training.software import graphed
 from atoll.training.stack import EAGER, STACKS
 
 
@@ -43,6 +44,26 @@ def test_an_unaligned_vocabulary_is_slow_unless_padded(vocab: int) -> None:
     padded = [costs_of(small_run(m, stack=STACKS["megatron"]))["head"].forward for m in (even, odd)]
     assert plain[1].matrix_s > 1.5 * plain[0].matrix_s
     assert padded[1].matrix_s < 1.05 * padded[0].matrix_s
+
+
+def test_rows_of_experts_are_copied_sorted_and_launched_one_by_one() -> None:
+    run = small_run(mixture(), stack=STACKS["megatron"])
+    free = replace(run, stack=replace(run.stack, routed_bytes=0.0))
+    block, bare = costs_of(run)["block"], costs_of(free)["block"]
+    assert block.forward.vector_s > bare.forward.vector_s
+    assert block.backward.vector_s > bare.backward.vector_s
+    assert block.forward.matrix_s == bare.forward.matrix_s
+    step, graphed_ = estimate(run, Layout(dp=8)).step, graphed(run.stack, "full_iteration")
+    assert estimate(replace(run, stack=graphed_), Layout(dp=8)).step.time_s < step.time_s
+
+
+def test_inputs_of_experts_are_cast_one_by_one_or_in_the_kernel_before() -> None:
+    """Dense products are cast alike."""
+    for model, differ in ((mixture(), True), (grouped(), False)):
+        run = small_run(model, stack=STACKS["nemo"], precision="mxfp8", gpu=gpu("gb200"))
+        old = replace(run, stack=replace(run.stack, fused_casts=()))
+        times = [costs_of(r)["block"].forward.vector_s for r in (run, old)]
+        assert (times[1] > times[0]) == differ
 
 
 def test_host_launches_bind_small_models_in_eager_mode() -> None:

@@ -13,7 +13,7 @@ from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout, check_recompute
 from atoll.training.estimate import Estimate, estimate
-from atoll.training.software import graphed, overlapping, stack_named
+from atoll.training.software import find_stack, graphed, overlapping, stack_named
 from atoll.training.stack import FSDP, MEGATRON, NEMO, STACKS
 from atoll.validation.facts import port_Bps
 from atoll.validation.rows import run_of, unread_of
@@ -59,6 +59,25 @@ def test_what_a_launch_file_lets_overlap() -> None:
     same, _ = overlapping(NEMO, "dispatcher=hybridep")
     assert same == NEMO
     assert overlapping(NEMO, "warp drive")[1] == ("warp", "drive")
+
+
+def test_dispatchers_tell_how_often_a_token_is_sent() -> None:
+    assert overlapping(MEGATRON, "dispatcher=deepep")[0].sends_once
+    assert not overlapping(NEMO, "dispatcher=alltoall")[0].sends_once
+    assert NEMO.sends_once and not MEGATRON.sends_once
+
+
+def test_late_weight_gradients_leave_nothing_to_hide_their_sums_behind() -> None:
+    assert overlapping(NEMO, "ep_a2a delay_wgrad")[0].overlap.gradient == 0
+    both, _ = overlapping(NEMO, "ep_a2a delay_wgrad grad_reduce")
+    assert both.overlap.gradient == NEMO.overlap.gradient
+
+
+def test_releases_tell_which_casts_are_fused() -> None:
+    """Megatron-Bridge: those of experts since 26.06; a fused loss in all."""
+    before, since = find_stack("Megatron-Bridge 26.04.01"), find_stack("Megatron-Bridge 26.06")
+    assert (before.fused_casts, since.fused_casts) == ((), NEMO.fused_casts)
+    assert before.loss_bytes == since.loss_bytes == 2 < find_stack("NeMo").loss_bytes
 
 
 def test_captured_graphs_leave_the_host_nothing_to_launch() -> None:

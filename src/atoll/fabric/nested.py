@@ -79,8 +79,19 @@ def collective_s(network: Network, kind: str, bytes_: float, group: int, stride:
     return fixed_s + max(slope * bytes_ / level.share(bytes_) for slope, level in wires)
 
 
-def all_to_all_s(network: Network, bytes_: float, group: int, stride: int = 1) -> float:
-    """Seconds in which every member sends `bytes_`, spread evenly over the group."""
+def all_to_all_s(
+    network: Network,
+    bytes_: float,
+    group: int,
+    stride: int = 1,
+    chosen: int = 1,
+    limit: tuple[int, int] = (0, 0),
+) -> float:
+    """Seconds in which every member sends `bytes_`, spread evenly over the group. Where these are
+    rows for several `chosen` members each, one row goes to every unit with any of them, and is
+    copied there: of n units that k members are drawn from, n (1 - (1 - 1 / n)^k) are met. With a
+    `limit` the members lie in so many parts, of which a row meets at most so many.
+    """
     if group <= 1 or bytes_ <= 0:
         return 0.0
     slowest_s = 0.0
@@ -91,6 +102,12 @@ def all_to_all_s(network: Network, bytes_: float, group: int, stride: int = 1) -
         if here <= inside:
             continue
         leaving = bytes_ * (here - inside) / group
+        if chosen > 1:
+            units = group / inside
+            met = units * (1 - (1 - 1 / units) ** chosen)
+            if 1 < units <= limit[0]:
+                met = min(met, limit[1])
+            leaving = bytes_ / chosen * met * (here - inside) / here
         slowest_s = max(slowest_s, leaving / level.bandwidth_Bps / level.share(bytes_))
         latency_s += level.latency_s
         inside = here

@@ -17,15 +17,16 @@ UNSURE = 0.1  # mean error from which times are shown to few digits
 
 
 DEVICES = {
-    "b200": Expected("on b200", 0.235, 23),
-    "b300": Expected("on b300", 0.321, 9),
+    "b200": Expected("on b200", 0.219, 23),
+    "b300": Expected("on b300", 0.133, 9),
     "h100-96": Expected("on h100-96", 0.138, 27),
     "tpu-v5e": Expected("on tpu-v5e", 0.112, 24),
     "tpu-v5p": Expected("on tpu-v5p", 0.176, 6),
-    "tpu-v6e": Expected("on tpu-v6e", 0.141, 12),
+    "tpu-v6e": Expected("on tpu-v6e", 0.138, 12),
     "trainium1-core": Expected("on trainium1-core", 0.117, 16),
 }
-EXPERTS = Expected("of models with experts", 0.285, 69)
+EXPERTS = Expected("of models with experts", 0.126, 69)
+ADAPTERS = Expected("of adapters on frozen weights", 0.122, 38)
 LONG_RINGS = Expected("with context parallelism from 65,536 tokens", 0.281, 3)
 
 
@@ -38,6 +39,8 @@ def expected_error(run: Run, layout: Layout) -> Expected | None:
         found.append(DEVICES.get(run.gpu.name, Expected(f"on {run.gpu.name}")))
     if run.model.experts:
         found.append(EXPERTS)
+    if run.adapters is not None:
+        found.append(ADAPTERS)
     if layout.cp > 1 and run.sequence >= LONG:
         found.append(LONG_RINGS)
     return max(found, key=lambda e: 1.0 if e.mean is None else e.mean, default=None)

@@ -37,6 +37,8 @@ ATTENTION: Patterns = (
 HIDDEN_EXCHANGE = 0.8
 """Of an exchange of tokens that runs beside another microbatch's dense layers."""
 OVERLAPS = ("tp_comm", "grad_reduce", "no_grad_reduce", "p2p", "ep_a2a")
+DISPATCHER = "dispatcher="
+SENDING_ONCE = ("deepep", "hybridep")
 LISTED = ("param_gather", "param_gather_with_optim", "delay_wgrad", "1f1b", "sharp")
 """Words about overlap that change nothing which is modelled apart."""
 FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
@@ -61,9 +63,21 @@ def stack_named(words: str) -> str | None:
     return own or named(words, FRAMEWORKS)
 
 
+def released(stack: Stack, words: str) -> Stack:
+    """The stack as its words tell more: Megatron-Bridge's recipes have Transformer Engine's fused
+    loss, and cast the inputs of all experts at once since 26.06.
+    """
+    if re.search(r"megatron.?bridge", words, re.IGNORECASE):
+        stack = fused_loss(stack)
+    number = re.search(r"\b(2\d)\.(\d\d)\b", words)
+    if number and (int(number[1]), int(number[2])) < (26, 6):
+        return replace(stack, fused_casts=())
+    return stack
+
+
 def find_stack(words: str) -> Stack:
     """The stack of those words; refused where nobody knows them."""
-    return STACKS[stack_named(words) or words]
+    return released(STACKS[stack_named(words) or words], words)
 
 
 def software(
@@ -98,7 +112,7 @@ def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
     if listed.
     """
     said = words.lower().replace(",", " ").split()
-    listed = [word for word in said if not word.startswith("dispatcher=")]
+    listed = [word for word in said if not word.startswith(DISPATCHER)]
     found, usual = stack.overlap, NEMO.overlap
     if listed:
         found = replace(
@@ -112,8 +126,12 @@ def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
         found = replace(found, pipeline=max(found.pipeline, usual.pipeline))
     if "ep_a2a" in listed:
         found = replace(found, experts=max(found.experts, HIDDEN_EXCHANGE))
+    if "delay_wgrad" in listed and "grad_reduce" not in listed:
+        found = replace(found, gradient=0.0)  # late weight gradients leave nothing to hide behind
     unread = tuple(word for word in listed if word not in (*OVERLAPS, *LISTED))
-    return replace(stack, overlap=found), unread
+    told = [word.removeprefix(DISPATCHER) for word in said if word.startswith(DISPATCHER)]
+    once = told[-1] in SENDING_ONCE if told else stack.sends_once
+    return replace(stack, overlap=found, sends_once=once), unread
 
 
 def graphed(stack: Stack, words: str) -> Stack:
@@ -130,4 +148,5 @@ def graphed(stack: Stack, words: str) -> Stack:
         host_layer_s=left * stack.host_layer_s,
         host_kernel_s=left * stack.host_kernel_s,
         host_checkpoint_s=left * stack.host_checkpoint_s,
+        host_routed_s=left * stack.host_routed_s,
     )

@@ -118,6 +118,20 @@ class Stack:
     """Host time of recomputing a layer beside its kernels (random states, nested graphs)."""
     host_expert_s: float = 0.0
     """Host time of one expert in one pass: indices that must be read back to be used."""
+    host_routed_s: float = 0.0
+    """Host time of a layer with experts in one pass beside that of others: routing, permutation and
+    exchange are many small kernels, launched one by one."""
+    routed_bytes: float = 0.0
+    """Bytes per element of the rows that go to experts, in each pass: copied to and from buffers of
+    the exchange, sorted by expert, padded."""
+    fused_casts: tuple[str, ...] = ()
+    """Formats to which experts' inputs are cast by the kernels that make them; to others expert by
+    expert."""
+    weighs_inside: bool = False
+    """Gates weigh what experts do in their activation, so that their results are not kept."""
+    sends_once: bool = False
+    """A token goes once to a node and to a device in it, however many of its experts lie there
+    (DeepEP, HybridEP), not once for each of them."""
     states: str = "mixed"
     """Bytes of weights, gradients and optimizer that it usually keeps (`step.states`)."""
     attention: str = "flash"
@@ -174,6 +188,7 @@ EAGER = Stack(
     host_kernel_s=10.7e-6,
     host_checkpoint_s=2.2e-3,
     host_expert_s=0.2e-3,
+    routed_bytes=37,  # h200_moe.csv: 49 to add rows up again, 55 for both gradients
     orders=TORCH_ORDERS,
 )
 
@@ -240,6 +255,8 @@ MEGATRON = Stack(
     host_layer_s=1.1e-3,
     host_kernel_s=8.6e-6,
     host_checkpoint_s=1.8e-3,
+    host_routed_s=5.5e-3,
+    routed_bytes=22,
 )
 
 # Megatron-LM and Megatron-DeepSpeed before that: reductions and sends wait their turn.
@@ -268,6 +285,9 @@ NEMO = replace(
     overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8),
     fp8_copies=0,
     scaled_weights=True,
+    fused_casts=("mxfp8", "nvfp4"),
+    sends_once=True,
+    weighs_inside=True,
     states="mixed16",
     fragmentation=0.03,  # its recipes let segments of the allocator grow
     orders=FUSED_ORDERS,
@@ -413,4 +433,6 @@ def fused_loss(stack: Stack) -> Stack:
     """With a loss that turns 16-bit logits into their gradient in place, as Transformer Engine's
     and Liger's kernels do.
     """
-    return replace(stack, loss_bytes=2, loss_kept=2, half_loss_bytes=2)
+    # Read for the largest and the sum, and again for the gradient that is written; then scaled.
+    passes = {**stack.passes, "cross_entropy": Passes(6, 1), "cross_entropy_bwd": Passes(4, 1)}
+    return replace(stack, passes=passes, loss_bytes=2, loss_kept=2, half_loss_bytes=2)

@@ -241,7 +241,10 @@ class Stepper:
         if layout.sp or layout.etp != layout.tp:
             bytes_ /= layout.etp  # of those that share an expert's columns each sends its own
         stride = layout.tp * layout.cp if layout.experts_outside else layout.etp
-        return 2 * all_to_all_s(self.run.network, bytes_, layout.ep, stride)
+        model, network = self.run.model, self.run.network
+        chosen = model.experts_per_token if self.run.stack.sends_once else 1
+        limit = model.expert_groups
+        return 2 * all_to_all_s(network, bytes_, layout.ep, stride, max(1, chosen), limit)
 
     def sharded_s(self, cost: LayerCost) -> tuple[float, float]:
         """Gather of a fully sharded layer's weights, and scatter of its gradients."""
@@ -269,7 +272,8 @@ class Stepper:
             beside += stack.host_layer_s
             if kept.rerun:
                 beside += stack.host_checkpoint_s
-                passes += 1
+                passes += kept.exchange
+            beside += passes * stack.host_routed_s if cost.experts else 0.0
         return beside, passes * cost.experts * stack.host_expert_s
 
     def send_s(self, boundary_bytes: float) -> float:

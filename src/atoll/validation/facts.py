@@ -23,6 +23,7 @@ from atoll.training.software import (
     graphed,
     named,
     overlapping,
+    released,
     stack_named,
 )
 from atoll.training.stack import STACKS, Stack
@@ -85,7 +86,8 @@ def _stack(row: RunRow, gpu: Gpu, zero: int, unread: list[str]) -> Stack:
         unread.append(f"framework {given!r}")
     if name == "fsdp" and _first_flash(row):
         name = "fsdp-2023"
-    stack, words = overlapping(STACKS[name or _usual_stack(row, gpu, zero)], row.text("overlap"))
+    usual = released(STACKS[name or _usual_stack(row, gpu, zero)], given)
+    stack, words = overlapping(usual, row.text("overlap"))
     unread += [f"overlap {word!r}" for word in words]
     stack = replace(
         graphed(stack, row.text("cuda_graphs")),

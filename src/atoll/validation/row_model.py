@@ -8,6 +8,7 @@ an encoder, Mamba blocks by a pattern.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from atoll.errors import AtollError
 from atoll.validation.run_table import RunRow
@@ -26,6 +27,14 @@ MAMBA = {"head-dim": 64, "state-dim": 128, "num-groups": 8}
 MAMBA_CHUNK = 128
 
 
+# What tables leave out of gpt-oss (its model card, arXiv:2508.10925).
+GPT_OSS: dict[str, Any] = {
+    "sinks": True,
+    "attention_bias": True,
+    "output_bias": True,
+    "router_bias": True,
+    "expert_bias": True,
+}
 FAMILIES = ("mpt", "bloom", "maxtext")
 """Families of which tables leave out more: named in a column, or in the model's name."""
 
@@ -79,6 +88,10 @@ def model_of(row: RunRow, dropout: float) -> ModelConfig:
     config = _windows(row, _latent(row, _experts(row, config)))
     if "deepseek" in config.name.lower() and not config.latent_kv:
         config = _deepseek(config)
+    elif config.latent_kv and config.experts == 256:
+        config = replace(config, expert_groups=(8, 4))  # DeepSeek-V3, arXiv:2412.19437
+    elif "gpt-oss" in config.name.lower():
+        config = replace(config, **GPT_OSS)
     return _architecture(row, config)
 
 

@@ -141,11 +141,10 @@ def _pair(tensors: dict[str, Tensor], op: Operator, rank: int, width: int, numbe
     up = add("up.weight", (*bundle, rank, width), Role.WEIGHT)
     inner = add("inner", (*x.shape[:-1], rank), Role.ACTIVATION)
     out = add("out", (*x.shape[:-1], width), Role.ACTIVATION)
+    first, second = replace(product, n=rank), replace(product, n=width, k=rank)
     return (
-        Operator(
-            f"{own}.down", "adapter", (op.reads[0], down), (inner,), (replace(product, n=rank),)
-        ),
-        Operator(f"{own}.up", "adapter", (inner, up), (out,), (replace(product, n=width, k=rank),)),
+        Operator(f"{own}.down", "adapter", (op.reads[0], down), (inner,), (first,)),
+        Operator(f"{own}.up", "adapter", (inner, up), (out,), (second,)),
     )
 
 

@@ -32,6 +32,12 @@ FIRST_FLASH = 2.0
 AMPERE_ON_HOPPER = 1.6
 # Bytes per element when one turn's result is added to the turns before: both read, one written.
 MERGED_BYTES = 6
+# Bytes per element of an input that is cast expert by expert: padded (4), its largest value found
+# (2), read twice and written in both orders with its scales (6), at half of a stream's rate.
+EXPERT_CAST_BYTES = 22
+# Biases of experts, expert by expert: each times a token's gate in fp32 (4 written), added (6 read,
+# 4 written), cast (4, 2) and joined (4); backwards cast twice (12), two products and their sums.
+EXPERT_BIAS = {"bias": 24, "bias_grad": 36}
 # The calibration's names for the functions of a graph.
 _CALIBRATED = {
     "cross_entropy": "xent_fwd",
@@ -57,6 +63,7 @@ _COUNTED = {
     "gelu_new_bwd": Passes(6, 1),
 }
 # One kernel keeps their passes on chip: they take their products, and move what goes in and out.
+ROUTED = ("dispatch", "dispatch_bwd")
 _FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
 
 
@@ -109,6 +116,8 @@ class GpuPricer:
         for op in layer.forward:
             for work in op.vectors:
                 found += kept.get(self.alias.get(work.function, work.function), 0.0) * work.elements
+            if op.kind == "combine" and self.stack.weighs_inside:
+                found -= layer.tensors[op.reads[0]].bytes
             if op.kind == "activation" and len(op.vectors) == 2:
                 found += kept.get("gate", 0.0) * op.vectors[0].elements
         return found + self._scaled_bytes(layer)
@@ -198,10 +207,18 @@ class GpuPricer:
             moved_s = float(streaming_s(self.gpu, layer.traffic_bytes(op) + again, kernels))
             return Cost(vector_s=moved_s, kernels=kernels)
         total = Cost()
+        if op.kind in EXPERT_BIAS and self.stack.routed_bytes and _width_by_expert(layer, op):
+            added = sum(work.elements for work in op.vectors)
+            moved = float(streaming_s(self.gpu, EXPERT_BIAS[op.kind] * added))
+            return Cost(vector_s=moved, kernels=4)
         for product in op.matmuls:
             total += self._products(layer, op, product)
         for work in self._passes_of(op):
             total += self._vector(work)
+        if op.kind in ROUTED and self.stack.routed_bytes:
+            sent = max(layer.tensors[name].elements for name in (*op.reads, *op.writes))
+            moved = float(streaming_s(self.gpu, self.stack.routed_bytes * sent))
+            total += Cost(vector_s=moved, kernels=1)
         if op.kind in _FUSED or (not op.matmuls and not op.vectors):
             moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
             total += Cost(vector_s=moved, kernels=1)
@@ -241,7 +258,7 @@ class GpuPricer:
             self._price(sizes)
         total_s = sum(self._products_s[size] for size in sizes)
         cost = Cost(matrix_s=total_s * product.fraction, kernels=len(sizes))
-        return cost + self._casts(product) if sizes[0][4] in SCALED else cost
+        return cost + self._casts(layer, op, product) if sizes[0][4] in SCALED else cost
 
     def _price_products(self, layer: Layer) -> None:
         """All products of a layer at once, which takes little longer than one."""
@@ -273,12 +290,15 @@ class GpuPricer:
             return [(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts]
         return [(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts]
 
-    def _casts(self, product: Matmul) -> Cost:
+    def _casts(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
         """An 8-bit operand in the two orders in which a product and its gradients read it, written
-        by whatever made the 16-bit one. Weights are cast once a step.
+        by whatever made the 16-bit one; of experts perhaps by kernels of their own. Weights are
+        cast once a step.
         """
         elements = product.batch * product.m * product.k
-        return Cost(vector_s=float(streaming_s(self.gpu, 2 * elements)), kernels=1)
+        apart = self.dtype not in self.stack.fused_casts and _of_experts(layer, op)
+        each = EXPERT_CAST_BYTES if apart else 2
+        return Cost(vector_s=float(streaming_s(self.gpu, each * elements)), kernels=1)
 
     def _parts(self, layer: Layer, op: Operator, product: Matmul) -> list[Matmul]:
         """The products that the stack really launches for a product of weights side by side."""
@@ -406,6 +426,20 @@ def _even_experts(layer: Layer) -> bool:
             sent, choices = layer.tensors[op.writes[0]], layer.tensors[op.reads[1]]
             return sent.shape[0] * sent.shape[1] == choices.elements
     return False
+
+
+def _of_experts(layer: Layer, op: Operator) -> bool:
+    """Whether a linear's weight holds a matrix for each expert."""
+    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
+    return any(t.role in roles and len(t.shape) == 3 for t in tensors)
+
+
+def _width_by_expert(layer: Layer, op: Operator) -> bool:
+    """Whether a bias has a row for each expert."""
+    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
+    return any(t.role in roles and len(t.shape) == 2 for t in tensors)
 
 
 def _largest_weight(layer: Layer, op: Operator) -> int:

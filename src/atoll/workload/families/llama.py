@@ -112,6 +112,7 @@ def _latent(fields: Fields, config: ModelConfig) -> ModelConfig:
         value_dim=fields.size("v_head_dim"),
         latent_kv=fields.size("kv_lora_rank"),
         latent_q=fields.size("q_lora_rank", 0),
+        expert_groups=(fields.count("n_group", 0), fields.count("topk_group", 0)),
         router=fields.choice(
             "scoring_func", ("softmax", "sigmoid"), "sigmoid" if third else "softmax"
         ),

@@ -93,6 +93,9 @@ class ModelConfig:
     experts_per_token: int = 0
     router: str = "softmax"
     """"softmax", or "sigmoid" (DeepSeek-V3, with a correction for each expert that is a buffer)."""
+    expert_groups: tuple[int, int] = (0, 0)
+    """Experts stand in so many groups, and a token goes to at most so many of them (DeepSeek-V3:
+    four of eight, each on a node of its own); none for no such limit."""
     router_bias: bool = False
     router_correction: bool = False
     """The correction counts as a parameter, though no gradient trains it (ERNIE 4.5)."""
