@@ -15,6 +15,7 @@ import argparse
 import csv
 import random
 import re
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -27,6 +28,7 @@ from atoll.errors import AtollError
 from atoll.training.estimate import Estimator
 from atoll.validation.rows import run_at, run_of
 from atoll.validation.run_table import RunRow, read_runs
+from record import recorded
 
 LEAST, DRAWN, SEEDS = 8, 3, 10
 
@@ -116,4 +118,4 @@ def judged(name: str, path: Path) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -25,6 +25,8 @@ import warnings
 from importlib import resources
 from pathlib import Path
 
+from record import recorded
+
 MODELS = (
     "bert-large", "roberta-large", "gpt2-xl", "gpt-j-6b", "gpt-neox-20b", "opt-350m", "bloom-7b1",
     "llama2-7b", "llama3-70b", "mistral-7b", "qwen2-7b", "qwen3-8b", "gemma-7b", "gemma2-9b",
@@ -171,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -20,6 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from record import recorded
+
 HERE = Path(__file__).parent
 FIELDS = ["module", "mbs", "seq", "compiled", "params", "step_ms", "opt_ms", "peak_bytes"]
 NOTHING = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -269,4 +271,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -30,6 +31,7 @@ from atoll.training.request import make_layout, make_run
 from atoll.training.run import Run
 from atoll.training.step import Stepper
 from atoll.workload import config_from_hf
+from record import recorded
 
 MODELS = (
     "bert-large", "roberta-large", "megatron-bert", "gpt2-xl", "gpt-j-6b", "gpt-neox-20b",
@@ -220,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 
+from record import recorded
+
 
 def timed(cache: str, options: list[str]) -> tuple[float, float]:
     """Seconds and processor seconds of one search and of the workers it waits for."""
@@ -46,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

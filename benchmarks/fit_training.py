@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from atoll.training.estimate import Estimator
 from atoll.training.run import Run
 from atoll.validation.rows import run_of
 from atoll.validation.run_table import RunRow, read_runs
+from record import recorded
 
 Change = Callable[[Run, float], Run]
 
@@ -148,4 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -44,6 +44,7 @@ import atoll
 from atoll.errors import AtollError
 from fuzz_changes import Seed, changed
 from fuzz_seeds import COMMANDS, NCCL_LOG, SITE, measured_runs, profiled_steps, stored_model
+from record import recorded
 
 ROOT = Path(__file__).parent.parent
 OUTCOMES = ("accepted", "refused", "traceback", "hang", "memory", "nonsense")
@@ -465,4 +466,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -8,11 +8,14 @@ the same for other halves: the spread says how much of the error is luck of the 
 
 from __future__ import annotations
 
+import sys
+
 from atoll.answers.validation import OperatorsValidation
 from atoll.calibrate import calibrate
 from atoll.calibrate.fit import calibration_yaml, fit_calibration
 from atoll.calibrate.rows import H200_OPERATORS, fitted_rows, read_operators
 from atoll.hardware.gpu import load_gpu
+from record import figure, recorded
 
 SALTS = ("", "b", "c", "d", "e")
 HEADLINES = ("long", "attention")
@@ -20,6 +23,7 @@ HEADLINES = ("long", "attention")
 
 def main() -> None:
     reports = {salt: calibrate(salt=salt).held_out for salt in SALTS}
+    figure("mean error", reports[""].step_time.mean_ape)
     by_kind(reports[""])
     splits(reports)
     worst(reports[""])
@@ -72,4 +76,4 @@ def shipped() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -21,6 +21,7 @@ from atoll.explore.run import prepare_search
 from atoll.hardware import MIB, phaze_space
 from atoll.questions import SearchQuestion
 from atoll.workload import load_config, widths, zoo_names
+from record import figure, recorded
 
 RANDOM_CHIPS = 50
 TOLERANCE = 1e-3
@@ -59,7 +60,7 @@ def main() -> int:
     reference = int(np.flatnonzero(np.logical_and.reduce(same))[0])
     drawn = np.random.default_rng(0).choice(len(space), RANDOM_CHIPS, replace=False)
     designs = np.array([reference, *drawn])
-    print("| model | passes | largest gap | over 0.5 % | within 0.1 % | ms a pass |")
+    print("| model | passes | largest gap | over 0.5 % | within 0.1 % | ms per pass |")
     print("|---|---|---|---|---|---|")
     everything = []
     for model in arguments or zoo_names():
@@ -73,6 +74,7 @@ def main() -> int:
             flush=True,
         )
     gaps = np.concatenate(everything)
+    figure("largest gap", gaps.max())
     loose = float((gaps > CLOSE).mean())
     print(
         f"| all | {len(gaps):,} | {gaps.max():.2%} | {loose:.2%} | "
@@ -82,4 +84,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(recorded(main))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from atoll.explore.run import run_search
 from atoll.jit import set_threads
 from atoll.questions import SearchQuestion
 from atoll.store import DesignRow, RunReader, RunStore
+from record import recorded
 
 ROOT = Path(__file__).parent.parent
 MODELS = ("llama2-7b", "megatron-gpt2-8.3b")
@@ -229,4 +231,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -28,6 +29,7 @@ from atoll.hardware.space import GLB_BPC_PER_MIB, phaze_space
 from atoll.profiles import PROFILES
 from atoll.workload import load_config, prepare
 from atoll.workload.graph.operator import Matmul
+from record import recorded
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 SUNSTONE = Path(__file__).parents[1] / "tests" / "data" / "sunstone_gemm.csv"
@@ -181,4 +183,4 @@ def throughput() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+from record import recorded
+
 FIELDS = [
     "model", "family", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts",
     "top_k", "dropout", "tied_embeddings", "params", "mbs", "seq", "recompute", "accum",
@@ -147,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from atoll.phaze.table import read_table
 from atoll.phaze.table_dp import solve_table
+from record import figure, recorded
 
 CASES = Path(__file__).parents[1] / "tests" / "data" / "phaze_dp_cases"
 RUNS = 7
@@ -68,9 +69,11 @@ def main() -> int:
         f"{'case':48} {'per batch':>11} {'read ms':>8} {'solve ms':>8}"
         f" {'first ms':>9} {'ref cpu s':>9} {'ratio':>8}"
     )
-    held = [run_case(path) for path in sorted(CASES.glob("*.in.json"))]
+    paths = sorted(CASES.glob("*.in.json"))
+    held = [run_case(path) for path in paths]
+    figure("cases that agree", sum(held))
     return 0 if all(held) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(recorded(main))

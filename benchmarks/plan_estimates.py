@@ -1,4 +1,4 @@
-"""Bounds and estimates of layouts a second, at once and one by one, and what whole plans take.
+"""Bounds and estimates of layouts per second, at once and one by one, and what whole plans take.
 
     python benchmarks/plan_estimates.py
 
@@ -6,7 +6,7 @@ GPT-3 175B on 1,024 H100: bounds on every layout of the default space; layouts o
 variants under every choice of recomputation, as the planner estimates them (pricing the model's
 variants apart), and some of them one by one. Both estimates are compared. Then the time and the
 peak memory of the command `atoll plan`, for this run and for DeepSeek-V3 on 2,048. Fails where the
-two estimates differ, where fewer than 100,000 are made in a second, or where a plan takes 1 GB.
+two estimates differ, where fewer than 100,000 are made per second, or where a plan takes 1 GB.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from atoll.training.operators.layers import choices_of
 from atoll.training.planner.floor import Floor
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
+from record import figure, recorded
 
 WANTED_PER_S = 100_000
 MOST_MB = 1000
@@ -75,9 +76,11 @@ def main() -> None:
             abs(time_s / readable.step.time_s - 1),
             abs(needed / readable.worst.needed - 1),
         )
-    print(f"bounds             {bounds / bounds_s:>12,.0f} a second ({bounds:,} layouts)")
-    print(f"exact, at once     {count / estimates_s:>12,.0f} a second ({count:,} estimates)")
-    print(f"exact, one by one  {ONE_BY_ONE / one_by_one_s:>12,.0f} a second")
+    figure("bounds per s", bounds / bounds_s)
+    figure("estimates per s", count / estimates_s)
+    print(f"bounds             {bounds / bounds_s:>12,.0f} per second ({bounds:,} layouts)")
+    print(f"exact, at once     {count / estimates_s:>12,.0f} per second ({count:,} estimates)")
+    print(f"exact, one by one  {ONE_BY_ONE / one_by_one_s:>12,.0f} per second")
     print(f"largest difference {worst:>12.1e} of {ONE_BY_ONE}")
     for model, devices, batch, times in COMMANDS:
         wall_s, cpu_s, peak = command(model, devices, batch, times)
@@ -104,4 +107,4 @@ def command(model: str, devices: str, batch: str, times: int) -> tuple[float, fl
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -22,6 +22,7 @@ from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.space import Axes
 from atoll.training.request import make_run
 from atoll.training.run import Run
+from record import recorded
 
 RESTRICTIONS = 200
 FREE = 0.6  # of the axes stay as they are
@@ -97,4 +98,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -25,6 +25,7 @@ from atoll.hardware import Space, phaze_space
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
 from atoll.questions import SearchQuestion
+from record import recorded
 
 MODELS = (
     "bert-large", "gpt2-xl", "opt-350m", "llama2-7b", "megatron-bert", "megatron-gpt2-2.5b",
@@ -106,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

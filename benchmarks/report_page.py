@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from record import recorded
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import atoll
@@ -46,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -20,6 +20,7 @@ import numpy as np
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort, solve
 from atoll.schedule.synthetic import backward_pass
+from record import recorded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.schedule_check import check
@@ -75,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

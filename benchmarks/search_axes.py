@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import atoll
+from record import recorded
 
 MODELS = ("bert-large", "llama2-7b", "megatron-gpt2-8.3b", "gpt3-175b")
 BASE: dict[str, Any] = {"order": ("1f1b",), "zero": (0,), "cp": (1,)}
@@ -48,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(recorded(main))

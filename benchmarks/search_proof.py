@@ -30,6 +30,7 @@ from atoll.hardware import GIB, Hbm, Space, load_network, phaze_space
 from atoll.profiles import DEFAULT
 from atoll.step.states import load_states
 from atoll.workload import load_config
+from record import recorded
 
 MODELS = (
     "bert-large", "llama2-7b", "vit-l16", "mixtral-8x7b", "opt-350m", "t5-large",
@@ -157,4 +158,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(recorded(main))

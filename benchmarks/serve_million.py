@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +24,7 @@ import numpy as np
 
 from atoll.serve.server import Explorer
 from atoll.store import FILE, DesignRow, RunStore
+from record import recorded
 
 ASKED = 7
 PIECE = 50_000
@@ -149,4 +151,4 @@ def measure(folder: Path, limit_ms: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

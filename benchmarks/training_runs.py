@@ -13,6 +13,7 @@ import sys
 from atoll.answers.validation import Errors, GroupErrors, RunsValidation
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER
 from atoll.validation.validate import validate_runs, validate_steps
+from record import recorded
 
 GROUPS = ("by_grade", "by_device", "by_source", "by_feature")
 
@@ -58,4 +59,4 @@ def figures(errors: Errors) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -22,6 +22,7 @@ from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.exact.hunt import Limits
+from record import recorded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles import wafer_brute as brute
@@ -61,4 +62,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

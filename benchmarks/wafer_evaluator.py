@@ -17,6 +17,7 @@ from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.genes import SEARCHED_HOMES
+from record import figure, recorded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.wafer_batch import Batch
@@ -39,11 +40,12 @@ def main() -> None:
         began = time.perf_counter()
         batch.evaluate(genes)
         rates.append(COUNT / (time.perf_counter() - began))
+    figure("mappings per s", float(np.median(rates)))
     print(
-        f"{model} on {columns} x {rows} dies: {np.median(rates):,.0f} mappings a second (median of "
+        f"{model} on {columns} x {rows} dies: {np.median(rates):,.0f} mappings per s (median of "
         f"5 runs of {COUNT:,}; best {max(rates):,.0f})"
     )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

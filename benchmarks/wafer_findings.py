@@ -23,6 +23,7 @@ from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
 from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
 from atoll.wafer.staging.stages import Options
+from record import recorded
 
 
 def megatron_like(
@@ -152,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

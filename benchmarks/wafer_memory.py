@@ -15,6 +15,7 @@ from atoll.errors import InfeasibleError
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.others.baselines import run_baseline
 from atoll.wafer.search import WaferSearch
+from record import recorded
 
 WORKLOADS = ("llama2-7b:128:4096", "llama2-13b:128:4096", "llama2-70b:128:4096")
 PUBLISHED = {"accpar": 3.6, "deepspeed": 3.1}
@@ -51,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -7,12 +7,14 @@ Llama-2 70B on the default wafer with less memory a die; stages and microbatch g
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from atoll.fabric.mesh import snake
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.staging.stages import Options, Planner
+from record import recorded
 
 CASES = (
     (64, 4096, (2, 3, 8), 30),
@@ -51,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -22,6 +22,7 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.job import ABLATIONS
 from atoll.wafer.search import Candidate, Found, WaferSearch
 from atoll.wafer.staging.stages import MICROBATCHES, Options
+from record import recorded
 
 SLACK = 1e-3
 WAFERS = ("default", "temp-like", "watos-like")
@@ -116,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

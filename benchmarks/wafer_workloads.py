@@ -9,6 +9,7 @@ geometric means, and memory ratios against what each method needs as published.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 from atoll.questions import WaferQuestion
 from atoll.questions.question import allowed
 from atoll.wafer.run import run_wafer_search
+from record import recorded
 
 MODELS = Path(__file__).resolve().parents[1] / "examples" / "models"
 WORKLOADS = (
@@ -95,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))

@@ -1,0 +1,36 @@
+"""Benchmarks remember, and the docs show what they remember."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from docs.records import RESULTS, with_records
+from docs.written import PAGES, ROOT
+
+PARTS = ("record", "fuzz_changes", "fuzz_seeds")
+"""Of benchmarks, which are none themselves."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_of_benchmarks_are_those_on_record(page: Path) -> None:
+    """After a new record: python tests/docs/records.py"""
+    text = page.read_text(encoding="utf-8")
+    assert with_records(text) == text
+
+
+def test_every_benchmark_can_be_recorded() -> None:
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        if file.stem not in PARTS:
+            assert "sys.exit(recorded(main))" in file.read_text(encoding="utf-8"), file
+
+
+def test_records_say_where_they_come_from() -> None:
+    for path in RESULTS.glob("*.json"):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        assert told["benchmark"] == path.stem
+        assert {"atoll", "python", "processor", "numpy", "numba"} <= told["machine"].keys()
+        assert told["commit"] and told["date"] and told["processor_s"] > 0
+        assert told["exit_code"] == 0
