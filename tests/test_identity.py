@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -40,6 +41,17 @@ def test_the_version_is_said_once() -> None:
     told = tomllib.loads(project.read_text())
     assert "version" in told["project"]["dynamic"]
     assert told["tool"]["hatch"]["version"]["path"] == "src/atoll/identity.py"
+    assert "version:" not in (project.parent / "CITATION.cff").read_text().replace(
+        "cff-version:", ""
+    )
+
+
+def test_the_last_release_of_the_changelog_is_this_version_or_one_before() -> None:
+    text = (Path(__file__).parent.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[(\d+)\.(\d+)\.(\d+)\] - \d{4}-\d\d-\d\d$", text, re.M)
+    newest = max((tuple(map(int, each)) for each in released), default=(0, 0, 0))
+    assert newest <= tuple(map(int, VERSION.split(".")))
+    assert text.count("\n## [") == len(released) + text.count("\n## [Unreleased]\n")
 
 
 def test_words_for_a_code_that_did_not_say_what_it_is() -> None:
