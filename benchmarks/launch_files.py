@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from atoll.errors import AtollError
 from atoll.launch.account import Launch
 from atoll.launch.read import read_launch
 from atoll.workload import load_config
+from record import recorded
 
 MOST_BYTES = 1_000_000
 MODEL, VOCAB = "llama3-8b", 128256
@@ -155,4 +157,4 @@ def report_all(found: list[Found]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))
