@@ -32,7 +32,9 @@ export const figures = (rows) =>
   h("dl", { class: "figures" }, rows.map(([name, value, unit, below]) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value, unit ? [" ", h("small", {}, unit)] : null, below ? h("small", { class: "below" }, below) : null))));
 
-export const swatch = (colour, kind = "") => h("i", { class: `swatch ${kind}`, style: { background: colour } });
+/** `colour` may be a gradient; a class may add a pattern. */
+export const swatch = (colour, kind = "") =>
+  h("i", { class: `swatch ${kind}`, style: { [colour.includes("gradient") ? "backgroundImage" : "backgroundColor"]: colour } });
 
 /** What colours mean: [colour, words, form of the swatch]. */
 export const legend = (entries) =>
