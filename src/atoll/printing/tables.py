@@ -67,16 +67,20 @@ def print_hardware(shown: CatalogueAnswer | HardwareAnswer) -> None:
 
 
 def print_fields(shown: Mapping[str, JsonValue]) -> None:
-    """A line for each field that has a value, of lists one for each item."""
+    """A line for each field that has a value, and for each item of a list, numbers apart."""
     console = console_for_output()
+    width = max(map(len, shown), default=0)
     for name, value in shown.items():
         if value is None:
             continue
-        for item in value if isinstance(value, list) else [value]:
+        items: list[JsonValue] = value if isinstance(value, list) else [value]
+        if all(isinstance(item, int | float) for item in items):
+            items = [", ".join(map(short, items))]
+        for item in items:
             text = short(item)
             if isinstance(item, Mapping):
                 text = ", ".join(f"{key} {short(inner)}" for key, inner in item.items())
-            console.print(f"{name:<20} {text}", markup=False)
+            console.print(f"{name:<{width}} {text}", markup=False)
 
 
 def print_calibration(shown: CalibrationAnswer) -> None:

@@ -59,7 +59,7 @@ def _print_parts(
             continue
         bar = "█" * max(1, round(BAR * share))
         label = name.replace("_", " ")
-        console.print(f"  {label:<20}{share:>6.1%}  {shown(value):>12}  {bar}", markup=False)
+        console.print(f"  {label:<21}{share:>6.1%}  {shown(value):>12}  {bar}", markup=False)
 
 
 def print_plan(result: Plan) -> None:
