@@ -39,6 +39,15 @@ def test_the_estimate_is_that_of_the_layout_which_the_file_says(script: Path) ->
     assert set(found.without_effect) == {"lr", "save"} and not found.not_understood
 
 
+def test_blocks_of_a_stage_that_are_recomputed_are_counted(script: Path) -> None:
+    script.write_text(
+        SCRIPT.replace("uniform --recompute-num-layers 1", "block --recompute-num-layers 4")
+    )
+    some = atoll.check(script, device="h100", set=["GPUS=8"])
+    assert some.estimate.layout.recompute == "full@4"
+    assert not some.launch.arguments.not_understood
+
+
 def test_a_better_layout_is_proven_and_priced(script: Path) -> None:
     checked = atoll.check(script, device="h100", set=["GPUS=8"], price=2.0)
     better = checked.better

@@ -8,12 +8,14 @@ import pytest
 from training_cases import dense, gpu, grouped, mixture, small_run
 
 from atoll.cost.pricer import Cost
-from atoll.step.layout import Layout
+from atoll.errors import AtollError
+from atoll.step.layout import Layout, check_recompute
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.operators.layers import LayerCost
 from atoll.training.run import Run
 from atoll.training.software import graphed
 from atoll.training.stack import EAGER, STACKS
+from atoll.workload.adapters import Adapters
 
 
 def costs_of(run: Run, layout: Layout | None = None) -> dict[str, LayerCost]:
@@ -64,6 +66,31 @@ def test_inputs_of_experts_are_cast_one_by_one_or_in_the_kernel_before() -> None
         old = replace(run, stack=replace(run.stack, fused_casts=()))
         times = [costs_of(r)["block"].forward.vector_s for r in (run, old)]
         assert (times[1] > times[0]) == differ
+
+
+def test_some_blocks_of_every_stage_run_again() -> None:
+    """Four of eight blocks, two on each of two stages: half of the time, half of what is spared."""
+    run = small_run(grouped(8))
+    none, some, full = (
+        estimate(run, Layout(dp=4, pp=2, recompute=policy)) for policy in ("none", "full@2", "full")
+    )
+    assert none.step.recompute_s == 0
+    assert some.step.recompute_s == pytest.approx(full.step.recompute_s / 2)
+    held = [e.memory[0].activations for e in (none, some, full)]
+    assert held[1] == pytest.approx((held[0] + held[2]) / 2)
+    with pytest.raises(AtollError, match="full@N for N blocks of a stage"):
+        check_recompute("full@some")
+
+
+def test_frozen_fp8_weights_are_turned_round_before_blackwell() -> None:
+    """Held once, they are read and written for every data gradient where products need that."""
+    for device, turned in (("h100", True), ("gb200", False)):
+        run = small_run(grouped(), stack=STACKS["nemo"], gpu=gpu(device), adapters=Adapters(8))
+        costs = costs_of(replace(run, precision="fp8"))["block"]
+        alike = costs_of(
+            replace(run, precision="fp8", stack=replace(run.stack, scaled_weights=False))
+        )
+        assert (costs.backward.vector_s > alike["block"].backward.vector_s) == turned
 
 
 def test_host_launches_bind_small_models_in_eager_mode() -> None:

@@ -16,6 +16,7 @@ from atoll.launch.account import Arguments, Launch
 from atoll.launch.files.shell import Command, Script
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron_model import model_of
+from atoll.step.layout import SOME
 
 WITHOUT_EFFECT = (
     # data, tokenizer, checkpoints, logs, evaluation, schedules of rates, random numbers
@@ -209,14 +210,12 @@ def _recompute(given: Arguments) -> str:
         granularity = granularity or "selective"
     if given.has("checkpoint_activations"):
         granularity = "full"
-    if "recompute_method" not in given.given or given.given["recompute_method"] == "uniform":
-        given.text("recompute_method")
-        given.count("recompute_num_layers")
+    method, layers = given.text("recompute_method"), given.count("recompute_num_layers")
     modules = (given.text("recompute_modules") or "core_attn").replace(",", " ").split()
     if granularity is None:
         return "none"
     if granularity == "full":
-        return "full"
+        return f"{SOME}{layers}" if method == "block" and layers else "full"
     return "selective" if modules == ["core_attn"] else "+".join(modules)
 
 

@@ -91,8 +91,9 @@ class LayoutQuestion(Question):
     zero: f.ZeroStage = option("ZeRO stage; 3: fully sharded.", LAYOUT, 1)
     hsdp: Count = option("Replicas of the group that ZeRO divides over.", LAYOUT, 1)
     recompute: f.PolicyName = option(
-        "What is computed again: a policy, or modules (mla_up_proj+mlp).", LAYOUT, "none"
-    )
+        "What is computed again: a policy, full@N (of N blocks), or modules (mla_up_proj+mlp).",
+        LAYOUT, "none",
+    )  # fmt: skip
     order: f.OrderName | None = option(
         "Pipeline order.", LAYOUT, None, shown="1f1b or interleaved", old=("schedule",)
     )

@@ -22,6 +22,9 @@ MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "sh
 """Parts of a block whose recomputation Megatron-Core can ask for, joined by "+"."""
 HOSTED = ("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_act", "qkv_linear")
 """Parts whose saved tensors it can send to the host's memory instead: "core_attn@host"."""
+SOME = "full@"
+"""Before a number: so many blocks of each stage from their inputs, the others not at all
+(Megatron's --recompute-method block)."""
 ZERO_STAGES = (0, 1, 2, 3)
 
 
@@ -49,8 +52,8 @@ class Layout:
     """Replicas of the group that ZeRO divides over: gradients are summed over all of them."""
     recompute: str = "none"
     """none; selective (attention's core); alternate (all but every second product's output);
-    full (each layer from its input); optimal (the cheapest set of operators that fits); or modules
-    (`MODULES`, `HOSTED`), "mla_up_proj+core_attn@host"."""
+    full (each layer from its input; "full@21": of so many blocks of a stage); optimal (the cheapest
+    set of operators that fits); or modules (`MODULES`, `HOSTED`), "mla_up_proj+core_attn@host"."""
     schedule: str = "1f1b"
     blocks: tuple[int, ...] = ()
     """Blocks of every model chunk, in the model's order; none: as even as can be."""
@@ -203,10 +206,11 @@ def check_layout(
 def check_recompute(name: str) -> None:
     """Refuse what is neither a policy nor modules of a block."""
     known = {*MODULES, *(f"{module}@host" for module in HOSTED)}
-    if name not in RECOMPUTE and not set(name.split("+")) <= known:
+    some = name.startswith(SOME) and name.removeprefix(SOME).isdigit()
+    if name not in RECOMPUTE and not some and not set(name.split("+")) <= known:
         raise AtollError(
-            f"recompute is {name!r}, but must be one of {', '.join(RECOMPUTE)}, or modules joined "
-            f"by +: {', '.join(MODULES)}"
+            f"recompute is {name!r}, but must be one of {', '.join(RECOMPUTE)}, full@N for N "
+            f"blocks of a stage, or modules joined by +: {', '.join(MODULES)}"
         )
 
 

@@ -30,6 +30,7 @@ from atoll.training.stack import STACKS, Stack
 from atoll.validation.row_model import family_of
 from atoll.validation.run_table import RunRow
 
+SOME_BLOCKS = re.compile(r"block (\d+) layers")
 PEAKS = ("allocated", "reserved", "device")
 COUNT = re.compile(r"(\d+)\s*x(?![a-z])|(\d+)\s*x(?=[A-Z])")
 GIGABITS = re.compile(r"(\d+)\s*(?:G\b|Gb)")  # of bits: links inside a node are given in GB/s
@@ -182,7 +183,7 @@ def _selective(row: RunRow, stack: Stack, unread: list[str]) -> str:
         return "selective" if told == ("core_attn",) else "+".join(told)
     if row.text("offload"):
         unread.append(f"offload {row.text('offload')!r}")
-    if given and "sac" not in words:
+    if given and "sac" not in words and not SOME_BLOCKS.search(given):
         unread.append(f"recompute_modules {given!r}")
     return "alternate" if stack.name == "fsdp" else "selective"
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from atoll.errors import AtollError
 from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
-from atoll.step.layout import Layout
+from atoll.step.layout import SOME, Layout
 from atoll.step.orders import ORDERS
 from atoll.training.memory import Memory
 from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.training.stack import Stack, frozen_norms
-from atoll.validation.facts import Facts, facts_of
+from atoll.validation.facts import SOME_BLOCKS, Facts, facts_of
 from atoll.validation.row_model import method_of, model_of
 from atoll.validation.run_table import RunRow
 from atoll.workload.families.config_fields import MOST_LAYERS
@@ -148,6 +148,9 @@ def _recompute(row: RunRow, facts: Facts) -> str:
     given = row.text("recompute", "none").lower()
     if given == "selective":
         return row.text("selective_means") or facts.selective
+    blocks = SOME_BLOCKS.search(row.text("recompute_modules"))
+    if given == "full" and blocks:
+        return f"{SOME}{blocks[1]}"
     if given not in ("none", "full", "alternate"):
         raise AtollError(f"recompute {given!r} is not modelled")
     return given

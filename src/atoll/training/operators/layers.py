@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 
 from atoll.cost.pricer import Cost, Pricer
-from atoll.step.layout import Layout
+from atoll.step.layout import SOME, Layout
 from atoll.step.orders import SPLIT
 from atoll.training.operators.policies import (
     Kept,
@@ -21,6 +21,7 @@ from atoll.training.operators.policies import (
     links,
     module_policy,
     policies,
+    some_blocks,
 )
 from atoll.workload.adapters import trained_weights
 from atoll.workload.graph.layer import Layer, Model
@@ -121,11 +122,13 @@ def layer_costs(
     ep: int = 1,
     *,
     modules: str = "",
+    stages: int = 1,
     stored: bool = False,
     frozen: bool = False,
 ) -> tuple[LayerCost, ...]:
     """Every distinct layer of a prepared (unfused) model; with `modules`, blocks also get the
-    recomputation choice of these modules; of `frozen` weights only adapters are trained.
+    recomputation choice of these modules, or of some blocks of each of the `stages`; of `frozen`
+    weights only adapters are trained.
     """
     blocks = block_names(model)
     priced = {
@@ -137,6 +140,7 @@ def layer_costs(
             layer.name in blocks,
             model.microbatch,
             modules=modules,
+            blocks=max(1, sum(n for x, n in model.layers if x.name in blocks) // stages),
             stored=stored,
             frozen=frozen,
         )
@@ -173,6 +177,7 @@ def _layer_cost(
     samples: int,
     *,
     modules: str,
+    blocks: int,
     stored: bool,
     frozen: bool,
 ) -> LayerCost:
@@ -183,7 +188,9 @@ def _layer_cost(
     logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
     inside = pricer.schedules_links
     known = policies(layer, pricer, costs)
-    if modules and is_block:
+    if modules.startswith(SOME) and is_block:
+        known += (some_blocks(modules, blocks, dict(known)),)
+    elif modules and is_block:
         known += (module_policy(layer, modules, pricer, costs),)
     return LayerCost(
         name=layer.name,

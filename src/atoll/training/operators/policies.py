@@ -10,12 +10,13 @@ Megatron-Core names them, are run again one by one ("mla_up_proj+mlp").
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from atoll.cost.pricer import Cost, Pricer, total
 from atoll.placement.recompute import hull_choices
+from atoll.step.layout import SOME
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role
 
@@ -88,6 +89,15 @@ def policies(
         ("alternate", _alternate(layer, costs, saved)),
         ("full", kept_of(layer, entry, layer.forward, pricer, costs)),
     )
+
+
+def some_blocks(name: str, blocks: int, known: Mapping[str, Kept]) -> tuple[str, Kept]:
+    """Some blocks of a stage that has so many run again: what one does on average."""
+    share = min(1.0, int(name.removeprefix(SOME)) / blocks)
+    none, full = known["none"], known["full"]
+    links = tuple(replace(link, bytes=round(link.bytes * share)) for link in full.links)
+    kept = none.bytes + share * (full.bytes - none.bytes)
+    return name, replace(full, bytes=kept, again=full.again.times(share), links=links)
 
 
 def module_policy(

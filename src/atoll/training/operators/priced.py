@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from atoll.cost.pricer import Pricer
 from atoll.hardware.device import Chip
-from atoll.step.layout import RECOMPUTE, Layout
+from atoll.step.layout import RECOMPUTE, SOME, Layout
 from atoll.training.operators.layers import LayerCost, layer_costs
 from atoll.training.operators.pricing import GpuPricer
 from atoll.training.run import Run
@@ -28,7 +28,7 @@ class Priced:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.pricer = _pricer(run)
-        self._variants: dict[tuple[int, int, int, int, int, bool, str], tuple[LayerCost, ...]] = {}
+        self._variants: dict[tuple[object, ...], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
         self._known: dict[tuple[object, ...], Any] = {}
 
@@ -44,7 +44,8 @@ class Priced:
         sp = layout.sp and layout.tp > 1
         optimal = layout.recompute.startswith("optimal")
         modules = "" if optimal or layout.recompute in RECOMPUTE else layout.recompute
-        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, modules
+        stages = layout.pp if modules.startswith(SOME) else 1
+        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, (modules, stages)
         if key not in self._variants:
             self._variants[key] = layer_costs(
                 self.model(layout),
@@ -52,6 +53,7 @@ class Priced:
                 layout.cp,
                 layout.ep,
                 modules=modules,
+                stages=stages,
                 stored=self.run.stored is not None,
                 frozen=self.run.adapters is not None,
             )
@@ -112,4 +114,5 @@ def _pricer(run: Run) -> Pricer:
         run.alias,
         attention=run.attention,
         stored=run.stored is not None,
+        frozen=run.adapters is not None,
     )

@@ -38,6 +38,7 @@ EXPERT_CAST_BYTES = 22
 # Biases of experts, expert by expert: each times a token's gate in fp32 (4 written), added (6 read,
 # 4 written), cast (4, 2) and joined (4); backwards cast twice (12), two products and their sums.
 EXPERT_BIAS = {"bias": 24, "bias_grad": 36}
+TURNED_BYTES = 2  # an fp8 weight read and written
 # The calibration's names for the functions of a graph.
 _CALIBRATED = {
     "cross_entropy": "xent_fwd",
@@ -82,11 +83,16 @@ class GpuPricer:
         *,
         attention: str = "flash",
         stored: bool = False,
+        frozen: bool = False,
     ) -> None:
         self.gpu = gpu
         self.stack = stack
         self.alias = alias or {}
         self.stored = stored  # operators of a captured model are kernels as they are
+        # A frozen fp8 weight is held once; products of devices before fp4 take both operands along
+        # the reduction, so that it is turned round for every data gradient.
+        held_once = frozen and dtype == "fp8" and stack.scaled_weights
+        self.turns_weights = held_once and gpu.fp4_flops is None
         self.attention_factor = FIRST_FLASH if attention == "flash1" else 1.0
         if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
             self.attention_factor *= AMPERE_ON_HOPPER
@@ -215,6 +221,10 @@ class GpuPricer:
             total += self._products(layer, op, product)
         for work in self._passes_of(op):
             total += self._vector(work)
+        if op.kind == "linear_dgrad" and self.turns_weights:
+            weights = sum(p.batch * p.n * p.k for p in op.matmuls)
+            turned_s = float(streaming_s(self.gpu, TURNED_BYTES * weights))
+            total += Cost(vector_s=turned_s, kernels=1)
         if op.kind in ROUTED and self.stack.routed_bytes:
             sent = max(layer.tensors[name].elements for name in (*op.reads, *op.writes))
             moved = float(streaming_s(self.gpu, self.stack.routed_bytes * sent))
