@@ -26,7 +26,7 @@ DEVICES = {
     "trainium1-core": Expected("on trainium1-core", 0.117, 16),
 }
 EXPERTS = Expected("of models with experts", 0.126, 69)
-ADAPTERS = Expected("of adapters on frozen weights", 0.122, 38)
+ADAPTERS = Expected("of adapters on frozen weights", 0.112, 38)
 LONG_RINGS = Expected("with context parallelism from 65,536 tokens", 0.281, 3)
 
 
