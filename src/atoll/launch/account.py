@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any
 
 from atoll.errors import AtollError
@@ -12,6 +13,10 @@ from atoll.workload.families.model_config import ModelConfig
 
 _WORDS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False,
           "1": True, "0": False, "": False}  # fmt: skip
+
+
+MOST = 1e18
+"""No number of a launch file is larger."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,16 @@ class Arguments:
         if said is None:
             return None
         try:
-            return float(said)
+            found = float(said)
+            if abs(found) > MOST:  # an infinite one too
+                raise ValueError
+            return found
         except ValueError:
             raise AtollError(f"{self.file}: {names[0]} is {said[:40]!r}, not a number") from None
 
     def count(self, *names: str) -> int | None:
         found = self.number(*names)
-        if found is not None and (found != int(found) or found < 0):
+        if found is not None and (not found >= 0 or found != int(found)):
             raise AtollError(f"{self.file}: {names[0]} is {found:g}, not a whole number")
         return None if found is None else int(found)
 
@@ -115,9 +123,9 @@ class Arguments:
 
     def ignore(self, patterns: Iterable[str]) -> None:
         """Name what has no effect on the time or the memory of a step."""
-        listed = tuple(patterns)
+        listed = re.compile("|".join(translate(pattern) for pattern in patterns))
         for name in self.given:
-            if name not in self.used and any(fnmatchcase(name, p) for p in listed):
+            if name not in self.used and listed.match(name):
                 self.ignored[name] = self._written(name)
 
     def accounted(self) -> Accounted:

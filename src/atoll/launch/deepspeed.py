@@ -63,7 +63,12 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     half = _precision(given, content)
     micro = given.count("train_micro_batch_size_per_gpu") or 1
     batch = given.count("train_batch_size")
-    given.count("gradient_accumulation_steps")
+    each = given.count("gradient_accumulation_steps") or 1
+    if batch and batch % (micro * each):
+        raise AtollError(
+            f"{file}: train_batch_size {batch} is not a multiple of {micro} sequences in {each} "
+            "microbatches"
+        )
     given.text("optimizer.type")
     for name in ("allgather_partitions", "reduce_scatter"):  # as priced, where they are on
         if said.get(f"zero_optimization.{name}") is True:
@@ -92,6 +97,8 @@ def _precision(given: Arguments, content: Mapping[str, Any]) -> str:
     sections = [content.get(name) for name in ("fp16", "bf16", "bfloat16")]
     left_open = any(isinstance(s, Mapping) and s.get("enabled") == "auto" for s in sections)
     fp16, bf16 = given.has("fp16.enabled"), given.has("bf16.enabled", "bfloat16.enabled")
+    if fp16 and bf16:
+        raise AtollError(f"{given.file}: enables both fp16 and bf16")
     if not (fp16 or bf16 or left_open):
         raise AtollError(
             f"{given.file}: trains in fp32 (neither fp16 nor bf16 is enabled), which is not "

@@ -136,8 +136,10 @@ def launch_of(given: Arguments, world: int | None) -> Launch:
     if devices is not None:
         fields["devices"] = devices
     ranks = fields["tp"] * fields["pp"] * fields["cp"]
-    grown = _last_batch(given)
-    batch = given.count("global_batch_size") or grown
+    grown, batch = _last_batch(given), given.count("global_batch_size")
+    if grown and batch and grown != batch:
+        raise AtollError(f"{given.file}: says two batches, {batch} and in the end {grown}")
+    batch = batch or grown
     if batch is None and devices is not None:
         batch = fields["microbatch"] * max(1, devices // ranks)
     if batch is not None:
@@ -224,7 +226,12 @@ def _precision(given: Arguments) -> dict[str, Any]:
     recipe = given.text("fp8_recipe")
     fp4 = given.text("fp4_format", "fp4")
     given.text("fp4_recipe")
-    half = "fp16" if given.has("fp16") else "bf16" if given.has("bf16") else None
+    fp16, bf16 = given.has("fp16"), given.has("bf16")
+    if fp16 and bf16:
+        raise AtollError(f"{given.file}: says both --fp16 and --bf16")
+    if fp8 is not None and fp4 is not None:
+        raise AtollError(f"{given.file}: says both 8-bit and 4-bit products")
+    half = "fp16" if fp16 else "bf16" if bf16 else None
     if fp4 is not None:
         half = "nvfp4"
     elif fp8 is not None or given.has("fp8_hybrid", "fp8_e4m3"):

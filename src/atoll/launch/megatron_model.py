@@ -93,7 +93,7 @@ def _windows(given: Arguments, layers: int) -> tuple[int, tuple[int, ...]]:
         return window, ()
     if every.isdigit() and int(every):
         return 0, tuple(window if (i + 1) % int(every) else 0 for i in range(layers))
-    sliding = set(range(layers)) - set(_zeros(every, layers, "window_attn_skip_freq"))
+    sliding = set(range(layers)) - set(_zeros(given, "window_attn_skip_freq", layers))
     return 0, tuple(window if i in sliding else 0 for i in range(layers))
 
 
@@ -114,7 +114,7 @@ def _latent(given: Arguments) -> dict[str, Any]:
 
 
 def _experts(given: Arguments, experts: int, dense_ffn: int) -> dict[str, Any]:
-    dense = _dense_layers(given.text("moe_layer_freq") or "1", given.size("num_layers"))
+    dense = _dense_layers(given, given.size("num_layers"))
     given.has("moe_grouped_gemm")
     given.text("moe_token_dispatcher_type")
     given.has("moe_router_enable_expert_bias")
@@ -129,19 +129,21 @@ def _experts(given: Arguments, experts: int, dense_ffn: int) -> dict[str, Any]:
     }
 
 
-def _dense_layers(frequency: str, layers: int) -> tuple[int, ...]:
+def _dense_layers(given: Arguments, layers: int) -> tuple[int, ...]:
     """Blocks without experts: every so many has some, or a list such as "([0]*3+[1]*58)"."""
+    frequency = given.text("moe_layer_freq") or "1"
     if frequency.strip("\"' ").isdigit() and (every := int(frequency.strip("\"' "))):
         return tuple(i for i in range(layers) if i % every)
-    return _zeros(frequency, layers, "moe_layer_freq")
+    return _zeros(given, "moe_layer_freq", layers)
 
 
-def _zeros(text: str, layers: int, name: str) -> tuple[int, ...]:
+def _zeros(given: Arguments, name: str, layers: int) -> tuple[int, ...]:
     """Where a list such as "([0]*3+[1]*58)" has zeros."""
+    text = given.text(name) or ""
     try:
         pattern = _list(ast.parse(text.strip("\"' "), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise AtollError(f"{name} {text[:40]!r} is not a number or a list") from None
+        raise AtollError(f"{given.file}: {name} {text[:40]!r} is not a number or a list") from None
     return tuple(i for i, value in enumerate(pattern[:layers]) if not value)
 
 

@@ -13,7 +13,7 @@ from atoll.errors import AtollError
 from atoll.files.jsonfile import parse_object
 from atoll.files.yamlfile import parse_yaml
 
-MOST_BYTES = 1_000_000
+MOST_BYTES = 100_000
 
 
 class _Anything(BaseModel):

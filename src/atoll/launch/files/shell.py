@@ -17,6 +17,7 @@ from atoll.errors import AtollError
 from atoll.launch.files.expressions import holds, value_of
 from atoll.launch.files.words import (
     LITERAL,
+    MOST_CHARACTERS,
     PLAIN,
     QUOTED,
     UNKNOWN,
@@ -28,7 +29,8 @@ from atoll.launch.files.words import (
 
 MOST_WORDS = 50_000
 MOST_LENGTH = 1_000_000
-DEEPEST = 12
+DEEPEST, MOST_NESTED = 12, 40
+"""Of scripts and functions in one another, and of values in one another."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?])(\[[@*]\])?(:?[-=+?])?", re.DOTALL)
@@ -75,7 +77,10 @@ class Shell:
     exported: dict[str, None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     length: int = 0
+    words: int = 0
+    sourced: int = 0
     depth: int = 0
+    nested: int = 0
 
     # --- Expansion --------------------------------------------------------------------------------
 
@@ -121,6 +126,9 @@ class Shell:
 
     def text(self, text: str, *, keep_escapes: bool = False) -> str:
         """A text with its variables put in."""
+        if self.nested > MOST_NESTED:
+            raise AtollError(f"{self.name}: its values stand too deeply in one another")
+        self.nested += 1
         out, at = [], 0
         while found := _EXPANSION.search(text, at):
             out.append(text[at : found.start()])
@@ -142,6 +150,7 @@ class Shell:
                 out.append(self._plain(found[2]))
         out.append(text[at:])
         whole = "".join(out)
+        self.nested -= 1
         self._count(len(whole))
         return whole
 
@@ -221,10 +230,13 @@ class Shell:
             if UNKNOWN in name or not path.resolve().is_relative_to(self.folder.resolve()):
                 raise OSError
             with path.open(encoding="utf-8") as file:
-                text = file.read(MOST_LENGTH + 1)
+                text = file.read(MOST_CHARACTERS + 1)
         except (OSError, ValueError):
             self.missing.append(name.replace(UNKNOWN, "?")[:100])
             return
+        self.sourced += len(text)
+        if self.sourced > MOST_CHARACTERS:
+            raise AtollError(f"{self.name}: the files that it sources are too long together")
         self.run(list(tokens(text, str(path))))
 
 
@@ -384,7 +396,8 @@ class _Block:
                 shell.forget(name)
         else:
             shell.commands.append(Command(tuple(words), first.line))
-            if sum(len(command.words) for command in shell.commands) > MOST_WORDS:
+            shell.words += len(words)
+            if shell.words > MOST_WORDS:
                 raise AtollError(f"{shell.name}: more than {MOST_WORDS:,} words")
 
     def _assignment(self, token: Word) -> str:
@@ -425,7 +438,7 @@ def read_script(path: Path, environment: Mapping[str, str] | None = None) -> Scr
     """What a script runs; `environment` sets variables as a shell's would."""
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_LENGTH + 1)
+            data = file.read(4 * MOST_CHARACTERS + 4)  # bytes of a character
         text = data.decode()
     except UnicodeDecodeError:
         raise AtollError(f"{path}: not a text file") from None
@@ -453,7 +466,7 @@ def _inner(command: Command, shell: Shell) -> list[Command]:
     for index, word in enumerate(words[:-2]):
         if Path(word).name in ("bash", "sh") and words[index + 1].lstrip("-").endswith("c"):
             inside = Shell(shell.name, shell.folder, dict(shell.values), dict(shell.arrays))
-            inside.depth = shell.depth + 1
+            inside.depth, inside.length = shell.depth + 1, shell.length
             inside.run(list(tokens(words[index + 2].replace(UNKNOWN, "$_"), shell.name)))
             return inside.commands
     return [command]

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from atoll.errors import AtollError
 
-MOST_CHARACTERS = 1_000_000
+MOST_CHARACTERS, MOST_WORDS = 200_000, 40_000
+"""Of one script; those that people write have a tenth."""
 UNKNOWN = "\x00"
 """Stands for what only a shell could tell."""
 SEPARATORS = (";;", "&&", "||", ";", "|", "&", "\n", "(", ")")
@@ -46,7 +49,10 @@ def tokens(text: str, name: str) -> Iterator[Token]:
     """Words and separators of a script, in order."""
     if len(text) > MOST_CHARACTERS:
         raise AtollError(f"{name}: longer than {MOST_CHARACTERS:,} characters, not a launch script")
-    yield from _Reader(text, name).tokens()
+    for number, token in enumerate(_Reader(text, name).tokens()):
+        if number > MOST_WORDS:
+            raise AtollError(f"{name}: more than {MOST_WORDS:,} words, not a launch script")
+        yield token
 
 
 class _Reader:
@@ -208,9 +214,7 @@ class _Reader:
 def _joined(parts: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     """Neighbours that are quoted alike as one part."""
     found: list[tuple[str, str]] = []
-    for kind, text in parts:
-        if found and kind == PLAIN == found[-1][0]:
-            found[-1] = kind, found[-1][1] + text
-        else:
-            found.append((kind, text))
+    for kind, texts in groupby(parts, key=itemgetter(0)):
+        each = [text for _, text in texts]
+        found += [(kind, "".join(each))] if kind == PLAIN else [(kind, text) for text in each]
     return tuple(found)
