@@ -95,11 +95,26 @@ def test_deepspeeds_file_is_read_with_the_trainers_arguments(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("more", "targets"),
+    [
+        ("", "q_proj+v_proj"),
+        ("lora_target_modules: [q_proj, o_proj]\n", "q_proj+o_proj"),
+        ("lora_target: all\n", "all"),
+    ],
+)
+def test_adapters_are_a_method(more: str, targets: str, tmp_path: Path) -> None:
+    launch = read(tmp_path, f"{TRAINER}lora_r: 8\nlora_alpha: 32\n{more}")
+    fields = launch.fields
+    assert [fields[n] for n in ("method", "lora_rank", "lora_targets")] == ["lora", 8, targets]
+    assert not launch.arguments.not_understood
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (TRAINER.replace("bf16: true", "bf16: false"), "trains in fp32"),
         (TRAINER + "beta: 0.1\n", "trains on preferences"),
-        (TRAINER + "lora_r: 16\n", "LoRA"),
+        (TRAINER + "lora_r: 16\nload_in_4bit: true\n", "4 or 8 bits"),
         (FSDP.format(strategy="FULL_SHARD").replace("params: false", "params: true"), "offloads"),
         (FSDP.replace("FSDP", "MEGATRON_LM"), "Megatron-LM plugin"),
     ],

@@ -34,7 +34,8 @@ WITHOUT_EFFECT = (
     "max_grad_norm", "num_train_epochs", "disable_tqdm", "dataloader_*",
     "remove_unused_columns", "ddp_timeout", "resume_from_checkpoint", "print_loss",
     "enable_tensorboard", "tensorboard_path", "max_train_samples", "max_eval_samples",
-    "prediction_*", "local_rank", "chat_template", "inference_*", "hostfile", "include",
+    "prediction_*", "local_rank", "lora_alpha", "lora_dropout", "lora_learning_rate",
+    "chat_template", "inference_*", "hostfile", "include",
     "exclude", "compute_environment", "machine_rank", "main_process_*",
     "main_training_function", "rdzv_*", "same_network", "tpu_*", "downcast_bf16", "debug",
     "use_cpu", "enable_cpu_affinity", "master_*", "node_rank", "gpu_ids",
@@ -272,8 +273,21 @@ def _software(given: Arguments, sharded: bool) -> dict[str, Any]:
 
 
 def _adapters(given: Arguments) -> dict[str, Any]:
+    """LoRA beside frozen weights; without a word on where, as PEFT has it for Llama."""
     rank = given.count("lora_r", "lora_rank", "lora_dim")
     adapted = given.given.get("finetuning_type") == "lora"
     if not (rank or adapted or given.has("use_peft", "only_optimize_lora")):
         return {}
-    raise AtollError(f"{given.file}: trains adapters (LoRA), which are not modelled")
+    if given.has("load_in_4bit", "load_in_8bit", "quantization_bit"):
+        raise AtollError(
+            f"{given.file}: keeps frozen weights in 4 or 8 bits, which is not modelled"
+        )
+    everywhere = "lora_dim" in given.given  # DeepSpeed-Chat's
+    said = given.text("lora_target_modules", "lora_target", "lora_module_name")
+    words = (said or "").strip("[]").replace("'", " ").replace(",", " ").split()
+    targets = "all" if everywhere or {"all", "all-linear"} & set(words) else "+".join(words)
+    return {
+        "method": "lora",
+        "lora_rank": rank or 16,
+        "lora_targets": targets or "q_proj+v_proj",
+    }
