@@ -352,9 +352,17 @@ def estimate(
         from atoll.wafer.api import estimate_wafer
 
         return estimate_wafer(question)
+    if question.messages is not None:
+        from atoll.export.messages import check_messages_path
+
+        check_messages_path(question.messages)
     asked = run_of(question)
     result = run(asked, layout_of(asked, question))
     result = replace(result, launch=launch_files(asked, result.layout))
+    if question.messages is not None:
+        from atoll.export.messages import messages_of, write_messages
+
+        write_messages(messages_of(result), question.messages)
     if question.out is not None:
         from atoll.report.plan_file import write_plan
 

@@ -115,6 +115,7 @@ class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):
 
     devices: f.Devices = 1
     batch: f.Batch = 1
+    messages: f.Messages = None
     example = "atoll estimate --model llama3-70b --device h100 --devices 512 --tp 8 --pp 4"
 
 

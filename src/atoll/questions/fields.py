@@ -54,6 +54,10 @@ Out = Annotated[
     Path | None,
     option("Keep it in this folder, for atoll report and atoll trace.", OUTPUT, exclude=True),
 ]
+Messages = Annotated[
+    Path | None,
+    option("Write all messages of a step to this file (.json, .csv).", OUTPUT, exclude=True),
+]
 Trace = Annotated[
     Path | None,
     option("Write the step as a Chrome trace (Perfetto) to this file.", OUTPUT, exclude=True),

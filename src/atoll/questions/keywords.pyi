@@ -72,6 +72,7 @@ class EstimateFields(TypedDict, total=False):
     export_to: str | Path | None
     out: str | Path | None
     trace: str | Path | None
+    messages: str | Path | None
     wafer: str | None
     mapping: str | None
 

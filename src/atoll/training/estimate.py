@@ -191,11 +191,12 @@ class Estimator(Priced):
 
     def step(self, layout: Layout) -> Step:
         """The step alone of a layout that was estimated before, for one at another site."""
-        stepper, shares = self._shares(layout)
+        stepper, shares = self.shares(layout)
         stages = [stepper.stage_time(chunks, layout.recompute) for chunks in shares]
         return self._step(stepper, shares, stages)
 
-    def _shares(self, layout: Layout) -> tuple[Stepper, Sequence[Sequence[Share]]]:
+    def shares(self, layout: Layout) -> tuple[Stepper, Sequence[Sequence[Share]]]:
+        """What prices a layout, and the layers of every stage and chunk."""
         costs = self.costs(layout)
         shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         return Stepper(self.run, layout), shares
@@ -204,7 +205,7 @@ class Estimator(Priced):
         """With a policy for each stage, or the layout's for all."""
         run, costs = self.run, self.costs(layout)
         policies = policies or (layout.recompute,) * layout.pp
-        stepper, shares = self._shares(layout)
+        stepper, shares = self.shares(layout)
         stages = tuple(map(stepper.stage_time, shares, policies))
         step = self._step(stepper, shares, stages)
         memory = tuple(map(partial(self._memory, stepper), range(layout.pp), shares, policies))
@@ -228,7 +229,7 @@ class Estimator(Priced):
             entering_bytes=boundary if came else 0.0,
         )
 
-    def _trained(self, layout: Layout, chunks: Sequence[Share]) -> tuple[float, float]:
+    def trained(self, layout: Layout, chunks: Sequence[Share]) -> tuple[float, float]:
         """Dense and expert parameters of a stage that are trained."""
         layers = [pair for chunk in chunks for pair in chunk]
         return stage_parameters(self.run, layers, self.shared(layout, _costs(chunks)))[0]
@@ -243,7 +244,7 @@ class Estimator(Priced):
         )
         one_way_s = stepper.send_s(boundary)
         slowest = max(stages, key=lambda s: s.total_s)
-        parameters = [self._trained(layout, chunks) for chunks in shares]
+        parameters = [self.trained(layout, chunks) for chunks in shares]
         accumulate_s = max(accumulation_s(run, layout, m, *p) for p in parameters)
         passes = [s.passes for s in stages]
         idle_s = bubble_s(layout.schedule, passes, m, layout.vpp)

@@ -232,19 +232,23 @@ class Stepper:
         hidden_s = self.run.stack.overlap.ring * attention_s * (cp - 1) / cp
         return max(0.0, turn_s * (cp - 1) * tensors - hidden_s)
 
-    def _exchange_s(self, cost: LayerCost) -> float:
-        """Two all-to-alls: tokens to their experts and back."""
+    def exchange(self, cost: LayerCost) -> tuple[float, int]:
+        """Bytes that a device sends in one all-to-all of tokens, and how far apart experts lie."""
         layout = self.layout
         if layout.ep == 1 or not cost.exchange_bytes:
-            return 0.0
+            return 0.0, 1
         bytes_ = cost.exchange_bytes * self.run.imbalance
         if layout.sp or layout.etp != layout.tp:
             bytes_ /= layout.etp  # of those that share an expert's columns each sends its own
-        stride = layout.tp * layout.cp if layout.experts_outside else layout.etp
-        model, network = self.run.model, self.run.network
+        return bytes_, layout.tp * layout.cp if layout.experts_outside else layout.etp
+
+    def _exchange_s(self, cost: LayerCost) -> float:
+        """Two all-to-alls: tokens to their experts and back."""
+        bytes_, stride = self.exchange(cost)
+        model, ep = self.run.model, self.layout.ep
         chosen = model.experts_per_token if self.run.stack.sends_once else 1
         limit = model.expert_groups
-        return 2 * all_to_all_s(network, bytes_, layout.ep, stride, max(1, chosen), limit)
+        return 2 * all_to_all_s(self.run.network, bytes_, ep, stride, max(1, chosen), limit)
 
     def sharded_s(self, cost: LayerCost) -> tuple[float, float]:
         """Gather of a fully sharded layer's weights, and scatter of its gradients."""
@@ -276,17 +280,22 @@ class Stepper:
             beside += passes * stack.host_routed_s if cost.experts else 0.0
         return beside, passes * cost.experts * stack.host_expert_s
 
+    def sent_bytes(self, boundary_bytes: float) -> float:
+        """What one device sends of an activation (or gradient) to the next stage: every rank of a
+        tensor group its part, over its own port (Narayanan et al., SC 2021, section 4.1); with
+        sequence parallelism the boundary is divided already.
+        """
+        layout = self.layout
+        return boundary_bytes / (1 if layout.sp and layout.tp > 1 else layout.tp)
+
     def send_s(self, boundary_bytes: float) -> float:
         """One activation (or gradient) to the next stage."""
         layout = self.layout
         if layout.pp == 1:
             return 0.0
-        # Every rank of a tensor group sends its part, over its own port (Narayanan et al., SC 2021,
-        # section 4.1); with sequence parallelism the boundary is divided already.
-        divided = 1 if layout.sp and layout.tp > 1 else layout.tp
-        return neighbours_s(
-            self.run.network, boundary_bytes / divided, layout.pp, layout.tp * layout.cp * layout.dp
-        )
+        sent = self.sent_bytes(boundary_bytes)
+        stride = layout.tp * layout.cp * layout.dp
+        return neighbours_s(self.run.network, sent, layout.pp, stride)
 
     def gradient_s(self, dense: float, expert: float) -> tuple[float, float]:
         """Collectives of gradients over data-parallel ranks, and under ZeRO of weights: behind the
