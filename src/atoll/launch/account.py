@@ -25,7 +25,8 @@ class Accounted:
 
     used: Mapping[str, str]
     without_effect: Mapping[str, str]
-    """They change neither the time nor the memory of a step."""
+    """They change neither the time nor the memory of a step, or make libraries reach the rates that
+    are supposed of them (`mlperf.TUNING`)."""
     not_understood: Mapping[str, str]
     """Unknown, or known to matter in a way that is not modelled."""
 
