@@ -101,7 +101,7 @@ def everything(job: RandomJob, chips: Chips) -> tuple[float, float]:
     count = len(job.variants.variants)
     chip, variant = np.repeat(np.arange(len(chips)), count), np.tile(np.arange(count), len(chips))
     lower, upper = priced.schedule_bounds(chip, variant)
-    bound = np.maximum(roofline.ravel(), layouts.step_s(lower.sum(axis=2), variant))
+    bound = np.maximum(roofline.ravel(), layouts.step_s(lower, variant))
     least, excess = np.inf, -np.inf
     for node in range(len(chip)):
         own = job.variants.variants[variant[node]]

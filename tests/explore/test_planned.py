@@ -143,9 +143,9 @@ def test_what_bounds_the_times_bounds_the_steps(recomputing: Node, longer, share
 def test_floors_lie_below_the_steps(recomputing: Node) -> None:
     one = recomputing
     floor_s = np.empty(len(one.others.layouts))
-    layer_s = one.times.pass_s.sum(axis=1)
+    pass_s = np.concatenate([one.times.pass_s, one.times.halves_s])
     others = one.others
-    floors_s(others._steps(one.problem), layer_s, others.repeats, others.block_kind, floor_s)
+    floors_s(others._steps(one.problem), pass_s, others.repeats, others.block_kind, floor_s)
     assert (floor_s <= steps(one, one.times) * (1 + REL)).all()
 
 

@@ -98,9 +98,11 @@ def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     node_chip = np.repeat(np.arange(len(chips)), every)
     node_variant = np.tile(np.arange(every), len(chips))
     lower, upper = priced.schedule_bounds(node_chip, node_variant)
-    floors, _ = priced.schedule_bounds(node_chip, node_variant, "floors")
+    floors = priced.floors(node_chip, node_variant)
     assert (floors <= lower * (1.0 + 1e-12)).all(), "a layer's floor is above its bound"
-    early = layouts.step_s(lower.sum(axis=2), node_variant).reshape(roofline.shape)
+    unmapped = Priced.of(chips, job.variants, job.setting, floors=True)
+    assert (unmapped.floors(node_chip, node_variant) <= floors * (1.0 + 1e-12)).all()
+    early = layouts.step_s(lower, node_variant).reshape(roofline.shape)
     placed = [np.full(roofline.shape, np.inf) for _ in range(2)]
     for node, (chip, v) in enumerate(zip(node_chip, node_variant, strict=True)):
         variant, most_s = job.variants.variants[v], upper[node]

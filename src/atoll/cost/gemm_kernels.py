@@ -341,6 +341,59 @@ def map_one(
     return best
 
 
+@kernel
+def floor_one(
+    batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffer_bytes, hbm_Bps, glb_Bps,
+    clock_Hz,
+):  # fmt: skip
+    """No mapping of `map_one` takes less: of every split of the cores the time before tiling, which
+    only rises with more chunks and with fewer cores for the columns.
+    """
+    best = np.inf
+    rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
+    outputs = 2.0 * batch * float(m) * n * fraction + extra
+    compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
+    folds_k = -(-k // depth)
+    for stream_n in range(2):
+        sm = n if stream_n else m
+        sn = m if stream_n else n
+        split_batch = 1
+        while split_batch <= cores and split_batch < 2 * batch:
+            each = -(-batch // split_batch)
+            split_m = 1
+            while split_batch * split_m <= cores and split_m < 2 * sm:
+                most_n = min(cores // (split_batch * split_m), -(-sn // width))
+                columns_core = -(-sn // most_n)
+                folds_n = -(-columns_core // width)
+                rows_core = -(-sm // split_m)
+                chunks = -(-rows_core // rows_max)
+                stream = max(rows_core, chunks * depth)
+                cycles = fraction * each * folds_k * folds_n * stream + 2 * depth + width
+                reads = float(sm) * k * folds_n + float(k) * sn * chunks
+                glb = 2.0 * batch * fraction * reads + outputs
+                best = min(best, max(cycles / clock_Hz, glb / glb_Bps))
+                split_m *= 2
+            split_batch *= 2
+    return max(best, compulsory / hbm_Bps)
+
+
+@entry
+def floor_range(
+    start, stop, shapes, fractions, extras, on_chip, cores, width, depth, buffer_bytes, glb_budget,
+    hbm_Bps, glb_Bps, clock_Hz, time,
+):  # fmt: skip
+    """`floor_one` for pairs start..stop-1 of the (shape, configuration) grid: fills seconds."""
+    configs = cores.shape[0]
+    for pair in range(start, stop):
+        s = pair // configs
+        c = pair % configs
+        time[s, c] = floor_one(
+            shapes[s, 0], shapes[s, 1], shapes[s, 2], shapes[s, 3], fractions[s], extras[s],
+            on_chip[s], cores[c], width[c], depth[c], buffer_bytes[c], hbm_Bps[c], glb_Bps[c],
+            clock_Hz[c],
+        )  # fmt: skip
+
+
 @entry
 def map_range(
     start,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.cost import gemm_kernels
 from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, TensorConfigs
@@ -14,8 +16,36 @@ from atoll.registry import Registry
 
 def map_products(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
     """By our mapper (`cost.gemm`), on all of this machine's cores."""
+    arguments = _arguments(shapes, configs)
+    time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
+    over_ranges(
+        lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, time_s, hbm, glb),
+        len(shapes) * len(configs),
+    )
+    return ProductCosts(time_s, hbm, glb)
+
+
+def product_floors(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
+    """What no mapping beats: the cores' cycles before tiling, operands and outputs moved once."""
+    arguments = _arguments(shapes, configs)
+    size = (len(shapes), len(configs))
+    time_s = np.zeros(size)
+    over_ranges(
+        lambda start, stop: gemm_kernels.floor_range(start, stop, *arguments, time_s),
+        time_s.size,
+    )
+    inputs = np.array([2.0 * s.batch * (s.m * s.k + s.k * s.n) for s in shapes])
+    outputs = np.array([2.0 * s.batch * s.m * s.n * s.fraction + s.extra_bytes for s in shapes])
+    off_chip = np.array([not s.on_chip for s in shapes])
+    part = np.array([s.fraction for s in shapes])
+    hbm, glb = off_chip * (inputs + outputs), part * inputs + outputs
+    return ProductCosts(time_s, *(np.broadcast_to(b[:, None], size) for b in (hbm, glb)))
+
+
+def _arguments(shapes: Sequence[Shape], configs: TensorConfigs) -> tuple[NDArray[Any], ...]:
+    """The products and the configurations as the kernels take them."""
     columns = list(zip(*shapes, strict=True))
-    arguments = (
+    return (
         np.array(columns[:4], np.int64).T.copy(),
         np.array(columns[4], np.float64),
         np.array(columns[5], np.float64),
@@ -29,13 +59,7 @@ def map_products(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCost
         configs.glb_Bps,
         configs.clock_Hz,
     )
-    time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
-    over_ranges(
-        lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, time_s, hbm, glb),
-        len(shapes) * len(configs),
-    )
-    return ProductCosts(time_s, hbm, glb)
 
 
-MAPPER = CostModel("mapper", map_products)
+MAPPER = CostModel("mapper", map_products, product_floors)
 COST_MODELS = Registry("cost_models", CostModel, (MAPPER,))

@@ -21,7 +21,7 @@ from atoll.cost.vector import vector_cycles
 from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
-from atoll.hardware.template.cores import Shape
+from atoll.hardware.template.cores import CostModel, Products, Shape
 from atoll.profile import Profile
 from atoll.workload.graph.layer import Layer, predecessors
 from atoll.workload.graph.operator import Core, Operator
@@ -76,6 +76,31 @@ class PassSet:
             found.append(seen.setdefault(tuple(part.tobytes() for part in of), layer))
         return np.array(found, np.int64)
 
+    def some(self, chosen: NDArray[np.int64]) -> tuple[PassSet, NDArray[np.int64]]:
+        """These layers alone, with their own operators; and where these stand here."""
+        ptr, op, pred_ptr, pred_idx = self.arrays
+        passes = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
+        at = _spans(ptr[passes], np.diff(ptr)[passes])
+        edges = np.diff(pred_ptr)[at]
+        keys, own = np.unique(op[at], return_inverse=True)
+        arrays = Passes(
+            ptr=_ends(np.diff(ptr)[passes]),
+            op=own,
+            pred_ptr=_ends(edges),
+            pred_idx=np.append(pred_idx[_spans(pred_ptr[at], edges)], 0),
+        )
+        layers = tuple(self.layers[i] for i in chosen.tolist())
+        return PassSet(layers, tuple(self.keys[i] for i in keys.tolist()), arrays), at
+
+
+def _ends(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+def _spans(first: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """So many numbers from each of these on, one after the other."""
+    return np.arange(sizes.sum()) + np.repeat(first - _ends(sizes)[:-1], sizes)
+
 
 def flatten(layers: Iterable[Layer]) -> PassSet:
     """Number the distinct operators of these layers and lay out their graphs."""
@@ -102,11 +127,21 @@ def flatten(layers: Iterable[Layer]) -> PassSet:
     return PassSet(chosen, tuple(rows), arrays)
 
 
+def cost_model(chips: Chips, profile: Profile) -> CostModel:
+    """What prices products on these chips."""
+    return profile.cost_model or chips.template.cost_model or MAPPER
+
+
 def build_costs(
-    keys: Sequence[OperatorKey], chips: Chips, network: Network, profile: Profile
+    keys: Sequence[OperatorKey],
+    chips: Chips,
+    network: Network,
+    profile: Profile,
+    products: Products | None = None,
 ) -> Costs:
-    """Tabulate the operators on the chips' configurations."""
-    tensor_s, hbm_bytes, glb_bytes, level_bytes = _tensor_costs(keys, chips, profile)
+    """Tabulate the operators on the chips' configurations; `products`: in place of their cost
+    model's own."""
+    tensor_s, hbm_bytes, glb_bytes, level_bytes = _tensor_costs(keys, chips, profile, products)
     return Costs(
         kind=np.array([_KINDS[key.operator.core] for key in keys], np.int64),
         tensor_s=tensor_s,
@@ -143,7 +178,7 @@ def link_s(operator: Operator, network: Network) -> float:
 
 
 def _tensor_costs(
-    keys: Sequence[OperatorKey], chips: Chips, profile: Profile
+    keys: Sequence[OperatorKey], chips: Chips, profile: Profile, products: Products | None
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Seconds, HBM bytes, GLB bytes and bytes of further buffers of the operators' products on each
     tensor configuration.
@@ -172,8 +207,8 @@ def _tensor_costs(
     further = np.zeros((*size, configs.levels))
     if not shapes:
         return time_s, hbm, glb, further
-    model = profile.cost_model or chips.template.cost_model or MAPPER
-    mapped = model.products(list(shapes), configs)
+    model = cost_model(chips, profile)
+    mapped = (products or model.products)(list(shapes), configs)
     if configs.levels and mapped.level_bytes is None:
         raise AtollError(
             f"cost model {model.name} says nothing of the {configs.levels} further buffers of "

@@ -132,7 +132,9 @@ class OtherLayouts(Protocol):
 
 class Floors(NamedTuple):
     """Layouts as a bound sees them, an entry each: so often the largest load is paid and so often
-    a whole pass, transfers belong to the pass, the rest no chip changes.
+    a whole pass, transfers belong to the pass, the rest no chip changes. Where weight gradients are
+    put off, the way of one microbatch bounds the step as well: so often the largest load, and so
+    often all forward passes and all data gradients.
     """
 
     stages: NDArray[np.int64]
@@ -142,13 +144,14 @@ class Floors(NamedTuple):
     passes: FloatArray
     transfer_s: FloatArray
     fixed_s: FloatArray
+    late: FloatArray
+    """Loads on that way."""
+    forward: FloatArray
+    data: FloatArray
 
     def of(self, rows: NDArray[np.bool_]) -> Floors:
         """Some of them."""
-        return Floors(
-            self.stages[rows], self.copies[rows], self.loads[rows], self.passes[rows],
-            self.transfer_s[rows], self.fixed_s[rows],
-        )  # fmt: skip
+        return Floors._make(column[rows] for column in self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,34 +185,49 @@ def series_cuts(before: Bools, cuts: Ints) -> int:
     return parts
 
 
+@entry
+def series_begins(ptr: Ints, pred_ptr: Ints, pred_idx: Ints) -> Bools:
+    """Of passes one after the other, the operators with which their series parts begin."""
+    begins = np.zeros(ptr[-1], np.bool_)
+    for p in range(ptr.shape[0] - 1):
+        first = ptr[p]
+        n = ptr[p + 1] - first
+        start = pred_ptr[first]
+        own = pred_ptr[first : first + n + 1] - start
+        cuts = np.zeros(n + 1, np.int64)
+        for c in range(series_cuts(ancestors(n, own, pred_idx[start:]), cuts)):
+            begins[first + cuts[c]] = True
+    return begins
+
+
 @kernel
-def least_makespan(fastest: Floats, work: Floats, pred_ptr: Ints, pred_idx: Ints) -> float:
+def least_makespan(
+    fastest: Floats, work: Floats, begins: Bools, pred_ptr: Ints, pred_idx: Ints
+) -> float:
     """No more than `series_bound` of all series parts, at a fraction of its cost: of each part the
     longest path and the work on every resource.
     """
     n, resources = work.shape
-    cuts = np.zeros(n + 1, np.int64)
-    parts = series_cuts(ancestors(n, pred_ptr, pred_idx), cuts)
     finish = np.zeros(n)
     total = np.zeros(resources)
+    longest = 0.0
     makespan = 0.0
-    for c in range(parts):
-        longest = 0.0
-        for r in range(resources):
-            total[r] = 0.0
-        for j in range(cuts[c], cuts[c + 1]):
-            ready = 0.0
-            for e in range(pred_ptr[j], pred_ptr[j + 1]):
-                if pred_idx[e] >= cuts[c]:
-                    ready = max(ready, finish[pred_idx[e]])
-            finish[j] = ready + fastest[j]
-            longest = max(longest, finish[j])
+    for j in range(n):
+        if begins[j]:
+            # Everything before has ended: later operators wait for it, whatever their edges.
+            makespan += longest
+            longest = 0.0
             for r in range(resources):
-                total[r] += work[j, r]
+                total[r] = 0.0
+        ready = makespan
+        for e in range(pred_ptr[j], pred_ptr[j + 1]):
+            ready = max(ready, finish[pred_idx[e]])
+        finish[j] = ready + fastest[j]
+        longest = max(longest, finish[j] - makespan)
         for r in range(resources):
+            total[r] += work[j, r]
             longest = max(longest, total[r])
-        makespan += longest
-    return makespan
+    return makespan + longest
 
 
 @entry

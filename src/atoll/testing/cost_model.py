@@ -52,7 +52,7 @@ def check_cost_model(
 
     Its entries are those of each product alone; no product is faster than its multiply-adds at the
     arrays' peak, or than the bytes that it states; no operand stays away from HBM; more of any of
-    the `rates` slows nothing down.
+    the `rates` slows nothing down. Floors, if it has any, lie below.
     """
     configs = configs or some_configs()
     found = _asked(model, shapes, configs)
@@ -75,6 +75,10 @@ def check_cost_model(
             assert np.allclose(whole[row], one[0], rtol=tolerance), (
                 f"{name} of {shape} depends on the other products of its table"
             )
+    if model.floors is not None:
+        floors = model.floors(list(shapes), configs)
+        for (name, whole), (_, least) in zip(_tables(found), _tables(floors), strict=True):
+            assert np.all(least <= whole * loose), f"the floor of {name} is above it"
     for rate in rates:
         faster = replace(configs, **{rate: 2.0 * getattr(configs, rate)})
         assert np.all(_asked(model, shapes, faster).seconds <= found.seconds * loose), (

@@ -74,66 +74,81 @@ def roofline(
 
 @entry
 def layout_bounds(
-    start, stop, layer_s, node_variant, first_layer, repeats, block_layer, layout_ptr, floors, best
-):
+    start, stop, pass_s, node_variant, first_layer, layers, repeats, block_layer, layout_ptr,
+    floors, best,
+):  # fmt: skip
     """Least step time of nodes start..stop-1 over their variants' layouts: fills `best`.
 
-    `layer_s[node, i]` bounds forward plus backward of the variant's i-th layer from below.
+    `pass_s[node, i]` bounds forward and backward of the variant's i-th priced layer from below.
     """
     for node in range(start, stop):
         v = node_variant[node]
-        first, end = first_layer[v], first_layer[v + 1]
-        blocks = repeats[first + block_layer[v]]
-        total, largest = work_of(layer_s[node], repeats[first:end])
-        block_s = layer_s[node, block_layer[v]]
+        own = repeats[first_layer[v] : first_layer[v] + layers[v]]
+        work = work_of(pass_s[node], own, block_layer[v])
         least = np.inf
         for a in range(layout_ptr[v], layout_ptr[v + 1]):
-            least = min(least, floor_of(floors, a, total, largest, blocks, block_s))
+            least = min(least, floor_of(floors, a, work))
         best[node] = least
 
 
 @kernel
-def work_of(layer_s, repeats):
-    """Seconds of all layers of a model, and of the longest; those that stand nowhere apart."""
+def work_of(pass_s, repeats, block_layer):
+    """Of a model whose priced layers take this long, and behind them the halves of their backward
+    passes: seconds of all layers, of the longest, of a block, of all forward passes and of all data
+    gradients; and the number of blocks.
+    """
+    layers = repeats.shape[0]
     total = 0.0
     largest = 0.0
-    for k in range(repeats.shape[0]):
-        if repeats[k] > 0:
-            total += layer_s[k] * repeats[k]
-            largest = max(largest, layer_s[k])
-    return total, largest
+    forward = 0.0
+    data = 0.0
+    for k in range(layers):
+        layer_s = pass_s[k, 0] + pass_s[k, 1]
+        total += layer_s * repeats[k]
+        largest = max(largest, layer_s)
+        forward += pass_s[k, 0] * repeats[k]
+        if layers + k < pass_s.shape[0]:
+            data += pass_s[layers + k, 0] * repeats[k]
+    block_s = pass_s[block_layer, 0] + pass_s[block_layer, 1]
+    return total, largest, block_s, forward, data, repeats[block_layer]
 
 
 @kernel
-def floor_of(floors, a, total, largest, blocks, block_s):
+def floor_of(floors, a, work):
     """No less than a step takes under a layout.
 
     It pays so many times the largest load, so many times a whole pass, and what does not depend on
     the chip; the largest load is no less than the average, than any layer, or than the blocks that
-    some stage must hold (where a pipeline holds copies of the model, a part of each).
+    some stage must hold (where a pipeline holds copies of the model, a part of each). Transfers are
+    on the way of a microbatch, forward or back.
     """
+    total, largest, block_s, forward, data, blocks = work
     p = floors.stages[a]
     c = floors.copies[a]
-    whole = total + floors.transfer_s[a]
+    transfer_s = floors.transfer_s[a]
+    whole = total + transfer_s
     load = max(whole / p, max(largest, -(-c * blocks // p) * block_s) / c)
-    return floors.loads[a] * load + floors.passes[a] * whole + floors.fixed_s[a]
+    f = floors.forward[a]
+    d = floors.data[a]
+    way = floors.late[a] * load + f * forward + d * data + min(f, d) * transfer_s
+    return max(floors.loads[a] * load + floors.passes[a] * whole, way) + floors.fixed_s[a]
 
 
 @entry
-def floors_s(floors, layer_s, repeats, block_layer, found):
+def floors_s(floors, pass_s, repeats, block_layer, found):
     """The same of every layout of one node."""
-    total, largest = work_of(layer_s, repeats)
-    blocks, block_s = repeats[block_layer], layer_s[block_layer]
+    work = work_of(pass_s, repeats, block_layer)
     for a in range(found.shape[0]):
-        found[a] = floor_of(floors, a, total, largest, blocks, block_s)
+        found[a] = floor_of(floors, a, work)
 
 
 @entry
-def layer_floors(start, stop, costs, passes, chips, layers, lower):
+def layer_floors(start, stop, begins, costs, passes, chips, layers, lower):
     """Lower bounds on the makespans of the passes of pairs start..stop-1 of a chip and a layer, in
     the order of the chips: fills (pairs, 2), forward and backward.
 
-    An operator's fastest option and its least work are looked up once for all passes of a chip.
+    An operator's fastest option and its least work are looked up once for all passes of a chip;
+    `begins` says with which operators series parts begin.
     """
     options = costs.tensor_count.shape[1]
     duration = np.empty(options)
@@ -154,7 +169,10 @@ def layer_floors(start, stop, costs, passes, chips, layers, lower):
                         costs, chip, op, capacity, duration, demand, work[op]
                     )
             pred_ptr, pred_idx = pass_predecessors(passes, p)
-            lower[pair, direction] = least_makespan(fastest[ops], work[ops], pred_ptr, pred_idx)
+            first = begins[passes.ptr[p] : passes.ptr[p + 1]]
+            lower[pair, direction] = least_makespan(
+                fastest[ops], work[ops], first, pred_ptr, pred_idx
+            )
 
 
 @entry

@@ -7,6 +7,7 @@ of rates (products, vector work, HBM) is bounded once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from atoll.cost.chips import Chips, distinct_rows
 from atoll.explore.pricing.bound_kernels import layout_bounds, roofline
 from atoll.explore.pricing.layouts import Layouts, Setting, list_layouts
 from atoll.explore.pricing.work import OperatorWork
-from atoll.explore.pricing.workloads import Variant, Variants
+from atoll.explore.pricing.workloads import Variants
 from atoll.jit import over_ranges
 
 FloatArray = NDArray[np.float64]
@@ -33,7 +34,7 @@ def chip_rates(chips: Chips) -> FloatArray:
 def layer_rooflines(
     rates: FloatArray, variants: Variants, setting: Setting, work: OperatorWork
 ) -> FloatArray:
-    """Forward plus backward of every layer at these rates, from below: (rates, layers)."""
+    """Forward and backward of every layer at these rates, from below: (rates, layers, 2)."""
     bounds = np.zeros((len(rates), 2 * len(variants.passes.layers)))
     columns = (np.ascontiguousarray(column) for column in rates.T)
     arguments = (
@@ -48,7 +49,7 @@ def layer_rooflines(
         bounds,
     )
     over_ranges(lambda a, b: roofline(a, b, *arguments), len(rates))
-    return np.asarray(bounds[:, 0::2] + bounds[:, 1::2])
+    return bounds.reshape(len(rates), -1, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,34 +59,40 @@ class LayoutBounds:
     variants: Variants
     layouts: Layouts
 
-    def step_s(self, layer_s: FloatArray, variant: IntArray) -> FloatArray:
-        """Least step time of nodes whose layers take no less than `layer_s` (nodes, layers)."""
-        variants = self.variants
-        repeats = np.array([n for v in variants.variants for n in _repeats(v)], np.int64)
-        result = np.full(len(layer_s), np.inf)
-        arguments = (
-            layer_s,
-            variant,
-            variants.layer_ranges,
-            repeats,
-            np.array([v.facts.block_kind for v in variants.variants], np.int64),
-            *self.layouts,
-            result,
-        )
-        over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(layer_s))
+    def step_s(self, pass_s: FloatArray, variant: IntArray) -> FloatArray:
+        """Least step time of nodes whose priced layers take no less than `pass_s` (nodes, layers,
+        forward and backward)."""
+        result = np.full(len(pass_s), np.inf)
+        arguments = (pass_s, variant, *self._layers, *self.layouts, result)
+        over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(pass_s))
         return result
 
-    def all_variants_s(self, layer_s: FloatArray) -> FloatArray:
-        """The same for every variant at once: `layer_s` (rows, all layers) to (rows, variants)."""
+    @cached_property
+    def _layers(self) -> tuple[IntArray, ...]:
+        """Of every variant its first layer, how many the model has, how often each of those that
+        are priced stands there (halves of a backward pass: nowhere), and which is the block."""
+        variants = self.variants.variants
+        repeats = np.zeros(self.variants.layer_ranges[-1], np.int64)
+        for v in variants:
+            repeats[v.first_layer : v.first_layer + v.layers] = [n for _, n in v.model.layers]
+        return (
+            self.variants.layer_ranges,
+            np.array([v.layers for v in variants], np.int64),
+            repeats,
+            np.array([v.facts.block_kind for v in variants], np.int64),
+        )
+
+    def all_variants_s(self, pass_s: FloatArray) -> FloatArray:
+        """The same for every variant at once: (rows, all layers, 2) to (rows, variants)."""
         ranges = self.variants.layer_ranges
         count = len(self.variants.variants)
         most = int(np.diff(ranges).max())
-        rows = np.zeros((len(layer_s), count, most))
+        rows = np.zeros((len(pass_s), count, most, 2))
         for v in range(count):
-            own = layer_s[:, ranges[v] : ranges[v + 1]]
+            own = pass_s[:, ranges[v] : ranges[v + 1]]
             rows[:, v, : own.shape[1]] = own
-        nodes = np.tile(np.arange(count), len(layer_s))
-        return self.step_s(rows.reshape(-1, most), nodes).reshape(len(layer_s), count)
+        nodes = np.tile(np.arange(count), len(pass_s))
+        return self.step_s(rows.reshape(-1, most, 2), nodes).reshape(len(pass_s), count)
 
 
 def roofline_bounds(
@@ -98,16 +105,9 @@ def roofline_bounds(
     """Layouts for chips with these rates and at most so much memory, and the step time that no
     plan beats: (chips, variants)."""
     distinct, number = distinct_rows(rates)
-    layer_s = layer_rooflines(distinct, variants, setting, work)
-    least = np.split(layer_s.min(axis=0), variants.layer_ranges[1:-1])
+    pass_s = layer_rooflines(distinct, variants, setting, work)
+    least = np.split(pass_s.sum(axis=2).min(axis=0), variants.layer_ranges[1:-1])
     hbm_Bps = float(rates[:, 2].max())
     found = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
     layouts = LayoutBounds(variants, found)
-    return layouts, layouts.all_variants_s(layer_s)[number]
-
-
-def _repeats(variant: Variant) -> list[int]:
-    """How often each of its priced layers stands in the model; halves of a backward pass stand
-    nowhere."""
-    own = [repeat for _, repeat in variant.model.layers]
-    return own + [0] * (len(variant.passes) - len(own))
+    return layouts, layouts.all_variants_s(pass_s)[number]

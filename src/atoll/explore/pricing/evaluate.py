@@ -7,19 +7,19 @@ exist; both go through the same exact placement, so that a node's true optimum l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
-from atoll.cost.table import PassSet, build_costs
+from atoll.cost.table import PassSet, build_costs, cost_model
 from atoll.cost.table_kernels import Costs, capacities, pass_problem
 from atoll.explore.pricing.bound_kernels import fastest_s, layer_floors, schedule_bounds
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variant, Variants
-from atoll.jit import over_ranges
+from atoll.jit import Kernel, over_ranges
 from atoll.kernel_cache import wait_for_kernels
 from atoll.placement.chain import Division, PlacementProblem, Times
 from atoll.placement.plan import Placement
@@ -29,6 +29,7 @@ from atoll.stopping import Asked, never
 from atoll.workload.graph.layer import predecessors
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 
 @dataclass(eq=False)
@@ -43,12 +44,19 @@ class Priced:
 
     @staticmethod
     def of(
-        chips: Chips, variants: Variants, setting: Setting, work: OperatorWork | None = None
+        chips: Chips,
+        variants: Variants,
+        setting: Setting,
+        work: OperatorWork | None = None,
+        *,
+        floors: bool = False,
     ) -> Priced:
+        """With `floors`, products take no more than their cost model knows without search."""
         wait_for_kernels("bounds")
-        keys = variants.passes.keys
-        costs = build_costs(keys, chips, setting.network, setting.profile)
-        work = work or operator_work(keys, setting.network, setting.profile.vector_operations)
+        keys, profile = variants.passes.keys, setting.profile
+        products = cost_model(chips, profile).floors if floors else None
+        costs = build_costs(keys, chips, setting.network, profile, products)
+        work = work or operator_work(keys, setting.network, profile.vector_operations)
         return Priced(chips, variants, setting, costs, work)
 
     @property
@@ -56,48 +64,41 @@ class Priced:
         return self.variants.passes
 
     def schedule_bounds(
-        self,
-        node_chip: NDArray[np.int64],
-        node_variant: NDArray[np.int64],
-        which: Literal["all", "floors", "layers", "halves"] = "all",
+        self, node_chip: IntArray, node_variant: IntArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Quick bounds of many nodes: (nodes, layers, forward and backward); of all that is priced,
-        of the model's layers (as floors: from below alone, at a fraction of the cost) or of the
-        halves of their backward passes, zero for the others.
-        """
-        variants = self.variants.variants
-        most = max(len(variant.passes) for variant in variants)
-        ranges = np.array(
-            [
-                (
-                    variant.layers if which == "halves" else 0,
-                    variant.layers if which in ("floors", "layers") else len(variant.passes),
-                )
-                for variant in variants
-            ],
-            np.int64,
-        )
-        begin, end = ranges[node_variant].T
-        node = np.repeat(np.arange(len(node_chip)), end - begin)
-        own = np.arange(len(node)) - np.repeat(np.cumsum(end - begin) - end, end - begin)
-        # Variants that spread experts otherwise have most of their layers in common.
-        layer = self.passes.alike[self.variants.layer_ranges[node_variant[node]] + own]
-        count = len(self.passes.layers)
-        pairs, number = np.unique(node_chip[node] * count + layer, return_inverse=True)
-        chips, layers = np.divmod(pairs, count)
-        found = np.zeros((2, len(pairs), 2))
-        arguments = self.costs, self.passes.arrays, chips, layers
-        if which == "floors":
-            over_ranges(lambda a, b: layer_floors(a, b, *arguments, found[0]), len(pairs))
-        else:
-            over_ranges(lambda a, b: schedule_bounds(a, b, *arguments, *found), len(pairs))
-        bounds = np.zeros((2, len(node_chip), most, 2))
-        bounds[:, node, own] = found[:, number]
-        return bounds[0], bounds[1]
+        """Quick bounds of many nodes, from below and above: each (nodes, layers, forward and
+        backward)."""
+        lower, upper = self._bounds(node_chip, node_variant, schedule_bounds, 2)
+        return lower, upper
 
-    def forward_s(
-        self, node_chip: NDArray[np.int64], node_variant: NDArray[np.int64]
-    ) -> FloatArray:
+    def floors(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
+        """From below alone, at a fraction of the cost: paths and work."""
+        begins = self.variants.begins
+
+        def kernel(start: int, stop: int, *arguments: Any) -> None:
+            layer_floors(start, stop, begins, *arguments)
+
+        return self._bounds(node_chip, node_variant, kernel, 1)[0]
+
+    def _bounds(
+        self, node_chip: IntArray, node_variant: IntArray, kernel: Kernel, count: int
+    ) -> tuple[FloatArray, ...]:
+        ranges = self.variants.layer_ranges
+        begin, layers = ranges[node_variant], np.diff(ranges)[node_variant]
+        node = np.repeat(np.arange(len(node_chip)), layers)
+        own = np.arange(len(node)) - np.repeat(np.cumsum(layers) - layers, layers)
+        # Variants that spread experts otherwise have most of their layers in common.
+        layer = self.passes.alike[begin[node] + own]
+        every = len(self.passes.layers)
+        pairs, number = np.unique(node_chip[node] * every + layer, return_inverse=True)
+        found = np.zeros((count, len(pairs), 2))
+        arguments = (self.costs, self.passes.arrays, *np.divmod(pairs, every), *found)
+        over_ranges(lambda a, b: kernel(a, b, *arguments), len(pairs))
+        bounds = np.zeros((count, len(node_chip), int(layers.max(initial=0)), 2))
+        bounds[:, node, own] = found[:, number]
+        return tuple(bounds)
+
+    def forward_s(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
         """Shortest durations of the forward operators of each node's block: (nodes, operators)."""
         variants = self.variants.variants
         block = np.array([2 * (v.first_layer + v.facts.block_kind) for v in variants], np.int64)

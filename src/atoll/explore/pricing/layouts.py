@@ -26,7 +26,7 @@ from atoll.step.states import States
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Row = tuple[int, int, float, float, float, float]  # a layout, in the order of `Layouts`
+Row = tuple[float, ...]  # a layout, in the order of `Floors`
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ def list_layouts(
         ptr.append(len(rows))
     table = np.array(rows, np.float64).reshape(len(rows), len(Floors._fields)).T
     stages, copies = (column.astype(np.int64) for column in table[:2])
-    loads, passes, transfer_s, fixed_s = (np.ascontiguousarray(column) for column in table[2:])
-    floors = Floors(stages, copies, loads, passes, transfer_s, fixed_s)
+    floors = Floors(stages, copies, *(np.ascontiguousarray(column) for column in table[2:]))
     return Layouts(np.array(ptr, np.int64), floors)
 
 
@@ -112,10 +111,11 @@ def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
     loads, transfer_s, fixed_s = (
         part[::-1] for part in (terms.loads, terms.transfer_s, terms.fixed_s)
     )
-    kept = undominated(stages, loads, terms.passes, transfer_s, fixed_s, load_s)
+    forms = [(loads, terms.passes)]
+    rest = 0.0, 0.0, 0.0
     return [
-        (stages, 1, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]))
-        for i in kept
+        (stages, 1, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]), *rest)
+        for i in undominated(stages, forms, transfer_s, fixed_s, load_s)
     ]
 
 
@@ -123,22 +123,24 @@ def _others(floors: Floors, total_s: float) -> list[Row]:
     """The same of other layouts, among those of as many stages, copies and passes."""
     rows = sorted(zip(*(column.tolist() for column in floors), strict=True), key=_alike)
     found: list[Row] = []
-    for (stages, _, passes), group in groupby(rows, key=_alike):
+    for (stages, _, passes, forward, data), group in groupby(rows, key=_alike):
         own = sorted(group, key=lambda row: row[2])
-        loads, transfer_s, fixed_s = (np.array([row[i] for row in own]) for i in (2, 4, 5))
-        kept = undominated(stages, loads, passes, transfer_s, fixed_s, total_s / stages)
+        loads, transfer_s, fixed_s, late = (np.array([row[i] for row in own]) for i in (2, 4, 5, 6))
+        forms = [(loads, passes), (late, min(forward, data))]
+        if not (forward or data):
+            forms.pop()
+        kept = undominated(stages, forms, transfer_s, fixed_s, total_s / stages)
         found += [own[i] for i in kept]
     return found
 
 
-def _alike(row: Row) -> tuple[int, int, float]:
-    return row[0], row[1], row[3]
+def _alike(row: Row) -> Row:
+    return row[0], row[1], row[3], row[7], row[8]
 
 
 def undominated(
-    stages: int,
-    loads: FloatArray,
-    passes: float,
+    stages: float,
+    forms: Sequence[tuple[FloatArray, float]],
     transfer_s: FloatArray,
     fixed_s: FloatArray,
     load_s: float,
@@ -146,18 +148,22 @@ def undominated(
     """Indices of layouts, in the order of their loads, without those that an earlier one beats on
     every chip whose mean stage takes `load_s` or more.
 
-    Each pays loads x the largest load, passes x the whole and its fixed part. Transfers belong to
-    the whole and, divided over the stages, to the largest load: a later layout's is shorter than
-    an earlier one's by no more than its transfers are.
+    Each pays the larger one of its forms, loads x the largest load and passes x the whole, and its
+    fixed part; an earlier one beats it form by form. Transfers belong to the whole and, divided
+    over the stages, to the largest load: a later layout's is shorter than an earlier one's by no
+    more than its transfers are.
     """
-    left = np.arange(len(loads))
+    left = np.arange(len(fixed_s))
     kept = []
     while len(left):
         one, left = left[0], left[1:]
         kept.append(int(one))
-        more = loads[left] - loads[one]
-        dearer_s = more * (load_s + transfer_s[one] / stages) + fixed_s[left] - fixed_s[one]
-        dearer_s += passes * (transfer_s[left] - transfer_s[one])
         shorter_s = np.maximum(0.0, transfer_s[one] - transfer_s[left]) / stages
-        left = left[dearer_s < loads[left] * shorter_s]
+        may_win = np.zeros(len(left), np.bool_)
+        for loads, passes in forms:
+            more = loads[left] - loads[one]
+            dearer_s = more * (load_s + transfer_s[one] / stages) + fixed_s[left] - fixed_s[one]
+            dearer_s += passes * (transfer_s[left] - transfer_s[one])
+            may_win |= (more < 0.0) | (dearer_s < loads[left] * shorter_s)
+        left = left[may_win]
     return np.array(kept, np.int64)

@@ -163,8 +163,8 @@ class PlannedLayouts:
 
     def fastest(self, problem: PlacementProblem, times: Times, cutoff_s: float) -> Division | None:
         floor_s = np.empty(len(self.layouts))
-        layer_s = times.pass_s.sum(axis=1)
-        floors_s(self._steps(problem), layer_s, self.repeats, self.block_kind, floor_s)
+        layer_s, both_s = times.pass_s.sum(axis=1), np.concatenate([times.pass_s, times.halves_s])
+        floors_s(self._steps(problem), both_s, self.repeats, self.block_kind, floor_s)
         hopeful = np.flatnonzero((floor_s < cutoff_s) & (self.needed <= problem.memory_bytes))
         order = hopeful[np.argsort(floor_s[hopeful], kind="stable")]
         tables = self.timed(problem, times) if len(order) else self.tables
@@ -464,12 +464,18 @@ def _balanced_s(layer: Layer) -> FloatArray:
 
 def _steps(sums: Sums, states: States, repeats: NDArray[np.int64]) -> Floors:
     """From a step's formula: M loads, and of a pass through all stages what the bubble has of it.
-    Orders that put weight gradients off may have none.
+
+    Orders that put weight gradients off may have none. But with s the slowest stage and L its load,
+    M L + f mean(F) + d mean(D) - w mean(W) over the others, whose W counts at most as W_s, is no
+    less than (M - max(f', d', w)) L + f' sum(F) + d' sum(D), f' = f / (p - 1): F_s + D_s + W_s = L.
     """
     tables, rows = sums.t, sums.rows
     stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
-    bubble = np.where(rows[:, LATER] > 0, 0.0, tables.bubbles[pipe, 0, 0])
-    bubble /= np.maximum(1, stages - 1)
+    first = tables.bubbles[pipe, 0]
+    forward, data = first[:, :2].T / np.maximum(1, stages - 1)
+    split = rows[:, LATER] > 0
+    bubble = np.where(split, 0.0, forward)
+    paid = np.max([forward, data, -first[:, 2]], axis=0)
     dense, expert = tables.kinds[:, :2].T
     gathers_s = np.zeros(len(rows))
     for n, own, others in zip(repeats, dense, expert, strict=True):
@@ -487,4 +493,7 @@ def _steps(sums: Sums, states: States, repeats: NDArray[np.int64]) -> Floors:
         + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
         + links_s[side],
         fixed_s=states.last_s + (rows[:, MICROBATCHES] - 1) * states.before_s,
+        late=np.where(split, rows[:, MICROBATCHES] - paid, 0.0),
+        forward=np.where(split, forward, 0.0),
+        data=np.where(split, data, 0.0),
     )

@@ -20,6 +20,7 @@ from atoll.errors import AtollError
 from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
+from atoll.schedule.bound_kernels import series_begins
 from atoll.schedule.chip import TURN, in_turns
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT
@@ -117,6 +118,8 @@ class Variants:
     workloads: tuple[Workload, ...]
     variants: tuple[Variant, ...]
     passes: PassSet
+    begins: NDArray[np.bool_]
+    """Of the operators of all passes, those with which a series part begins."""
 
     @property
     def layer_ranges(self) -> NDArray[np.int64]:
@@ -127,12 +130,13 @@ class Variants:
     def part(self, numbers: Iterable[int]) -> Variants:
         """Some of the variants, with their own operators: pricing them is then quick."""
         found: list[Variant] = []
-        layers: list[Layer] = []
+        layers: list[int] = []
         for number in numbers:
             variant = self.variants[number]
             found.append(replace(variant, first_layer=len(layers)))
-            layers.extend(variant.passes)
-        return Variants(self.workloads, tuple(found), flatten(layers))
+            layers += range(variant.first_layer, variant.first_layer + len(variant.passes))
+        passes, at = self.passes.some(np.array(layers, np.int64))
+        return Variants(self.workloads, tuple(found), passes, self.begins[at])
 
     def of_workload(self, workload: int) -> Variants:
         """Those of one workload alone."""
@@ -231,7 +235,10 @@ def make_variants(
                         )
                     )
                     layers.extend(passes)
-    return Variants(tuple(workloads), tuple(variants), flatten(layers))
+    priced = flatten(layers)
+    ptr, _, pred_ptr, pred_idx = priced.arrays
+    begins = series_begins(ptr, pred_ptr, pred_idx)
+    return Variants(tuple(workloads), tuple(variants), priced, begins)
 
 
 def _shares(

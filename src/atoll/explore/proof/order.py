@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
-from atoll.explore.pricing.layouts import Setting
-from atoll.explore.pricing.work import OperatorWork
+from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.workloads import Variant, Variants
 
 FloatArray = NDArray[np.float64]
@@ -44,16 +43,12 @@ def check_step(bound_s: float, step_s: float, chip: str, variant: str) -> None:
 
 
 def check_layers(
-    chips: Chips,
-    variants: Variants,
-    setting: Setting,
-    work: OperatorWork,
-    node_chip: IntArray,
-    node_variant: IntArray,
-    upper_s: FloatArray,
+    priced: Priced, node_chip: IntArray, node_variant: IntArray, upper_s: FloatArray
 ) -> None:
     """Stop where the roofline of a layer is above its schedule (nodes, layers, passes)."""
-    roofline_s = layer_rooflines(chip_rates(chips), variants, setting, work)
+    chips, variants = priced.chips, priced.variants
+    pass_s = layer_rooflines(chip_rates(chips), variants, priced.setting, priced.work)
+    roofline_s = pass_s.sum(axis=2)
     ranges = variants.layer_ranges
     for v in np.unique(node_variant):
         nodes = np.flatnonzero(node_variant == v)

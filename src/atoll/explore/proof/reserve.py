@@ -186,8 +186,8 @@ class Reserve:
             return None
         chips = chips_of_space(space, self._setting.profile)
         rates, number = distinct_rows(chip_rates(chips))
-        layer_s = layer_rooflines(rates, self._variants, self._setting, self._work)
-        lower_s = self.layouts.all_variants_s(layer_s)
+        pass_s = layer_rooflines(rates, self._variants, self._setting, self._work)
+        lower_s = self.layouts.all_variants_s(pass_s)
         kept = np.flatnonzero(self._rule.scores(lower_s)[number] > threshold)
         if len(kept) == 0:
             return None

@@ -7,13 +7,14 @@ on nothing else, so that it does not matter who runs it, when, or how often.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
+from atoll.cost.table import cost_model
 from atoll.explore.pricing.bounds import LayoutBounds
 from atoll.explore.pricing.energy import operator_repeats, variant_traffic
 from atoll.explore.pricing.evaluate import Priced, times_of
@@ -80,55 +81,80 @@ def bound_chips(
     threshold: float,
     cutoff_s: float,
 ) -> Bounded:
-    """Operator costs and schedule bounds for the open nodes of these chips: schedules of those
-    whose layers' floors leave a chance. With one model, a step of `cutoff_s` leaves none.
+    """Operator costs and schedule bounds for the open nodes of these chips, from cheap to dear:
+    each only of nodes that those before leave a chance. With one model, a step of `cutoff_s` leaves
+    none.
     """
     # Contiguous, as everywhere: another layout would compile the kernels a second time.
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
-    # Most variants are ruled out on all these chips: operators that are theirs alone go unpriced.
-    part, own = np.unique(variant, return_inverse=True)
-    own = np.ascontiguousarray(own.reshape(-1))
-    variants, repeats = _part(context.variants, tuple(part.tolist()))
-    priced = Priced.of(chips, variants, context.setting)
     rows = rows.copy()
 
     def hopeful(least_s: FloatArray) -> NDArray[np.bool_]:
         """Raise the bounds to layers that take no less; which nodes still have a chance."""
-        step_s = context.layouts.step_s(least_s.sum(axis=2), variant)
+        step_s = context.layouts.step_s(least_s, variant)
         rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
         found: NDArray[np.bool_] = (context.rule.scores(rows) > threshold)[chip]
         return found & (rows[chip, variant] < cutoff_s)
 
-    kept = hopeful(priced.schedule_bounds(chip, own, "floors")[0])
-    chip, variant, own = chip[kept], variant[kept], own[kept]
-    lower, upper = priced.schedule_bounds(chip, own, "layers")
-    check_layers(chips, variants, context.setting, priced.work, chip, own, upper)
-    kept = hopeful(lower)
-    chip, variant, own = chip[kept], variant[kept], own[kept]
+    if cost_model(chips, context.setting.profile).floors is not None:
+        kept = hopeful(_Nodes.of(context, chips, chip, variant, floors=True).floors())
+        chip, variant = chip[kept], variant[kept]
     if len(chip) == 0:
         return Bounded(rows, {})
-    lower, upper = (
-        whole[kept] + halves
-        for whole, halves in zip(
-            (lower, upper), priced.schedule_bounds(chip, own, "halves"), strict=True
-        )
-    )
-    forward = priced.forward_s(chip, own)
-    hbm, glb = variant_traffic(priced, repeats)
-    nodes = {}
+    nodes = _Nodes.of(context, chips, chip, variant)
+    kept = hopeful(nodes.floors())
+    chip, variant, nodes = chip[kept], variant[kept], nodes.some(kept)
+    priced = nodes.priced
+    lower, upper = priced.schedule_bounds(nodes.chip, nodes.variant)
+    check_layers(priced, nodes.chip, nodes.variant, upper)
+    kept = hopeful(lower)
+    chip, variant, nodes = chip[kept], variant[kept], nodes.some(kept)
+    lower, upper = lower[kept], upper[kept]
+    forward = priced.forward_s(nodes.chip, nodes.variant)
+    hbm, glb = variant_traffic(priced, nodes.repeats)
+    hbm, glb = (bytes_[nodes.chip, nodes.variant] for bytes_ in (hbm, glb))
+    found = {}
     for position in np.unique(chip):
         its = slice(*np.searchsorted(chip, [position, position + 1]))
-        nodes[int(position)] = ChipNodes(
+        found[int(position)] = ChipNodes(
             float(chips.hbm_capacity_bytes[position]),
             float(chips.hbm_Bps[position]),
             variant[its],
             lower[its],
             upper[its],
             forward[its],
-            hbm[position, own[its]],
-            glb[position, own[its]],
+            hbm[its],
+            glb[its],
         )
-    return Bounded(rows, nodes)
+    return Bounded(rows, found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Nodes:
+    """Pairs of a chip and a variant, in the numbers of what was priced for them alone."""
+
+    priced: Priced
+    repeats: FloatArray
+    chip: IntArray
+    variant: IntArray
+
+    @staticmethod
+    def of(
+        context: Context, chips: Chips, chip: IntArray, variant: IntArray, *, floors: bool = False
+    ) -> _Nodes:
+        # Most variants are ruled out on all these chips: operators of theirs alone go unpriced.
+        (used, chip), (part, variant) = (
+            np.unique(axis, return_inverse=True) for axis in (chip, variant)
+        )
+        variants, repeats = _part(context.variants, tuple(part.tolist()))
+        priced = Priced.of(chips.subset(used), variants, context.setting, floors=floors)
+        return _Nodes(priced, repeats, chip, variant)
+
+    def some(self, kept: NDArray[np.bool_]) -> _Nodes:
+        return replace(self, chip=self.chip[kept], variant=self.variant[kept])
+
+    def floors(self) -> FloatArray:
+        return self.priced.floors(self.chip, self.variant)
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,9 +74,16 @@ class ProductCosts(NamedTuple):
     """Through further buffers: (shapes, configurations, levels). None: there are none."""
 
 
+Products = Callable[[Sequence[Shape], TensorConfigs], ProductCosts]
+"""Prices products on configurations."""
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """A way to price products."""
 
     name: str
-    products: Callable[[Sequence[Shape], TensorConfigs], ProductCosts]
+    products: Products
+    floors: Products | None = None
+    """From below, at a fraction of the cost: a search then prices only what these leave a chance.
+    Bytes are those that every configuration moves. None: there is nothing quicker."""
