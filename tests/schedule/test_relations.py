@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.schedule.bound_kernels import prepare
 from atoll.schedule.bounds import solve_subsets
-from atoll.schedule.problem import Schedule, ScheduleProblem
+from atoll.schedule.problem import Goal, Schedule, ScheduleProblem
 from atoll.schedule.relations import Relations
 from atoll.schedule.solve import solve
 from atoll.schedule.synthetic import backward_pass
@@ -25,7 +25,7 @@ def search(problem: ScheduleProblem, nodes: int, tolerance: float = 0.0) -> Sche
     p, ordered, _ = prepare(*problem.arrays())
     start, option = np.array(first.start_s), np.array(first.option, np.int64)
     weight = solve_subsets(p, ordered, start, option, first.makespan_s).weight_s
-    return Relations(problem, weight).search(first, tolerance, nodes, never)
+    return Relations(problem, weight).search(first, Goal(tolerance), nodes, never)
 
 
 @settings(max_examples=60, deadline=None)

@@ -62,6 +62,21 @@ def test_every_effort_is_feasible_and_its_bound_holds(
         assert schedule.gap <= tolerance + 1e-9
 
 
+@settings(max_examples=60, deadline=None)
+@given(tiny_problems(), st.sampled_from(["linear", "bounded", "exact"]), st.floats(0.5, 1.5))
+def test_a_bound_as_high_as_asked_for_is_enough(
+    problem: ScheduleProblem, effort: str, share: float
+) -> None:
+    """Where something is shorter it is found instead, as far as the effort goes."""
+    optimum = optimum_s(problem)
+    asked = {"effort": effort, "tolerance": 0.0, "enough_s": share * optimum}
+    schedule = solve(problem, **asked)  # type: ignore[arg-type]
+    check(problem, schedule)
+    assert schedule.lower_bound_s <= optimum * (1 + 1e-9)
+    if effort == "exact":
+        assert schedule.lower_bound_s >= min(share, 1.0) * optimum * (1 - 1e-9)
+
+
 @settings(max_examples=40, deadline=None)
 @given(tiny_problems(), st.integers(0, 5))
 def test_more_capacity_never_hurts(problem: ScheduleProblem, resource: int) -> None:

@@ -66,6 +66,7 @@ class StoredPlan(TypedDict):
     pass_s: Sequence[Sequence[float]]
     energy: StoredEnergy
     effort: str
+    limit_s: float | None
 
 
 class StoredDesign(TypedDict):

@@ -65,8 +65,9 @@ class Finder:
         solved = search.schedules.get(key)
         if solved is None:
             try:
+                limit_s = np.inf if plan.limit_s is None else plan.limit_s
                 solved = priced.schedules(
-                    0, variant, plan.effort, search.tolerance / 4.0, search.stop
+                    0, variant, plan.effort, search.tolerance / 4.0, limit_s, search.stop
                 )
             except StoppedError:
                 return ()

@@ -133,6 +133,7 @@ class StoredJournal(Journal):
                 "tokens": energy.tokens,
             },
             "effort": plan.effort,
+            "limit_s": plan.limit_s,
         }
 
 
@@ -145,6 +146,7 @@ def _found(plan: StoredPlan) -> Found:
         data=plan["data"],
         energy=StepEnergy(**plan["energy"]),
         effort=cast(Effort, plan["effort"]),
+        limit_s=plan["limit_s"],
     )
 
 

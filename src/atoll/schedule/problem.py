@@ -71,3 +71,20 @@ class Schedule:
         if self.makespan_s <= 0.0:
             return 0.0
         return max(0.0, 1.0 - self.lower_bound_s / self.makespan_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """When a schedule and its bound are good enough."""
+
+    tolerance: float
+    """The gap that may be left."""
+    enough_s: float = np.inf
+    """A lower bound this high serves as well: whatever takes so long is ruled out."""
+
+    def met(self, known: Schedule) -> bool:
+        return known.gap <= self.tolerance or known.lower_bound_s >= self.enough_s
+
+    def to_beat_s(self, known: Schedule) -> float:
+        """What a schedule must beat to matter; a bound that reaches it meets the goal."""
+        return min(known.makespan_s * (1.0 - 0.999 * self.tolerance), self.enough_s)

@@ -24,7 +24,7 @@ import numpy as np
 from atoll.schedule.bound_kernels import EPSILON, Bools, Floats, Ints, prepare
 from atoll.schedule.bounds import solve_subsets
 from atoll.schedule.list_kernels import quick_bounds
-from atoll.schedule.problem import Schedule, ScheduleProblem
+from atoll.schedule.problem import Goal, Schedule, ScheduleProblem
 from atoll.schedule.relation_kernels import propagate
 from atoll.stopping import Asked, go_on
 
@@ -71,10 +71,10 @@ class Relations:
         room = problem.capacity * (1.0 + EPSILON)
         self.together = np.all(both <= room, axis=4)  # (operator, option) with another
 
-    def search(self, known: Schedule, tolerance: float, nodes: int, stop: Asked) -> Schedule:
-        """Improve a schedule and its bound until the tolerance or the number of nodes is met."""
+    def search(self, known: Schedule, goal: Goal, nodes: int, stop: Asked) -> Schedule:
+        """Improve a schedule and its bound until the goal or the number of nodes is met."""
         self.known = known
-        self.tolerance = tolerance
+        self.goal = goal
         self.solved = 0
         self.pool: dict[bytes, Ints] = {}
         self.gains: dict[Division, float] = {}
@@ -100,7 +100,7 @@ class Relations:
 
     def _goal(self) -> float:
         """What a schedule must beat to matter."""
-        return self.known.makespan_s * (1.0 - 0.999 * self.tolerance)
+        return self.goal.to_beat_s(self.known)
 
     def _children(self, node: _Node) -> list[_Node] | None:
         """The node divided where that raises the bound most; None where nothing is left to divide.

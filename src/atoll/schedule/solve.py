@@ -6,8 +6,8 @@ bounded  + wider branch and bound, and one on options and relations;
 exact    + more of both.
 
 The graph is cut where everything earlier precedes everything later, since makespans add up there;
-each part stops as soon as its gap is within the tolerance. All levels are deterministic: who is
-asked to stop before the end gives no answer at all.
+each part stops as soon as its gap is within the tolerance, or its bound as high as asked for. All
+levels are deterministic: who is asked to stop before the end gives no answer at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Bools, Float
 from atoll.schedule.bounds import allotment_bound, solve_subsets
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.list_kernels import quick_bounds
-from atoll.schedule.problem import RESOURCES, Schedule, ScheduleProblem
+from atoll.schedule.problem import RESOURCES, Goal, Schedule, ScheduleProblem
 from atoll.schedule.relations import Relations
 from atoll.stopping import Asked, go_on, never, watched
 
@@ -47,29 +47,31 @@ def solve(
     *,
     effort: Effort = "bounded",
     tolerance: float = 1e-3,
+    enough_s: float = np.inf,
     stop: Asked = never,
 ) -> Schedule:
-    """A schedule of `problem` whose gap is at most `tolerance` where the effort allows it.
+    """A schedule of `problem` whose gap is at most `tolerance`, or whose bound is at least
+    `enough_s`, where the effort allows it.
 
     Raises `StoppedError` once `stop` says so.
     """
     _validate(problem)
     if problem.operators == 0:
         return Schedule((), (), 0.0, 0.0, "list", "critical path")
-    first = quick(problem)
-    if effort == "quick" or first.gap <= tolerance:
+    first, goal = quick(problem), Goal(tolerance, enough_s)
+    if effort == "quick" or goal.met(first):
         return first
     _, _, cuts = prepare(*problem.arrays())
     if cuts.size == 2:
-        return _solve_part(problem, first, effort, tolerance, stop)
-    parts = []
-    for lo, hi in pairwise(cuts.tolist()):
-        part = _part(problem, lo, hi)
-        begun = quick(part)
-        if begun.gap > tolerance:
-            begun = _solve_part(part, begun, effort, tolerance, stop)
-        parts.append(begun)
-    return _in_series(parts)
+        return _solve_part(problem, first, effort, goal, stop)
+    parts = [_part(problem, lo, hi) for lo, hi in pairwise(cuts.tolist())]
+    found = [quick(part) for part in parts]
+    for i, part in enumerate(parts):
+        others_s = sum(other.lower_bound_s for other in (*found[:i], *found[i + 1 :]))
+        own = Goal(tolerance, enough_s - others_s)
+        if not own.met(found[i]):
+            found[i] = _solve_part(part, found[i], effort, own, stop)
+    return _in_series(found)
 
 
 def quick(problem: ScheduleProblem) -> Schedule:
@@ -101,7 +103,7 @@ def _solve_part(
     problem: ScheduleProblem,
     known: Schedule,
     effort: Effort,
-    tolerance: float,
+    goal: Goal,
     stop: Asked,
 ) -> Schedule:
     """Close the gap of a part that is not in series."""
@@ -111,43 +113,41 @@ def _solve_part(
     weight = np.zeros(problem.operators)
     weighted_for = np.inf
     for width, nodes in STEPS[effort]:
-        if known.gap <= tolerance:
+        if goal.met(known):
             break
         go_on(stop)
         if known.makespan_s < weighted_for:
             # A shorter schedule rules more options out, which may make the weights stronger.
             weighted_for = known.makespan_s
-            known, weight = _weigh(problem, forward, ordered, known, tolerance)
+            known, weight = _weigh(problem, forward, ordered, known, goal)
         # Neither direction of time is better on all graphs, and each profits from the other.
-        if known.gap > tolerance:
-            known = _branch(forward, known, weight, tolerance, width, stop)
-        if known.gap > tolerance:
+        if not goal.met(known):
+            known = _branch(forward, known, weight, goal, width, stop)
+        if not goal.met(known):
             seen = _mirrored(known, problem)
-            seen = _branch(backward, seen, weight[::-1].copy(), tolerance, width, stop)
+            seen = _branch(backward, seen, weight[::-1].copy(), goal, width, stop)
             known = _mirrored(seen, mirror)
-        if known.gap > tolerance and nodes > 0:
-            known = Relations(problem, weight).search(known, tolerance, nodes, stop)
+        if not goal.met(known) and nodes > 0:
+            known = Relations(problem, weight).search(known, goal, nodes, stop)
     return known
 
 
-def _goal(known: Schedule, tolerance: float) -> float:
-    """What a schedule must beat to matter; a bound that reaches it proves the tolerance."""
-    return known.makespan_s * (1.0 - 0.999 * tolerance)
-
-
 def _weigh(
-    problem: ScheduleProblem, p: Instance, ordered: Bools, known: Schedule, tolerance: float
+    problem: ScheduleProblem, p: Instance, ordered: Bools, known: Schedule, goal: Goal
 ) -> tuple[Schedule, Floats]:
     """Bounds by linear programmes, and the weights of operators that prove the best one."""
     start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
-    # Options too slow for anything shorter than the schedule known are dropped from p.
-    subsets = solve_subsets(p, ordered, start, option, known.makespan_s)
+    # Options too slow for anything shorter than the schedule known, or than what would be ruled
+    # out, are dropped from p: bounds then hold for such schedules.
+    cut_s = min(known.makespan_s, goal.enough_s)
+    subsets = solve_subsets(p, ordered, start, option, cut_s)
     weight = subsets.weight_s
-    known = _improved(known, subsets.lower_bound_s, "feasible subsets")
-    if not subsets.optimal and known.gap > tolerance:
+    known = _improved(known, min(subsets.lower_bound_s, cut_s), "feasible subsets")
+    if not subsets.optimal and not goal.met(known):
         # Many operators at once: the sets are too many to search, but not their blends.
         allotment = allotment_bound(p, np.tril(ordered), names=_resource_names(problem))
-        known = _improved(known, allotment.lower_bound_s, f"allotment, {allotment.binding}")
+        least_s = min(allotment.lower_bound_s, cut_s)
+        known = _improved(known, least_s, f"allotment, {allotment.binding}")
         if allotment.weight_s.sum() > subsets.lower_bound_s:
             weight = allotment.weight_s
     return known, weight
@@ -179,13 +179,13 @@ def _mirrored(schedule: Schedule, problem: ScheduleProblem) -> Schedule:
 
 
 def _branch(
-    p: Instance, known: Schedule, weight: Floats, tolerance: float, width: int, stop: Asked
+    p: Instance, known: Schedule, weight: Floats, goal: Goal, width: int, stop: Asked
 ) -> Schedule:
     """One branch and bound search of the given width for something better than known."""
     start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
     halt = np.zeros(1, np.bool_)
     lower, upper, _ = watched(
-        lambda: branch(p, weight, _goal(known, tolerance), width, start, option, halt),
+        lambda: branch(p, weight, goal.to_beat_s(known), width, start, option, halt),
         lambda: halt.fill(True),
         stop if width >= LONG_WIDTH else never,
     )

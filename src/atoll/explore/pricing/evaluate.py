@@ -6,6 +6,7 @@ exist; both go through the same exact placement, so that a node's true optimum l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ from atoll.workload.graph.layer import predecessors
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+HALVINGS = 5
+"""Of a pass's gap, to know which part of it a proof needs."""
 
 
 @dataclass(eq=False)
@@ -180,23 +183,63 @@ class Priced:
         variant: Variant,
         effort: Effort,
         tolerance: float,
+        limit_s: float = np.inf,
         stop: Asked = never,
     ) -> list[tuple[Schedule, Schedule]]:
-        """Forward and backward schedules of every layer of a variant."""
+        """Forward and backward schedules of every layer of a variant.
+
+        No more effort than it takes to show that no step is below the limit: the passes whose gaps
+        matter most come first, each until it is long enough.
+        """
         wait_for_kernels("schedules")
-        result = []
-        for layer in range(variant.first_layer, variant.first_layer + len(variant.passes)):
-            pair = [
-                solve(
-                    self.problem(chip, 2 * layer + direction),
-                    effort=effort,
-                    tolerance=tolerance,
-                    stop=stop,
-                )
-                for direction in range(2)
-            ]
-            result.append((pair[0], pair[1]))
-        return result
+        first = 2 * variant.first_layer
+        problems = [self.problem(chip, first + i) for i in range(2 * len(variant.passes))]
+        found = [solve(problem, effort="quick") for problem in problems]
+        repeats = np.zeros(len(variant.passes))
+        repeats[: variant.layers] = [repeat for _, repeat in variant.model.layers]
+        repeats = np.repeat(np.where(repeats > 0, repeats, np.roll(repeats, variant.layers)), 2)
+        gaps_s = repeats * [one.makespan_s - one.lower_bound_s for one in found]
+        for number in np.argsort(-gaps_s, kind="stable").tolist():
+            if found[number].gap <= tolerance:
+                continue
+            enough_s = np.inf
+            if effort != "linear":  # which takes no longer than to know what is enough
+                enough_s = self._enough_s(chip, variant, found, number, limit_s)
+            found[number] = solve(
+                problems[number], effort=effort, tolerance=tolerance, enough_s=enough_s, stop=stop
+            )
+            lower, upper = pass_bounds(found)
+            if np.isfinite(limit_s) and (
+                self.place(chip, variant, lower, limit_s, most_s=upper) is None
+            ):
+                break
+        return list(zip(found[0::2], found[1::2], strict=True))
+
+    def _enough_s(
+        self, chip: int, variant: Variant, known: list[Schedule], number: int, limit_s: float
+    ) -> float:
+        """How long one of the passes has to be for all steps to reach the limit, the others being
+        as they are; infinite where none of its schedules is that long.
+        """
+        lower, upper = pass_bounds(known)
+
+        def rules_out(seconds: float) -> bool:
+            lower.reshape(-1)[number] = seconds
+            return self.place(chip, variant, lower, limit_s, most_s=upper) is None
+
+        low, high = known[number].lower_bound_s, known[number].makespan_s
+        if not np.isfinite(limit_s) or not rules_out(high):
+            return np.inf
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if rules_out(middle) else (middle, high)
+        return high
+
+
+def pass_bounds(known: Sequence[Schedule]) -> tuple[FloatArray, FloatArray]:
+    """Bounds and makespans of the passes of all layers: each (layers, forward and backward)."""
+    lower = np.array([one.lower_bound_s for one in known]).reshape(-1, 2)
+    return lower, np.array([one.makespan_s for one in known]).reshape(-1, 2)
 
 
 def times_of(

@@ -226,7 +226,7 @@ class Search:
             return self.mode.floor
         return self.score * (1.0 + self.tolerance)
 
-    def _cutoff(self) -> float:
+    def cutoff_s(self) -> float:
         """With one model: a step time that would not improve the incumbent enough."""
         if len(self.by_model) > 1:
             return np.inf
@@ -266,7 +266,7 @@ class Search:
     def _open(self, order: IntArray) -> NDArray[np.bool_]:
         """Which (chip, variant) pairs could still be part of a better design."""
         lower = self.frontier.lower_s[order]
-        return lower < self._cutoff() if len(self.by_model) == 1 else np.isfinite(lower)
+        return lower < self.cutoff_s() if len(self.by_model) == 1 else np.isfinite(lower)
 
     def _bound(
         self,
@@ -283,7 +283,7 @@ class Search:
             own = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
-            limits = self.threshold(), self._cutoff() * (1.0 + ROUNDING)
+            limits = self.threshold(), self.cutoff_s() * (1.0 + ROUNDING)
             return Call(bound_chips, (chips, rows, open_[own], *limits), tag=piece)
 
         pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
@@ -341,7 +341,7 @@ class Search:
             self.frontier.lower_s[chip],
             {model: plan.step_time_s for model, plan in found.items()},
             self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance),
-            self._cutoff(),
+            self.cutoff_s(),
             self.mode.sparing,
         )
         return ChipTask(nodes[chip], trial)
@@ -362,6 +362,7 @@ class Search:
         pass_s: FloatArray,
         traffic: tuple[float, float],
         effort: Effort,
+        limit_s: float | None = None,
     ) -> Found:
         variant = self.variants.variants[v]
         energy = energy_of_work(
@@ -373,7 +374,14 @@ class Search:
             recompute_share=division.recompute_share,
         )
         return Found(
-            division.step_time_s, v, pass_s, division.pipeline, division.data, energy, effort
+            division.step_time_s,
+            v,
+            pass_s,
+            division.pipeline,
+            division.data,
+            energy,
+            effort,
+            limit_s,
         )
 
     def finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:

@@ -12,14 +12,18 @@ import numpy as np
 from atoll.executors import Call
 from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.journal import Evaluation, Key
-from atoll.explore.proof.order import check_step, chip_name
+from atoll.explore.proof.order import ROUNDING, check_step, chip_name
 from atoll.explore.proof.tasks import Solved, solve_node
 from atoll.schedule.solve import Effort
 
 FIRST_BATCH = 16
 LARGEST_BATCH = 4096
 EFFORTS: tuple[Effort, ...] = ("linear", "bounded", "exact")
-"""The first rules most chips out, at a tenth of the cost of the second."""
+"""The first rules most chips out, at a tenth of the cost of the second; so is the second's of the
+third's."""
+MANY = 12
+"""With more chips open than this, the last effort is worth its cost on the incumbent before the
+second is spent on others: a better incumbent rules chips out at once."""
 
 
 def exact_search(search: Search) -> Outcome:
@@ -50,10 +54,15 @@ def tighten(search: Search, until: float) -> None:
         chip = int(np.argmax(search.scores))
         if search.scores[chip] <= max(search.threshold(), until):
             break
-        search.report("tightening", int((search.scores > search.threshold()).sum()))
+        left = int((search.scores > search.threshold()).sum())
+        search.report("tightening", left)
         target = _loosest(search, chip)
         if target is None:
             break
+        if target[0].effort == "bounded" and left > MANY:
+            own = _loosest(search, search.best)
+            if own is not None and own[0].effort == "exact":
+                chip, target = search.best, own
         key, model = target
         search.solved.add(key)
         stored = search.journal.evaluation(key)
@@ -61,15 +70,18 @@ def tighten(search: Search, until: float) -> None:
             search.apply(chip, stored)
             continue
         _send(search, chip, key, sent)
-        solved = search.crew.result(sent.pop(key))
+        call = sent.pop(key)
+        solved = search.crew.result(call)
         if solved is None:
             search.solved.discard(key)
             break
-        search.finish(chip, key, _after(search, chip, model, key, solved))
+        search.finish(chip, key, _after(search, chip, model, key, call.tag, solved))
     search.crew.drop(sent.values())
 
 
-def _after(search: Search, chip: int, model: int, key: Key, solved: Solved) -> Evaluation:
+def _after(
+    search: Search, chip: int, model: int, key: Key, limit_s: float, solved: Solved
+) -> Evaluation:
     """The chip's bounds and plans once the node is solved."""
     row = search.frontier.lower_s[chip].copy()
     row[key.variant] = max(row[key.variant], solved.least_s)
@@ -81,15 +93,25 @@ def _after(search: Search, chip: int, model: int, key: Key, solved: Solved) -> E
         if model not in found or division.step_time_s < found[model].step_time_s:
             traffic = solved.hbm_bytes, solved.glb_bytes
             effort = next(effort for effort in EFFORTS if effort == key.effort)
+            limit = limit_s if np.isfinite(limit_s) else None
             found[model] = search.plan_found(
-                chip, key.variant, division, solved.pass_s, traffic, effort
+                chip, key.variant, division, solved.pass_s, traffic, effort, limit
             )
             search.schedules[key] = solved.schedules
     return Evaluation(row, found)
 
 
+def _limit_s(search: Search, chip: int) -> float:
+    """The step that a chip has to be shown not to beat: a little more than the proof asks for, as
+    rounding must not undo it. Schedules of the incumbent are solved for their own sake.
+    """
+    return np.inf if chip == search.best else search.cutoff_s() * (1.0 + ROUNDING)
+
+
 def _send(search: Search, chip: int, first: Key, sent: dict[Key, Call]) -> None:
-    """Begin the node that is needed now, and what will most likely be needed next."""
+    """Begin the node that is needed now, and what will most likely be needed next. What was sent
+    against another limit is solved again: so it is in one process alone.
+    """
     crew = search.crew
     wanted = [(first, chip)]
     if crew.room > 1:
@@ -100,10 +122,14 @@ def _send(search: Search, chip: int, first: Key, sent: dict[Key, Call]) -> None:
             if target is not None and search.journal.evaluation(target[0]) is None:
                 wanted.append((target[0], other))
     for key, at in wanted:
+        limit_s = _limit_s(search, at)
+        if key in sent and sent[key].tag != limit_s:
+            crew.drop([sent.pop(key)])
         free = crew.in_flight(sent.values()) < crew.room
         if key not in sent and (free or key == first):
             alone = search.frontier.chips.subset(np.array([at]))
-            sent[key] = Call(solve_node, (alone, key.variant, key.effort))
+            arguments = (alone, key.variant, key.effort, limit_s)
+            sent[key] = Call(solve_node, arguments, tag=limit_s)
             crew.send(sent[key])
 
 

@@ -33,6 +33,8 @@ class Found:
     data: int
     energy: StepEnergy
     effort: Effort = "quick"
+    limit_s: float | None = None
+    """Its schedules were solved as far as a proof against this step needed; None: all the way."""
 
 
 @dataclass(frozen=True)

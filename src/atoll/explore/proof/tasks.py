@@ -17,7 +17,7 @@ from atoll.cost.chips import Chips
 from atoll.cost.table import cost_model
 from atoll.explore.pricing.bounds import LayoutBounds
 from atoll.explore.pricing.energy import operator_repeats, variant_traffic
-from atoll.explore.pricing.evaluate import Priced, times_of
+from atoll.explore.pricing.evaluate import Priced, pass_bounds, times_of
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
@@ -215,14 +215,16 @@ class Solved:
     glb_bytes: float
 
 
-def solve_node(context: Context, chip: Chips, variant: int, effort: Effort) -> Solved:
-    """Schedules of one chip's variant with more effort, and the placements that follow."""
+def solve_node(
+    context: Context, chip: Chips, variant: int, effort: Effort, limit_s: float
+) -> Solved:
+    """Schedules of one chip's variant with more effort, and the placements that follow; no more
+    than shows that the node's steps are not below the limit."""
     alone, repeats = _part(context.variants, (variant,))
     priced = Priced.of(chip, alone, context.setting)
     own = alone.variants[0]
-    solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, context.stop)
-    lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
-    upper = np.array([[s.makespan_s for s in pair] for pair in solved])
+    solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, limit_s, context.stop)
+    lower, upper = pass_bounds([one for pair in solved for one in pair])
     least, most = priced.place(0, own, lower, most_s=upper), priced.place(0, own, upper)
     hbm, glb = variant_traffic(priced, repeats)
     return Solved(
