@@ -66,7 +66,7 @@ class StoredPlan(TypedDict):
     pass_s: Sequence[Sequence[float]]
     energy: StoredEnergy
     effort: str
-    limit_s: float | None
+    limit_s: NotRequired[float | None]
 
 
 class StoredDesign(TypedDict):

@@ -146,7 +146,7 @@ def _found(plan: StoredPlan) -> Found:
         data=plan["data"],
         energy=StepEnergy(**plan["energy"]),
         effort=cast(Effort, plan["effort"]),
-        limit_s=plan["limit_s"],
+        limit_s=plan.get("limit_s"),
     )
 
 
