@@ -13,6 +13,7 @@ import sys
 import time
 
 import atoll
+from record import recorded
 
 MODELS = ("mixtral-8x7b", "deepseek-v3")
 TOLERANCE = 0.005
@@ -45,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(recorded(main))
