@@ -43,9 +43,8 @@ LEAST = "least"
 AT_ONCE = 400_000  # stages times choices: the length of arrays
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
 
-Structure = tuple[tuple[bool, int, bool], ...]
-"""Of every kind of layer: whether it is a block, how often it stands there, whether it has logits.
-"""
+Structure = tuple[tuple[bool, int], ...]
+"""Of every kind of layer: whether it is a block, how often it stands there."""
 
 
 class Stages(NamedTuple):
@@ -53,12 +52,10 @@ class Stages(NamedTuple):
 
     chunks: Floats
     """(stages, chunks, kinds): how many layers of each kind."""
-    counts: Floats
     came: Floats
-    contents: tuple[tuple[int, ...], ...]
-    """Distinct contents: of every kind of layer whether it is there, of those with logits how
-    often."""
-    which: Ints
+    mixes: tuple[tuple[int, ...], ...]
+    """The same of all chunks together, without repeats."""
+    which: tuple[int, ...]
 
 
 class Pipe(NamedTuple):
@@ -94,8 +91,8 @@ def stage_choices(priced: Priced, layout: Layout, choices: Sequence[str]) -> tup
 def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -> Tables:
     run = priced.run
     costs = priced.costs(layouts[0])
-    structure = tuple((c.is_block, c.repeat, c.logits_bytes > 0) for c in costs)
-    pipes, divisions, groups, sides, losses, contents = (_Numbered() for _ in range(6))
+    structure = tuple((c.is_block, c.repeat) for c in costs)
+    pipes, divisions, groups, sides, losses, mixes, contents = (_Numbered() for _ in range(7))
     rows = []
     for x in layouts:
         m, copies = x.microbatches(run.global_batch), x.copies
@@ -116,20 +113,26 @@ def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str])
         )
     stages = [_stages(structure, *shape) for *shape, _ in pipes]
     held_by = [_pipe(structure, *key) for key in pipes]
-    content = [
-        np.array([contents.of((x.pp == 1, held), x) for held in of.contents])[of.which]
+    mix = [
+        np.array([mixes.of((x.pp == 1, mix), x) for mix in of.mixes])[list(of.which)]
         for of, x in zip(stages, pipes.first, strict=True)
+    ]
+    # Most of what a stage holds depends on what kinds there are; logits are held for each.
+    content = [
+        contents.of((alone, tuple(n if c.logits_bytes else min(n, 1) for n, c in zip(of, costs))), x)
+        for (alone, of), x in zip(mixes, mixes.first, strict=True)
     ]
     held = [[(costs[kind], n) for kind, n in enumerate(of) if n] for _, of in contents]
     return Tables(
         rows=np.array(rows, dtype=np.int64),
         starts=np.cumsum([0, *(x.pp for x in pipes.first)])[:-1],
         bubbles=np.array([pipe.bubble for pipe in held_by]),
-        counts=np.concatenate([of.counts for of in stages]),
+        mix=np.concatenate(mix),
+        counts=np.array([of for _, of in mixes], dtype=np.float64),
+        content=np.array(content),
         weighed=np.concatenate([pipe.weighed for pipe in held_by]),
         peaks=np.concatenate([pipe.peaks for pipe in held_by]),
         came=np.concatenate([of.came for of in stages]),
-        content=np.concatenate(content),
         parameters=np.array(
             [
                 per_parameter(priced, x, x.microbatches(run.global_batch) > x.copies)
@@ -190,22 +193,15 @@ def _as_held(choice: str) -> str:
 @lru_cache(maxsize=512)
 def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...]) -> Stages:
     chunks = np.zeros((pp, chunks_of(order, vpp), len(structure)))
-    pairs = tuple((is_block, repeat) for is_block, repeat, _ in structure)
-    for stage, shares in enumerate(stage_counts(pairs, order, pp, vpp, given)):
+    for stage, shares in enumerate(stage_counts(structure, order, pp, vpp, given)):
         for i, share in enumerate(shares):
             for kind, n in share:
                 chunks[stage, i, kind] += n
-    counts = chunks.sum(axis=1)
-    heads = np.array([has_logits for _, _, has_logits in structure])
-    there = np.where(heads, counts, np.minimum(counts, 1)).astype(np.int64)
-    contents, which = np.unique(there, axis=0, return_inverse=True)
-    return Stages(
-        chunks,
-        counts,
-        np.array(arrivals(order, pp, chunks.shape[1])),
-        tuple(tuple(content) for content in contents.tolist()),
-        which.reshape(-1),
-    )
+    mixes: dict[tuple[int, ...], int] = {}
+    counts = chunks.sum(axis=1).astype(np.int64).tolist()
+    which = tuple(mixes.setdefault(tuple(of), len(mixes)) for of in counts)
+    came = np.array(arrivals(order, pp, chunks.shape[1]))
+    return Stages(chunks, came, tuple(mixes), which)
 
 
 @lru_cache(maxsize=2048)

@@ -32,16 +32,18 @@ class Tables(NamedTuple):
     """(pipelines,): their first stages."""
     bubbles: Floats
     """(pipelines, 2, 3): `bubble_terms`."""
+    mix: Ints
+    """(stages,): which mix of layers it holds."""
     counts: Floats
-    """(stages, kinds): how many layers of each kind a stage holds."""
+    """(mixes, kinds): how many layers of each kind."""
+    content: Ints
+    """(mixes,): which content it has."""
     weighed: Floats
-    """The same, each chunk weighed by the microbatches that it holds."""
+    """(stages, kinds): how many layers, each chunk weighed by the microbatches that it holds."""
     peaks: Floats
     """(stages, 3, 2): (held, waiting) where a stage may need most."""
     came: Floats
     """(stages, 2): activations and gradients that arrive from other stages."""
-    content: Ints
-    """(stages,): which content it has."""
     parameters: Floats
     """(divisions, 5, 2): per dense and per expert parameter, bytes of weights, gradients and
     optimizer, seconds of accumulation and of the update."""
@@ -127,6 +129,7 @@ class Sums:
         self.place = np.arange(len(self.row)) - self.starts[self.row]
         """Of every stage its row, and where it stands there."""
         self.stage = tables.starts[rows[self.row, PIPE]] + self.place
+        self.mix = tables.mix[self.stage]
         self.m = rows[:, MICROBATCHES].astype(np.float64)[:, None]
 
     def held(self) -> Held:
@@ -141,10 +144,14 @@ class Sums:
         held = held or self.held()
         states, passes = held.states, self.passes(held)
         picks = np.zeros(len(self.row), dtype=np.int64)
-        if self.t.bounds.any():
-            time_s = self.step_s(states, passes, bound=True)
-            needed = self.most(passes.bytes)
-            return np.append(time_s, time_s[:, -1:], 1), np.append(needed, needed[:, -1:], 1), picks
+        if self.t.bounds.any():  # nothing is chosen stage by stage
+            time_s, needed = (np.zeros((len(self.rows), self.t.bounds.size + 1)) for _ in range(2))
+            needed[:, :-1] = self.most(passes.bytes)
+            for bound in np.unique(self.t.bounds):
+                mine = np.flatnonzero(self.t.bounds == bound)
+                some = Passes(*(x[:, mine] for x in passes))
+                time_s[:, mine] = self.step_s(states, some, bound=bound)
+            return time_s, needed, picks
         picks = self.fastest(passes)
         mixed = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))
         every = Passes(*(np.append(x, y, axis=1) for x, y in zip(passes, mixed, strict=True)))
@@ -193,11 +200,12 @@ class Sums:
         t, rows = self.t, self.rows
         mine = rows[self.row]
         copies, zero = mine[:, COPIES], mine[:, ZERO]
-        held = t.held[t.content[self.stage]]
+        held = t.held[t.content]
         sums = t.counts @ t.kinds
         for column in (5,) if self.run.adapters else (0, 5):
-            sums[:, column] -= t.held[t.content, 0]
-        dense, expert, waiting, copied, weight_s, *held_too = sums[self.stage].T
+            sums[:, column] -= held[:, 0]
+        dense, expert, waiting, copied, weight_s, *held_too = sums[self.mix].T
+        held = held[self.mix]
         per = t.parameters[mine[:, DIVISION]]
         weights, gradients, optimizer, accumulate_s, update_s = (
             per[:, i, 0] * whole + per[:, i, 1] * own
@@ -207,14 +215,9 @@ class Sums:
         fixed += np.where(zero < 3, copied, 0.0)
         fixed += np.where(t.came[self.stage, 0] > 0, self.stack.sends_held * held[:, 1], 0.0)
         # Many stages hold as much, and send it over the same groups.
-        alike, number = np.unique(sums[:, 0] + 1j * sums[:, 1], return_inverse=True)
-        keys, key = np.unique(
-            mine[:, GROUP] * len(alike) + number.reshape(-1)[self.stage], return_inverse=True
-        )
-        group, number = np.divmod(keys, len(alike))
-        gather_s, reduce_s = (
-            x[key] for x in self.shared_s(group, alike.real[number], alike.imag[number])
-        )
+        pairs, pair = _distinct(mine[:, GROUP], self.mix)
+        shared_s = self.shared_s(pairs[0], *sums[pairs[1], :2].T)
+        gather_s, reduce_s = (x[pair] for x in shared_s)
         each_s = reduce_s + self.stack.regathers * gather_s
         return States(
             self.m[:, 0] * self.most(accumulate_s) + self.most(update_s),
@@ -248,18 +251,13 @@ class Sums:
         """Every stage's passes and bytes under each choice."""
         t, rows, states = self.t, self.rows, held.states
         mine = rows[self.row]
-        # Rows whose weights are gathered layer by layer differ by group.
+        # Where weights are gathered layer by layer, groups differ.
         gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP], -1)
-        ways, way = np.unique(np.stack([rows[:, SIDE], gathered]), axis=1, return_inverse=True)
-        n = t.counts[self.stage] / mine[:, COPIES, None]
-        parts = np.empty((4, len(n), t.passes.shape[2]))
-        for number, (side, group) in enumerate(ways.T.tolist()):
-            own = way.reshape(-1)[self.row] == number
-            for part, layer_s in zip(
-                parts, np.moveaxis(self.layers(side, group), 2, 0), strict=True
-            ):
-                part[own] = n[own] @ layer_s
-        forward, backward, beside, waiting = parts
+        ways, way = _distinct(rows[:, SIDE], gathered + 1)
+        pairs, pair = _distinct(way[self.row], self.mix)
+        layers_s = self.layers(ways[0], ways[1] - 1)
+        parts = np.einsum("pk,pkcx->xpc", t.counts[pairs[1]], layers_s[pairs[0]])
+        forward, backward, beside, waiting = parts[:, pair] / mine[:, COPIES, None]
         device = forward + backward
         host = np.maximum(0.0, beside - device) + waiting
         shown_s = ((1.0 - self.stack.overlap.pipeline) * t.sends_s[mine[:, GROUP]])[:, None]
@@ -276,27 +274,30 @@ class Sums:
             held.bytes,
         )
 
-    def layers(self, side: int, group: int) -> Floats:
-        """(kinds, choices, 4): seconds of each kind of layer, with gathers that nothing hides."""
+    def layers(self, side: Ints, group: Ints) -> Floats:
+        """(ways, kinds, choices, 4): seconds of each kind of layer, with gathers that nothing hides
+        where there is a group.
+        """
         t = self.t
         x = t.passes[side]
-        found: Floats = x[:, :, [0, 1, 4, 5]]
-        if group >= 0:
-            of = np.full(len(t.kinds), group)
-            gathers_s, _ = self.shared_s(of, t.kinds[:, 5], t.kinds[:, 6])
-            _, sums_s = self.shared_s(of, t.kinds[:, 0], t.kinds[:, 1])
-            gather_s, reduce_s = (
-                s[:, None] / self.stack.gather_efficiency for s in (gathers_s, sums_s)
-            )
-            hidden = self.stack.overlap.gather
-            for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):
-                found[:, :, at] += wire_s - np.minimum(hidden * wire_s, x[:, :, 2 + at])
+        found: Floats = x[..., [0, 1, 4, 5]]
+        ways = np.flatnonzero(group >= 0)
+        shape = ways.size, len(t.kinds)
+        of = np.repeat(group[ways], len(t.kinds))
+        dense, expert, *both = (
+            np.broadcast_to(t.kinds[:, i], shape).reshape(-1) for i in (0, 1, 5, 6)
+        )
+        wires_s = self.shared_s(of, *both)[0], self.shared_s(of, dense, expert)[1]
+        gather_s, reduce_s = (s.reshape(*shape, 1) / self.stack.gather_efficiency for s in wires_s)
+        hidden = self.stack.overlap.gather
+        for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):
+            found[ways, :, :, at] += wire_s - np.minimum(hidden * wire_s, x[ways, :, :, 2 + at])
         return found
 
     def memory(self, states: States) -> Floats:
         """Bytes that every stage needs (`memory.stage_memory`)."""
         t, rows = self.t, self.rows[self.row]
-        content = t.content[self.stage]
+        content = t.content[self.mix]
         kept = (t.weighed @ t.kept)[self.stage]
         peaks = t.peaks[self.stage]
         activations = np.zeros_like(kept)
@@ -410,3 +411,14 @@ class Sums:
         apart_s = self.stack.overlap.pipeline * (self.total(sent) - self.most(sent))
         pipes = self.rows[:, STAGES, None] > 1
         return self.m * longest_s + np.where(pipes, least_s + apart_s, 0.0)
+
+
+def _distinct(first: Ints, second: Ints) -> tuple[Ints, Ints]:
+    """Pairs of small numbers without repeats (2, pairs), and which of them each entry is; marked,
+    as sorting takes longer.
+    """
+    length = int(second.max(initial=0)) + 1
+    numbers = first * length + second
+    marks = np.zeros(int(numbers.max(initial=0)) + 1, dtype=np.bool_)
+    marks[numbers] = True
+    return np.array(np.divmod(np.flatnonzero(marks), length)), (np.cumsum(marks) - 1)[numbers]

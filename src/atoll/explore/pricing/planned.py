@@ -186,7 +186,8 @@ class PlannedLayouts:
         layout = self.layouts[best]
         again_s = (self.rerun @ times.forward_s)[picks]
         first = tables.starts[tables.rows[best, PIPE]]
-        held = tables.counts[first : first + layout.pp, self.block_kind] / layout.copies
+        mixes = tables.mix[first : first + layout.pp]
+        held = tables.counts[mixes, self.block_kind] / layout.copies
         busy_s = float(layer_s @ self.repeats)
         return Division(
             step_time_s=best_s,
@@ -202,7 +203,7 @@ class PlannedLayouts:
     def _held(self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem) -> Held:
         """What some of the layouts hold, beside a chip's times."""
         at, known = self.first[rows][sums.row] + sums.place, self.held.states
-        weight_s = (sums.t.counts @ sums.t.kinds[:, 4])[sums.stage]
+        weight_s = (sums.t.counts @ sums.t.kinds[:, 4])[sums.mix]
         states = States(
             known.beside_s[rows] / problem.hbm_Bps,
             known.last_s[rows],

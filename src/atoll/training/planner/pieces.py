@@ -72,15 +72,17 @@ class Pieces:
         step_s, bytes_ = self._floor.bounds(self.block(Family(*family)), capacity)
         return _down(step_s), _down(bytes_)
 
-    def least_s(self, block: Block) -> Floats:
-        """Seconds of layouts of one variant at the least, as if they ran nothing again and kept
-        least; rounded down, infinite where they do not fit.
+    def least_s(self, block: Block, names: Sequence[str]) -> Floats:
+        """(layouts, names): seconds of layouts of one variant under recomputation policies, under
+        "optimal" at the least, as if they ran nothing again and kept least; rounded down, infinite
+        where they do not fit.
         """
-        return _read(self.ask(*least_call(block)))
+        return _read(self.ask(*least_call(block, names)))
 
-    def _least(self, *block: Any) -> list[Any]:
-        step_s, _ = self._figures(_layouts(*block), (LEAST,))
-        return _told(step_s[:, 0])
+    def _least(self, names: Sequence[str], *block: Any) -> list[Any]:
+        choices = [LEAST if name == OPTIMAL else name for name in names]
+        step_s, _ = self._figures(_layouts(*block), choices)
+        return [_told(row) for row in step_s]
 
     def times_s(self, block: Block, names: Sequence[str]) -> Floats:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
@@ -121,12 +123,13 @@ def bounds_call(family: Family) -> Call:
     return "bounds", *astuple(family)
 
 
-def least_call(block: Block) -> Call:
-    return "least", astuple(block.family), block.schedules, block.columns.tolist()
+def least_call(block: Block, names: Sequence[str]) -> Call:
+    columns = block.columns.tolist()
+    return "least", tuple(names), astuple(block.family), block.schedules, columns
 
 
 def times_call(block: Block, names: Sequence[str]) -> Call:
-    return "times", tuple(names), *least_call(block)[1:]
+    return "times", *least_call(block, names)[1:]
 
 
 def _layouts(family: Sequence[Any], schedules: Sequence[str], columns: Any) -> list[Layout]:

@@ -1,9 +1,10 @@
 """Branch and bound over the layouts of a run.
 
-Bounds on all layouts come first (`floor`). Those that may be among the fastest are bounded more
-closely, a variant at a time, as if they kept least and ran nothing again (`batch.LEAST`); those
-that still may be are estimated under every recomputation policy (choices by operator take longer to
-price than all else), and the fastest are written out in full. Always the lowest bound goes first.
+Bounds on all layouts come first (`floor`). Those that may be among the fastest are estimated, a
+variant at a time, under the named recomputation policies; "optimal", whose choices by operator take
+longer to price than all else, is bounded first, as if it kept least and ran nothing again
+(`batch.LEAST`), and estimated where it still may be. The fastest are written out in full. The
+lowest bound goes first, but one below all that is known at once: what it finds rules others out.
 Parts of the space can be searched again: what was priced and estimated is kept.
 """
 
@@ -23,6 +24,7 @@ from atoll.stopping import Stop, StoppedError, go_on
 from atoll.training.batch import Floats
 from atoll.training.estimate import Estimate
 from atoll.training.planner.pieces import (
+    OPTIMAL,
     ROUNDING,
     SINGLE,
     Call,
@@ -36,7 +38,7 @@ from atoll.training.run import Run
 
 Usable = Callable[[Layout], str | None]
 """Why a layout cannot be used, or nothing if it can."""
-AHEAD = 0.1  # rows of a variant with bounds so much above its lowest are looked at together
+AHEAD = 0.1  # rows of a variant with bounds so much above what is asked for are looked at together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
 TELL_S = 0.2  # between two reports of progress
 MOST_TRIED = 20  # layouts looked at for the one that needs least memory
@@ -111,8 +113,9 @@ class Space:
         """Of every slot its row, and the row's family and microbatch."""
         self.time_s = np.empty((0, len(self.names)))
         """(slots, names): infinite where it does not fit."""
+        self.optimal = np.array([name == OPTIMAL for name in self.names])
         self.loose = np.empty(0, dtype=np.bool_)
-        """Slots whose times are bounds."""
+        """Slots whose time under "optimal" is a bound."""
         self._usable = usable
         self._next_told = 0.0
         self._reasons: dict[tuple[int, int], str | None] = {}
@@ -182,7 +185,9 @@ class Space:
             try:
                 limit_s = self._estimate_all(wanted, among, named, rows is None is names)
             except StoppedError:
-                limit_s, stopped = float(self._unseen_s(among).min(initial=np.inf)), True
+                unseen_s = self._rest_s(among), self._loose_s(among, named)
+                limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
+                stopped = True
             best, refusals, estimated, bound_s = self._written(count, among, named, stopped)
             if len(best) == count or limit_s == np.inf or stopped:
                 break
@@ -192,8 +197,11 @@ class Space:
         left = int(among.sum()) * int(named.sum()) - len(refusals)
         fitting = int((among & self.may_fit & (self.slot < 0)).sum()) * int(named.sum())
         fitting += int(np.isfinite(self._times_s(among, named)).sum()) - len(refusals)
-        faster = self._unseen_s(among) < best[0].step.time_s if stopped else np.zeros(0)
-        unseen = int(faster.sum()) * int(named.sum())
+        unseen = 0
+        if stopped:
+            best_s = best[0].step.time_s
+            unseen = int((self._rest_s(among) < best_s).sum()) * int(named.sum())
+            unseen += int((self._loose_s(among, named) < best_s).sum())
         return Found(
             best=best,
             too_large=left - fitting,
@@ -233,43 +241,44 @@ class Space:
         `count`; a time that none is below, and the last of these not above.
         """
         rest = np.flatnonzero(among & self.may_fit & (self.slot < 0))
-        limit_s = self._limit_s(count, among, named)
+        limit_s, best_s = self._limit_s(count, among, named)
         while True:
             rest = rest[(self.slot[rest] < 0) & (self.least_s[rest] < limit_s)]
-            loose_s = self._loose_s(among)
-            known, rows = self._next(rest, loose_s, limit_s)
+            loose_s = self._loose_s(among, named)
+            known, rows = self._next(rest, loose_s, limit_s, best_s)
             if not rows.size:
                 return limit_s
             go_on(self.stop)
             if self.pieces.ahead is not None and limit_s < np.inf:
-                self.pieces.ahead(self._soon(rest, loose_s.copy(), limit_s))
+                self.pieces.ahead(self._soon(rest, loose_s.copy(), limit_s, best_s))
             if whole and self.progress is not None and time.monotonic() > self._next_told:
                 self._tell(self.progress, rest, loose_s[loose_s < limit_s])
             if known:
                 self.time_s[rows] = self.pieces.times_s(self._part(self.rows[rows]), self.names)
                 self.loose[rows] = False
-                limit_s = self._limit_s(count, among, named)
             else:
                 self._add(rows)
+            limit_s, best_s = self._limit_s(count, among, named)
 
     def _tell(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
         """Where the search of the whole space stands."""
         every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
-        best_s = self._limit_s(1, *every)
+        best_s, _ = self._limit_s(1, *every)
         least_s = min(self.least_s[rest].min(initial=best_s), loose_s.min(initial=best_s))
         left = (rest.size + loose_s.size) * len(self.names)
         batch = self.run.global_batch
         progress("search", left, len(self), batch / best_s, batch / float(least_s))
         self._next_told = time.monotonic() + TELL_S
 
-    def _next(self, rest: Ints, loose_s: Floats, limit_s: float) -> tuple[bool, Ints]:
+    def _next(
+        self, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
+    ) -> tuple[bool, Ints]:
         """The rows of one variant that are bounded next, or the slots (then True) that are
         estimated: those of the lowest bound. None is left: no rows.
         """
         first_s = float(self.least_s[rest].min(initial=np.inf))
         lowest_s = float(loose_s.min(initial=np.inf))
-        # Without a limit something is estimated soon, whatever may lie below it.
-        if lowest_s < limit_s and (lowest_s <= first_s or limit_s == np.inf):
+        if lowest_s < limit_s and lowest_s <= max(first_s, best_s):
             mine = np.flatnonzero((self.variant == self.variant[loose_s.argmin()]).all(axis=1))
             return True, mine[loose_s[mine] < min(limit_s, (1 + AHEAD) * lowest_s)]
         if not rest.size:
@@ -278,47 +287,56 @@ class Space:
         owner = self._owner(first)
         start, end = self.starts[owner : owner + 2]
         sizes = self.blocks[owner].microbatch
-        mine = rest[slice(*np.searchsorted(rest, (start, end)))]
-        mine = mine[self.least_s[mine] < (limit_s if limit_s < np.inf else (1 + AHEAD) * first_s)]
-        return False, mine[sizes[mine - start] == sizes[first - start]]
+        # Those that another part of the space may ask for are taken along.
+        most_s = (1 + AHEAD) * min(limit_s, (1 + AHEAD) * first_s)
+        mine = (self.slot[start:end] < 0) & (self.least_s[start:end] < most_s)
+        mine &= self.may_fit[start:end] & (sizes == sizes[first - start])
+        return False, start + np.flatnonzero(mine)
 
-    def _soon(self, rest: Ints, loose_s: Floats, limit_s: float) -> Iterator[Call]:
+    def _soon(
+        self, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
+    ) -> Iterator[Call]:
         """What is asked for next, as long as nothing faster is found."""
         while True:
-            known, rows = self._next(rest, loose_s, limit_s)
+            known, rows = self._next(rest, loose_s, limit_s, best_s)
             if not rows.size:
                 return
             if known:
                 loose_s[rows] = np.inf
                 yield times_call(self._part(self.rows[rows]), self.names)
             else:
-                rest = np.delete(rest, np.searchsorted(rest, rows))
-                yield least_call(self._part(rows))
+                rest = np.setdiff1d(rest, rows, assume_unique=True)
+                yield least_call(self._part(rows), self.names)
 
-    def _loose_s(self, among: Bools) -> Floats:
-        """Of every slot the bound, infinite where it is estimated."""
-        return np.where(self.loose & among[self.rows], self.time_s[:, 0], np.inf)
+    def _loose_s(self, among: Bools, named: Bools) -> Floats:
+        """Of every slot the bound, infinite where it is estimated or "optimal" not asked for."""
+        if not (self.optimal & named).any():
+            return np.full(len(self.rows), np.inf)
+        bound_s = self.time_s[:, self.optimal][:, 0]
+        return np.where(self.loose & among[self.rows], bound_s, np.inf)
 
-    def _unseen_s(self, among: Bools) -> Floats:
-        """Bounds of rows that are not estimated."""
-        rows = among & self.may_fit & (self.slot < 0)
-        return np.concatenate([self._loose_s(among), self.least_s[rows]])
+    def _rest_s(self, among: Bools) -> NDArray[np.float32]:
+        """Bounds of rows without figures."""
+        return self.least_s[among & self.may_fit & (self.slot < 0)]
 
-    def _limit_s(self, count: int, among: Bools, named: Bools) -> float:
-        """No less than the time of the last of the fastest `count` layouts that are known."""
+    def _limit_s(self, count: int, among: Bools, named: Bools) -> tuple[float, float]:
+        """No less than the time of the last of the fastest `count` layouts that are known, and that
+        of the first.
+        """
         left = count
-        refused = 0
+        refused, best_s = 0, np.inf
         for row, name, time_s in self._ranked(among, named, exact=True):
             refusal = self._refusal(row, name)
             if refusal is None:
                 left -= 1
+                best_s = min(best_s, time_s)
                 if not left:
-                    return time_s * (1 + 3 * ROUNDING)
+                    return time_s * (1 + 3 * ROUNDING), best_s
                 continue
             refused += 1
             if refused == MOST_REFUSED and left == count:
                 raise UnusableError(f"{refusal} (so it is with all {refused:,} layouts tried)")
-        return float("inf")
+        return np.inf, best_s
 
     def _times_s(self, among: Bools, named: Bools) -> Floats:
         return np.where(among[self.rows][:, None] & named, self.time_s, np.inf)
@@ -329,7 +347,7 @@ class Space:
         """(row, name, time) of what is bounded, or estimated, and fits; the fastest first."""
         times_s = self._times_s(among, named)
         if exact:
-            times_s[self.loose] = np.inf
+            times_s[self.loose[:, None] & self.optimal] = np.inf
         time_s = times_s.reshape(-1)
         length = done = 0
         while done < time_s.size:
@@ -343,17 +361,17 @@ class Space:
             done = length
 
     def _add(self, rows: Ints) -> None:
-        """Bound rows of one variant more closely, by its own costs."""
-        step_s = self.pieces.least_s(self._part(rows))
+        """Estimate rows of one variant, or bound them more closely, by its own costs."""
+        times_s = self.pieces.least_s(self._part(rows), self.names)
         owner = self._owner(rows[0])
         size = self.blocks[owner].microbatch[rows[0] - self.starts[owner]]
         variant = np.array([[owner, size]])
         self.slot[rows] = np.arange(len(self.rows), len(self.rows) + len(rows))
         self.rows = np.concatenate([self.rows, rows])
         self.variant = np.concatenate([self.variant, np.repeat(variant, len(rows), axis=0)])
-        times_s = np.repeat(step_s[:, None], len(self.names), axis=1)
         self.time_s = np.concatenate([self.time_s, times_s])
-        self.loose = np.concatenate([self.loose, np.isfinite(step_s)])
+        loose = (np.isfinite(times_s) & self.optimal).any(axis=1)
+        self.loose = np.concatenate([self.loose, loose])
 
     def _refusal(self, row: int, name: int) -> str | None:
         if self._usable is None:
