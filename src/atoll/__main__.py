@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 
@@ -11,11 +12,13 @@ COLLECTED_AFTER = 100_000  # new objects: a command makes graphs and layouts tha
 def main() -> None:
     """Entry point of the `atoll` command: Ctrl-C is one line also while it is being loaded."""
     gc.set_threshold(COLLECTED_AFTER)
+    atexit.register(gc.freeze)  # else all that is still there is looked through once more
     try:
         from atoll.cli import main as run
     except KeyboardInterrupt:
         print("atoll: interrupted", file=sys.stderr)
         sys.exit(130)
+    gc.freeze()  # modules stay
     run()
 
 

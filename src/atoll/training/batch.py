@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
-from atoll.step.orders import LATE, SPLIT, arrivals, chunks_of
+from atoll.step.orders import LATE, ORDERS, SPLIT, arrivals, chunks_of, copies_of
 from atoll.step.stages import stage_counts
 from atoll.training.batch_sums import Sums, Tables
 from atoll.training.memory import (
@@ -42,6 +42,8 @@ LEAST = "least"
 (`Sums.bound_s`) and in memory."""
 AT_ONCE = 400_000  # stages times choices: the length of arrays
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
+_NUMBERS = {order: number for number, order in enumerate(ORDERS)}
+_BY_ORDER = np.array([(copies_of(x), x in SPLIT, LATE.get(x, 0)) for x in ORDERS])
 
 Structure = tuple[tuple[bool, int], ...]
 """Of every kind of layer: whether it is a block, how often it stands there."""
@@ -92,54 +94,50 @@ def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str])
     run = priced.run
     costs = priced.costs(layouts[0])
     structure = tuple((c.is_block, c.repeat) for c in costs)
-    pipes, divisions, groups, sides, losses, mixes, contents = (_Numbered() for _ in range(7))
-    rows = []
-    for x in layouts:
-        m, copies = x.microbatches(run.global_batch), x.copies
-        rows.append(
-            (
-                x.pp,
-                m,
-                copies,
-                x.zero,
-                x.schedule in SPLIT,
-                LATE.get(x.schedule, 0),
-                pipes.of((x.schedule, x.pp, x.vpp, x.blocks, m), x),
-                divisions.of((x.dp, x.zero, x.hsdp, copies, m > copies), x),
-                groups.of((x.dp, x.pp, x.zero > 0, x.hsdp, copies), x),
-                sides.of((x.experts_outside, x.schedule in SPLIT), x),
-                losses.of((x.schedule == "gpipe", m), x),
-            )
-        )
-    stages = [_stages(structure, *shape) for *shape, _ in pipes]
-    held_by = [_pipe(structure, *key) for key in pipes]
+    of, blocks = layouts[0], list({x.blocks: x.blocks for x in layouts})
+    order, dp, pp, vpp, zero, hsdp, given = np.array(
+        [
+            (_NUMBERS[x.schedule], x.dp, x.pp, x.vpp, x.zero, x.hsdp, blocks.index(x.blocks))
+            for x in layouts
+        ]
+    ).T
+    copies, split, late = _BY_ORDER[order].T
+    m = run.global_batch // (dp * of.microbatch)
+    outside = (dp % of.ep == 0) & (of.etp == of.tp)
+    pipes, pipe = _numbered(order, pp, vpp, given, m)
+    divisions, division = _numbered(dp, zero, hsdp, copies, m > copies)
+    groups, group = _numbered(dp, pp, zero > 0, hsdp, copies)
+    sides, side = _numbered(outside, split)
+    losses, loss = _numbered(order == _NUMBERS["gpipe"], m)
+    shapes = [(x.schedule, x.pp, x.vpp, x.blocks) for x in (layouts[i] for i in pipes)]
+    stages = [_stages(structure, *shape) for shape in shapes]
+    counts = m[pipes].tolist()
+    held_by = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
+    mixes, contents = _Numbers(), _Numbers()
     mix = [
-        np.array([mixes.of((x.pp == 1, mix), x) for mix in of.mixes])[list(of.which)]
-        for of, x in zip(stages, pipes.first, strict=True)
+        np.array([mixes.of((len(x.which) == 1, one)) for one in x.mixes])[list(x.which)]
+        for x in stages
     ]
     # Most of what a stage holds depends on what kinds there are; logits are held for each.
     content = [
-        contents.of((alone, tuple(n if c.logits_bytes else min(n, 1) for n, c in zip(of, costs))), x)
-        for (alone, of), x in zip(mixes, mixes.first, strict=True)
+        contents.of((alone, tuple(n if c.logits_bytes else min(n, 1) for n, c in there)))
+        for alone, there in ((alone, zip(n, costs, strict=True)) for alone, n in mixes)
     ]
-    held = [[(costs[kind], n) for kind, n in enumerate(of) if n] for _, of in contents]
+    held = [[(costs[kind], n) for kind, n in enumerate(there) if n] for _, there in contents]
     return Tables(
-        rows=np.array(rows, dtype=np.int64),
-        starts=np.cumsum([0, *(x.pp for x in pipes.first)])[:-1],
+        rows=np.stack([pp, m, copies, zero, split, late, pipe, division, group, side, loss], 1),
+        starts=np.cumsum([0, *pp[pipes]])[:-1],
         bubbles=np.array([pipe.bubble for pipe in held_by]),
         mix=np.concatenate(mix),
-        counts=np.array([of for _, of in mixes], dtype=np.float64),
+        counts=np.array([n for _, n in mixes], dtype=np.float64),
         content=np.array(content),
         weighed=np.concatenate([pipe.weighed for pipe in held_by]),
         peaks=np.concatenate([pipe.peaks for pipe in held_by]),
-        came=np.concatenate([of.came for of in stages]),
+        came=np.concatenate([x.came for x in stages]),
         parameters=np.array(
-            [
-                per_parameter(priced, x, x.microbatches(run.global_batch) > x.copies)
-                for x in divisions.first
-            ]
+            [per_parameter(priced, layouts[i], bool(m[i] > copies[i])) for i in divisions]
         ),
-        **_collectives(priced, costs, groups.first),
+        **_collectives(priced, costs, [layouts[i] for i in groups]),
         kinds=np.array([_kind(run, cost) for cost in costs], dtype=np.float64),
         passes=np.array(
             [
@@ -147,39 +145,42 @@ def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str])
                     ("passes", id(costs), x.experts_outside, x.schedule in SPLIT, *choices),
                     partial(_passes, run, x, costs, choices),
                 )
-                for x in sides.first
+                for x in (layouts[i] for i in sides)
             ]
         ),
         kept=np.array([[kept_bytes(run, c, _as_held(x)) for x in choices] for c in costs]),
         held=np.array(
-            [_held(priced, x, of) for x, of in zip(contents.first, held, strict=True)],
+            [
+                _held(priced, replace(of, pp=1 if alone else 2), x)
+                for (alone, _), x in zip(contents, held, strict=True)
+            ],
             dtype=np.float64,
         ),
         transient=np.array(
-            [[transient_bytes(run, of, _as_timed(x)) for x in choices] for of in held]
+            [[transient_bytes(run, there, _as_timed(x)) for x in choices] for there in held]
         ),
         logits=np.array(
-            [
-                [logits_bytes(run, x, of, x.microbatches(run.global_batch)) for of in held]
-                for x in losses.first
-            ]
+            [[logits_bytes(run, layouts[i], there, int(m[i])) for there in held] for i in losses]
         ),
         bounds=np.array([choice == LEAST for choice in choices]),
         run=run,
     )
 
 
-class _Numbered(dict[Any, int]):
-    """Keys numbered as they come, each with the first layout that had it."""
+class _Numbers(dict[Any, int]):
+    """Keys numbered as they come."""
 
-    def __init__(self) -> None:
-        self.first: list[Layout] = []
+    def of(self, key: Any) -> int:
+        return self.setdefault(key, len(self))
 
-    def of(self, key: Any, layout: Layout) -> int:
-        if key not in self:
-            self[key] = len(self)
-            self.first.append(layout)
-        return self[key]
+
+def _numbered(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Where combinations of the columns' values stand first, and of every row the number of its
+    combination.
+    """
+    keys = np.ravel_multi_index(columns, [int(column.max()) + 1 for column in columns])
+    _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+    return first, number
 
 
 def _as_timed(choice: str) -> str:

@@ -293,9 +293,7 @@ class Space:
         mine &= self.may_fit[start:end] & (sizes == sizes[first - start])
         return False, start + np.flatnonzero(mine)
 
-    def _soon(
-        self, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
-    ) -> Iterator[Call]:
+    def _soon(self, rest: Ints, loose_s: Floats, limit_s: float, best_s: float) -> Iterator[Call]:
         """What is asked for next, as long as nothing faster is found."""
         while True:
             known, rows = self._next(rest, loose_s, limit_s, best_s)
