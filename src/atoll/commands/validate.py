@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from atoll.answers.validation import (
-    CalibrationAnswer,
-    OperatorsValidation,
-    RunsValidation,
-    SiteCalibration,
-)
+from typing import TYPE_CHECKING
+
 from atoll.commands.common import answer
 from atoll.printing import search as printing
 from atoll.printing import tables
 from atoll.printing import training as printing_training
 from atoll.questions.verbs import CalibrateQuestion, PlaceQuestion, ValidateQuestion
+
+if TYPE_CHECKING:
+    from atoll.answers.validation import (
+        CalibrationAnswer,
+        OperatorsValidation,
+        RunsValidation,
+        SiteCalibration,
+    )
 
 
 def place(question: PlaceQuestion, as_json: bool) -> None:
@@ -28,6 +32,8 @@ def calibrate(question: CalibrateQuestion, as_json: bool) -> None:
 
 
 def _print_calibration(shown: CalibrationAnswer | SiteCalibration) -> None:
+    from atoll.answers.validation import SiteCalibration
+
     if isinstance(shown, SiteCalibration):
         tables.print_site(shown)
     else:
@@ -41,6 +47,8 @@ def validate(question: ValidateQuestion, as_json: bool) -> None:
 
 
 def _print_validation(shown: OperatorsValidation | RunsValidation) -> None:
+    from atoll.answers.validation import RunsValidation
+
     if isinstance(shown, RunsValidation):
         printing_training.print_runs(shown)
         return

@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from atoll.answers.validation import Errors
 from atoll.step.certificate import relative_gap
 from atoll.step.parts import in_words
 from atoll.units import format_seconds
+
+if TYPE_CHECKING:
+    from atoll.answers.validation import Errors
 
 LOG = logging.getLogger("atoll")
 EVERY_S = 10.0

@@ -147,7 +147,7 @@ class Sums:
         if self.t.bounds.any():  # nothing is chosen stage by stage
             time_s, needed = (np.zeros((len(self.rows), self.t.bounds.size + 1)) for _ in range(2))
             needed[:, :-1] = self.most(passes.bytes)
-            for bound in np.unique(self.t.bounds):
+            for bound in (True, False):
                 mine = np.flatnonzero(self.t.bounds == bound)
                 some = Passes(*(x[:, mine] for x in passes))
                 time_s[:, mine] = self.step_s(states, some, bound=bound)

@@ -155,14 +155,15 @@ class _Sharding:
         cut = [name for name in op.enters if self._cut(name)]
         entering = {name: self._gather(name) for name in cut}
         reads = tuple(entering.get(name, name) for name in op.reads)
+        products = self._products(op, reads)
         local = replace(
             op,
             reads=reads,
             enters=tuple(name for name in op.enters if name not in entering),
             exits=False,
-            matmuls=self._products(op, reads),
+            matmuls=products,
+            vectors=self._vectors(op, products),
         )
-        local = replace(local, vectors=self._vectors(op, local))
         if not op.exits or self.width == 1:
             self.operators.append(local)
             return
@@ -231,13 +232,15 @@ class _Sharding:
         reads = tuple(self._folded_gather(n) if n in op.enters else n for n in op.reads)
         if op.kind == "add":  # the shared experts' partial sums are completed by themselves
             reads = reads[0], self._completed(reads[1])
-        local = replace(op, reads=reads, enters=(), exits=False, matmuls=self._products(op, reads))
+        products = self._products(op, reads)
         tokens = self.experts if op.kind != "add" else 1
         vectors = []
         for v in op.vectors:
             cols = v.cols // self.experts if v.split is Region.TENSOR else v.cols
             vectors.append(replace(v, rows=-(-v.rows * tokens // self.width), cols=cols))
-        local = replace(local, vectors=tuple(vectors))
+        local = replace(
+            op, reads=reads, enters=(), exits=False, matmuls=products, vectors=tuple(vectors)
+        )
         if op.kind != "combine" or self.experts == 1:
             self.operators.append(local)
             return
@@ -299,9 +302,9 @@ class _Sharding:
         kv_width = self.whole.tensors[kv].shape[-1] // self.tensors[kv].shape[-1]
         return local_attention(product, self.width, kv_width)
 
-    def _vectors(self, op: Operator, local: Operator) -> tuple[VectorWork, ...]:
+    def _vectors(self, op: Operator, products: tuple[Matmul, ...]) -> tuple[VectorWork, ...]:
         if op.kind in LINEAR:
-            (product,) = local.matmuls
+            (product,) = products
             cut = self.sequence and op.exits
             rows = self.tensors[op.writes[0]].rows if cut else product.m
             return tuple(replace(v, rows=rows, cols=product.n) for v in op.vectors)

@@ -89,7 +89,8 @@ class Floor:
             (per[:, 2 * i] * dense + per[:, 2 * i + 1] * expert) * copies / block.pp
             for i, (dense, expert) in enumerate(parts)
         )
-        held = _mean_held(block, self.run.global_batch / (block.dp * size))
+        first, run = _runs(block)
+        held = _mean_held(block.part(first), self.run.global_batch)[run]
         needed = weights + optimizer + held * blocks * size * sample.kept_bytes
         # Late gradients come as activations go.
         there = block.zero >= 2 if stack.late_gradients else np.ones(len(block), np.bool_)
@@ -161,9 +162,11 @@ class Floor:
         if not split.any():
             return np.asarray(fused_s)
         found = m * slowest_s
-        keys = block.schedule[split], block.pp[split], m[split].astype(np.int64)
+        first, run = _runs(block)
+        first, run = first[split[first]], (np.cumsum(split[first]) - 1)[run[split]]
+        keys = block.schedule[first], block.pp[first], m[first].astype(np.int64)
         ways, which = _by_key(keys, lambda order, *of: _ways(block.schedules[order], *of))
-        ways = ways[which]
+        ways = ways[which[run]]
         p, n, f, b, w, m = (x[split] for x in (pp, others, f, b, w, m))
         for way in (ways[:, :3], ways[:, 3:]):
             forward, backward, late = (way / n[:, None]).T
@@ -305,10 +308,21 @@ def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
     return *ways[0], *ways[-1]
 
 
-def _mean_held(block: Block, m: Floats) -> Floats:
+def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows that differ in what ZeRO divides alone stand one behind another: the first of each such
+    run, and the run of every row.
+    """
+    columns = np.stack([block.pp, block.vpp, block.microbatch, block.schedule])
+    new = np.ones(len(block), dtype=np.bool_)
+    new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+    return np.flatnonzero(new), np.cumsum(new) - 1
+
+
+def _mean_held(block: Block, batch: int) -> Floats:
     """Microbatches that a stage holds (`step.bubbles.held`), the mean over all stages: sums over j
     of min(a + j, most) or min(a + 2 j - 1, most).
     """
+    m = batch / (block.dp * block.microbatch.astype(np.float64))
     p, v = block.pp.astype(np.float64), block.vpp.astype(np.float64)
     groups = np.maximum(1, m // p)
     first = np.ceil(m / groups)

@@ -139,7 +139,7 @@ class Space:
 
     @property
     def variants(self) -> int:
-        return sum(len(np.unique(block.microbatch)) for block in self.blocks)
+        return sum(int((np.bincount(block.microbatch) > 0).sum()) for block in self.blocks)
 
     def column(self, axis: str) -> NDArray[np.int32]:
         """Of every row the value on an axis."""

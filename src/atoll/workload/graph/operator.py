@@ -82,6 +82,13 @@ class Tensor:
     units: int = 0
     uneven: Uneven = Uneven.REFUSE
 
+    def like(self, name: str, role: Role) -> Tensor:
+        """Another one of this shape; graphs make so many that `replace` takes too long."""
+        return Tensor(
+            name, self.shape, self.element_bytes, role, self.split, self.split_dim, self.units,
+            self.uneven,
+        )  # fmt: skip
+
     @property
     def rows(self) -> int:
         """All dimensions but the last, as one."""

@@ -132,5 +132,5 @@ class Tape:
         return pass_over(function, self.tensors[over])
 
     def _declare(self, label: str, like: str, role: Role) -> str:
-        self.tensors[label] = replace(self.tensors[like], name=label, role=role)
+        self.tensors[label] = self.tensors[like].like(label, role)
         return label
