@@ -57,7 +57,7 @@ class Stages(NamedTuple):
     came: Floats
     mixes: tuple[tuple[int, ...], ...]
     """The same of all chunks together, without repeats."""
-    which: tuple[int, ...]
+    which: Ints
 
 
 class Pipe(NamedTuple):
@@ -115,8 +115,7 @@ def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str])
     held_by = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
     mixes, contents = _Numbers(), _Numbers()
     mix = [
-        np.array([mixes.of((len(x.which) == 1, one)) for one in x.mixes])[list(x.which)]
-        for x in stages
+        np.array([mixes.of((len(x.which) == 1, one)) for one in x.mixes])[x.which] for x in stages
     ]
     # Most of what a stage holds depends on what kinds there are; logits are held for each.
     content = [
@@ -200,9 +199,9 @@ def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[in
                 chunks[stage, i, kind] += n
     mixes: dict[tuple[int, ...], int] = {}
     counts = chunks.sum(axis=1).astype(np.int64).tolist()
-    which = tuple(mixes.setdefault(tuple(of), len(mixes)) for of in counts)
+    which = [mixes.setdefault(tuple(of), len(mixes)) for of in counts]
     came = np.array(arrivals(order, pp, chunks.shape[1]))
-    return Stages(chunks, came, tuple(mixes), which)
+    return Stages(chunks, came, tuple(mixes), np.array(which))
 
 
 @lru_cache(maxsize=2048)
@@ -272,11 +271,18 @@ def _collectives(
         )
         for x in layouts
     ]
+    sends_s = [
+        priced.once(
+            ("send", boundary, x.dp, x.tp, x.pp, x.cp, x.sp),
+            lambda x=x: Stepper(run, x).send_s(boundary),
+        )
+        for x in layouts
+    ]
     ends = np.cumsum([len(found) for found, _ in shared])
     sizes, shares = curves(run.network)
     return {
         "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1),
-        "sends_s": np.array([Stepper(run, layout).send_s(boundary) for layout in layouts]),
+        "sends_s": np.array(sends_s),
         "collective": np.concatenate([found for found, _ in shared]),
         "s_per_byte": np.concatenate([slopes for _, slopes in shared]),
         "sizes": sizes,

@@ -82,7 +82,7 @@ class Pieces:
     def _least(self, names: Sequence[str], *block: Any) -> list[Any]:
         choices = [LEAST if name == OPTIMAL else name for name in names]
         step_s, _ = self._figures(_layouts(*block), choices)
-        return [_told(row) for row in step_s]
+        return _told(step_s)
 
     def times_s(self, block: Block, names: Sequence[str]) -> Floats:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
@@ -103,8 +103,7 @@ class Pieces:
             at = list(names).index(OPTIMAL)
             others_s = np.delete(found, at, axis=1).min(axis=1, initial=np.inf)
             found[others_s <= by_stage_s * (1 + SAME), at] = np.inf
-        times_s = [_told(row) for row in found]
-        return {"layouts": block, "policies": list(names), "times_s": times_s}
+        return {"layouts": block, "policies": list(names), "times_s": _told(found)}
 
     def _figures(self, layouts: Sequence[Layout], choices: Sequence[str]) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
@@ -143,7 +142,7 @@ def _down(bounds: Floats) -> Singles:
 
 def _told(seconds: Floats) -> list[Any]:
     """As JSON has it, which knows no infinity."""
-    return [None if s == np.inf else s for s in seconds.tolist()]
+    return [[None if s == np.inf else s for s in row] for row in seconds.tolist()]
 
 
 def _read(told: Any) -> Floats:
