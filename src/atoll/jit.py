@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from atoll.kernel_cache import use_kernel_cache
 
 use_kernel_cache()
 
-from numba import njit  # noqa: E402  (it reads its environment when it is imported)
+from numba import jit, njit  # noqa: E402  (it reads its environment when it is imported)
 from numba._dynfunc import make_function  # noqa: E402
 from numba.core import config, event  # noqa: E402
 from numba.core.codegen import JITCodeLibrary  # noqa: E402
 from numba.core.compiler import Compiler  # noqa: E402
 from numba.core.compiler_machinery import PassManager, register_pass  # noqa: E402
+from numba.core.target_extension import CPU, jit_registry  # noqa: E402
 from numba.core.typed_passes import NativeLowering  # noqa: E402
 
 config.reload_config()  # somebody else may have imported it before
@@ -33,7 +35,17 @@ Kernel = Callable[..., Any]
 _FLAGS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 
-class _LinkedCode(JITCodeLibrary):
+class _EntryCode(JITCodeLibrary):
+    """The code of an entry with all that it calls, optimised once as a whole.
+
+    Numba also optimises every function before, on its own.
+    """
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+
+class _LinkedCode(_EntryCode):
     """The code of a kernel as its callers link it in, neither optimised nor made runnable.
 
     Numba does both to every function, and then again to the copy of it in every caller's code.
@@ -67,22 +79,52 @@ class _LowerLinked(NativeLowering):
         return True
 
 
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _LowerEntry(NativeLowering):
+    """Lowers a kernel that Python calls."""
+
+    _name = "lower_entry"
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _EntryCode(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        done: bool = super().run_pass(state)
+        return done
+
+
 class _KernelCompiler(Compiler):
     """Numba's own compiler up to the lowering."""
+
+    lowering: type[NativeLowering] = _LowerLinked
 
     def define_pipelines(self) -> list[PassManager]:
         [passes] = super().define_pipelines()
         passes.passes = [
-            (_LowerLinked if step is NativeLowering else step, words)
+            (self.lowering if step is NativeLowering else step, words)
             for step, words in passes.passes
         ]
         passes.finalize()
         return [passes]
 
 
+class _EntryCompiler(_KernelCompiler):
+    """What numba itself brings for an entry (its `np.empty`) is a part of its code, too."""
+
+    lowering = _LowerEntry
+
+    def compile_extra(self, func: Any) -> Any:
+        usual = jit_registry.pop(CPU)
+        jit_registry[CPU] = partial(jit, pipeline_class=_KernelCompiler)
+        try:
+            return super().compile_extra(func)
+        finally:
+            del jit_registry[CPU]
+            jit_registry[CPU] = usual
+
+
 def entry(function: Kernel) -> Kernel:
     """Compile a function that Python calls."""
-    compiled: Kernel = njit(cache=True, **_FLAGS)(function)
+    compiled: Kernel = njit(cache=True, pipeline_class=_EntryCompiler, **_FLAGS)(function)
     return _known(compiled)
 
 
