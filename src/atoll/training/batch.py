@@ -274,7 +274,7 @@ def _collectives(
     sends_s = [
         priced.once(
             ("send", boundary, x.dp, x.tp, x.pp, x.cp, x.sp),
-            lambda x=x: Stepper(run, x).send_s(boundary),
+            partial(_send_s, run, x, boundary),
         )
         for x in layouts
     ]
@@ -288,6 +288,10 @@ def _collectives(
         "sizes": sizes,
         "shares": shares,
     }
+
+
+def _send_s(run: Run, layout: Layout, bytes_: float) -> float:
+    return Stepper(run, layout).send_s(bytes_)
 
 
 def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:

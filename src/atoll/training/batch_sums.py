@@ -148,9 +148,9 @@ class Sums:
             time_s, needed = (np.zeros((len(self.rows), self.t.bounds.size + 1)) for _ in range(2))
             needed[:, :-1] = self.most(passes.bytes)
             for bound in (True, False):
-                mine = np.flatnonzero(self.t.bounds == bound)
-                some = Passes(*(x[:, mine] for x in passes))
-                time_s[:, mine] = self.step_s(states, some, bound=bound)
+                columns = np.flatnonzero(self.t.bounds == bound)
+                some = Passes(*(x[:, columns] for x in passes))
+                time_s[:, columns] = self.step_s(states, some, bound=bound)
             return time_s, needed, picks
         picks = self.fastest(passes)
         mixed = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))

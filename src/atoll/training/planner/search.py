@@ -289,9 +289,9 @@ class Space:
         sizes = self.blocks[owner].microbatch
         # Those that another part of the space may ask for are taken along.
         most_s = (1 + AHEAD) * min(limit_s, (1 + AHEAD) * first_s)
-        mine = (self.slot[start:end] < 0) & (self.least_s[start:end] < most_s)
-        mine &= self.may_fit[start:end] & (sizes == sizes[first - start])
-        return False, start + np.flatnonzero(mine)
+        there = (self.slot[start:end] < 0) & (self.least_s[start:end] < most_s)
+        there &= self.may_fit[start:end] & (sizes == sizes[first - start])
+        return False, start + np.flatnonzero(there)
 
     def _soon(self, rest: Ints, loose_s: Floats, limit_s: float, best_s: float) -> Iterator[Call]:
         """What is asked for next, as long as nothing faster is found."""
