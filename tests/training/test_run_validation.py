@@ -108,7 +108,7 @@ def test_adapters_in_a_table_train_them_alone() -> None:
     tuned = replace(row, values={**row.values, "method": "lora", "lora_targets": "attention qkv"})
     whole, frozen = (estimate(*run_of(one)) for one in (row, tuned))
     assert frozen.run.adapters == Adapters(16, ("q", "k", "v"))
-    assert 0.6 < frozen.step.time_s / whole.step.time_s < 0.8
+    assert 0.6 < frozen.step.time_s / whole.step.time_s < 0.85
     assert frozen.worst.weights < 0.6 * whole.worst.weights
     assert frozen.worst.optimizer < 0.02 * whole.worst.optimizer
 
