@@ -185,7 +185,8 @@ def _wafer(name: str) -> WaferEntry:
 
 def _calibration(name: str) -> CalibrationEntry:
     found = load_calibration(name)
-    return made_of(CalibrationEntry, found, calibration=found.name, traffic=dict(found.traffic))
+    tables = {"traffic": dict(found.traffic), "formats": dict(found.formats)}
+    return made_of(CalibrationEntry, found, calibration=found.name, **tables)
 
 
 _FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {

@@ -33,7 +33,7 @@ def test_every_device_is_priced_as_itself(tmp_path: Path) -> None:
         f"NVIDIA B200,gemm,bf16,4096,8192,2048,,,,,,,,,{2 * exact + 5},5",
         "A100,attention_prefill,bf16,,,,2,16,16,4096,128,0,,,900,",
         "GB300,all_gather,int8,,,,,,,,,,4,536870912,700,",
-        "H100,moe,bf16,1,1,1,,,,,,,,,10,",
+        "H100,ep_combine,bf16,1,1,1,,,,,,,,,10,",
         "H100,gemm,int4,64,64,64,,,,,,,,,10,",
         "H100,gemm,bf16,64,64,many,,,,,,,,,10,",
         "TPU-v99,gemm,bf16,64,64,64,,,,,,,,,10,",

@@ -9,7 +9,7 @@ from typing import Literal
 from atoll.answers.answer import Answer
 from atoll.answers.design import SizedChip
 from atoll.answers.wafer import WaferTold
-from atoll.hardware.gpu import AttentionFit
+from atoll.hardware.gpu import AttentionFit, FormatFit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,23 +130,28 @@ class CalibrationEntry(Answer):
     format: Literal[1] = 1
     calibration: str
     matmul: float
-    matmul_fp8: float
     tile_half: float
     epilogue: float
+    exposed: float
     misaligned: float
     word_rows: float
     odd_rows: float
     odd_output: float
     split_s: float
+    spill: float
     kernel_s: float
     hbm: float
     throttle: float
     throttle_s: float
     forward: AttentionFit
     backward: AttentionFit
+    prompt: AttentionFit | None
+    step_throttle: float | None
     vector_hbm: float
     vector_kernel_s: float
     traffic: Mapping[str, float]
+    formats: Mapping[str, FormatFit]
+    tiles: str
     matmul_ratio: float
     source: str
 

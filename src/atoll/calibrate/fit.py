@@ -1,13 +1,14 @@
 """Calibration: the GPU operator model's parameters from measured operators of one device.
 
-Four fits, one after the other, each on half of the rows of its kinds: products (twelve parameters),
-fp8 products (one), attention in either direction (four each), streaming operators (two, and bytes
-per element by kind). Each minimises the mean absolute logarithm of predicted over measured time,
-which outliers do not pull, by Powell's method within physical bounds.
+Four fits, one after the other, each on half of the rows of its kinds: products (fourteen
+parameters), fp8 products (one), attention in either direction (four each), streaming operators
+(two, and bytes per element by kind). Each minimises the mean absolute logarithm of predicted over
+measured time, which outliers do not pull, by Powell's method within physical bounds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
@@ -35,6 +36,8 @@ from atoll.hardware.gpu import (
     AttentionFit,
     Calibration,
     CalibrationFile,
+    FormatFile,
+    FormatFit,
     Gpu,
     load_gpu,
     recalibrated,
@@ -58,20 +61,22 @@ class Knob:
 
 
 PRODUCT_KNOBS = (
-    Knob("matmul", 0.92, 0.4, 1.0),
+    Knob("matmul", 0.92, 0.4, 1.3),
     Knob("tile_half", 15.0, 0.0, 60.0),
     Knob("hbm", 0.9, 0.4, 1.0),
     Knob("kernel_s", 3.5e-6, 1e-6, 20e-6),
     Knob("throttle", 0.16, 0.0, 0.5),
     Knob("throttle_s", 3e-3, 0.2e-3, 20e-3),
     Knob("split_s", 2e-6, 0.0, 10e-6),
-    Knob("epilogue", 0.9, 0.01, 1.0),
+    Knob("epilogue", 0.9, 0.0, 1.0),
+    Knob("exposed", 0.1, 0.0, 0.7),
+    Knob("spill", 0.3, 0.0, 1.0),
     Knob("misaligned", 1.1, 1.0, 2.0),
     Knob("word_rows", 2.6, 1.0, 6.0),
     Knob("odd_rows", 4.8, 1.0, 12.0),
     Knob("odd_output", 7.0, 1.0, 15.0),
 )
-FP8_KNOBS = (Knob("matmul_fp8", 0.9, 0.4, 1.0),)
+FP8_KNOBS = (Knob("matmul", 0.9, 0.4, 1.3),)
 FORWARD_KNOBS = (
     Knob("matmul", 0.7, 0.2, 1.0),
     Knob("min_head", 85.0, 8.0, 256.0),
@@ -151,7 +156,7 @@ def fit_calibration(
         def loss(values: Mapping[str, float]) -> float:
             return _loss(recalibrated(gpu, change(start, values)), chosen)
 
-        base = change(start, _powell(loss, knobs))
+        base = change(start, powell(loss, knobs))
 
     def products(fit: Calibration, values: Mapping[str, float]) -> Calibration:
         return replace(fit, **values)  # type: ignore[arg-type]
@@ -163,13 +168,23 @@ def fit_calibration(
         return replace(changed, traffic=_traffic(recalibrated(gpu, changed), vectors))
 
     stage("products", ("gemm", "bmm"), PRODUCT_KNOBS, products)
-    stage("fp8 products", ("gemm_fp8",), FP8_KNOBS, products)
+    stage("fp8 products", ("gemm_fp8",), FP8_KNOBS, _fp8)
     stage("attention forward", ("sdpa_fwd",), FORWARD_KNOBS,
-          lambda fit, values: replace(fit, forward=AttentionFit(**values)))  # fmt: skip
+          lambda fit, values: replace(fit, forward=_attention(fit, values)))  # fmt: skip
     stage("attention backward", ("sdpa_bwd",), BACKWARD_KNOBS,
-          lambda fit, values: replace(fit, backward=AttentionFit(**values)))  # fmt: skip
+          lambda fit, values: replace(fit, backward=_attention(fit, values)))  # fmt: skip
     stage("streaming", tuple(vectors), VECTOR_KNOBS, streaming)
     return replace(base, matmul_ratio=float(f"{ratio:.4g}")), tuple(kept)
+
+
+def _fp8(fit: Calibration, values: Mapping[str, float]) -> Calibration:
+    """fp8 products that share all but their rate with those of 16 bits."""
+    own = FormatFit(values["matmul"], fit.kernel_s, fit.throttle)
+    return replace(fit, formats=(("fp8", own),))
+
+
+def _attention(fit: Calibration, values: Mapping[str, float]) -> AttentionFit:
+    return AttentionFit(**values, throttle=fit.throttle)  # type: ignore[arg-type]
 
 
 def _loss(gpu: Gpu, tables: Mapping[str, Columns]) -> float:
@@ -185,9 +200,7 @@ def _loss(gpu: Gpu, tables: Mapping[str, Columns]) -> float:
     return total / weight
 
 
-def _powell(
-    loss: Callable[[Mapping[str, float]], float], knobs: Sequence[Knob]
-) -> dict[str, float]:
+def powell(loss: Callable[[Mapping[str, float]], float], knobs: Sequence[Knob]) -> dict[str, float]:
     """Coordinates are shares of each bound's range, so that one step size suits all."""
     low = np.array([knob.low for knob in knobs])
     span = np.array([knob.high for knob in knobs]) - low
@@ -243,13 +256,21 @@ def _bytes_per_element(gpu: Gpu, kind: str, entry: str, table: Columns) -> float
 
 def parameters(fit: Calibration) -> dict[str, Parameter | Mapping[str, Parameter]]:
     """The calibration as its YAML file has it, times in microseconds."""
-    attention = ("attention_forward", "attention_backward")
+    attention = ("attention_forward", "attention_backward", "attention_prompt")
     names = {name: CALIBRATED.get(name, name) for name in CalibrationFile.model_fields}
     shown: dict[str, Parameter | Mapping[str, Parameter]] = {}
     for name, own in names.items():
+        if name in attention and getattr(fit, own) is None:
+            continue
         if name in attention:
             inside = getattr(fit, own)
-            shown[name] = {inner: _written(inside, inner) for inner in AttentionFile.model_fields}
+            shown[name] = {
+                inner: _written(inside, inner)
+                for inner in AttentionFile.model_fields
+                if getattr(inside, CALIBRATED.get(inner, inner)) != math.inf
+            }
+        elif name == "formats":
+            shown[name] = {dtype: _flow(values) for dtype, values in fit.formats}
         elif name == "traffic":
             shown[name] = dict(fit.traffic)
         else:
@@ -264,13 +285,18 @@ def _written(fit: object, name: str) -> Parameter:
     return f"{float(value) * 1e6:.4g} us" if own.endswith("_s") else value
 
 
+def _flow(fit: FormatFit) -> str:
+    """The values of a format on one line."""
+    return f"{{{', '.join(f'{n}: {_written(fit, n)}' for n in FormatFile.model_fields)}}}"
+
+
 def calibration_yaml(fit: Calibration) -> str:
     """The file that `load_calibration` reads."""
     lines = ["# Written by `atoll calibrate`; docs/gpu-model.md says what every value means."]
     for key, value in parameters(fit).items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             lines.append(f"{key}:")
             lines.extend(f"  {inner}: {item}" for inner, item in value.items())
         else:
-            lines.append(f"{key}: {value}")
+            lines.append(f"{key}: {value or '{}' if isinstance(value, Mapping) else value}")
     return "\n".join(lines) + "\n"

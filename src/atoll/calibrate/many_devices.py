@@ -1,7 +1,8 @@
 """Operators and collectives timed on several devices: predictions held against them.
 
 Columns: device, op, precision, us, and the sizes of each kind: m, n, k, batch of products; batch,
-heads, kv_heads, seq, head_dim, causal of attention; ranks and bytes of collectives (gathered bytes
+heads, kv_heads, seq, head_dim, causal of attention; experts, topk, hidden, expert_ffn, ep, tp and m
+(tokens of the whole expert group) of expert layers; ranks and bytes of collectives (gathered bytes
 for a gather, a rank's whole input for others). `quant_us` is what a cast before a product took.
 """
 
@@ -18,22 +19,46 @@ from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.calibrate.validate import WORST, error_summary
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
+from atoll.cost.gpu_vector import streaming_s
 from atoll.errors import AtollError
 from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
 from atoll.files.csvfile import Line, read_csv, write_csv
 from atoll.hardware.catalog import load_network
-from atoll.hardware.gpu import Gpu, written_gpu
+from atoll.hardware.gpu import ELEMENT_BYTES, Gpu, written_gpu
 
 COLUMNS = ("device", "op", "precision", "us")
 PRODUCT_SIZES = ("m", "n", "k", "batch")
 ATTENTION_SIZES = ("batch", "heads", "kv_heads", "seq", "head_dim", "causal")
+EXPERT_SIZES = ("m", "experts", "topk", "hidden", "expert_ffn", "ep", "tp")
 SIZES = {
     "gemm": PRODUCT_SIZES,
     "bmm": PRODUCT_SIZES,
     "attention_prefill": ATTENTION_SIZES,
+    "mla_prefill": ATTENTION_SIZES,
+    "moe": EXPERT_SIZES,
+    **dict.fromkeys(("quantize_cast", "quantize_amax"), ("m", "k")),
     **dict.fromkeys((*PASSES, "all_to_all"), ("bytes", "ranks")),
 }
-FORMATS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "mxfp8", "nvfp4": "nvfp4"}
+FORMATS = ("bf16", "fp16", "fp8", "fp8_block", "nvfp4")
+KNOWN = {
+    "attention_prefill": ("bf16", "fp16", "fp8"),
+    "mla_prefill": ("bf16", "fp16"),
+    **dict.fromkeys(("gemm", "bmm", "moe"), FORMATS),
+}
+"""Formats by operator; collectives and casts take bytes of any."""
+CAST_BYTES = {"fp8": 3.0, "fp8_block": 3.5, "nvfp4": 4.3}
+"""Per element of a cast of 16-bit numbers: 3 must move to fp8, of blocks' scales a little more; 2.6
+to nvfp4, whose kernels reach less of the bandwidth. The latter two are fitted over all devices."""
+CAST = ("fp8_block", "nvfp4")
+"""Formats whose rows include the cast of the first operand."""
+AMAX_BYTES, AMAX_KERNELS = 6.0, 2
+"""Of the largest absolute value, by PyTorch: the values are written and read again."""
+CACHE_PASSES = {"fa3": 6.0, "trtllm": 6.0}
+"""Bytes over those of keys and values that engines move to store them in their paged cache, by a
+part of the kernel's name; fitted over all devices."""
+USUAL_CACHE_PASSES = 2.5
+LATENT_VALUE = 128
+"""Columns of a value head of latent attention; `head_dim` are those of its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +71,8 @@ class Timed:
     precision: str
     sizes: tuple[float, ...]
     measured_s: float
+    kernel: str = ""
+    """Who ran it, where the table says."""
 
 
 def is_device_table(header: Sequence[str]) -> bool:
@@ -53,27 +80,35 @@ def is_device_table(header: Sequence[str]) -> bool:
     return all(name in header for name in COLUMNS)
 
 
-def validate_devices(path: str | Path, *, out: str | Path | None = None) -> OperatorsValidation:
-    """Errors over a file, by device, by operator and by format."""
+def read_timed(path: str | Path) -> tuple[list[Timed], Counter[str]]:
+    """The rows that can be read, and why others cannot."""
+    rows: list[Timed] = []
     skipped: Counter[str] = Counter()
-    kinds: defaultdict[tuple[str, str, str], list[Timed]] = defaultdict(list)
-    _, lines = read_csv(path)
-    for line in lines:
+    for line in read_csv(path)[1]:
         try:
-            row = _row(line)
-            kinds[row.device, row.op, row.precision].append(row)
+            rows.append(_row(line))
         except ValueError as error:
             skipped[str(error)] += 1
+    return rows, skipped
+
+
+def validate_devices(path: str | Path, *, out: str | Path | None = None) -> OperatorsValidation:
+    """Errors over a file, by device, by operator and by format."""
+    read, skipped = read_timed(path)
+    count = len(read) + sum(skipped.values())
+    kinds: defaultdict[tuple[str, str, str], list[Timed]] = defaultdict(list)
+    for row in read:
+        kinds[row.device, row.op, row.precision].append(row)
     rows: list[Timed] = []
     found: list[Floats] = []
-    for (device, op, precision), members in kinds.items():
+    for (device, _, _), members in kinds.items():
         try:
-            found.append(_predicted_s(written_gpu(device), op, precision, members))
+            found.append(predicted_s(written_gpu(device), members))
             rows += members
         except AtollError as error:
             skipped[str(error)] += len(members)
-    predicted_s = np.concatenate(found) if found else np.empty(0)
-    errors = predicted_s / np.array([row.measured_s for row in rows]) - 1
+    times_s = np.concatenate(found) if found else np.empty(0)
+    errors = times_s / np.array([row.measured_s for row in rows]) - 1
 
     def by(key: Callable[[Timed], str]) -> dict[str, Errors]:
         names = np.array([key(row) for row in rows])
@@ -88,19 +123,26 @@ def validate_devices(path: str | Path, *, out: str | Path | None = None) -> Oper
             predicted_s=float(predicted),
             error=float(error),
         )
-        for row, predicted, error in zip(rows, predicted_s, errors, strict=True)
+        for row, predicted, error in zip(rows, times_s, errors, strict=True)
     ]
     if out is not None:
         header = ("line", "device", "operator", "measured_s", "predicted_s", "error")
         write_csv(out, header, [[getattr(row, name) for name in header] for row in told])
     return OperatorsValidation(
         device="several devices",
-        rows=len(lines),
+        rows=count,
         predicted=len(rows),
         skipped=dict(skipped.most_common()),
         step_time=error_summary(errors),
         by_kind=by(lambda row: f"{row.op} {row.precision}"),
-        groups={"device": by(lambda row: row.device), "precision": by(lambda r: r.precision)},
+        groups={
+            "device": by(lambda row: row.device),
+            "precision": by(lambda row: row.precision),
+            "device, operator, precision": by(lambda r: f"{r.device} {r.op} {r.precision}"),
+            "the same above 20 us": by(
+                lambda r: f"{r.device} {r.op} {r.precision}" if r.measured_s > 20e-6 else "shorter"
+            ),
+        },
         worst=tuple(sorted(told, key=lambda row: -abs(row.error))[:WORST]),
     )
 
@@ -112,9 +154,10 @@ def _row(line: Line) -> Timed:
     op, precision = given["op"], given["precision"]
     if op not in SIZES:
         raise ValueError(f"op {op!r} is not modelled")
-    known = {"attention_prefill": ("bf16", "fp16"), "gemm": FORMATS, "bmm": FORMATS}
-    if precision not in known.get(op, (precision,)):  # collectives move bytes of any format
+    if precision not in KNOWN.get(op, (precision,)):
         raise ValueError(f"{op} in {precision!r} is not modelled")
+    if op == "moe" and given.get("distribution", "balanced") not in ("", "balanced"):
+        raise ValueError("experts of uneven load are not modelled")
     try:
         sizes = tuple(float(given.get(name) or 1) for name in SIZES[op])
         took_us = float(given["us"]) - float(given.get("quant_us") or 0)
@@ -122,17 +165,69 @@ def _row(line: Line) -> Timed:
         raise ValueError(f"line {line.number}: a size or time is no number") from None
     if not (took_us > 0 and all(0 <= size < 1e15 for size in sizes)):
         raise ValueError(f"line {line.number}: sizes and times must be positive")
-    return Timed(line.number, given["device"], op, precision, sizes, took_us * 1e-6)
+    kernel = given.get("kernel") or ""
+    return Timed(line.number, given["device"], op, precision, sizes, took_us * 1e-6, kernel)
 
 
-def _predicted_s(gpu: Gpu, op: str, precision: str, rows: Sequence[Timed]) -> Floats:
+def predicted_s(gpu: Gpu, rows: Sequence[Timed]) -> Floats:
+    """Times of rows of one device, operator and format."""
+    op, precision = rows[0].op, rows[0].precision
     table = np.array([row.sizes for row in rows])
     if op in ("gemm", "bmm"):
         m, n, k, batch = table.T
-        return gemm_times_s(gpu, m, n, k, batch, FORMATS[precision])
-    if op == "attention_prefill":
-        return attention_times_s(gpu, Heads(*table.T), dtype=gpu.half_dtype)
+        time_s = gemm_times_s(gpu, m, n, k, batch, precision)
+        return time_s + _cast_s(gpu, precision, batch * m * k) if precision in CAST else time_s
+    if op in ("attention_prefill", "mla_prefill"):
+        passes = np.array([_cache_passes(row.kernel) for row in rows])
+        return _attention_s(gpu, precision, table, passes, latent=op == "mla_prefill")
+    if op == "moe":
+        return _experts_s(gpu, precision, table)
+    if op in ("quantize_cast", "quantize_amax"):
+        elements = table.prod(axis=1)
+        if op == "quantize_cast":
+            return _cast_s(gpu, precision, elements)
+        return streaming_s(gpu, elements * AMAX_BYTES, AMAX_KERNELS)
     network = load_network(gpu.network)
     if op == "all_to_all":
         return np.array([all_to_all_s(network, bytes_, int(n)) for bytes_, n in table])
     return np.array([collective_s(network, op, bytes_, int(n)) for bytes_, n in table])
+
+
+def _cast_s(gpu: Gpu, precision: str, elements: Floats) -> Floats:
+    """A 16-bit operand read, a narrow one written."""
+    return streaming_s(gpu, elements * CAST_BYTES[precision])
+
+
+def _cache_passes(kernel: str) -> float:
+    found = (passes for part, passes in CACHE_PASSES.items() if part in kernel)
+    return next(found, USUAL_CACHE_PASSES)
+
+
+def _attention_s(
+    gpu: Gpu, precision: str, table: Floats, passes: Floats, *, latent: bool
+) -> Floats:
+    """Attention over a prompt; causal rows also store keys and values."""
+    b, h, hk, s, d, causal = table.T
+    dtype = "fp8" if precision == "fp8" else gpu.half_dtype
+    width = (d + LATENT_VALUE) / 2 if latent else d
+    time_s = attention_times_s(gpu, Heads(b, h, hk, s, width, causal), dtype=dtype, prompt=True)
+    stored = passes * 2 * b * s * hk * d * ELEMENT_BYTES[dtype]
+    engine_s = (gpu.calibration.prompt or gpu.calibration.forward).engine_s
+    return time_s + engine_s + np.where(causal, streaming_s(gpu, stored), 0.0)
+
+
+def _experts_s(gpu: Gpu, precision: str, table: Floats) -> Floats:
+    """One rank's expert layer, every expert with as many tokens: rows gathered, products up (gated)
+    and down, SwiGLU between them, and the weighted sum of what returns.
+    """
+    m, experts, topk, hidden, ffn, ep, tp = table.T
+    rows = np.maximum(1.0, m * topk / ep)
+    local = np.minimum(experts / ep, rows)
+    own, inner = rows / local, ffn / tp
+    up_s = gemm_times_s(gpu, own, 2 * inner, hidden, local, precision)
+    down_s = gemm_times_s(gpu, own, hidden, inner, local, precision)
+    moved = 2 * rows * (2 * hidden + 3 * inner + hidden) + 2 * m * hidden
+    time_s = up_s + down_s + streaming_s(gpu, moved, 6)
+    if precision in ("bf16", "fp16"):
+        return time_s
+    return time_s + _cast_s(gpu, precision, rows * (hidden + inner))

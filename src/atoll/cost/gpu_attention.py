@@ -1,12 +1,15 @@
 """Flash attention on a GPU: blocks of 128 rows, each walking the keys that it may see.
 
 A block's time is that of its (query, key) pairs, set by the matrix products or, for small heads,
-by the exponentials. Blocks are dealt to SMs as they come free: never more than full waves, never
-more than an even share plus one longest block (Graham's bound for list scheduling, 1966).
+by the exponentials, and of the shorter what the longer does not hide. Blocks are dealt to SMs as
+they come free: never more than full waves, under a causal mask never more than an even share plus
+a part of the longest block (all of it is Graham's bound for list scheduling, 1966). Where blocks
+are fewer than SMs, some libraries also divide the keys and join the parts.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +18,10 @@ from numpy.typing import ArrayLike
 from atoll.cost.gpu_gemm import Floats, throttled_s
 from atoll.hardware.gpu import AttentionFit, Gpu
 
-BLOCK_ROWS = 128
+BLOCK_ROWS = 128  # keys at a time, and queries of a block unless the calibration has others
+NARROW_HEAD = 96
+HEAD_COLUMNS = 16  # heads are filled up to a multiple of the products' depth
+KEY_SPLITS = (2, 4, 8)
 FORWARD_PRODUCTS = 2  # QK', PV
 BACKWARD_PRODUCTS = 5  # the first again, and one for each of dV, dP, dQ, dK
 # Passes over a tensor of query heads in backward: o and do for their row sums, q and do in the main
@@ -47,8 +53,10 @@ def attention_times_s(
     dtype: str = "bf16",
     sustained: bool = False,
     even: bool = False,
+    prompt: bool = False,
 ) -> Floats:
-    """Seconds of flash attention, for arrays of sizes at once. `even`: as if blocks were spread
+    """Seconds of flash attention, for arrays of sizes at once. `prompt`: forward, as inference
+    engines run it. `even`: as if blocks were spread
     evenly, and without the launch, what no larger batch takes less of for each of its samples.
     """
     *numbers, causal, keys = sizes
@@ -56,23 +64,37 @@ def attention_times_s(
         np.asarray(a, dtype=np.float64) for a in (*numbers, sizes.seq if keys is None else keys)
     )
     b, h, hk, s, d, sk, masked = np.broadcast_arrays(*arrays, np.asarray(causal, dtype=bool))
-    direction = gpu.calibration.backward if backward else gpu.calibration.forward
+    fit = gpu.calibration
+    direction = fit.backward if backward else (prompt and fit.prompt) or fit.forward
     products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
 
-    pair_s = 2 * products * np.maximum(d, _min_head(gpu, direction)) * gpu.sms
-    pair_s = pair_s / (direction.matmul * gpu.matmul_scale * gpu.peak_flops(dtype))
-    rows, steps = np.ceil(s / BLOCK_ROWS), np.ceil(sk / BLOCK_ROWS)
-    visited = np.where(masked, (steps + 1) / 2, steps)  # key blocks that a row block walks, mean
-    square_s = pair_s * BLOCK_ROWS**2
-    longest_s = square_s * steps + direction.block_s
-    mean_s = square_s * visited + direction.block_s
+    wide = np.ceil(d / HEAD_COLUMNS) * HEAD_COLUMNS
+    exp = _min_head(gpu, direction)
+    pair_s = 2 * products * (np.maximum(wide, exp) + direction.exposed * np.minimum(wide, exp))
+    rate = direction.matmul * (direction.fp8_gain if dtype == "fp8" else 1.0) * gpu.matmul_scale
+    pair_s = pair_s * gpu.sms / (rate * gpu.peak_flops(gpu.half_dtype if dtype == "fp8" else dtype))
+    queries = np.where(d <= NARROW_HEAD, direction.narrow_rows, BLOCK_ROWS)
+    queries = np.where(masked, np.minimum(queries, direction.causal_rows), queries)
+    rows, steps = np.ceil(s / queries), np.ceil(sk / BLOCK_ROWS)
+    # Key blocks that a row block walks, on average.
+    visited = np.where(masked, np.minimum((steps + queries / BLOCK_ROWS) / 2, steps), steps)
+    step_s = pair_s * queries * BLOCK_ROWS
+    start_s = direction.block_s * queries / BLOCK_ROWS
     share = b * h * rows / gpu.sms
-    busy_s = np.minimum(np.ceil(share) * longest_s, share * mean_s + longest_s)
-    if even:
-        busy_s = share * mean_s
 
-    bandwidth_Bps = gpu.calibration.hbm * gpu.hbm_Bps
+    def dealt_s(parts: int) -> Floats:
+        longest_s, mean_s = step_s * steps / parts + start_s, step_s * visited / parts + start_s
+        waves_s = np.ceil(share * parts) * longest_s
+        list_s = np.maximum(share * parts * mean_s + direction.tail * longest_s, longest_s)
+        return np.asarray(np.where(masked, np.minimum(waves_s, list_s), waves_s))
+
+    bandwidth_Bps = fit.hbm * gpu.hbm_Bps
     element, key = 2 * b * s * d, 2 * b * sk * d
+    busy_s = share * (step_s * visited + start_s) if even else dealt_s(1)
+    if not (even or backward or math.isinf(direction.split_s)):
+        for parts in KEY_SPLITS:  # fp32 results of each part are written and read
+            joined_s = dealt_s(parts) + direction.split_s + 4 * parts * element * h / bandwidth_Bps
+            busy_s = np.where(share <= 1, np.minimum(busy_s, joined_s), busy_s)
     if backward:
         grouped = np.where(hk < h, GROUPED_PASSES * h, 0.0)
         moved = element * BACKWARD_QUERY_PASSES * h + key * (KEY_PASSES * hk + grouped)
@@ -80,7 +102,9 @@ def attention_times_s(
     else:
         busy_s = np.maximum(busy_s, 2 * (element * h + key * hk) / bandwidth_Bps)
     launch_s = 0.0 if even else direction.kernel_s
-    return throttled_s(gpu.calibration, busy_s, sustained=sustained) + launch_s
+    if sustained:
+        return throttled_s(busy_s, fit.attention_throttle(direction), 0.0) + launch_s
+    return throttled_s(busy_s, direction.throttle, fit.throttle_s) + launch_s
 
 
 def _min_head(gpu: Gpu, direction: AttentionFit) -> float:

@@ -7,6 +7,7 @@ to other devices through their peaks. Both are YAML; a calibration is what `cali
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -39,15 +40,24 @@ PRECISIONS: tuple[str, ...] = get_args(Precision)
 SCALED = ("fp8", "mxfp8", "nvfp4")
 """Formats of fewer than 16 bits: 16-bit tensors are cast to them in front of products, with a scale
 for a tensor or for a block of 16 or 32 elements."""
+NarrowFormat = Literal["fp8", "fp8_block", "nvfp4"]
+"""Formats whose products were measured apart: 8 bits with a scale for a tensor, or for a block of
+128 (DeepGEMM's), 4 bits with one for 16."""
 ADAM_BYTES = 28  # an element of an fp32 step: parameter, moments read and written, gradient read
 ELEMENT_BYTES: Mapping[str, float] = {
     "bf16": 2,
     "fp16": 2,
     "fp8": 1,
+    "fp8_block": 33 / 32,
     "mxfp8": 33 / 32,
     "nvfp4": 9 / 16,
 }
 """Of an element in memory, with its share of a block's scale."""
+
+
+ATTENTION_POWER = 0.5
+"""Of the products' slowdown at the power limit, attention's: an H200 sustains 1.70 GHz in attention
+and 1.48 in products, of a boost of 1.98 (docs/gpu-model.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,23 @@ class AttentionFit:
     min_head: float  # head size below which exponentials, not products, set the pace (Hopper)
     block_s: float  # start and end of one block of 128 rows
     kernel_s: float  # launch to finish of an empty call
+    throttle: float  # slowdown at the power limit
+    exposed: float = 0.0  # of the shorter of products and exponentials, what the longer hides not
+    tail: float = 1.0  # of the longest block of a causal mask, what sticks out at the end
+    split_s: float = math.inf  # joining the parts of keys where blocks are fewer than SMs; inf: no
+    fp8_gain: float = 1.0  # speed of products of 8-bit numbers over those of 16-bit ones
+    engine_s: float = 0.0  # what a call by an inference engine adds; no part of training
+    narrow_rows: int = 128  # queries of a block, of heads of up to 96
+    causal_rows: int = 256  # the most queries of a block under a causal mask
+
+
+@dataclass(frozen=True, slots=True)
+class FormatFit:
+    """Products of one format where it differs from the others."""
+
+    matmul: float  # share of its matrix peak in the inner loop of an endless tile
+    kernel_s: float  # launch to finish of an empty product, inside a CUDA graph
+    throttle: float  # slowdown at the power limit: sustained time = (1 + throttle) x burst time
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +92,18 @@ class Calibration:
     """How close kernels come to a device's peaks. See docs/gpu-model.md for every meaning."""
 
     name: str
-    matmul: float  # share of the 16-bit matrix peak in the inner loop of an endless tile
-    matmul_fp8: float  # the same of the fp8 peak
+    # Share of the 16-bit matrix peak in the inner loop of an endless tile; above 1 where bursts run
+    # at a clock above the peak's.
+    matmul: float
     tile_half: float  # operand delivery: a square tile t runs at 1 / (1 + 2 tile_half / t)
     epilogue: float  # share of the output's write time that no other tile hides
+    exposed: float  # of the shorter of moving and multiplying, what the longer does not hide
     misaligned: float  # slowdown where a row is not whole 32-byte sectors
     word_rows: float  # slowdown where a row is not whole 16-byte vectors: no bulk copies
     odd_rows: float  # slowdown where an operand's row is an odd number of 16-bit elements
     odd_output: float  # the same where the output's row is
     split_s: float  # second pass of a split-K product
+    spill: float  # share of its partial sums that goes through HBM, not L2
     kernel_s: float  # launch to finish of an empty product, inside a CUDA graph
     hbm: float  # share of the HBM peak that products reach
     throttle: float  # slowdown at the power limit: sustained time = (1 + throttle) x burst time
@@ -83,6 +113,10 @@ class Calibration:
     vector_hbm: float  # share of the HBM peak that streaming kernels reach
     vector_kernel_s: float  # launch to finish of an empty streaming kernel
     traffic: tuple[tuple[str, float], ...]  # bytes per element by kind of streaming operator
+    formats: tuple[tuple[str, FormatFit], ...] = ()  # of fewer than 16 bits
+    prompt: AttentionFit | None = None  # forward as inference engines run it, where it differs
+    tiles: str = "hopper"  # shapes of the library's tiles: of Ampere and Ada, or since Hopper
+    step_throttle: float | None = None  # of products inside training steps, where it is known
     matmul_ratio: float = 0.0  # measured matmul maximum over peak of the calibrated device; 0: none
     source: str = ""
 
@@ -95,6 +129,26 @@ class Calibration:
                 f"{suggestion(function, table)}"
             )
         return table[function]
+
+    def format_fit(self, dtype: str) -> FormatFit:
+        """Products of a format; those of narrow formats that were not measured are as fp8's."""
+        found = dict(self.formats)
+        if dtype in found:
+            return found[dtype]
+        if dtype in ELEMENT_BYTES and dtype not in ("bf16", "fp16") and "fp8" in found:
+            return found["fp8"]
+        return FormatFit(self.matmul, self.kernel_s, self.throttle)
+
+    @property
+    def limit_throttle(self) -> float:
+        """Slowdown of products of all formats inside a training step, at the power limit: on an
+        H200 those in bf16 and in fp8 sustain one clock, 1.48 GHz.
+        """
+        return self.throttle if self.step_throttle is None else self.step_throttle
+
+    def attention_throttle(self, direction: AttentionFit) -> float:
+        """Slowdown of attention at the power limit."""
+        return max(direction.throttle, ATTENTION_POWER * self.limit_throttle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +185,7 @@ class Gpu:
             "bf16": self.bf16_flops,
             "fp16": self.fp16_flops,
             "fp8": self.fp8_flops,
+            "fp8_block": self.fp8_flops,
             "mxfp8": self.fp8_flops,
             "nvfp4": self.fp4_flops,
         }
@@ -168,10 +223,10 @@ class Gpu:
         how much closer (or less close) than the calibrated device this one comes to its peak.
         """
         fit = self.calibration
-        if dtype == "nvfp4" and self.fp4_gain is not None and self.fp4_flops is not None:
+        measured = "nvfp4" in dict(fit.formats)
+        if dtype == "nvfp4" and not measured and self.fp4_gain and self.fp4_flops:
             return self.fp4_gain * self.loop_flops("fp8")
-        share = fit.matmul_fp8 if dtype in SCALED else fit.matmul
-        return share * self.matmul_scale * self.peak_flops(dtype)
+        return fit.format_fit(dtype).matmul * self.matmul_scale * self.peak_flops(dtype)
 
     @property
     def matmul_scale(self) -> float:
@@ -182,39 +237,60 @@ class Gpu:
         return ratio / self.calibration.matmul_ratio
 
 
+Part = Annotated[float, Field(ge=0, le=1)]
 Slowdown = Annotated[float, Field(ge=1, le=LARGEST_FACTOR)]
 
 
 class AttentionFile(FileModel):
-    matmul: Share
+    matmul: Factor
     min_head: Factor
     block: Seconds
     kernel: Seconds
+    throttle: Factor
+    exposed: Part = 0.0
+    tail: Part = 1.0
+    split: Seconds | None = None
+    fp8_gain: Annotated[float, Field(gt=0, le=LARGEST_FACTOR)] = 1.0
+    engine: Seconds = 0.0
+    narrow_rows: Count = 128
+    causal_rows: Count = 256
 
     def fit(self) -> AttentionFit:
-        return AttentionFit(self.matmul, self.min_head, self.block, self.kernel)
+        values: dict[str, Any] = {CALIBRATED.get(name, name): value for name, value in self}
+        values["split_s"] = math.inf if self.split is None else self.split
+        return AttentionFit(**values)
+
+
+class FormatFile(FileModel):
+    matmul: Factor
+    kernel: Seconds
+    throttle: Factor
 
 
 class CalibrationFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
-    matmul: Share
-    matmul_fp8: Share
+    matmul: Factor
     tile_half: Factor
-    epilogue: Share
+    epilogue: Part
+    exposed: Part = 0.0
     misaligned: Slowdown
     word_rows: Slowdown = 1.0
     odd_rows: Slowdown = 1.0
     odd_output: Slowdown = 1.0
     split: Seconds
+    spill: Part = 1.0
     kernel: Seconds
     hbm: Share
     throttle: Factor
     throttle_half: Annotated[Seconds, Field(gt=0)]
     attention_forward: AttentionFile
     attention_backward: AttentionFile
+    attention_prompt: AttentionFile | None = None
     vector_hbm: Share
     vector_kernel: Seconds
+    formats: dict[NarrowFormat, FormatFile] = Field(default_factory=dict)
+    tiles: Literal["ampere", "hopper"] = "hopper"
     matmul_ratio: Factor = 0.0
     traffic: dict[str, Factor] = Field(min_length=1)
 
@@ -223,7 +299,12 @@ class CalibrationFile(FileModel):
         values |= {
             "forward": self.attention_forward.fit(),
             "backward": self.attention_backward.fit(),
+            "prompt": self.attention_prompt and self.attention_prompt.fit(),
             "traffic": tuple(sorted(self.traffic.items())),
+            "formats": tuple(
+                (name, FormatFit(own.matmul, own.kernel, own.throttle))
+                for name, own in self.formats.items()
+            ),
         }
         return Calibration(**values)
 
@@ -232,10 +313,12 @@ CALIBRATED = {
     "split": "split_s",
     "kernel": "kernel_s",
     "block": "block_s",
+    "engine": "engine_s",
     "throttle_half": "throttle_s",
     "vector_kernel": "vector_kernel_s",
     "attention_forward": "forward",
     "attention_backward": "backward",
+    "attention_prompt": "prompt",
 }
 """For names of a calibration's file, those of the fields here."""
 
@@ -258,7 +341,8 @@ class GpuFile(FileModel):
     measured_fp4: Flops | None = None
     tensor_per_exp: Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)] = 1.0
     power: Power | None = None
-    throttle: Factor | None = None  # instead of the calibration's, where the device's is known
+    # Of products inside training steps, fitted on published ones; else as long bursts have it.
+    throttle: Factor | None = None
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
     stack: str = "megatron"  # what usually runs on them
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
@@ -271,7 +355,7 @@ class GpuFile(FileModel):
 
     def gpu(self, calibration: Calibration) -> Gpu:
         if self.throttle is not None:
-            calibration = replace(calibration, throttle=self.throttle)
+            calibration = replace(calibration, step_throttle=self.throttle)
         return Gpu(
             name=self.name,
             bf16_flops=self.bf16,

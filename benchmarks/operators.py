@@ -1,0 +1,257 @@
+"""Calibrations of NVIDIA's devices from a table of measured operators, and their errors.
+
+    python benchmarks/operators.py operators_nvidia.csv.gz [--write] [--leave-out DEVICE]
+
+The table has the columns that `atoll validate --data` reads for operators of several devices. Of
+each device, operator and format the half of the shapes with the smaller hash is fitted (the same
+shapes on all devices); errors are of rows above 20 us: the fitted half, the other half, and
+one (n, k) that nothing was fitted on. `--write` writes the catalogue's calibrations; `--leave-out`
+prices a device by its family's calibration instead of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import atoll
+from atoll.calibrate.fit import Knob, calibration_yaml, powell
+from atoll.calibrate.many_devices import Timed, predicted_s, read_timed
+from atoll.calibrate.rows import H200_OPERATORS, fitted_rows, read_operators
+from atoll.calibrate.validate import columns, predict_kind_s, skip_reason
+from atoll.cost.gpu_gemm import Floats
+from atoll.hardware.gpu import (
+    AttentionFit,
+    Calibration,
+    FormatFit,
+    Gpu,
+    load_calibration,
+    recalibrated,
+    written_gpu,
+)
+
+LONG_S = 20e-6
+SHORT_WEIGHT = 0.2  # of rows below: mostly launch
+OWN_WEIGHT = 2  # of our own H200 timings, which the steps were measured beside
+LEFT_OUT = (10240.0, 8192.0)  # n and k of products that no fit sees
+CITATION = (
+    "fitted on half of the shapes of {device} that NVIDIA's aiconfigurator-core 0.12.0 has "
+    "(Apache-2.0, arXiv:2601.06288); streaming and backward attention as measured on an H200"
+)
+TILES = {"a100": "ampere", "l40s": "ampere", "rtx-pro-6000": "ampere"}
+NARROW_ROWS = {"h100": 192, "h200": 192}  # FlashAttention-3's block of small heads
+CAUSAL_ROWS = {"l40s": 64, "rtx-pro-6000": 64}  # FlashAttention-2's on small shared memories
+# Devices whose training runs and steps are met by the H200's own kernels for training; elsewhere
+# forward attention is taken as the engines' (without what their calls add).
+TRAINING_KERNELS = ("a100-80", "h100", "h200")
+FAMILY = {"h100": "h200", "b200": "gb200", "gb200": "b200", "b300": "gb300", "gb300": "b300",
+          "l40s": "rtx-pro-6000", "rtx-pro-6000": "l40s"}  # fmt: skip
+
+PRODUCT_KNOBS = (
+    Knob("matmul", 0.95, 0.4, 1.4),
+    Knob("tile_half", 12.0, 0.0, 60.0),
+    Knob("hbm", 0.8, 0.4, 1.0),
+    Knob("kernel_s", 2.5e-6, 0.5e-6, 20e-6),
+    Knob("throttle", 0.2, 0.0, 0.7),
+    Knob("throttle_s", 2e-3, 0.1e-3, 20e-3),
+    Knob("split_s", 3e-6, 0.0, 10e-6),
+    Knob("epilogue", 0.5, 0.0, 1.0),
+    Knob("exposed", 0.15, 0.0, 0.7),
+    Knob("spill", 0.2, 0.0, 1.0),
+)
+FORMAT_KNOBS = (
+    Knob("matmul", 0.9, 0.2, 1.4),
+    Knob("kernel_s", 4e-6, 0.5e-6, 30e-6),
+    Knob("throttle", 0.2, 0.0, 0.9),
+)
+FORWARD_KNOBS = (
+    Knob("matmul", 0.8, 0.2, 1.4),
+    Knob("min_head", 75.0, 4.0, 256.0),
+    Knob("exposed", 0.3, 0.0, 1.0),
+    Knob("block_s", 2e-6, 0.0, 6e-6),
+    Knob("engine_s", 3e-6, 0.0, 30e-6),
+    Knob("throttle", 0.2, 0.0, 0.7),
+    Knob("tail", 0.6, 0.0, 1.0),
+    Knob("split_s", 4e-6, 0.0, 30e-6),
+)
+FP8_ATTENTION_KNOBS = (Knob("fp8_gain", 1.2, 0.2, 3.0),)
+Rows = Mapping[tuple[str, str], Sequence[Timed]]
+Change = Callable[[Calibration, Mapping[str, float]], Calibration]
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    given.add_argument("table")
+    given.add_argument("--write", action="store_true")
+    given.add_argument("--device", action="append")
+    given.add_argument("--leave-out")
+    asked = given.parse_args()
+    by_device: defaultdict[str, dict[tuple[str, str], list[Timed]]] = defaultdict(dict)
+    for row in read_timed(asked.table)[0]:
+        by_device[row.device].setdefault((row.op, row.precision), []).append(row)
+    print("| device | operator | format | rows | fitted | not fitted | bias | (n, k) left out |")
+    print("|---|---|---|---|---|---|---|---|")
+    for device, rows in by_device.items():
+        gpu = written_gpu(device)
+        if asked.device and device not in asked.device:
+            continue
+        if asked.leave_out:
+            if device == asked.leave_out:
+                family = load_calibration(FAMILY[gpu.name])
+                report(recalibrated(gpu, family), device, rows)
+            continue
+        fit = fit_device(gpu, rows)
+        report(recalibrated(gpu, fit), device, rows)
+        if asked.write:
+            name = gpu.name.split("-")[0] if gpu.name.startswith("a100") else gpu.name
+            folder = Path(atoll.__file__).parent / "hardware" / "catalog" / "gpus"
+            text = calibration_yaml(replace(fit, name=name)).replace(
+                "`atoll calibrate`", "`benchmarks/operators.py`"
+            )
+            (folder / f"calibration-{name}.yaml").write_text(text)
+
+
+def fit_device(gpu: Gpu, rows: Rows) -> Calibration:
+    """Products of 16 bits, then of each narrow format, then attention, on the fitted half."""
+    ratio = (
+        0.0 if gpu.measured_flops is None else gpu.measured_flops / gpu.peak_flops(gpu.half_dtype)
+    )
+    h200 = load_calibration("h200")
+    base = replace(
+        h200,
+        name=gpu.name,
+        source=CITATION.format(device=gpu.name),
+        tiles=TILES.get(gpu.name.split("-8")[0], "hopper"),
+        matmul_ratio=float(f"{ratio:.4g}"),
+        formats=(),
+    )
+    if gpu.name != "h200":  # as the H200's, as much nearer to the peak as its products are
+        scale = ratio / h200.matmul_ratio
+        base = replace(
+            base, forward=carried(h200.forward, scale), backward=carried(h200.backward, scale)
+        )
+    ours = own_rows(gpu) if gpu.name == "h200" else {}
+
+    def stage(kinds: Sequence[tuple[str, str]], knobs: Sequence[Knob], change: Change) -> None:
+        nonlocal base
+        parts = [[r for r in rows.get(kind, ()) if is_fitted(r)] for kind in kinds]
+        parts = [part for part in parts if part]
+        if not parts:
+            return
+        start = base
+
+        def loss(values: Mapping[str, float]) -> float:
+            changed = recalibrated(gpu, change(start, values))
+            found = [score(predicted_s(changed, part), part) for part in parts]
+            found += [
+                score_ours(changed, ours, kind) for kind in kinds if kind in ours
+            ] * OWN_WEIGHT
+            return float(np.mean(found))
+
+        base = change(start, powell(loss, knobs))
+
+    def products(fit: Calibration, values: Mapping[str, float]) -> Calibration:
+        return replace(fit, **values)  # type: ignore[arg-type]
+
+    stage([("gemm", "bf16")], PRODUCT_KNOBS, products)
+    for dtype in ("fp8", "fp8_block", "nvfp4"):
+
+        def narrow(
+            fit: Calibration, values: Mapping[str, float], dtype: str = dtype
+        ) -> Calibration:
+            return replace(fit, formats=(*fit.formats, (dtype, FormatFit(**values))))
+
+        stage([("gemm", dtype)], FORMAT_KNOBS, narrow)
+    rows_of = {
+        "kernel_s": h200.forward.kernel_s,
+        "narrow_rows": NARROW_ROWS.get(gpu.name, 128),
+        "causal_rows": CAUSAL_ROWS.get(gpu.name, 256),
+    }
+    prompts = rows[("attention_prefill", "bf16")]
+    several = len({row.sizes[4] for row in prompts}) > 1
+    knobs = [k for k in FORWARD_KNOBS if several or k.name not in ("min_head", "exposed")]
+    if not several:  # nothing tells how heads of other sizes do
+        rows_of |= {"min_head": h200.forward.min_head}
+    stage(
+        [("attention_prefill", "bf16")],
+        knobs,
+        lambda fit, values: replace(fit, prompt=AttentionFit(**values, **rows_of)),  # type: ignore[arg-type]
+    )
+    stage(
+        [("attention_prefill", "fp8")],
+        FP8_ATTENTION_KNOBS,
+        lambda fit, values: replace(fit, prompt=replace(fit.prompt, **values)),  # type: ignore[arg-type]
+    )
+    if gpu.name not in TRAINING_KERNELS:
+        trained = replace(base.prompt, engine_s=0.0, fp8_gain=1.0)
+        base = replace(base, forward=trained)
+    return base
+
+
+def carried(fit: AttentionFit, scale: float) -> AttentionFit:
+    return replace(fit, matmul=float(f"{fit.matmul * scale:.4g}"), throttle=0.0)
+
+
+def own_rows(gpu: Gpu) -> dict[tuple[str, str], Mapping[str, Floats]]:
+    """Our own H200 products that `atoll calibrate` may see, which the H200 is fitted on as well."""
+    rows = read_operators(H200_OPERATORS)
+    seen = [
+        r for r, s in zip(rows, fitted_rows(rows), strict=True) if s and not skip_reason(gpu, r)
+    ]
+    kinds = {("gemm", "bf16"): "gemm", ("gemm", "fp8"): "gemm_fp8"}
+    return {key: columns([r for r in seen if r.kind == kind]) for key, kind in kinds.items()}
+
+
+def score_ours(
+    gpu: Gpu, ours: Mapping[tuple[str, str], Mapping[str, Floats]], kind: tuple[str, str]
+) -> float:
+    table = ours[kind]
+    times_s = predict_kind_s(gpu, "gemm_fp8" if kind[1] == "fp8" else "gemm", table)
+    weights = np.where(table["measured_s"] > LONG_S, 1.0, SHORT_WEIGHT)
+    return float(np.average(np.abs(np.log(times_s / table["measured_s"])), weights=weights))
+
+
+def is_fitted(row: Timed) -> bool:
+    """Half of the shapes, whatever the device or format; never those with one (n, k)."""
+    if row.op == "gemm" and row.sizes[1:3] == LEFT_OUT:
+        return False
+    shape = ",".join(f"{size:g}" for size in row.sizes)
+    return hashlib.sha256(f"{row.op},{shape}".encode()).digest()[0] < 128
+
+
+def score(times_s: Floats, rows: Sequence[Timed]) -> float:
+    measured_s = np.array([row.measured_s for row in rows])
+    weights = np.where(measured_s > LONG_S, 1.0, SHORT_WEIGHT)
+    return float(np.average(np.abs(np.log(times_s / measured_s)), weights=weights))
+
+
+def report(gpu: Gpu, device: str, rows: Rows) -> None:
+    """One line an operator and format, of rows above 20 us."""
+    for (op, precision), all_rows in rows.items():
+        long = [row for row in all_rows if row.measured_s > LONG_S]
+        if not long:
+            continue
+        errors = predicted_s(gpu, long) / np.array([row.measured_s for row in long]) - 1
+        seen = np.array([is_fitted(row) for row in long])
+        left = np.array([op == "gemm" and row.sizes[1:3] == LEFT_OUT for row in long])
+        cells = [
+            mean(np.abs(errors[seen])),
+            mean(np.abs(errors[~seen])),
+            mean(errors[~seen]),
+            mean(np.abs(errors[left])),
+        ]
+        print(f"| {device} | {op} | {precision} | {len(long)} | {' | '.join(cells)} |", flush=True)
+
+
+def mean(values: Floats) -> str:
+    return f"{100 * values.mean():.1f} %" if values.size else ""
+
+
+if __name__ == "__main__":
+    main()
