@@ -99,7 +99,7 @@ def test_one_tile_more_than_a_wave_costs_a_wave_more() -> None:
     rows = np.arange(1, 33) * 128
     times_s = gemm_times_s(few, rows, 256, depth)
     steps = np.diff(times_s) / times_s[0]
-    assert steps.min() < 0.01  # inside a wave: nothing
+    assert steps.min() < 0.05  # inside a wave: only what the operands' way adds
     assert steps.max() > 0.2  # a new wave
 
 
@@ -118,9 +118,11 @@ def test_long_kernels_run_at_the_power_limit_and_sustained_ones_always_do() -> N
         gemm_s(H200, 2048, 2048, 2048, sustained=sustained) - FIT.kernel_s
         for sustained in (False, True)
     )
-    assert short_s < 1.01 * short_sustained_s / (1 + FIT.throttle)
+    limit = FIT.limit_throttle
+    assert short_sustained_s / (1 + limit) < short_s < short_sustained_s / (1 + 0.8 * limit)
     long_s = gemm_s(H200, 65536, 65536, 65536)
-    assert long_s == pytest.approx(gemm_s(H200, 65536, 65536, 65536, sustained=True), rel=0.01)
+    at_limit_s = gemm_s(H200, 65536, 65536, 65536, sustained=True) / (1 + limit)
+    assert long_s == pytest.approx(at_limit_s * (1 + FIT.throttle), rel=0.01)
 
 
 def test_causal_attention_tends_to_half_of_full_attention() -> None:
