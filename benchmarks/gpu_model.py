@@ -12,9 +12,6 @@ import sys
 
 from atoll.answers.validation import OperatorsValidation
 from atoll.calibrate import calibrate
-from atoll.calibrate.fit import calibration_yaml, fit_calibration
-from atoll.calibrate.rows import H200_OPERATORS, fitted_rows, read_operators
-from atoll.hardware.gpu import load_gpu
 from record import figure, recorded
 
 SALTS = ("", "b", "c", "d", "e")
@@ -27,7 +24,6 @@ def main() -> None:
     by_kind(reports[""])
     splits(reports)
     worst(reports[""])
-    shipped()
 
 
 def by_kind(report: OperatorsValidation) -> None:
@@ -62,17 +58,6 @@ def worst(report: OperatorsValidation) -> None:
     for row in report.worst:
         times = f"{row.measured_s * 1e6:.1f} | {row.predicted_s * 1e6:.1f}"
         print(f"| {row.operator} | {times} | {100 * row.error:+.0f} % |")
-
-
-def shipped() -> None:
-    gpu = load_gpu("h200")
-    rows = read_operators(H200_OPERATORS)
-    seen = fitted_rows(rows)
-    fit, _ = fit_calibration(gpu, [row for row, s in zip(rows, seen, strict=True) if s])
-    same = calibration_yaml(fit) == calibration_yaml(gpu.calibration)
-    print(f"\nThe shipped calibration is {'what' if same else 'NOT what'} this fit gives.")
-    if not same:
-        print(calibration_yaml(fit))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ from atoll.hardware.gpu import (
     recalibrated,
     written_gpu,
 )
+from record import recorded
 
 LONG_S = 20e-6
 SHORT_WEIGHT = 0.2  # of rows below: mostly launch
@@ -254,4 +256,4 @@ def mean(values: Floats) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))
