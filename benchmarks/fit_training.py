@@ -106,6 +106,11 @@ def judged(row: RunRow) -> bool:
     return row.quality == "A" and half and row.device[:4] in ("A100", "H100")
 
 
+def is_fitted(row: RunRow) -> bool:
+    """Whether a row is of the half that parameters are fitted on."""
+    return judged(row) and int(hashlib.sha256(row.id.encode()).hexdigest(), 16) % 2 == 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path)
@@ -117,9 +122,8 @@ def main() -> None:
             items.append((row, *run_of(row)))
         except AtollError:
             continue
-    first = [int(hashlib.sha256(r.id.encode()).hexdigest(), 16) % 2 == 0 for r, _, _ in items]
-    fitted = [item for item, seen in zip(items, first, strict=True) if seen]
-    others = [item for item, seen in zip(items, first, strict=True) if not seen]
+    fitted = [item for item in items if is_fitted(item[0])]
+    others = [item for item in items if not is_fitted(item[0])]
 
     def show(title: str, deltas: dict[str, float]) -> None:
         for name, half in (("fitted", fitted), ("others", others)):

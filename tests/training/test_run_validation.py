@@ -144,6 +144,9 @@ def test_a_table_of_runs_is_predicted_row_by_row(tmp_path: Path) -> None:
     assert errors.mean_ape == pytest.approx((0.1 + 0.5) / 2)
     assert errors.median_ape == pytest.approx(0.3)
     assert errors.p90_ape == pytest.approx(0.46)
+    assert shown.coverage == errors.coverage == 0.5  # one and a half of the prediction is too far
+    (kind,) = shown.groups["kind"].values()
+    assert kind.step_time == errors
     assert shown.accepted == 2
     assert shown.worst[0].id == "own-2"
     with out.open(encoding="utf-8", newline="") as file:
@@ -151,6 +154,7 @@ def test_a_table_of_runs_is_predicted_row_by_row(tmp_path: Path) -> None:
     assert [line["id"] for line in lines] == [f"own-{i}" for i in range(1, 7)]
     assert float(lines[0]["time_error"]) == pytest.approx(0.1, abs=1e-3)
     assert float(lines[0]["predicted_s"]) == pytest.approx(time_s, rel=1e-4)
+    assert float(lines[0]["low_s"]) < time_s < float(lines[0]["high_s"])
     assert lines[2]["reason"] and not lines[2]["predicted_s"]
 
 

@@ -26,6 +26,7 @@ from atoll.files.yamlfile import suggestion
 from atoll.step.layout import Layout
 from atoll.step.orders import copies_of
 from atoll.step.replay import PassTime
+from atoll.units import format_seconds
 
 
 def _possible(layout: Layout) -> Layout:
@@ -44,21 +45,41 @@ MOST_PASSES = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The mean absolute error of the step time over measured runs of a kind; none were measured
-    where there is no mean.
+    """The mean absolute error of the step time over measured runs of a kind, on which nothing was
+    fitted.
     """
 
     of: str
-    mean: float | None = None
-    runs: int = 0
+    mean: Amount
+    runs: Count
+    sources: Count
+    extrapolated: bool = False
+    """Whether the device's operators were never timed, or the layout is beyond those measured."""
 
     def sentence(self) -> str:
-        if self.mean is None:
-            return (
-                f"no measured run {self.of} is known to Atoll: the error of step times is unknown"
-            )
-        off = f"{self.mean:.0%} off on average over {self.runs} measured runs"
-        return f"step times were {off} {self.of}"
+        return f"{self.of}: {self.runs:,} runs, {self.mean:.0%} off on average"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    low: Amount
+    high: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Between what `share` of the runs of this kind were measured."""
+
+    share: Amount
+    step_time_s: Range
+    memory_bytes: Range
+    """Of what the allocator reports on the fullest stage (`memory_bytes.total`)."""
+
+    def sentence(self, digits: int) -> str:
+        low, high = (
+            format_seconds(value, digits) for value in (self.step_time_s.low, self.step_time_s.high)
+        )
+        return f"{self.share:.0%} of runs of this kind lie between {low} and {high}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,8 +282,9 @@ class RunAnswer(Picture):
     memory_bytes: PlanMemory
     breakdown_s: Mapping[str, Number]
     notes: tuple[str, ...] = ()
-    expected_error: Expected | None = None
-    """How far such estimates were off; none for the kinds of runs that were validated."""
+    expected_error: Expected
+    """How far such estimates were off."""
+    interval: Interval
     recomputed: Mapping[str, tuple[str, ...]]
     """Under "optimal", the operators of each kind of block that run again."""
     stages: tuple[PlannedStage, ...]

@@ -21,6 +21,10 @@ class Errors:
     p90_ape: float | None = None
     bias: float | None = None
     """The mean with its sign, of operators."""
+    coverage: float | None = None
+    """Of runs, the share measured inside of their intervals."""
+    half_width: float | None = None
+    """Of these intervals over the prediction, the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,9 @@ class RunsValidation(Answer):
     """Rows, by the reason why nothing was predicted."""
     step_time: Errors
     memory: Errors
+    coverage: float | None = None
+    """Of runs with a step time, the share inside of their 90 % intervals; of memory and of groups
+    beside their errors."""
     rejected: int | None = None
     """Runs that are said not to fit, where they are known to have run out of memory."""
     rejected_share: float | None = None
@@ -70,7 +77,7 @@ class RunsValidation(Answer):
     """Runs that are said to fit, where they are known to have run."""
     accepted_share: float | None = None
     groups: Mapping[str, Mapping[str, GroupErrors]]
-    """By device, method and precision."""
+    """By device, method, precision and kind of run (`training.accuracy`)."""
     unread: Mapping[str, int]
     """Words of rows that say nothing to the model, and in how many rows."""
     regret: Regret = Regret()

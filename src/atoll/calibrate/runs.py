@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from atoll.answers.answer import made_of
 from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
@@ -265,6 +266,7 @@ def fit_runs(
         attention=best.variant.attention,
         runs=len(timed),
         error=errors.left_out,
+        reach=_reach(best.left_out) if len(timed) > 1 else None,
     )
     software = (
         made_of(SoftwareFit, fit.variant, evidence=fit.evidence)
@@ -291,6 +293,14 @@ def fit_one(run: Run, layout: Layout, time_s: float, name: str) -> Site:
 def _error(residuals: Floats) -> float:
     """Mean absolute error of predicted times."""
     return float(np.abs(np.expm1(-residuals)).mean())
+
+
+def _reach(residuals: Floats) -> float:
+    """Within which a further run's residual lies with a probability of 90 % (Student's
+    distribution), of runs that were each predicted from the others.
+    """
+    n = residuals.size
+    return float(stdtrit(n - 1, 0.95) * np.sqrt((residuals**2).mean() * (1 + 1 / n)))
 
 
 def _timed(path: str | Path, base: Site, device: str) -> tuple[list[Timed], list[str]]:

@@ -33,8 +33,7 @@ def print_estimate(result: Estimate) -> None:
     )
     time, throughput, mfu = result.figures()
     console.print(f"step {time}, {throughput}, MFU {mfu}")
-    if result.expected_error is not None:
-        console.print(f"note: {result.expected_error.sentence()}", markup=False)
+    console.print(result.sureness(), markup=False)
     for note in run.notes:
         console.print(f"note: {note}", markup=False)
     seconds = partial(format_seconds, digits=result.digits)
@@ -123,6 +122,12 @@ def print_runs(shown: RunsValidation) -> None:
             groups[f"{kind} {name}"] = errors.step_time
     groups["peak memory"] = shown.memory
     print_error_table(console, "step time", groups)
+    for what, told in (("step times", shown.step_time), ("peaks", shown.memory)):
+        if told.coverage is not None:
+            console.print(
+                f"{what} inside of their 90 % intervals: {told.coverage:.1%} (half-width "
+                f"{told.half_width:.1%} on average)"
+            )
     accepted = shown.accepted or 0
     console.print(f"accepted as fitting memory: {accepted} ({accepted / predicted:.1%})")
     regret = shown.regret

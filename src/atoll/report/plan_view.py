@@ -88,7 +88,6 @@ def _sentence(found: PlanAnswer | EstimateAnswer) -> str:
         for axis, words in AXES.items()
         if getattr(layout, axis) > 1
     )
-    error = found.expected_error
     return (
         f"{found.model} on {found.devices:,} {found.device}: a step of "
         f"{found.global_batch:,} sequences takes {format_seconds(found.step_time_s)} "
@@ -96,7 +95,7 @@ def _sentence(found: PlanAnswer | EstimateAnswer) -> str:
         f"with {axes or 'one device alone'}, microbatch {layout.microbatch}, schedule "
         f"{layout.schedule}, ZeRO {layout.zero}, recompute {layout.recompute}; it needs "
         f"{format_bytes(memory.needed)} of {format_bytes(memory.capacity)} per device."
-        f"{f' Note: {error.sentence()}.' if error else ''}"
+        f" {found.interval.sentence(3)} ({found.expected_error.sentence()})."
     )
 
 

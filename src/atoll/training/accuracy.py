@@ -1,46 +1,136 @@
-"""How far estimates of a kind of run were from measured ones (docs/accuracy.md).
+"""How far estimates of a kind of run were from measured ones, and where 90 % of such runs lie.
 
-Dense models on V100 to H200, GB200 and GB300 are what the model was fitted and held against; a run
-outside of that says so, and its times are shown to the digits that the error leaves.
+`data/errors.yaml` holds the quantiles of measured over predicted values by kind of run, over rows
+that nothing was fitted on; `benchmarks/error_classes.py` writes it (docs/accuracy.md, "Intervals").
 """
 
 from __future__ import annotations
 
-from atoll.answers.plan import Expected
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import Field
+
+from atoll.answers.plan import Expected, Interval, Range
+from atoll.files.yamlfile import Count, Factor, FileModel, Share, parse_yaml
 from atoll.step.layout import Layout
 from atoll.training.run import Run
 
-VALIDATED = ("a100-40", "a100-80", "gb200", "gb300", "h100", "h200", "v100", "v100-16")
+ERRORS = files("atoll") / "data" / "errors.yaml"
 LONG = 65536  # tokens from which rings were measured to be slower than estimated
 DIGITS, FEW_DIGITS = 4, 2
-UNSURE = 0.1  # mean error from which times are shown to few digits
+UNSURE = 0.15  # mean error from which times are shown to few digits
+
+Kind = Literal["dense", "experts", "fine-tuning"]
 
 
-DEVICES = {
-    "b200": Expected("on b200", 0.219, 23),
-    "b300": Expected("on b300", 0.133, 9),
-    "h100-96": Expected("on h100-96", 0.138, 27),
-    "tpu-v5e": Expected("on tpu-v5e", 0.112, 24),
-    "tpu-v5p": Expected("on tpu-v5p", 0.176, 6),
-    "tpu-v6e": Expected("on tpu-v6e", 0.138, 12),
-    "trainium1-core": Expected("on trainium1-core", 0.117, 16),
-}
-EXPERTS = Expected("of models with experts", 0.126, 69)
-ADAPTERS = Expected("of adapters on frozen weights", 0.112, 38)
-LONG_RINGS = Expected("with context parallelism from 65,536 tokens", 0.281, 3)
+class ErrorClass(FileModel):
+    """Of one kind of run, measured values over predicted ones."""
+
+    kind: Kind
+    measured: bool = True
+    """Whether operators of such devices were timed; else they are extrapolated."""
+    rows: Count
+    runs: Count
+    """Rows, each measurement counted once: some were read with facts and without."""
+    sources: Count
+    mean: Factor
+    """Mean absolute error of predictions."""
+    low: Factor
+    high: Factor
+    level: Share
+    """Of the quantiles; more than the share where sources differ so much that one left out would
+    not be covered."""
+    coverage: Share
+    """Of rows whose source was left out."""
 
 
-def expected_error(run: Run, layout: Layout) -> Expected | None:
-    """Of a site its own; else the worst kind that a run belongs to, none for what was validated."""
-    if run.site is not None and run.site.error is not None:
-        return Expected(f"at {run.site.name}", run.site.error, run.site.runs)
-    found = []
-    if run.gpu.name not in VALIDATED:
-        found.append(DEVICES.get(run.gpu.name, Expected(f"on {run.gpu.name}")))
-    if run.model.experts:
-        found.append(EXPERTS)
-    if run.adapters is not None:
-        found.append(ADAPTERS)
-    if layout.cp > 1 and run.sequence >= LONG:
-        found.append(LONG_RINGS)
-    return max(found, key=lambda e: 1.0 if e.mean is None else e.mean, default=None)
+class ErrorClasses(FileModel):
+    share: Share
+    devices: tuple[str, ...] = Field(min_length=1)
+    """Whose operators were timed, by the first part of their names."""
+    step_time: tuple[ErrorClass, ...]
+    memory: tuple[ErrorClass, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Mean error of a kind of run, and measured over predicted values of 90 % of them."""
+
+    expected: Expected
+    share: float
+    step_time: tuple[float, float]
+    memory: tuple[float, float]
+
+    def interval(self, step_time_s: float, memory_bytes: float) -> Interval:
+        """Of an estimate."""
+        return Interval(
+            share=self.share,
+            step_time_s=_times(step_time_s, self.step_time),
+            memory_bytes=_times(memory_bytes, self.memory),
+        )
+
+
+def _times(value: float, ratios: tuple[float, float]) -> Range:
+    low, high = ratios
+    return Range(value * low, value * high)
+
+
+@lru_cache(maxsize=1)
+def error_classes() -> ErrorClasses:
+    return parse_yaml(ERRORS.read_text(encoding="utf-8"), ErrorClasses, ERRORS.name)
+
+
+def kind_of(run: Run) -> Kind:
+    if run.fine_tuned:
+        return "fine-tuning"
+    return "experts" if run.model.experts else "dense"
+
+
+def is_measured(run: Run, layout: Layout) -> bool:
+    """Whether operators of the device were timed, and no part of the layout is extrapolated."""
+    long_ring = layout.cp > 1 and run.sequence >= LONG
+    return run.gpu.name.partition("-")[0] in error_classes().devices and not long_ring
+
+
+def accuracy(run: Run, layout: Layout) -> Accuracy:
+    """Of a run's kind; at a site of its own runs, theirs."""
+    known = error_classes()
+    kind, measured = kind_of(run), is_measured(run, layout)
+    times = _classes(known.step_time, kind, measured)
+    peaks = _classes(known.memory, kind, True)
+    device = "measured" if measured else "extrapolated"
+    found = Accuracy(
+        Expected(
+            of=f"{kind}, {device} device",
+            mean=max(c.mean for c in times),
+            runs=sum(c.runs for c in times),
+            sources=sum(c.sources for c in times),
+            extrapolated=not measured,
+        ),
+        known.share,
+        _hull(times),
+        _hull(peaks),
+    )
+    site = run.site
+    if site is None or site.error is None or site.reach is None:
+        return found
+    low, high = found.step_time
+    reach = min(math.exp(site.reach), math.sqrt(high / low))
+    own = Expected(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
+    return replace(found, expected=own, step_time=(1 / reach, reach))
+
+
+def _classes(classes: tuple[ErrorClass, ...], kind: Kind, measured: bool) -> list[ErrorClass]:
+    """The class; where too few such runs were measured, those that share either property."""
+    own = [c for c in classes if (c.kind, c.measured) == (kind, measured)]
+    return own or [
+        c for c in classes if c.kind == kind or (c.kind, c.measured) == ("dense", measured)
+    ]
+
+
+def _hull(classes: list[ErrorClass]) -> tuple[float, float]:
+    return min(c.low for c in classes), max(c.high for c in classes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.answers.answer import Pictured
-from atoll.answers.plan import EstimateAnswer, Expected, LaunchFile
+from atoll.answers.plan import EstimateAnswer, Expected, Interval, LaunchFile
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.registry import named
@@ -15,7 +15,7 @@ from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
-from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, expected_error
+from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, Accuracy, accuracy
 from atoll.training.batch import stage_choices
 from atoll.training.memory import Memory, stage_memory, stage_parameters
 from atoll.training.operators.layers import LayerCost, Share, choices_of
@@ -76,16 +76,38 @@ class Estimate(Pictured[EstimateAnswer]):
         return max(self.memory, key=lambda m: m.needed)
 
     @property
-    def expected_error(self) -> Expected | None:
-        """How far such estimates were off; none for the kinds of runs that were validated."""
-        return expected_error(self.run, self.layout)
+    def accuracy(self) -> Accuracy:
+        """How far estimates of such runs were off."""
+        return accuracy(self.run, self.layout)
+
+    @property
+    def expected_error(self) -> Expected:
+        """The mean error of estimates of such runs."""
+        return self.accuracy.expected
+
+    @property
+    def interval(self) -> Interval:
+        """Between what 90 % of such runs were measured."""
+        return self.accuracy.interval(self.step.time_s, self.worst.allocated)
 
     @property
     def digits(self) -> int:
         """Significant digits that times of this estimate are worth."""
         error = self.expected_error
-        sure = error is None or (error.mean is not None and error.mean < UNSURE)
-        return DIGITS if sure else FEW_DIGITS
+        return FEW_DIGITS if error.extrapolated or error.mean >= UNSURE else DIGITS
+
+    def sureness(self) -> str:
+        """Where such runs lie, and what is known of them.
+
+        Returns:
+            A sentence.
+
+        Example:
+            >>> import atoll
+            >>> atoll.estimate("llama2-7b", "h100", 8, batch=64).sureness()  # doctest: +ELLIPSIS
+            '90% of runs of this kind lie between ... and ...'
+        """
+        return f"{self.interval.sentence(FEW_DIGITS + 1)} ({self.expected_error.sentence()})"
 
     def figures(self) -> tuple[str, str, str]:
         """Step, throughput and MFU, to the digits that they are worth.
@@ -148,13 +170,12 @@ class Estimate(Pictured[EstimateAnswer]):
         run, worst = self.run, self.worst
         verdict = "fits" if self.fits else "does not fit"
         step, throughput, mfu = self.figures()
-        error = self.expected_error
         facts = [
             ("layout", str(self.layout)),
             ("step", step),
             ("throughput", throughput),
             ("MFU", mfu),
-            *([("note", error.sentence())] if error else []),
+            ("interval", self.sureness()),
             (
                 "memory",
                 f"{format_bytes(worst.needed)} of {format_bytes(run.gpu.hbm_bytes)} on stage "

@@ -82,6 +82,7 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         attention=attention or site.attention or asked.attention,
         imbalance=asked.imbalance,
         adapters=adapters,
+        fine_tuned=asked.method != "pretrain",
         stored=given if isinstance(given, StoredModel) else None,
     )
     return run.at(site) if asked.site else run

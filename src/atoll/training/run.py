@@ -35,6 +35,8 @@ class Run:
     """Tokens of the busiest expert over the mean."""
     adapters: Adapters | None = None
     """What is trained of a model with frozen weights; none where all are."""
+    fine_tuned: bool = False
+    """Of a trained model, some weights or all, rather than a new one."""
     stored: StoredModel | None = None
     """The captured model, where there is no builder for it."""
     site: Site | None = None

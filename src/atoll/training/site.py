@@ -130,6 +130,8 @@ class Site(FileModel):
     """Measured runs that it was fitted on."""
     error: float | None = Field(default=None, ge=0, le=1 / LEAST)
     """Mean error of the step time on these, each predicted from the others."""
+    reach: float | None = Field(default=None, ge=0, le=1 / LEAST)
+    """Logarithm within which 90 % of further step times lie of their prediction."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

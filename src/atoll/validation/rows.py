@@ -66,6 +66,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         precision=half,
         attention=facts.attention,
         adapters=adapters,
+        fine_tuned=row.text("method", "pretrain") != "pretrain",
     )
     return run, layout
 

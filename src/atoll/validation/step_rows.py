@@ -135,6 +135,7 @@ def step_run_of(row: RunRow) -> tuple[Run, Layout]:
         stack=frozen_norms(stack) if adapters else stack,
         states=STATES["bf16"],
         adapters=adapters,
+        fine_tuned=adapters is not None,
     )
     layout = Layout(
         microbatch=row.count("micro_batch"), zero=0, recompute=row.text("recompute", "none")

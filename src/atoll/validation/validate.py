@@ -46,6 +46,11 @@ class Prediction:
             return None
         return peak_of(self.row, self.estimate.memory) / self.row.peak_bytes - 1
 
+    @property
+    def kind(self) -> str:
+        """Of run, as intervals have it."""
+        return "" if self.estimate is None else self.estimate.expected_error.of
+
 
 def predict(
     rows: Iterable[RunRow], reader: Reader = run_of, site: Site | None = None
@@ -99,6 +104,7 @@ def _report(
 def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> RunsValidation:
     known = [p for p in predictions if p.estimate is not None]
     skipped = Counter(p.reason for p in predictions if p.estimate is None)
+    step_time, peaks = _time_errors(known), _memory_errors(known)
     fitting = sum(map(_fits, known))
     memory = expect == "oom"
     judged = () if memory else known
@@ -108,8 +114,9 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
         rows=len(predictions),
         predicted=len(known),
         skipped=dict(skipped.most_common()),
-        step_time=errors(p.time_error for p in known),
-        memory=errors(p.memory_error for p in known),
+        step_time=step_time,
+        memory=peaks,
+        coverage=step_time.coverage,
         rejected=count if memory else None,
         rejected_share=share if memory else None,
         accepted=None if memory else count,
@@ -129,19 +136,38 @@ GROUPS: dict[str, Callable[[Prediction], str]] = {
     "device": lambda p: p.row.device,
     "method": lambda p: p.row.text("method", "pretrain"),
     "precision": lambda p: p.row.text("precision", "bf16"),
+    "kind": lambda p: p.kind,
 }
 
 
-def errors(values: Iterable[float | None]) -> Errors:
-    """Absolute percentage errors, as shares."""
-    sizes = np.array([abs(v) for v in values if v is not None])
-    if not sizes.size:
+def _time_errors(members: Sequence[Prediction]) -> Errors:
+    return errors(
+        (p.time_error, p.estimate.accuracy.step_time) for p in members if p.estimate is not None
+    )
+
+
+def _memory_errors(members: Sequence[Prediction]) -> Errors:
+    return errors(
+        (p.memory_error, p.estimate.accuracy.memory) for p in members if p.estimate is not None
+    )
+
+
+def errors(values: Iterable[tuple[float | None, tuple[float, float]]]) -> Errors:
+    """Absolute percentage errors, as shares, and how many lie inside of their intervals: what is
+    measured over what is predicted, from low to high.
+    """
+    table = np.array([(v, *ratios) for v, ratios in values if v is not None])
+    if not table.size:
         return Errors()
+    error, low, high = table.T
+    measured, sizes = 1 / (1 + error), np.abs(error)
     return Errors(
         rows=int(sizes.size),
         mean_ape=float(sizes.mean()),
         median_ape=float(np.median(sizes)),
         p90_ape=float(np.quantile(sizes, 0.9)),
+        coverage=float(((low <= measured) & (measured <= high)).mean()),
+        half_width=float((high - low).mean() / 2),
     )
 
 
@@ -192,8 +218,8 @@ def grouped(
 
 def _errors(members: Sequence[Prediction]) -> GroupErrors:
     return GroupErrors(
-        step_time=errors(p.time_error for p in members),
-        memory=errors(p.memory_error for p in members),
+        step_time=_time_errors(members),
+        memory=_memory_errors(members),
         rows=len(members),
         accepted_share=sum(map(_fits, members)) / len(members),
     )
@@ -247,6 +273,7 @@ def _fits(p: Prediction) -> bool:
 FIELDS = (
     "id", "device", "devices", "layout", "measured_s", "predicted_s", "time_error",
     "measured_peak_bytes", "predicted_peak_bytes", "memory_error", "stage_bytes", "fits", "reason",
+    "low_s", "high_s", "low_peak_bytes", "high_peak_bytes",
 )  # fmt: skip
 
 
@@ -261,8 +288,12 @@ def _line(p: Prediction) -> list[Any]:
         measured_s, peak = _readable(p.row, "time_s"), _readable(p.row, "peak_bytes")
         devices = p.row.text("devices")
         return [
-            p.row.id, p.row.device, devices, "", measured_s, "", "", peak, "", "", "", "", p.reason
+            p.row.id, p.row.device, devices, "", measured_s, "", "", peak, "", "", "", "", p.reason,
+            "", "", "", "",
         ]  # fmt: skip
+    peak, ratios = peak_of(p.row, e.memory), e.accuracy
+    times = (e.step.time_s * ratio for ratio in ratios.step_time)
+    peaks = (peak * ratio for ratio in ratios.memory)
     return [
         p.row.id,
         p.row.device,
@@ -272,11 +303,12 @@ def _line(p: Prediction) -> list[Any]:
         f"{e.step.time_s:.6g}",
         "" if p.time_error is None else f"{p.time_error:.4f}",
         p.row.peak_bytes or "",
-        f"{peak_of(p.row, e.memory):.6g}",
+        f"{peak:.6g}",
         "" if p.memory_error is None else f"{p.memory_error:.4f}",
         " ".join(f"{memory.allocated:.4g}" for memory in e.memory),
         int(e.fits),
         p.reason,
+        *(f"{value:.6g}" for value in (*times, *peaks)),
     ]
 
 

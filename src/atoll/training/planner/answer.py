@@ -69,6 +69,7 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
         breakdown_s=found.step.breakdown(),
         notes=tuple(run.notes),
         expected_error=found.expected_error,
+        interval=found.interval,
         recomputed=dict(found.rerun),
         stages=_stages(found),
         pipeline=pipeline,

@@ -1,0 +1,209 @@
+"""The errors of estimates by kind of run, from which every answer has its interval.
+
+    python benchmarks/error_classes.py --operators timings.csv.gz runs.csv runs_2.csv steps.csv
+
+Writes src/atoll/data/errors.yaml: run it again after any change of a model that moves step times or
+memory. Tables have the schemas that `atoll validate --data` reads. Rows that parameters were fitted
+on (`fit_training.py`) are left out. Of each kind of run, of devices whose operators were timed
+(those of --operators) and of others, the file has the shortest interval of measured over predicted
+values that holds 90 % of n + 1 rows (split conformal prediction), or Student's prediction interval
+where rows are too few. The level is raised until rows of a source that was left out are covered as
+often as --least says, to 94 % and three mean errors at most: more would be too wide for sources
+that are known.
+
+A source is what stands before the first dash of a row's id; steps of our own device are one. A row
+of a table without ids has the source of the same measurement in another table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from atoll.calibrate.many_devices import is_device_table
+from atoll.errors import AtollError
+from atoll.files.csvfile import read_csv
+from atoll.hardware.gpu import written_gpu
+from atoll.training.accuracy import ERRORS, LONG, Kind, kind_of
+from atoll.validation.rows import run_of
+from atoll.validation.run_table import RunRow, read_runs
+from atoll.validation.step_rows import H200_STEPS_LATER, is_step_file, read_steps, step_run_of
+from atoll.validation.validate import Prediction, predict
+from fit_training import is_fitted
+
+SHARE, MOST_SHARE, STEP = 0.9, 0.94, 0.01
+FEWEST, FEWEST_SOURCES = 3, 2
+"""Rows and sources from which a kind has an interval of its own."""
+WIDEST = 3.0
+"""Mean errors that half of an interval is wide where its level is raised."""
+OURS = "h200"
+SAME = ("device", "devices", "layers", "hidden", "seq", "tp", "pp", "micro_batch", "global_batch")
+"""Columns that tell measurements apart, with what was measured."""
+HEADER = """\
+# Written by benchmarks/error_classes.py from measured runs: how far estimates are off, by kind of
+# run. low and high are measured over predicted values; docs/accuracy.md, "Intervals".
+"""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One row's kind, its source, which measurement it is, and measured over predicted values."""
+
+    kind: str
+    measured: bool
+    source: str
+    measurement: tuple[str, ...]
+    ratio: float
+
+    @property
+    def log(self) -> float:
+        return float(np.log(self.ratio))
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("tables", type=Path, nargs="+")
+    asked.add_argument("--operators", type=Path, nargs="*", default=[])
+    asked.add_argument("--least", type=float, default=0.85, help="coverage of a source left out")
+    asked.add_argument("--out", type=Path, default=Path(str(ERRORS)))
+    given = asked.parse_args()
+    devices = timed_devices(given.operators)
+    predictions = [p for table in (H200_STEPS_LATER, *given.tables) for p in predicted(table)]
+    names = {measurement(p.row): p.row for p in predictions if not is_anonymous(p.row)}
+    times: dict[Found, None] = {}  # facts that change nothing make no further row
+    peaks: dict[tuple[str, ...], Found] = {}  # what a peak counts, the last table knows best
+    for p in predictions:
+        row = names.get(measurement(p.row), p.row)
+        if p.estimate is None or is_fitted(row):
+            continue
+        run, layout = p.estimate.run, p.estimate.layout
+        long_ring = layout.cp > 1 and run.sequence >= LONG
+        known = run.gpu.name.partition("-")[0] in devices and not long_ring
+        source = OURS if is_step(row) else row.id.partition("-")[0]
+        told = kind_of(run), source, measurement(row)
+        if p.time_error is not None:
+            times[Found(told[0], known, *told[1:], 1 / (1 + p.time_error))] = None
+        if p.memory_error is not None:
+            peaks[told[2]] = Found(told[0], True, *told[1:], 1 / (1 + p.memory_error))
+    written = {
+        "share": SHARE,
+        "devices": sorted(devices),
+        "step_time": list(classes(list(times), given.least)),
+        "memory": list(classes(list(peaks.values()), given.least)),
+    }
+    text = HEADER + yaml.safe_dump(written, sort_keys=False, default_flow_style=None, width=100)
+    given.out.write_text(text, encoding="utf-8")
+    print(text)
+    for what in ("step_time", "memory"):
+        for c in written[what]:
+            width = (c["high"] - c["low"]) / 2 / c["mean"]
+            print(f"{what} {c['kind']}, measured {c['measured']}: {width:.2f} mean errors wide")
+
+
+def timed_devices(tables: Iterable[Path]) -> set[str]:
+    """First parts of the names of devices that tables of operators have."""
+    found = {OURS}
+    for path in tables:
+        header, lines = read_csv(path)
+        if not is_device_table(header):
+            raise AtollError(f"{path}: no table of operators")
+        for name in {line.cells["device"] for line in lines}:
+            found.add(written_gpu(name).name.partition("-")[0])
+    return found
+
+
+def predicted(path: Path) -> Sequence[Prediction]:
+    if is_step_file(read_csv(path)[0]):
+        return predict(read_steps(path, OURS), step_run_of)
+    return predict(read_runs(path), run_of)
+
+
+def is_step(row: RunRow) -> bool:
+    """Of one of our tables of whole steps on one device."""
+    return bool(row.text("step_ms"))
+
+
+def is_anonymous(row: RunRow) -> bool:
+    return row.id.startswith("run-")
+
+
+def measurement(row: RunRow) -> tuple[str, ...]:
+    sizes = (f"{row.number(name, 0.0):g}" for name in SAME[1:])
+    return (row.device, *sizes, f"{row.time_s or 0:.5g}", f"{row.peak_bytes or 0:.5g}")
+
+
+def classes(found: Sequence[Found], least: float) -> Iterable[dict[str, object]]:
+    """Figures of every kind that enough rows are of."""
+    for kind in get_args(Kind):
+        for known in (True, False):
+            rows = [f for f in found if (f.kind, f.measured) == (kind, known)]
+            sources = len({f.source for f in rows})
+            if len(rows) < FEWEST or sources < FEWEST_SOURCES:
+                continue
+            mean = float(np.mean([abs(1 / f.ratio - 1) for f in rows]))
+            level, (low, high) = SHARE, interval(rows, SHARE)
+            while coverage(rows, level) < least and level < MOST_SHARE:
+                wider = interval(rows, level + STEP)
+                if wider[1] - wider[0] > 2 * WIDEST * mean:
+                    break
+                level, (low, high) = round(level + STEP, 3), wider
+            yield {
+                "kind": kind,
+                "measured": known,
+                "rows": len(rows),
+                "runs": len({f.measurement for f in rows}),
+                "sources": sources,
+                "mean": rounded(mean),
+                "low": rounded(low),
+                "high": rounded(high),
+                "level": level,
+                "coverage": rounded(coverage(rows, level)),
+            }
+
+
+def interval(rows: Sequence[Found], level: float) -> tuple[float, float]:
+    low, high = np.exp(bounds([f.log for f in rows], level))
+    return float(low), float(high)
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def coverage(rows: Sequence[Found], level: float) -> float:
+    """Share of rows inside of the bounds that other sources' rows give."""
+    sources: defaultdict[str, list[float]] = defaultdict(list)
+    for f in rows:
+        sources[f.source].append(f.log)
+    inside = 0
+    for name, own in sources.items():
+        others = [log for other, logs in sources.items() if other != name for log in logs]
+        low, high = bounds(others if len(others) >= FEWEST else own, level)
+        inside += sum(low <= log <= high for log in own)
+    return inside / len(rows)
+
+
+def bounds(logs: Sequence[float], level: float) -> tuple[float, float]:
+    """Between which a further value lies with that probability."""
+    values = np.sort(logs)
+    n = values.size
+    inside = int(np.ceil(level * (n + 1)))
+    if inside <= n:
+        first = int(np.argmin(values[inside - 1 :] - values[: n - inside + 1]))
+        return float(values[first]), float(values[first + inside - 1])
+    reach = stdtrit(n - 1, (1 + level) / 2) * values.std(ddof=1) * np.sqrt(1 + 1 / n)
+    return float(values.mean() - reach), float(values.mean() + reach)
+
+
+if __name__ == "__main__":
+    main()
