@@ -101,10 +101,14 @@ def processor_s() -> float:
 
 
 def commit() -> str:
-    """Of the repository, marked where files differ from it; nothing outside of one."""
-    asked = ["git", "-C", str(FOLDER), "describe", "--always", "--dirty", "--abbrev=10"]
-    found = subprocess.run(asked, capture_output=True, text=True)
-    return found.stdout.strip()
+    """Of the repository, marked where files other than records differ; nothing outside of one."""
+
+    def git(*words: str) -> str:
+        asked = ["git", "-C", str(FOLDER), *words]
+        return subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "-uno", "--", ":/", ":(exclude)results")
+    return git("rev-parse", "--short=10", "HEAD") + ("-dirty" if changed else "")
 
 
 def read(name: str) -> dict[str, Any]:
