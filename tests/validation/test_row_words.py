@@ -132,7 +132,7 @@ def test_words_that_nobody_knows_are_told_and_cost_nothing(tmp_path: Path) -> No
     shown = validate_runs(table)
     assert shown.unread == {"framework 'skynet'": 1}
     assert shown.accepted == shown.accepted_share == 1
-    assert set(shown.groups) == {"device", "method", "precision"}
+    assert set(shown.groups) == {"device", "kind", "method", "precision"}
     assert shown.groups["precision"]["bf16"].rows == 1
     assert validate_runs(table, expect="oom").rejected_share == 0
 
