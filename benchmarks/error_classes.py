@@ -18,6 +18,7 @@ of a table without ids has the source of the same measurement in another table.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import H200_STEPS_LATER, is_step_file, read_steps, step_run_of
 from atoll.validation.validate import Prediction, predict
 from fit_training import is_fitted
+from record import recorded
 
 SHARE, MOST_SHARE, STEP = 0.9, 0.94, 0.01
 FEWEST, FEWEST_SOURCES = 3, 2
@@ -206,4 +208,4 @@ def bounds(logs: Sequence[float], level: float) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(recorded(main))
