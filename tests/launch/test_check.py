@@ -30,6 +30,11 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+def test_without_time_for_others_the_layout_in_use_is_priced(script: Path) -> None:
+    checked = atoll.check(script, device="h100", set=["GPUS=8"], time_limit=1e-6)
+    assert checked.estimate.fits and checked.better is None and "time limit" in checked.why_not
+
+
 def test_the_estimate_is_that_of_the_layout_which_the_file_says(script: Path) -> None:
     checked = atoll.check(script, device="h100", set=["GPUS=8"], price=2.0)
     layout = checked.estimate.layout

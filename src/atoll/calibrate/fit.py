@@ -8,7 +8,6 @@ measured time, which outliers do not pull, by Powell's method within physical bo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
@@ -267,7 +266,7 @@ def parameters(fit: Calibration) -> dict[str, Parameter | Mapping[str, Parameter
             shown[name] = {
                 inner: _written(inside, inner)
                 for inner in AttentionFile.model_fields
-                if getattr(inside, CALIBRATED.get(inner, inner)) != math.inf
+                if getattr(inside, CALIBRATED.get(inner, inner)) is not None
             }
         elif name == "formats":
             shown[name] = {dtype: _flow(values) for dtype, values in fit.formats}

@@ -17,7 +17,10 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
     from atoll.api import estimate as run
     from atoll.training.estimate import Estimate
 
-    result = run(job=question.model_copy(update=_LATER))
+    asked = (
+        question.model_copy(update=_LATER) if isinstance(question, EstimateQuestion) else question
+    )
+    result = run(job=asked)
     if not isinstance(result, Estimate):
         from atoll.printing.wafer import print_wafer_estimate
 

@@ -9,7 +9,6 @@ are fewer than SMs, some libraries also divide the keys and join the parts.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +90,7 @@ def attention_times_s(
     bandwidth_Bps = fit.hbm * gpu.hbm_Bps
     element, key = 2 * b * s * d, 2 * b * sk * d
     busy_s = share * (step_s * visited + start_s) if even else dealt_s(1)
-    if not (even or backward or math.isinf(direction.split_s)):
+    if not (even or backward or direction.split_s is None):
         for parts in KEY_SPLITS:  # fp32 results of each part are written and read
             joined_s = dealt_s(parts) + direction.split_s + 4 * parts * element * h / bandwidth_Bps
             busy_s = np.where(share <= 1, np.minimum(busy_s, joined_s), busy_s)

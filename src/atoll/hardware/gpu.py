@@ -7,7 +7,6 @@ to other devices through their peaks. Both are YAML; a calibration is what `cali
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -71,7 +70,7 @@ class AttentionFit:
     throttle: float  # slowdown at the power limit
     exposed: float = 0.0  # of the shorter of products and exponentials, what the longer hides not
     tail: float = 1.0  # of the longest block of a causal mask, what sticks out at the end
-    split_s: float = math.inf  # joining the parts of keys where blocks are fewer than SMs; inf: no
+    split_s: float | None = None  # joining parts of keys where blocks are fewer than SMs
     fp8_gain: float = 1.0  # speed of products of 8-bit numbers over those of 16-bit ones
     engine_s: float = 0.0  # what a call by an inference engine adds; no part of training
     narrow_rows: int = 128  # queries of a block, of heads of up to 96
@@ -257,7 +256,6 @@ class AttentionFile(FileModel):
 
     def fit(self) -> AttentionFit:
         values: dict[str, Any] = {CALIBRATED.get(name, name): value for name, value in self}
-        values["split_s"] = math.inf if self.split is None else self.split
         return AttentionFit(**values)
 
 

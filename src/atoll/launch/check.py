@@ -17,7 +17,7 @@ from atoll.launch.measured import columns_of, measured_run
 from atoll.launch.read import read_launch
 from atoll.questions import EstimateQuestion
 from atoll.questions.verbs import CheckQuestion
-from atoll.stopping import Stop
+from atoll.stopping import Stop, StoppedError
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
@@ -133,6 +133,8 @@ def _better(
         best = plan(run, axes, usable=usable, target=target, stop=stop)
     except (UnusableError, InfeasibleError) as error:
         return None, None, str(error)
+    except StoppedError:
+        return None, None, "no other layout was priced within the time limit; add --time-limit"
     faster = best.best.step.time_s < found.step.time_s * (1 - asked.least)
     if found.fits and not faster:
         return best, None, f"no layout is more than {asked.least:.1%} faster: {best.proof()}"
