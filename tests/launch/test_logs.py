@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import atoll
 from atoll.errors import AtollError
 from atoll.launch.logs import read_run_log, steady
+from atoll.validation.written_row import append_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "check"
 JOB, LOG = EXAMPLES / "qwen3-1.7b.toml", EXAMPLES / "qwen3-1.7b.log"
@@ -95,6 +97,21 @@ def test_a_measured_run_becomes_a_row_that_validates(tmp_path: Path) -> None:
         atoll.check(JOB, device="h200", devices=1, log=LOG, append=table)
     found = atoll.validate(data=table)
     assert found.rows == 2 and (found.step_time.mean_ape or 1) < 0.08
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "llama3-8b", "method": "lora", "lora_targets": "q_proj,v_proj,down_proj"},
+        {"model": "mixtral-8x7b", "ep": 4, "tp": 2},
+        {"model": "llama3-8b", "tp": 2, "recompute": "full"},
+    ],
+)
+def test_a_row_reads_back_as_the_run(asked: dict[str, Any], tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    found = atoll.estimate(device="h200", devices=8, batch=64, **asked)
+    append_run(table, "mine", found, {"measured_iter_time_s": 2 * found.step.time_s})
+    assert atoll.validate(data=table).step_time.mean_ape == pytest.approx(0.5, abs=1e-3)
 
 
 def test_a_table_needs_something_measured(tmp_path: Path) -> None:

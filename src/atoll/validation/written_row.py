@@ -13,6 +13,7 @@ from atoll.training.run import Run
 from atoll.validation.row_model import ACTIVATIONS, NORMS, POSITIONS
 from atoll.validation.rows import run_of
 from atoll.validation.run_table import RunRow
+from atoll.workload.adapters import TARGETS
 from atoll.workload.families.model_config import ModelConfig
 
 CLOSE = 1e-3
@@ -94,7 +95,13 @@ def _word(known: dict[str, str], meant: str) -> str:
 
 
 def _run(run: Run) -> dict[str, Any]:
+    tuned: dict[str, Any] = {}
+    if run.adapters:
+        words = {names[0]: word for word, names in TARGETS.items() if len(names) == 1}
+        targets = "+".join(words[name] for name in run.adapters.targets)
+        tuned = {"method": "lora", "lora_rank": run.adapters.rank, "lora_targets": targets}
     return {
+        **tuned,
         "device": run.gpu.name,
         "network": run.network.name,
         "devices": run.devices,
