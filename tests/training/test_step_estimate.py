@@ -21,6 +21,7 @@ from training_cases import (
 )
 
 from atoll.errors import AtollError
+from atoll.fabric.nested import all_to_all_s
 from atoll.fabric.network import Network
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes, stage_counts
@@ -30,6 +31,7 @@ from atoll.training.operators.layers import HALF
 from atoll.training.planner.space import block_of, families
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import Run
+from atoll.training.software import software
 from atoll.training.stack import STACKS
 from atoll.workload.families.model_config import ModelConfig
 
@@ -234,6 +236,28 @@ def test_a_ring_over_nodes_is_slower_than_one_inside() -> None:
     inside = estimate(run, Layout(dp=2, cp=2, tp=4)).step.context_s
     across = estimate(run, Layout(dp=1, cp=4, tp=4)).step.context_s
     assert across > 6 * inside
+
+
+def test_exchanged_heads_are_whole_sequences_of_some_and_wait_for_each_other() -> None:
+    """What cp 4 by heads computes is what tp 4 computes of them, without the ring's merges; four
+    tensors are sent, queries and outputs of all heads, keys and values of theirs."""
+    ring = small_run(dense(4, max_sequence=4096), devices=8, global_batch=8, sequence=4096)
+    heads = replace(ring, stack=software(ring.stack.name, None, None, "cp_a2a"))
+    layout = Layout(dp=2, cp=4)
+    by_ring, by_heads = (estimate(run, layout).step for run in (ring, heads))
+    assert by_heads.compute_s < by_ring.compute_s
+    model = ring.model
+    width = 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim
+    sent = all_to_all_s(ring.network, 2 * 4096 // 4 * width, 4)
+    passes = 2 * 4  # forward and backward, microbatches of a replica
+    assert by_heads.context_s == pytest.approx(passes * model.layers * sent)
+
+
+def test_heads_that_do_not_divide_go_round_a_ring() -> None:
+    ring = small_run(grouped(), devices=64, global_batch=64)
+    heads = replace(ring, stack=software(ring.stack.name, None, None, "cp_a2a"))
+    wide = Layout(dp=16, cp=4)
+    assert estimate(heads, wide).step == estimate(ring, wide).step
 
 
 def _zero(run: Run, zero: int) -> Estimate:

@@ -107,7 +107,11 @@ def _of_layer(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> 
         (BACKWARD, 2 * turns, 2),
         (AGAIN, turns * kept.attention, 2 * kept.exchange),
     ):
-        yield Message(stage, phase, "context", "send", layout.cp, layout.tp, cost.ring_bytes, rings)
+        if stepper.run.stack.gives_heads(cost.kv_heads, layout.cp):
+            times, kind, moved = int(rings > 0), "all_to_all", cost.heads_bytes
+        else:
+            times, kind, moved = rings, "send", cost.ring_bytes
+        yield Message(stage, phase, "context", kind, layout.cp, layout.tp, moved, times)
         yield Message(stage, phase, "expert", "all_to_all", layout.ep, apart, exchanged, exchanges)
     if layout.zero < 3:
         return

@@ -160,8 +160,6 @@ def layout_fields(given: Arguments, layers: int) -> dict[str, Any]:
     """Degrees and what goes with them, in megatron-core's words."""
     pp = given.count("pipeline_model_parallel_size") or 1
     tp = given.count("tensor_model_parallel_size", "model_parallel_size") or 1
-    if given.given.get("cp_comm_type") == "p2p":  # a ring, as it is priced
-        given.text("cp_comm_type")
     chunks = given.count(
         "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size"
     )
@@ -261,7 +259,11 @@ def _software(given: Arguments) -> dict[str, Any]:
         # (FSDP demands it, and adds gradients where it scatters them.)
         "no_grad_fusion": given.has("no_gradient_accumulation_fusion") and not given.has(*FSDP),
         f"head_wgrad={limit}": deferred and limit,
+        "cp_p2p": (ring := given.given.get("cp_comm_type") == "p2p"),
+        "cp_a2a": (heads := given.given.get("cp_comm_type") == "a2a"),
     }
+    if ring or heads:  # others are not priced
+        given.text("cp_comm_type")
     if not unfused:  # of a kernel that is not used
         given.has("no_masked_softmax_fusion")
     overlaps = {

@@ -207,6 +207,8 @@ def _software(given: Arguments, overlapped: bool) -> dict[str, Any]:
     flags = {
         "te_loss": given.text("CE_FUSION_IMPL") == "te",
         f"head_wgrad={limit}": deferred and limit,
+        "cp_p2p": (way := given.text("CP_COMM_TYPE")) == "p2p",
+        "cp_a2a": way == "a2a",
     }
     # Embedding and loss count as layers of the pipeline: stages as even as they are priced.
     given.has("ASYM_PP_EMBED", "ASYM_PP_LOSS")

@@ -17,7 +17,7 @@ from atoll.training.planner.space import Axes
 from atoll.training.run import Run
 from atoll.training.site import Site, load_site
 from atoll.training.software import software
-from atoll.training.stack import frozen_norms
+from atoll.training.stack import with_adapters
 from atoll.workload.adapters import Adapters, targets_named
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
@@ -68,7 +68,7 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         if isinstance(given, StoredModel):
             raise AtollError(f"{given.name} was captured: all of its weights are trained")
         adapters = Adapters(asked.lora_rank, targets_named(asked.lora_targets))
-        stack = frozen_norms(stack)
+        stack = with_adapters(stack)
     run = Run(
         model=config,
         gpu=gpu,

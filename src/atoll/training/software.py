@@ -45,6 +45,8 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "fp8_params": lambda stack: replace(stack, fp8_copies=0),  # weights are kept in 8 bits alone
     "te_loss": fused_loss,
     "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),
+    "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),
+    "cp_p2p": lambda stack: replace(stack, exchanges_heads=False, adapters_exchange_heads=False),
     "local": lambda stack: replace(stack, workspaces=2),  # without Transformer Engine's handle
 }
 """Further flags of launch files, and what they change."""

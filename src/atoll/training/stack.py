@@ -110,6 +110,11 @@ class Stack:
     """Time of a step over what its parts explain: allocator, interpreter, waiting."""
     straggling: float = 1.0
     """The same where several nodes wait for the slowest of them."""
+    exchanges_heads: bool = False
+    """Context parallelism gives every device whole sequences of some heads, where these divide
+    (all-to-all, as DeepSpeed-Ulysses), instead of keys and values that go round a ring."""
+    adapters_exchange_heads: bool = False
+    """The same of runs with adapters."""
     host_layer_s: float = 0.0
     """Host time of a layer's forward and backward pass beside its kernels."""
     host_kernel_s: float = 0.0
@@ -138,6 +143,10 @@ class Stack:
     """The kernel that it usually has: flash, flash2, flash1 or unfused."""
     orders: tuple[str, ...] = ORDERS
     """Pipeline orders that it runs, itself or by an implementation published for it."""
+
+    def gives_heads(self, kv_heads: int, cp: int) -> bool:
+        """Whether context parallelism exchanges heads: as long as key heads divide."""
+        return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
 
 
 # LlamaRMSNorm: cast up, square, mean, scale, cast down, weight; its backward undoes each.
@@ -282,7 +291,9 @@ ZERO3_2021 = replace(MEGATRON_2021, name="zero3-2021", gather_efficiency=0.2)
 NEMO = replace(
     MEGATRON,
     name="nemo",
-    overlap=replace(MEGATRON.overlap, tensor_products=0.6, pipeline=0.8),
+    # Reductions beside a backward pass take part of its bandwidth and cores.
+    overlap=replace(MEGATRON.overlap, gradient=0.5, tensor_products=0.6, pipeline=0.8),
+    adapters_exchange_heads=True,  # cp_comm_type of its configurations for adapters
     fp8_copies=0,
     scaled_weights=True,
     fused_casts=("mxfp8", "nvfp4"),
@@ -416,10 +427,11 @@ STACKS = Registry(
 )
 
 
-def frozen_norms(stack: Stack) -> Stack:
-    """Norms of scales that are not trained: composed ones neither keep the normed value nor make
-    the product with it and its sum.
+def with_adapters(stack: Stack) -> Stack:
+    """The stack where weights are frozen. Composed norms of scales that are not trained neither
+    keep the normed value nor make the product with it and its sum.
     """
+    stack = replace(stack, exchanges_heads=stack.adapters_exchange_heads)
     if "rmsnorm" not in stack.kept:
         return stack
     passes = {

@@ -185,9 +185,9 @@ class Stepper:
         backward_link_s *= visible
         backward_link_s -= visible * min(overlap.tensor * hidden_s, own.matrix_s)
 
-        ring_s = self._ring_s(cost, cost.forward.attention_s)
+        ring_s = self._context_s(cost, cost.forward.attention_s)
         # Backwards, the gradients of keys and values go round with them.
-        ring_back_s = self._ring_s(cost, own.attention_s, tensors=2)
+        ring_back_s = self._context_s(cost, own.attention_s, tensors=2)
         exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
         gather_s, scatter_s = self.sharded_s(cost)
         visible_f = self.exposed_s(gather_s, forward_s)
@@ -221,13 +221,16 @@ class Stepper:
             )
         return self._links[links]
 
-    def _ring_s(self, cost: LayerCost, attention_s: float, tensors: int = 1) -> float:
+    def _context_s(self, cost: LayerCost, attention_s: float, tensors: int = 1) -> float:
         """What ring attention's sends add beyond the attention that they run beside: all turns but
-        the last send on what the next one needs.
+        the last send on what the next one needs. Where heads are exchanged, attention waits for
+        its inputs and others for its outputs; backwards the same of gradients.
         """
         cp = self.layout.cp
         if cp == 1 or not cost.ring_bytes:
             return 0.0
+        if self.run.stack.gives_heads(cost.kv_heads, cp):
+            return all_to_all_s(self.run.network, cost.heads_bytes, cp, self.layout.tp)
         turn_s = neighbours_s(self.run.network, cost.ring_bytes, cp, self.layout.tp)
         hidden_s = self.run.stack.overlap.ring * attention_s * (cp - 1) / cp
         return max(0.0, turn_s * (cp - 1) * tensors - hidden_s)

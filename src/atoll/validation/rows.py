@@ -13,7 +13,7 @@ from atoll.step.orders import ORDERS
 from atoll.training.memory import Memory
 from atoll.training.run import Run
 from atoll.training.site import Site
-from atoll.training.stack import Stack, frozen_norms
+from atoll.training.stack import Stack, with_adapters
 from atoll.validation.facts import SOME_BLOCKS, Facts, facts_of
 from atoll.validation.row_model import method_of, model_of
 from atoll.validation.run_table import RunRow
@@ -61,7 +61,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         devices=devices,
         sequence=row.count("seq"),
         global_batch=row.count("global_batch"),
-        stack=frozen_norms(facts.stack) if adapters else facts.stack,
+        stack=with_adapters(facts.stack) if adapters else facts.stack,
         states=facts.states,
         precision=half,
         attention=facts.attention,

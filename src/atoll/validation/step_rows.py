@@ -21,7 +21,7 @@ from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
 from atoll.training.run import Run
-from atoll.training.stack import STACKS, frozen_norms
+from atoll.training.stack import STACKS, with_adapters
 from atoll.validation.row_model import method_of
 from atoll.validation.run_table import RunRow
 from atoll.workload.families.config import config_from_hf
@@ -132,7 +132,7 @@ def step_run_of(row: RunRow) -> tuple[Run, Layout]:
         devices=1,
         sequence=row.count("seq"),
         global_batch=row.count("global_batch"),
-        stack=frozen_norms(stack) if adapters else stack,
+        stack=with_adapters(stack) if adapters else stack,
         states=STATES["bf16"],
         adapters=adapters,
         fine_tuned=adapters is not None,

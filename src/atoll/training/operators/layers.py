@@ -62,6 +62,10 @@ class LayerCost:
     expert_backward_s: float
     ring_bytes: float
     """Keys and values that ring attention passes on in one turn; 0 without context parallelism."""
+    heads_bytes: float
+    """Queries, keys, values and outputs of attention, where heads are exchanged instead."""
+    kv_heads: int
+    """Key heads of a sequence on this device."""
     transient_bytes: float
     """The largest operator's temporaries."""
     waiting_bytes: float
@@ -212,7 +216,9 @@ def _layer_cost(
         experts=experts_of(layer) // ep,
         expert_forward_s=_expert_s(layer, layer.forward, costs),
         expert_backward_s=_expert_s(layer, layer.backward, costs),
-        ring_bytes=_ring(layer) if cp > 1 else 0.0,
+        ring_bytes=_moved(layer, slice(1, 3)) if cp > 1 else 0.0,
+        heads_bytes=_moved(layer, slice(0, 4)) if cp > 1 else 0.0,
+        kv_heads=_kv_heads(layer) // samples,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
         waiting_bytes=_waiting(layer),
         logits_bytes=logits[0],
@@ -345,11 +351,17 @@ def _exchange(layer: Layer) -> float:
     return 0.0
 
 
-def _ring(layer: Layer) -> float:
+def _moved(layer: Layer, which: slice) -> float:
+    """Bytes of attention's queries, keys, values and outputs, or of some of them."""
     for op in layer.forward:
         if op.kind == "attention":
-            return float(sum(layer.tensors[name].bytes for name in op.reads[1:3]))
+            names = (*op.reads[:3], op.writes[0])
+            return float(sum(layer.tensors[name].bytes for name in names[which]))
     return 0.0
+
+
+def _kv_heads(layer: Layer) -> int:
+    return next((op.matmuls[0].batch for op in layer.forward if op.kind == "attention"), 0)
 
 
 def _waiting(layer: Layer) -> float:

@@ -361,6 +361,8 @@ class GpuPricer:
         # The width of a value head; backwards the second product's other side is the sequence.
         width = min(values.m, values.n) if backward else values.n
         head = max(scores.k, 1)
+        if self.stack.gives_heads(kv_heads // samples, ring):
+            heads, kv_heads, own, ring = heads / ring, kv_heads / ring, sequence, 1
         # Several sequences over a ring are as much work as fewer whole ones on each device.
         whole = min(samples, ring)
         seconds = self.attention_s(
