@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import resource
 import signal
-import sqlite3
 import time
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from atoll.errors import AtollError
 from atoll.explore.run import run_search
 from atoll.identity import VERSION, this_code
 from atoll.questions import SearchQuestion
-from atoll.store import FILE, RunReader, canonical_json, fingerprint
+from atoll.store import RunReader
 
 KILLS = 20
 
@@ -131,19 +129,6 @@ def test_a_store_that_other_sources_began_is_refused(
     )
     assert counts(tmp_path / "run") == begun
     assert answer(run_search(job, out=tmp_path / "run")) == first
-
-
-def test_a_store_from_before_sources_were_kept_is_refused_alike(tmp_path: Path) -> None:
-    job = some_job(tmp_path)
-    run_search(job, out=tmp_path / "run")
-    with sqlite3.connect(tmp_path / "run" / FILE) as store:
-        told = json.loads(store.execute("SELECT value FROM meta WHERE key = 'job'").fetchone()[0])
-        del told["sources"], told["network_content"]
-        told["kernels"] = "0123456789abcdef"
-        texts = [(canonical_json(told), "job"), (fingerprint(told), "fingerprint")]
-        store.executemany("UPDATE meta SET value = ? WHERE key = ?", texts)
-    with pytest.raises(AtollError, match=r"begun by atoll .* \(sources unknown\), this is atoll"):
-        run_search(job, out=tmp_path / "run")
 
 
 def test_an_edited_network_file_is_another_job(tmp_path: Path) -> None:

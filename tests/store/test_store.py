@@ -300,3 +300,63 @@ def test_exports_every_design_to_parquet(store: RunStore, tmp_path: Path) -> Non
     table = parquet.read_table(tmp_path / "designs.parquet")
     assert table["score"].to_pylist() == [float(i) for i in reversed(range(100))]
     assert {"area_mm2", "tensor_cores", "plans"} <= set(table.column_names)
+
+
+def everything(folder: Path) -> list[object]:
+    """All that readers are told, and what the next search would take from the record."""
+    with RunReader(folder) as run:
+        shown: list[object] = [run.fingerprint(), run.job(), run.progress(), run.incumbents()]
+        shown += [run.designs(), run.design(1), run.front(), run.bound_scores(), run.notes("base")]
+        shown += [list(run.placed_bounds_s()), list(run.since(0.0))]
+        shown += [[tuple(row) for row in piece] for piece in run.batches()]
+    store = open_store(folder)
+    shown += [store.bounds(0), store.note("baselines")]
+    shown += [store.evaluation("place", chip, -1, "") for chip in range(9)]
+    store.close("finished")
+    return shown
+
+
+def test_without_the_file_s_checksum_each_record_has_its_own(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for chip in range(8):
+        store.put_evaluation(evaluation(chip), design(chip, 1.0 + chip, area=-0.0 + chip))
+        store.put_progress("place", 8 - chip, 8, chip, 1.0 + chip, 9.0)
+    store.put_bounds(0, [(chip, 0.1 * chip, bytes([chip] * 8)) for chip in range(8)])
+    store.put_note("baselines", {"random": 2.0})
+    store.close("finished")
+    content = (tmp_path / FILE).read_bytes()
+    (tmp_path / "SHA256SUMS").unlink()
+    told = everything(tmp_path)
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(200):
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (tmp_path / FILE).write_bytes(flipped)
+        (tmp_path / "SHA256SUMS").unlink(missing_ok=True)
+        try:
+            assert everything(tmp_path) == told
+        except AtollError:
+            refused += 1
+    assert refused > 20, "most of the file is empty pages, but not all"
+
+
+def test_a_clock_that_is_set_back_hides_no_design(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen_since(at: float) -> list[int]:
+        with RunReader(tmp_path) as reader:
+            return [row[0] for rows in reader.since(at) for row in rows]
+
+    clock = 2e9
+    monkeypatch.setattr("atoll.store.writer.time.time", lambda: clock)
+    for chip in range(3):  # each in a run of its own
+        store = open_store(tmp_path)
+        store.put_evaluation(evaluation(chip), design(chip, 1.0))
+        store.put_progress("place", 1, 8, chip, 1.0 + chip, 9.0)
+        store.close("stopped")
+        clock -= 3600.0
+    assert seen_since(2e9) == [0, 1, 2]
+    with RunReader(tmp_path) as reader:
+        seconds = [point.seconds for point in reader.progress()]
+    assert 0.0 <= seconds[0] <= seconds[1] <= seconds[2] < 60.0

@@ -77,7 +77,7 @@ SUMS = "SHA256SUMS"
 """In a folder that we wrote: the checksum of each file, as `sha256sum -c` reads it."""
 
 
-def record_sum(path: Path) -> None:
+def record_file(path: Path) -> None:
     """Note what a file holds from now on."""
     record_sums(path.parent, {path.name: _digest(path)})
 

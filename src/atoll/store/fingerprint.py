@@ -7,8 +7,8 @@ import json
 
 from atoll.answers.designs import Identity
 
-CODE = ("version", "sources", "kernels")
-"""The fields of a stored job that tell which Atoll computed its records; the last in old ones."""
+CODE = ("version", "sources")
+"""The fields of a stored job that tell which Atoll computed its records."""
 
 
 def canonical_json(content: Identity) -> str:

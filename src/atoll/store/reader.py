@@ -12,8 +12,10 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import closing
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,13 +32,15 @@ from atoll.store.lock import holder_of
 from atoll.store.schema import (
     FIGURES,
     FILE,
+    check_pages,
+    check_record,
     check_version,
     design_columns,
     in_sentences,
     parameters_of,
 )
 
-TEXTS = ("model", "phase", "plans", "value")
+TEXTS = ("model", "phase", "plans", "key", "value", "effort")
 
 Filters = Mapping[str, float | str | tuple[float | None, float | None]]
 """By column: one value, or a range (low, high) with None for no limit."""
@@ -110,23 +114,17 @@ class RunReader:
                 "atoll plan --out wrote."
             )
         with in_sentences(self.path):
-            self._connection = self._open()
+            self._connection = _open(self.path)
             check_version(self._connection, self.path)
         try:
             self.as_written = as_written(self.path)
             """Whether it is known to be as a search left it."""
+            if not self.as_written and holder_of(self.folder) is None:  # killed, or copied
+                _check_once(self.path, _state(self.path))
         except AtollError:
             self._connection.close()
             raise
         self._connection.row_factory = sqlite3.Row
-
-    def _open(self) -> sqlite3.Connection:
-        uri = self.path.absolute().as_uri()
-        # A folder that cannot be written has no room for the files that readers share; without a
-        # log nobody writes there, and the file alone is the whole store.
-        quiet = not os.access(self.folder, os.W_OK) and not Path(f"{self.path}-wal").exists()
-        mode = "immutable=1" if quiet else "mode=ro"
-        return sqlite3.connect(f"{uri}?{mode}", uri=True, timeout=10.0, check_same_thread=False)
 
     def __enter__(self) -> RunReader:
         return self
@@ -141,8 +139,8 @@ class RunReader:
 
     def job(self) -> Identity:
         """What the folder was searched for, as it was fingerprinted."""
-        found = self._one("SELECT value FROM meta WHERE key = 'job'")[0]
-        return parse_object(str(found), f"{self.path}: the job")
+        found = self._record("meta", "WHERE key = 'job'")["value"]
+        return parse_object(found, f"{self.path}: the job")
 
     def kind(self) -> RunKind:
         """What was searched: "search" (chips), "wafer" or "plan"."""
@@ -150,13 +148,12 @@ class RunReader:
         return "wafer" if "wafer" in job else "plan" if "device" in job else "search"
 
     def fingerprint(self) -> str:
-        return str(self._one("SELECT value FROM meta WHERE key = 'fingerprint'")[0])
+        return str(self._record("meta", "WHERE key = 'fingerprint'")["value"])
 
     def status(self) -> RunStatus:
         """Where the latest run stands."""
         run = self._one("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
-        newest = "SELECT * FROM progress ORDER BY rowid DESC LIMIT 1"
-        last = next(iter(self._all(newest)), None)
+        last = next(self._records("progress", "ORDER BY rowid DESC LIMIT 1"), None)
         state = str(run["status"])
         if state == "running" and holder_of(self.folder) is None:
             state = "killed"
@@ -178,21 +175,19 @@ class RunReader:
 
     def incumbents(self) -> list[Incumbent]:
         """The best designs over time, the first found first."""
-        rows = self._all("SELECT chip, score, bound, seconds FROM incumbents ORDER BY score")
-        return [Incumbent(*row) for row in rows]
+        rows = self._records("incumbents", "ORDER BY score")
+        return [Incumbent(row["chip"], row["score"], row["bound"], row["seconds"]) for row in rows]
 
     def progress(self) -> list[ProgressPoint]:
         """Score and bound over time."""
-        rows = self._all(
-            "SELECT run, seconds, phase, left, total, evaluated, score, bound FROM progress "
-            "ORDER BY rowid"
-        )
-        return [ProgressPoint(*row) for row in rows]
+        told = [field.name for field in fields(ProgressPoint)]
+        rows = self._records("progress", "ORDER BY rowid")
+        return [ProgressPoint(*(row[name] for name in told)) for row in rows]
 
     def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
         """The answer of the latest run that reported one; None before."""
         where = f"{self.path}: the result"
-        for row in self._all("SELECT value FROM notes WHERE key = 'result'"):
+        for row in self._records("notes", "WHERE key = 'result'"):
             content = parse_object(row["value"], where)
             found = parse_answer(content, where, SearchAnswer, WaferAnswer, PlanAnswer)
             assert isinstance(found, SearchAnswer | WaferAnswer | PlanAnswer)
@@ -201,9 +196,8 @@ class RunReader:
 
     def notes(self, prefix: str) -> list[Identity]:
         """Records whose names begin so."""
-        query = "SELECT value FROM notes WHERE substr(key, 1, ?) = ?"
-        found = self._all(query, len(prefix), prefix)
-        return [parse_object(str(row["value"]), f"{self.path}: {prefix}") for row in found]
+        found = self._records("notes", "WHERE substr(key, 1, ?) = ?", len(prefix), prefix)
+        return [parse_object(row["value"], f"{self.path}: {prefix}") for row in found]
 
     # --- Designs --------------------------------------------------------------------------------
 
@@ -260,9 +254,10 @@ class RunReader:
     def design(self, chip: int) -> StoredDesign | None:
         """One design with the plans of all its models."""
         where = f"{self.path}: design {chip}"
-        for row in self._all("SELECT * FROM designs WHERE chip = ?", chip):
+        for row in self._records("designs", "WHERE chip = ?", chip):
+            told = {name: row[name] for name in self.columns}
             plans = parse_object(f'{{"plans": {row["plans"]}}}', where)
-            return checked(dict(row) | plans, StoredDesign, where)
+            return checked(told | plans, StoredDesign, where)
         return None
 
     def front(
@@ -294,8 +289,11 @@ class RunReader:
 
     def _rows(self, chips: list[int]) -> list[StoredDesign]:
         """The columns of these designs, in this order."""
-        one = f"SELECT {', '.join(self.columns)} FROM designs WHERE chip = ?"
-        return [cast(StoredDesign, dict(row)) for chip in chips for row in self._all(one, chip)]
+        return [
+            cast(StoredDesign, {name: row[name] for name in self.columns})
+            for chip in chips
+            for row in self._records("designs", "WHERE chip = ?", chip)
+        ]
 
     def _where(self, filters: Filters | None, *more: str) -> tuple[str, list[Any]]:
         """A WHERE clause; the values of `more` are given by the caller, after these."""
@@ -316,23 +314,19 @@ class RunReader:
 
     def bound_scores(self) -> dict[int, float]:
         """By chip: no plan of it scores higher, as far as its schedule bounds tell."""
-        rows = self._all("SELECT chip, min(score) AS score FROM bounds GROUP BY chip")
+        rows = self._records("bounds", "ORDER BY score DESC")
         return {row["chip"]: row["score"] for row in rows}
 
     def placed_bounds_s(self) -> Iterator[tuple[int, bytes]]:
         """(chip, little-endian doubles): after its placements, no plan of a variant is faster."""
-        with in_sentences(self.path):
-            yield from self._connection.execute("SELECT chip, lower_s FROM evaluations")
+        for row in self._records("evaluations"):
+            yield row["chip"], row["lower_s"]
 
     def batches(self, size: int = 50_000) -> Iterator[list[sqlite3.Row]]:
         """All designs, best first, in pieces; their plans as JSON."""
-        with in_sentences(self.path):
-            cursor = self._connection.execute(
-                f"SELECT {', '.join(self.columns)}, plans FROM designs "
-                "ORDER BY score DESC, area_mm2"
-            )
-            while rows := cursor.fetchmany(size):
-                yield [self._checked(row) for row in rows]
+        rows = self._records("designs", "ORDER BY score DESC, area_mm2")
+        while piece := list(islice(rows, size)):
+            yield piece
 
     def version(self) -> int:
         """A number that is another one after every write by others, and cheap to ask for."""
@@ -343,13 +337,26 @@ class RunReader:
 
         A design recorded again replaces the earlier one; rows come in no order.
         """
+        columns = len(self.columns)
         with in_sentences(self.path):
-            cursor = self._connection.execute(
-                f"SELECT {', '.join(self.columns)} FROM designs WHERE at >= ?", (at,)
-            )
+            cursor = self._connection.execute("SELECT * FROM designs WHERE at >= ?", (at,))
             cursor.row_factory = None
             while rows := cursor.fetchmany(size):
-                yield rows
+                if not self.as_written:
+                    for row in rows:
+                        check_record(row, self.path)
+                yield [row[:columns] for row in rows]
+
+    def _records(self, table: str, which: str = "", *values: Any) -> Iterator[sqlite3.Row]:
+        """Whole records, each found to be as it was written."""
+        with in_sentences(self.path):
+            for row in self._connection.execute(f"SELECT * FROM {table} {which}", values):
+                if not self.as_written:
+                    check_record(row, self.path)
+                yield self._checked(row)
+
+    def _record(self, table: str, which: str) -> sqlite3.Row:
+        return self._known(next(self._records(table, which), None))
 
     def _all(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with in_sentences(self.path):
@@ -358,7 +365,8 @@ class RunReader:
     def _checked(self, row: sqlite3.Row) -> sqlite3.Row:
         """SQLite lets any column hold anything: a number is one, and finite."""
         for name, value in dict(row).items():
-            right = value is None or isinstance(value, str if name in TEXTS else int | float)
+            kind = str if name in TEXTS else bytes if name == "lower_s" else int | float
+            right = value is None or isinstance(value, kind)
             endless = isinstance(value, float) and not math.isfinite(value) and name != "bound"
             if not right or endless:
                 raise AtollError(
@@ -369,8 +377,31 @@ class RunReader:
 
     def _one(self, query: str, *values: Any) -> sqlite3.Row:
         with in_sentences(self.path):
-            row = self._connection.execute(query, values).fetchone()
+            return self._known(self._connection.execute(query, values).fetchone())
+
+    def _known(self, row: sqlite3.Row | None) -> sqlite3.Row:
         if row is None:
             raise AtollError(f"{self.path}: nothing on record yet: the search has only begun.")
-        found: sqlite3.Row = row
-        return found
+        return row
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    uri = path.absolute().as_uri()
+    # A folder that cannot be written has no room for the files that readers share; without a
+    # log nobody writes there, and the file alone is the whole store.
+    quiet = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
+    mode = "immutable=1" if quiet else "mode=ro"
+    return sqlite3.connect(f"{uri}?{mode}", uri=True, timeout=10.0, check_same_thread=False)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Another one after every write to the store."""
+    found = [each.stat() for each in (path, Path(f"{path}-wal")) if each.exists()]
+    return tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))
+
+
+@lru_cache(maxsize=64)
+def _check_once(path: Path, state: tuple[int, ...]) -> None:
+    """A store that a killed search left is opened for every question, and checked once."""
+    with in_sentences(path), closing(_open(path)) as connection:
+        check_pages(connection)

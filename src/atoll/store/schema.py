@@ -1,15 +1,20 @@
 """The tables of a run's file, its version, and what can go wrong with a file, in sentences.
 
 Plain columns wherever someone may want to filter; bounds of a chip are little-endian doubles, plans
-are JSON. Times are seconds since 1970.
+are JSON. Times are seconds since 1970. Every record that an answer may come from ends with its
+checksum.
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from atoll.answers.answer import checked
 from atoll.answers.designs import ChipJob, Identity, ShownParameter
@@ -17,11 +22,55 @@ from atoll.errors import AtollError
 
 FILE = "search.sqlite"
 APPLICATION = 0x61746F6C  # "atol"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 FIGURES = ("score", "area_mm2", "power_W", "energy_per_token_J")
 PLAN = ("model", "samples_per_s", "step_time_s", "microbatch", "tensor", "pipeline", "data")
 """Of the first model; all models' plans are in `plans`."""
+
+_SUM = "crc INTEGER NOT NULL"
+
+
+def record_sum(values: Sequence[Any]) -> int:
+    """CRC-32 of a record's numbers and texts, whether SQLite keeps 1.0 as a float or as 1."""
+    numbers = [_number(value) for value in values if not isinstance(value, str | bytes)]
+    found = zlib.crc32(struct.pack(f"<{len(numbers)}d", *numbers))
+    for value in values:
+        if isinstance(value, str | bytes):
+            found = zlib.crc32(value.encode() if isinstance(value, str) else value, found)
+    return found
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value + 0.0  # SQLite keeps -0.0 as 0
+
+
+def check_record(row: Sequence[Any], path: Path) -> None:
+    """Refuse a record that is not as it was written."""
+    *values, noted = row
+    if record_sum(values) != noted:
+        raise AtollError(
+            f"{path}: damaged (a record is not as it was written: its checksum differs); move it "
+            "away to start afresh."
+        )
+
+
+def check_pages(connection: sqlite3.Connection) -> None:
+    """Refuse a file whose trees, indexes or columns are not as they were made: a record may be
+    missing, or under another name.
+    """
+    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if found == "ok":
+        noted = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
+        if noted == (str(_layout(connection)),):
+            return
+        found = "its tables are not as they were made"
+    raise sqlite3.DatabaseError(f"malformed: {found.splitlines()[-1]}")
+
+
+def _layout(connection: sqlite3.Connection) -> int:
+    rows = connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid")
+    return record_sum([sql for (sql,) in rows])
 
 
 def parameters_of(job: Identity, where: str = "job") -> tuple[ShownParameter, ...]:
@@ -42,38 +91,38 @@ def _tables(parameters: Sequence[str]) -> str:
     """One index holds figures and parameters: questions about these never touch the table."""
     covered = ", ".join((*FIGURES[1:], *parameters))
     return f"""
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, {_SUM}) WITHOUT ROWID;
 CREATE TABLE runs (
     run INTEGER PRIMARY KEY, pid INTEGER NOT NULL, host TEXT NOT NULL, version TEXT NOT NULL,
     executor TEXT NOT NULL, started REAL NOT NULL, ended REAL, status TEXT NOT NULL
 );
 CREATE TABLE bounds (
     batch INTEGER NOT NULL, chip INTEGER NOT NULL, score REAL NOT NULL, lower_s BLOB NOT NULL,
-    PRIMARY KEY (batch, chip)
+    {_SUM}, PRIMARY KEY (batch, chip)
 ) WITHOUT ROWID;
 CREATE TABLE evaluations (
     phase TEXT NOT NULL, chip INTEGER NOT NULL, variant INTEGER NOT NULL, effort TEXT NOT NULL,
     run INTEGER NOT NULL, at REAL NOT NULL, score REAL, lower_s BLOB NOT NULL, plans TEXT NOT NULL,
-    PRIMARY KEY (chip, phase, variant, effort)
+    {_SUM}, PRIMARY KEY (chip, phase, variant, effort)
 ) WITHOUT ROWID;
 CREATE TABLE designs (
     chip INTEGER PRIMARY KEY, design INTEGER NOT NULL,
     {", ".join(f"{name} REAL" for name in FIGURES)},
     {"".join(f"{name} NUMERIC NOT NULL, " for name in parameters)}
     {", ".join(f"{name} {'TEXT' if name == 'model' else 'NUMERIC'}" for name in PLAN)},
-    phase TEXT NOT NULL, at REAL NOT NULL, plans TEXT NOT NULL
+    phase TEXT NOT NULL, at REAL NOT NULL, plans TEXT NOT NULL, {_SUM}
 );
 CREATE INDEX designs_by_score ON designs ({FIGURES[0]} DESC, {covered});
 CREATE TABLE progress (
     run INTEGER NOT NULL, at REAL NOT NULL, seconds REAL NOT NULL, phase TEXT NOT NULL,
     left INTEGER NOT NULL, total INTEGER NOT NULL, evaluated INTEGER NOT NULL,
-    score REAL NOT NULL, bound REAL NOT NULL
+    score REAL NOT NULL, bound REAL NOT NULL, {_SUM}
 );
 CREATE TABLE incumbents (
     chip INTEGER NOT NULL, score REAL PRIMARY KEY, run INTEGER NOT NULL, at REAL NOT NULL,
-    seconds REAL NOT NULL, bound REAL NOT NULL
+    seconds REAL NOT NULL, bound REAL NOT NULL, {_SUM}
 ) WITHOUT ROWID;
-CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL, {_SUM}) WITHOUT ROWID;
 """
 
 
@@ -81,8 +130,11 @@ def create(connection: sqlite3.Connection, parameters: Sequence[str]) -> None:
     """All tables at once, or none."""
     connection.executescript(
         f"BEGIN IMMEDIATE; {_tables(parameters)} PRAGMA application_id = {APPLICATION}; "
-        f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+        f"PRAGMA user_version = {SCHEMA_VERSION};"
     )
+    layout = ("layout", str(_layout(connection)))
+    connection.execute("INSERT INTO meta VALUES (?, ?, ?)", (*layout, record_sum(layout)))
+    connection.execute("COMMIT")
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from atoll.answers.designs import Identity, StoredPlan
 from atoll.errors import AtollError, InfeasibleError
-from atoll.files.wholefile import as_written, record_sum, record_sums
+from atoll.files.wholefile import as_written, record_file, record_sums
 from atoll.identity import code_words
 from atoll.step.certificate import Certificate
 from atoll.stopping import StoppedError
@@ -33,11 +33,13 @@ from atoll.store.schema import (
     FIGURES,
     FILE,
     PLAN,
+    check_pages,
+    check_record,
     check_version,
     create,
-    design_columns,
     in_sentences,
     parameters_of,
+    record_sum,
 )
 
 PROGRESS_S = 0.5
@@ -104,22 +106,22 @@ class RunStore:
         """How the run ended, once it did."""
         self._told = 0.0, -1.0
         """When progress was last kept, and the score then."""
-        self._synced = self._began = time.time()
+        self._synced = self._began = time.monotonic()
         with in_sentences(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
         try:
-            as_written(self.path)
+            known = as_written(self.path)
             with in_sentences(self.path):
                 record_sums(folder, {FILE: None})  # from now on it changes
-                self._connection = self._open(job)
+                self._connection = self._open(known)
                 self._claim(job)
                 self.run = self._begin_run(executor, version)
         except BaseException:
             self._lock.release()
             raise
 
-    def _open(self, job: Identity) -> sqlite3.Connection:
+    def _open(self, as_written: bool) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, isolation_level=None, timeout=10.0)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -127,17 +129,17 @@ class RunStore:
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
             create(connection, self._parameters)
         check_version(connection, self.path)
+        if not as_written:
+            check_pages(connection)
         return connection
 
     def _claim(self, job: Identity) -> None:
         """The job that the folder belongs to, from the first run on."""
-        known = dict(self._connection.execute("SELECT key, value FROM meta"))
+        known = {key: value for key, value, _ in self._records("meta")}
         if "fingerprint" not in known:
+            told = [("fingerprint", fingerprint(job)), ("job", canonical_json(job))]
             with self._transaction():
-                self._connection.executemany(
-                    "INSERT INTO meta VALUES (?, ?)",
-                    [("fingerprint", fingerprint(job)), ("job", canonical_json(job))],
-                )
+                self._insert("INSERT", "meta", told)
         elif known["fingerprint"] != fingerprint(job):
             self._connection.close()
             raise AtollError(self._refusal(job, json.loads(known["job"])))
@@ -154,9 +156,10 @@ class RunStore:
         return f"out: {self.folder} holds another job ({told}); give another folder."
 
     def _begin_run(self, executor: str, version: str) -> int:
-        self._elapsed_before = float(
-            self._connection.execute("SELECT coalesce(max(seconds), 0) FROM progress").fetchone()[0]
-        )
+        last = next(self._records("progress", "ORDER BY seconds DESC LIMIT 1"), None)
+        self._elapsed_before = 0.0 if last is None else float(last[2])
+        newest = next(self._records("designs", "ORDER BY at DESC LIMIT 1"), None)
+        self._latest = 0.0 if newest is None else float(newest[-3])
         count = self._connection.execute("SELECT count(DISTINCT chip) FROM evaluations").fetchone()
         self._evaluated = int(count[0])
         with self._transaction():
@@ -166,7 +169,7 @@ class RunStore:
                 "(SELECT max(at) FROM progress WHERE progress.run = runs.run), started) "
                 "WHERE status = 'running'"
             )
-            row = (os.getpid(), socket.gethostname(), version, executor, self._began)
+            row = (os.getpid(), socket.gethostname(), version, executor, time.time())
             cursor = self._connection.execute(
                 "INSERT INTO runs (pid, host, version, executor, started, status) "
                 "VALUES (?, ?, ?, ?, ?, 'running')",
@@ -176,98 +179,93 @@ class RunStore:
 
     # --- What is on record ----------------------------------------------------------------------
 
+    def _records(self, table: str, which: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:
+        """Whole records, each found to be as it was written."""
+        with in_sentences(self.path):
+            for row in self._connection.execute(f"SELECT * FROM {table} {which}", values):
+                check_record(row, self.path)
+                yield row
+
     def bounds(self, batch: int) -> dict[int, bytes]:
         """Bounds of one batch, by chip."""
-        query = "SELECT chip, lower_s FROM bounds WHERE batch = ?"
-        return dict(self._connection.execute(query, (batch,)))
+        rows = self._records("bounds", "WHERE batch = ?", batch)
+        return {chip: lower for _, chip, _, lower, _ in rows}
 
     def evaluation(
         self, phase: str, chip: int, variant: int, effort: str
     ) -> tuple[bytes, Sequence[StoredPlan]] | None:
-        row = self._connection.execute(
-            "SELECT lower_s, plans FROM evaluations "
-            "WHERE phase = ? AND chip = ? AND variant = ? AND effort = ?",
-            (phase, chip, variant, effort),
-        ).fetchone()
-        return None if row is None else (row[0], json.loads(row[1]))
+        which = "WHERE phase = ? AND chip = ? AND variant = ? AND effort = ?"
+        for *_, lower, plans, _ in self._records(
+            "evaluations", which, phase, chip, variant, effort
+        ):
+            return lower, json.loads(plans)
+        return None
 
     def has_evaluations(self) -> bool:
         """Whether anything was on record before this run."""
-        return self._connection.execute("SELECT 1 FROM evaluations LIMIT 1").fetchone() is not None
+        return next(self._records("evaluations", "LIMIT 1"), None) is not None
 
     def note(self, key: str) -> Any:
         """A small piece of JSON kept beside the records; None if there is none."""
-        row = self._connection.execute("SELECT value FROM notes WHERE key = ?", (key,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        found = next(self._records("notes", "WHERE key = ?", key), None)
+        return None if found is None else json.loads(found[1])
 
     # --- What is new ----------------------------------------------------------------------------
 
     def put_bounds(self, batch: int, rows: Iterable[tuple[int, float, bytes]]) -> None:
+        records = ((batch, chip, score, lower) for chip, score, lower in rows)
         with self._transaction():
-            self._connection.executemany(
-                "INSERT OR IGNORE INTO bounds VALUES (?, ?, ?, ?)",
-                ((batch, chip, score, lower) for chip, score, lower in rows),
-            )
+            self._insert("INSERT OR IGNORE", "bounds", records)
 
     def put_evaluation(self, row: EvaluationRow, design: DesignRow | None) -> None:
         """Record an evaluation, and the design as it stands after it."""
-        now = time.time()
+        now = self._now()
         with self._transaction():
             known = "SELECT 1 FROM evaluations WHERE chip = ? LIMIT 1"
             if self._connection.execute(known, (row.chip,)).fetchone() is None:
                 self._evaluated += 1
-            self._connection.execute(
-                "INSERT OR IGNORE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    row.phase, row.chip, row.variant, row.effort, self.run, now, row.score,
-                    row.lower_s, json.dumps(row.plans),
-                ),
+            record = (
+                row.phase, row.chip, row.variant, row.effort, self.run, now, row.score,
+                row.lower_s, json.dumps(row.plans),
             )  # fmt: skip
+            self._insert("INSERT OR IGNORE", "evaluations", [record])
             if design is not None:
                 self.add_designs([design], now)
 
     def add_designs(self, designs: Iterable[DesignRow], now: float) -> None:
         """Insert or replace designs inside the transaction at hand."""
-        names = (*design_columns(self._parameters), "plans")
-        self._connection.executemany(
-            f"INSERT OR REPLACE INTO designs ({', '.join(names)}) "
-            f"VALUES ({', '.join('?' * len(names))})",
+        records = (
             (
-                (
-                    d.chip,
-                    d.design,
-                    *(d.figures[name] for name in FIGURES),
-                    *(d.parameters[name] for name in self._parameters),
-                    *(dict(d.plan)[name] for name in PLAN),
-                    d.phase,
-                    now,
-                    json.dumps(d.plans),
-                )
-                for d in designs
-            ),
+                d.chip,
+                d.design,
+                *(d.figures[name] for name in FIGURES),
+                *(d.parameters[name] for name in self._parameters),
+                *(dict(d.plan)[name] for name in PLAN),
+                d.phase,
+                now,
+                json.dumps(d.plans),
+            )
+            for d in designs
         )
+        self._insert("INSERT OR REPLACE", "designs", records)
 
     def put_designs(self, designs: Iterable[DesignRow]) -> None:
         """Many designs in one transaction."""
         with self._transaction():
-            self.add_designs(designs, time.time())
+            self.add_designs(designs, self._now())
 
     def put_progress(
         self, phase: str, left: int, total: int, chip: int | None, score: float, bound: float
     ) -> None:
         """How far the search is, and the incumbent where it is new."""
-        now = time.time()
-        seconds = self._elapsed_before + now - self._began
+        now = self._now()
+        seconds = self._elapsed_before + time.monotonic() - self._began
         with self._transaction():
-            self._connection.execute(
-                "INSERT INTO progress VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (self.run, now, seconds, phase, left, total, self._evaluated, score, bound),
-            )
+            told = (self.run, now, seconds, phase, left, total, self._evaluated, score, bound)
+            self._insert("INSERT", "progress", [told])
             if chip is not None:
-                self._connection.execute(
-                    "INSERT OR IGNORE INTO incumbents VALUES (?, ?, ?, ?, ?, ?)",
-                    (chip, score, self.run, now, seconds, bound),
-                )
+                best = (chip, score, self.run, now, seconds, bound)
+                self._insert("INSERT OR IGNORE", "incumbents", [best])
 
     def tell(
         self, phase: str, left: int, total: int, chip: int | None, score: float, bound: float
@@ -287,10 +285,19 @@ class RunStore:
 
     def put_note(self, key: str, value: Any) -> None:
         with self._transaction():
-            self._connection.execute(
-                "INSERT OR REPLACE INTO notes VALUES (?, ?)",
-                (key, json.dumps(value, allow_nan=False)),
-            )
+            self._insert("INSERT OR REPLACE", "notes", [(key, json.dumps(value, allow_nan=False))])
+
+    def _now(self) -> float:
+        """The time, never before that of an earlier record: readers ask for what is new since."""
+        self._latest = max(self._latest, time.time())
+        return self._latest
+
+    def _insert(self, how: str, table: str, records: Iterable[tuple[Any, ...]]) -> None:
+        """Records with their checksums, inside the transaction at hand."""
+        rows = [(*record, record_sum(record)) for record in records]
+        if rows:
+            marks = ", ".join("?" * len(rows[0]))
+            self._connection.executemany(f"{how} INTO {table} VALUES ({marks})", rows)
 
     # --- Transactions and the end ---------------------------------------------------------------
 
@@ -311,9 +318,9 @@ class RunStore:
 
     def sync(self) -> None:
         """Synchronise with the disk if the last time is long ago."""
-        if time.time() - self._synced > SYNC_S:
+        if time.monotonic() - self._synced > SYNC_S:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            self._synced = time.time()
+            self._synced = time.monotonic()
 
     def close(self, status: str) -> None:
         """End the run; the write-ahead log goes into the file."""
@@ -327,7 +334,7 @@ class RunStore:
             self._connection.close()
             with suppress(OSError):
                 if not Path(f"{self.path}-wal").exists():  # a reader may keep the log in use
-                    record_sum(self.path)
+                    record_file(self.path)
             self._lock.release()
 
     def abandon(self, status: str = "failed") -> None:
