@@ -362,7 +362,7 @@ class GpuPricer:
         width = min(values.m, values.n) if backward else values.n
         head = max(scores.k, 1)
         if self.stack.gives_heads(kv_heads // samples, ring):
-            heads, kv_heads, own, ring = heads / ring, kv_heads / ring, sequence, 1
+            heads, kv_heads, own, ring = heads // ring, kv_heads // ring, sequence, 1
         # Several sequences over a ring are as much work as fewer whole ones on each device.
         whole = min(samples, ring)
         seconds = self.attention_s(
