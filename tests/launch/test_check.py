@@ -93,6 +93,29 @@ def test_the_command_wins_over_the_file(script: Path) -> None:
     assert (checked.question.devices, checked.question.batch) == (16, 32)
 
 
+def test_estimates_and_plans_take_what_a_launch_file_says(script: Path) -> None:
+    given = {"from_": script, "device": "h100", "set": ["GPUS=8"]}
+    checked = atoll.check(script, device="h100", set=["GPUS=8"])
+    same = atoll.estimate(**given)  # type: ignore[arg-type]
+    assert isinstance(same, atoll.Estimate)
+    assert (same.run, same.layout) == (checked.estimate.run, checked.estimate.layout)
+    other = atoll.estimate(**given, tp=4, recompute="none")  # type: ignore[arg-type]
+    assert isinstance(other, atoll.Estimate)
+    assert (other.layout.tp, other.layout.dp, other.layout.recompute) == (4, 2, "none")
+    best = atoll.plan(**given, export="megatron").best  # type: ignore[arg-type]
+    assert checked.plan is not None and best.layout == checked.plan.best.layout
+
+
+def test_a_job_file_may_name_a_launch_file_beside_it(script: Path) -> None:
+    job = script.parent / "job.yaml"
+    job.write_text(f"from_: {script.name}\ndevice: h100\nset: [GPUS=8, BATCH=32]\n")
+    found = atoll.estimate(job=job)
+    assert isinstance(found, atoll.Estimate)
+    assert (found.layout.tp, found.run.global_batch) == (8, 32)
+    with pytest.raises(AtollError, match="vocab: said of a launch file"):
+        atoll.estimate("gpt2-xl", "h100", 8, vocab=9)
+
+
 def test_what_is_not_understood_is_listed_or_refused(script: Path) -> None:
     given = {"device": "h100", "set": ["GPUS=8", "MORE=--new-kernel 3"]}
     checked = atoll.check(script, **given)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.errors import AtollError
-from atoll.launch.logs import read_run_log, steady
+from atoll.launch.files.logs import read_run_log, steady
 from atoll.validation.written_row import append_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "check"

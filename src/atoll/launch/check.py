@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from functools import cached_property
@@ -13,8 +12,8 @@ from atoll.answers.plan import Arguments, Better, CheckAnswer, MeasuredRun
 from atoll.errors import AtollError, InfeasibleError
 from atoll.export import EXPORTERS, refusals
 from atoll.launch.account import Launch
+from atoll.launch.ask import fields_of, launched
 from atoll.launch.measured import columns_of, measured_run
-from atoll.launch.read import read_launch
 from atoll.questions import EstimateQuestion
 from atoll.questions.verbs import CheckQuestion
 from atoll.stopping import Stop, StoppedError
@@ -24,12 +23,8 @@ from atoll.training.planner.search import UnusableError
 from atoll.training.planner.space import Axes
 from atoll.training.request import layout_of, run_of
 from atoll.validation.written_row import append_run
-from atoll.workload.families.model_config import ModelConfig
-from atoll.workload.load import load_model
 
-STACKS = {"megatron": "megatron", "nemo": "nemo", "torchtitan": "fsdp", "deepspeed": "fsdp"}
 HOUR_S = 3600.0
-STAND_IN = "llama2-7b"
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class Checked(Answered[CheckAnswer]):
 
 def check(asked: CheckQuestion) -> Checked:
     """Read a launch file, price what it says, and look for a better layout."""
-    launch = read_launch(asked.file, _model(asked.model), _variables(asked.set), asked.vocab)
+    launch = launched(asked.file, asked.asked())
     unknown = launch.arguments.not_understood
     if asked.strict and unknown:
         raise AtollError(f"{asked.file}: not understood: {', '.join(unknown)}")
@@ -87,40 +82,11 @@ def check(asked: CheckQuestion) -> Checked:
     return Checked(launch, question, found, *better, measured)
 
 
-def _model(name: str | None) -> ModelConfig | None:
-    if name is None:
-        return None
-    found = load_model(name)
-    if not isinstance(found, ModelConfig):
-        raise AtollError(
-            f"model: {name} was captured; a launch file needs a zoo name or config.json"
-        )
-    return found
-
-
-def _variables(given: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    for name, equals, _ in pairs:
-        if not (equals and name.isidentifier()):
-            raise AtollError(f"set: expected NAME=VALUE, got {name!r}")
-    return {name: value for name, _, value in pairs}
-
-
 def _question(asked: CheckQuestion, launch: Launch) -> EstimateQuestion:
     """The layout as a question; the command's own words win over the file's."""
-    said = dict(launch.fields)
-    local = said.pop("local_batch", None)
-    said |= {name: value for name in ("devices", "batch", "sequence", "network", "stack")
-             if (value := getattr(asked, name)) is not None}  # fmt: skip
-    if said.get("devices") is None:
-        raise AtollError(f"{asked.file}: does not say how many devices it runs on; add --devices N")
-    said.setdefault("stack", STACKS[launch.software])
-    if "batch" not in said:
-        ranks = said["tp"] * said["pp"] * said["cp"]
-        said["batch"] = (local or said["microbatch"]) * max(1, said["devices"] // ranks)
-    # The file's own model has no name that a question could take: one of the zoo stands for it.
-    checked = EstimateQuestion.of(model=asked.model or STAND_IN, device=asked.device, **said)
-    return checked.model_copy(update={"model": launch.model.name})
+    own = ("device", "devices", "batch", "sequence", "network", "stack")
+    said = fields_of(launch, {name: getattr(asked, name) for name in own})
+    return EstimateQuestion.of(**said).model_copy(update={"model": launch.model.name})
 
 
 def _better(

@@ -12,7 +12,7 @@ from atoll.answers.plan import MeasuredPart, MeasuredRun
 from atoll.calibrate.kineto import StepTime, read_trace
 from atoll.calibrate.runs import fit_one
 from atoll.errors import AtollError
-from atoll.launch.logs import Log, read_run_log, steady
+from atoll.launch.files.logs import Log, read_run_log, steady
 from atoll.training.estimate import Estimate
 from atoll.training.memory import Memory
 

@@ -174,7 +174,7 @@ def layout_fields(given: Arguments, layers: int) -> dict[str, Any]:
         "pp": pp,
         "cp": given.count("context_parallel_size") or 1,
         "ep": given.count("expert_model_parallel_size") or 1,
-        "etp": given.count("expert_tensor_parallel_size") or tp,
+        "etp": given.count("expert_tensor_parallel_size") or None,
         "vpp": chunks if chunks and pp > 1 else 1,
         "sp": given.has("sequence_parallel") and tp > 1,
         "microbatch": given.count("micro_batch_size") or 1,

@@ -48,6 +48,8 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
     found = model or _model(file, name, flavor)
     pp = given.count("parallelism.pipeline_parallel_degree") or 1
     tp = given.count("parallelism.tensor_parallel_degree") or 1
+    ep = given.count("parallelism.expert_parallel_degree") or 1
+    etp = given.count("parallelism.expert_tensor_parallel_degree")
     local = given.count("training.local_batch_size", "training.batch_size") or 8
     piece = given.count("parallelism.pipeline_parallel_microbatch_size")
     batch = given.count("training.global_batch_size")
@@ -55,8 +57,8 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
         "tp": tp,
         "pp": pp,
         "cp": given.count("parallelism.context_parallel_degree") or 1,
-        "ep": given.count("parallelism.expert_parallel_degree") or 1,
-        "etp": given.count("parallelism.expert_tensor_parallel_degree") or tp,
+        "ep": ep,
+        "etp": (etp or 1) if ep > 1 and found.experts else None,  # else it has no effect
         "sp": tp > 1,
         "microbatch": (piece or 1) if pp > 1 else local,
         "sequence": given.count("training.seq_len") or 2048,

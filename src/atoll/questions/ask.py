@@ -44,8 +44,7 @@ def ask(
                 f"{question.model_fields['kind'].default} takes "
                 f"{', '.join(map(spelled, fields_of(question)))}."
             )
-    needed = (name for name, info in question.model_fields.items() if info.is_required())
-    missing = [spelled(name) for name in needed if job is None and name not in fields]
+    missing = [spelled(n) for n in question.needed(fields) if job is None and n not in fields]
     if missing:
         raise AtollError(f"{', '.join(missing)}: missing, and there is no default.")
     if job is None:

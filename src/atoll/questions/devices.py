@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, model_validator
 
+from atoll.errors import AtollError
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, Counts
-from atoll.questions.question import Named, Question, Several, option
+from atoll.questions.fields import LAUNCH, LAYOUT, OUTPUT, SYSTEM, TRAINED, Counts
+from atoll.questions.question import Named, Question, Several, beside, option
+from atoll.registry import named
 
 StackName = Annotated[
     str, Named("atoll.training.stack:STACKS", "atoll.training.software:find_stack")
@@ -21,11 +23,31 @@ SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=Tru
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
 
 
-class RunQuestion(Question):
+class LaunchQuestion(Question):
+    """What a launch file leaves to its surroundings."""
+
+    vocab: Count | None = option(
+        "Tokens of the vocabulary, where the launch file leaves it to a tokenizer.", LAUNCH, None,
+        shown="the file's",
+    )  # fmt: skip
+    set: Annotated[tuple[str, ...], Several] = option(
+        "NAME=VALUE: a variable of the launch script, as its environment would set it.", LAUNCH, (),
+        shown="none",
+    )  # fmt: skip
+
+
+class RunQuestion(LaunchQuestion):
     """A training run on existing hardware, but for its layout."""
 
     kind: Literal["devices"] = "devices"
-    model: f.ModelName = option("Zoo name, config.json, captured model, folder or id.", TRAINED)
+    from_: Annotated[str, Named(file=True)] | None = option(
+        "Launch file that says the run, read as `atoll check` reads it; options override it.",
+        LAUNCH, None, shown="none",
+    )  # fmt: skip
+    model: f.ModelName = option(
+        "Zoo name, config.json, captured model, folder or id.", TRAINED, "",
+        shown="the launch file's",
+    )  # fmt: skip
     device: f.DeviceName = option("Device of the catalogue (h100, tpu-v5p) or a file.", SYSTEM)
     devices: f.Devices
     batch: f.Batch
@@ -75,6 +97,24 @@ class RunQuestion(Question):
         "Tokens of the busiest expert over the mean.", TRAINED, 1.0
     )
     positional: ClassVar[tuple[str, ...]] = ("model", "device", "devices")
+
+    @classmethod
+    def needed(cls, given: Container[str]) -> list[str]:
+        needed = ["model", *super().needed(given)]
+        return needed if "from_" not in given else [n for n in needed if n == "device"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _launched(cls, given: Any, info: ValidationInfo) -> Any:
+        """What a launch file says stands where nothing else is said."""
+        if not isinstance(given, dict):
+            return given
+        if given.get("from_") is None:
+            if lost := next((name for name in LaunchQuestion.model_fields if given.get(name)), ""):
+                raise AtollError(f"{lost}: said of a launch file; name it with --from (from_)")
+            return given
+        file = beside(str(given["from_"]), info)
+        return named("atoll.launch.ask:completed")(cls, {**given, "from_": file})
 
 
 class LayoutQuestion(Question):

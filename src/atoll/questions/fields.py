@@ -12,6 +12,7 @@ from atoll.questions.question import Named, Seconds, Several, option
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH, OUTPUT = "Chips", "Wafer", "Search", "Output"
+LAUNCH = "Launch file"
 
 Counts = Annotated[tuple[Count, ...], Several]
 Whole = Annotated[int, Field(strict=True, ge=0)]

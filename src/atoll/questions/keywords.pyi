@@ -20,15 +20,15 @@ class CalibrateFields(TypedDict, total=False):
     out: str | Path | None
 
 class CheckFields(TypedDict, total=False):
+    vocab: int | None
+    set: Sequence[str] | str | None
     device: str | None
     devices: int | None
     model: str | None
-    vocab: int | None
     batch: int | None
     sequence: int | None
     network: str | None
     stack: str | None
-    set: Sequence[str] | str | None
     log: str | Path | None
     trace: str | Path | None
     append: str | Path | None
@@ -39,6 +39,9 @@ class CheckFields(TypedDict, total=False):
     price: float | str | None
 
 class EstimateFields(TypedDict, total=False):
+    vocab: int | None
+    set: Sequence[str] | str | None
+    from_: str | None
     batch: int | None
     sequence: int | None
     network: str | None
@@ -100,6 +103,9 @@ class PlaceFields(TypedDict, total=False):
     profile: Literal["default", "phaze"] | str | Profile | None
 
 class PlanFields(TypedDict, total=False):
+    vocab: int | None
+    set: Sequence[str] | str | None
+    from_: str | None
     batch: int | None
     sequence: int | None
     network: str | None
@@ -136,6 +142,9 @@ class PlanFields(TypedDict, total=False):
     cluster: str | None
 
 class RunFields(TypedDict, total=False):
+    vocab: int | None
+    set: Sequence[str] | str | None
+    from_: str | None
     batch: int | None
     sequence: int | None
     network: str | None

@@ -8,7 +8,7 @@ run tests/questions/written.py, which writes the last two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -57,6 +57,11 @@ class Question(FileModel):
             'flash'
         """
         return validate_dict(fields, cls, "")
+
+    @classmethod
+    def needed(cls, given: Container[str]) -> list[str]:
+        """Fields that have no default beside those that are given."""
+        return [name for name, info in cls.model_fields.items() if info.is_required()]
 
     def asked(self) -> dict[str, Any]:
         """The fields that were given.
@@ -198,9 +203,8 @@ class Named:
             raise ValueError(str(error)) from None
 
     def check(self, value: Any, info: core_schema.ValidationInfo) -> Any:
-        folder = (info.context or {}).get("folder")
-        if self.file and folder is not None and _exists(folder / value) and not _exists(value):
-            value = str(folder / value)
+        if self.file:
+            value = beside(value, info)
         try:
             if self.loader:
                 named(self.loader)(value)
@@ -223,6 +227,14 @@ class Named:
         if not names:
             return inside
         return inside | ({"examples": names} if self.loader else {"enum": names})
+
+
+def beside(value: str, info: core_schema.ValidationInfo) -> str:
+    """A file that a job file names, where it lies beside that."""
+    folder = (info.context or {}).get("folder")
+    if folder is not None and _exists(folder / value) and not _exists(value):
+        return str(folder / value)
+    return value
 
 
 def _exists(path: str | Path) -> bool:

@@ -29,8 +29,8 @@ _GIVEN = {Path: "str | Path", float: "float | str", BaseModel: "str | Mapping[st
 
 
 def spelled(name: str) -> str:
-    """A field as an option."""
-    return f"--{name.replace('_', '-')}"
+    """A field as an option; one that Python's own words forbid ends in "_"."""
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def options_of(*asked: type[Question]) -> dict[str, FieldInfo]:

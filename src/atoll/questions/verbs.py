@@ -9,7 +9,7 @@ from pydantic import Field
 
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.devices import SiteFile
+from atoll.questions.devices import LaunchQuestion, SiteFile
 from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, Whole
 from atoll.questions.question import Named, Question, Several, option
 
@@ -182,23 +182,17 @@ class ServeQuestion(Question):
     arguments = ("folders",)
 
 
-class CheckQuestion(Question):
+class CheckQuestion(LaunchQuestion):
     """Judge a launch file: does it fit, how long is a step, which layout would be better.
 
     Reads Megatron-LM scripts (followed, never run), torchtitan TOML, DeepSpeed JSON, NeMo YAML.
     """
 
-    file: Path = option("The launch file.", "Launch file")
+    file: Path = option("The launch file.", f.LAUNCH)
     device: f.DeviceName = option("Device of the catalogue (h100, tpu-v5p) or a file.", SYSTEM)
     devices: Count | None = option("Number of devices.", SYSTEM, None, shown="the file's")
     model: str | None = option(
         "Zoo name or config.json, where the file does not describe the model.",
-        TRAINED,
-        None,
-        shown="the file's",
-    )
-    vocab: Count | None = option(
-        "Tokens of the vocabulary, where the file leaves it to a tokenizer.",
         TRAINED,
         None,
         shown="the file's",
@@ -209,12 +203,6 @@ class CheckQuestion(Question):
         "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
     )
     stack: str | None = option("Training software.", SYSTEM, None, shown="the file's")
-    set: Texts = option(
-        "NAME=VALUE: a variable of the script, as its environment would set it.",
-        "Launch file",
-        (),
-        shown="none",
-    )
     log: Path | None = option(
         "A log of the run: Megatron-LM, NeMo, torchtitan, DeepSpeed, MLPerf.", "Measurements",
         None, shown="none",

@@ -10,6 +10,7 @@ from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
 from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
+from atoll.registry import named
 from atoll.step.layout import Layout
 from atoll.step.states import load_states
 from atoll.training.operators.layers import block_names, experts_of
@@ -40,7 +41,7 @@ def make_run(model: str, device: str, devices: int, **given: Unpack[RunFields]) 
 
 def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
     """The run that a question is about; of a model in hand, where it has no name."""
-    given = model or load_model(asked.model)
+    given = model or _model(asked)
     config = stand_in(given) if isinstance(given, StoredModel) else given
     if asked.dropout is not None:
         config = replace(
@@ -86,6 +87,14 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         stored=given if isinstance(given, StoredModel) else None,
     )
     return run.at(site) if asked.site else run
+
+
+def _model(asked: RunQuestion) -> ModelConfig | StoredModel:
+    """The model by its name; where none is given, the one that the launch file describes."""
+    if asked.from_ is None or asked.model:
+        return load_model(asked.model)
+    found: ModelConfig = named("atoll.launch.ask:launched")(asked.from_, asked.asked()).model
+    return found
 
 
 def stand_in(stored: StoredModel) -> ModelConfig:
