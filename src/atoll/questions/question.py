@@ -60,7 +60,19 @@ class Question(FileModel):
 
     @classmethod
     def needed(cls, given: Container[str]) -> list[str]:
-        """Fields that have no default beside those that are given."""
+        """Fields that must be given.
+
+        Args:
+            given: Names of the fields that are.
+
+        Returns:
+            The names of those without a default.
+
+        Example:
+            >>> import atoll
+            >>> atoll.SearchQuestion.needed([])
+            []
+        """
         return [name for name, info in cls.model_fields.items() if info.is_required()]
 
     def asked(self) -> dict[str, Any]:
