@@ -27,6 +27,7 @@ from atoll.questions.devices import FilesQuestion
 from atoll.questions.texts import described_by
 
 if TYPE_CHECKING:
+    from atoll.answers.chips import ChipsValidation
     from atoll.answers.design import TablePlan
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
@@ -293,11 +294,12 @@ def calibrate(
 @described_by(verbs.ValidateQuestion)
 def validate(
     data: str | Path | None = None, **fields: Unpack[keywords.ValidateFields]
-) -> OperatorsValidation | RunsValidation:
+) -> OperatorsValidation | RunsValidation | ChipsValidation:
     """Predicted against measured: operators, whole steps of one device, or training runs.
 
     The file's columns say which. Without data: our H200 operators, on the rows that the shipped
-    calibration did not see, and under `steps` our H200 training steps.
+    calibration did not see, and under `steps` our H200 training steps. With `chips`: area and rated
+    power of published chips, each from the chips of other vendors.
 
     Returns:
         Errors overall and by group, and the worst rows.

@@ -7,6 +7,7 @@ from typing import Union, get_args
 from pydantic import JsonValue
 
 from atoll.answers.answer import Answer, adapter
+from atoll.answers.chips import ChipsValidation
 from atoll.answers.design import TablePlan
 from atoll.answers.designs import DesignsAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
@@ -33,6 +34,7 @@ __all__ = [
     "CaptureAnswer",
     "CatalogueAnswer",
     "CheckAnswer",
+    "ChipsValidation",
     "DesignsAnswer",
     "EstimateAnswer",
     "HardwareAnswer",
@@ -64,7 +66,7 @@ ANSWERS: dict[str, tuple[type[Answer], ...]] = {
     "hardware": (CatalogueAnswer, *get_args(HardwareAnswer)),
     "calibrate": (CalibrationAnswer, SiteCalibration),
     "check": (CheckAnswer,),
-    "validate": (OperatorsValidation, RunsValidation),
+    "validate": (OperatorsValidation, RunsValidation, ChipsValidation),
 }
 """By command; each answer says its `kind`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from atoll.answers.chips import ChipsValidation
 from atoll.answers.validation import (
     CalibrationAnswer,
     OperatorsValidation,
@@ -18,6 +19,7 @@ from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.questions.verbs import CalibrateQuestion, ValidateQuestion
 from atoll.training.site import load_site
+from atoll.validation.chips import validate_chips
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
 from atoll.validation.validate import validate_runs, validate_steps
 
@@ -36,9 +38,13 @@ def fit(asked: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
     return calibrate(asked.data or H200_OPERATORS, gpu=asked.device, out=asked.out)
 
 
-def judge(asked: ValidateQuestion) -> OperatorsValidation | RunsValidation:
-    """Predictions of operators, steps or runs against their measurements."""
+def judge(asked: ValidateQuestion) -> OperatorsValidation | RunsValidation | ChipsValidation:
+    """Predictions of operators, steps, runs or chips against what is known of them."""
     data, gpu, expect, out = asked.data, asked.device, asked.expect, asked.out
+    if asked.chips is not None:
+        if data is not None or expect is not None or asked.site is not None:
+            raise AtollError("chips: a table of chips is judged alone, without data, expect, site")
+        return validate_chips(asked.chips, out)
     site = None if asked.site is None else load_site(asked.site)
     header = [] if data is None else read_csv(data)[0]
     operators, several = data is None or _timed_operators(header), is_device_table(header)

@@ -11,6 +11,7 @@ from atoll.printing import training as printing_training
 from atoll.questions.verbs import CalibrateQuestion, PlaceQuestion, ValidateQuestion
 
 if TYPE_CHECKING:
+    from atoll.answers.chips import ChipsValidation
     from atoll.answers.validation import (
         CalibrationAnswer,
         OperatorsValidation,
@@ -46,9 +47,13 @@ def validate(question: ValidateQuestion, as_json: bool) -> None:
     answer(run(**question.asked()), as_json, _print_validation)
 
 
-def _print_validation(shown: OperatorsValidation | RunsValidation) -> None:
+def _print_validation(shown: OperatorsValidation | RunsValidation | ChipsValidation) -> None:
+    from atoll.answers.chips import ChipsValidation
     from atoll.answers.validation import RunsValidation
 
+    if isinstance(shown, ChipsValidation):
+        tables.print_chips(shown)
+        return
     if isinstance(shown, RunsValidation):
         printing_training.print_runs(shown)
         return

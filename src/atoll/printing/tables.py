@@ -14,6 +14,7 @@ from atoll.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from atoll.answers.chips import ChipsValidation
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
     from atoll.answers.validation import (
@@ -164,3 +165,40 @@ def print_validation(shown: OperatorsValidation) -> None:
 def _print_errors(shown: OperatorsValidation) -> None:
     groups = {"all": shown.step_time, **shown.by_kind}
     print_error_table(console_for_output(), "operators", groups)
+
+
+def print_chips(shown: ChipsValidation) -> None:
+    """Published chips beside the physical model: errors with a family left out, then the parts."""
+    console = console_for_output()
+    console.print(
+        f"{shown.predicted} of {shown.rows} chips predicted; errors of those whose figure is "
+        "published, each from the other families",
+        soft_wrap=True,
+    )
+    for reason, count in shown.skipped.items():
+        console.print(f"  skipped {count}: {reason}", markup=False)
+    groups = {
+        "area": shown.area, "power": shown.power, "peak by construction": shown.peak,
+        "area, fitted on all": shown.fitted.area, "power, fitted on all": shown.fitted.power,
+        "area, as shipped": shown.shipped.area, "power, as shipped": shown.shipped.power,
+    }  # fmt: skip
+    groups |= {f"area, {family}": both.area for family, both in shown.families.items()}
+    groups |= {f"power, {family}": both.power for family, both in shown.families.items()}
+    print_error_table(console, "errors", groups)
+    areas = [(chip.chip, chip.area_mm2, chip.area_parts_mm2) for chip in shown.chips]
+    powers = [(chip.chip, chip.power_W, chip.power_parts_W) for chip in shown.chips]
+    for unit, rows in (("mm2", areas), ("W", powers)):
+        names = tuple(rows[0][2])
+        table = plain_table("chip", unit, "model", "error", "fitted", *names, left="chip")
+        for chip, figure, parts in rows:
+            doubt = "" if figure.counts or figure.published is None else "?"
+            errors = (figure.error(figure.left_out), figure.error(figure.fitted))
+            table.add_row(
+                chip,
+                "" if figure.published is None else f"{figure.published:.0f}{doubt}",
+                f"{figure.left_out:.0f}",
+                *("" if error is None else f"{error:+.0%}" for error in errors),
+                *(f"{parts[name]:.0f}" for name in names),
+            )
+        console.print()
+        console.print(table)

@@ -212,6 +212,7 @@ class SearchFields(TypedDict, total=False):
     explain: bool | None
 
 class ValidateFields(TypedDict, total=False):
+    chips: str | Path | None
     device: str | None
     expect: Literal["oom"] | None
     site: str | None

@@ -77,11 +77,15 @@ class CalibrateQuestion(Question):
 
 
 class ValidateQuestion(Question):
-    """Hold predictions against measurements: errors overall and by group, worst rows, regret."""
+    """Hold predictions against measurements: errors overall and by group, worst rows, regret.
+
+    With --chips, the physical model of chips against published ones: area and power by part.
+    """
 
     data: Path | None = option(
         "Operators, steps or training runs (CSV).", MEASURED, None, shown="our H200's"
     )
+    chips: Path | None = option("Published chips (CSV).", MEASURED, None, shown="none")
     device: Measured = "h200"
     expect: Literal["oom"] | None = option("The file's runs went out of memory.", MEASURED, None)
     site: SiteFile | None = option("Predict runs at this site (YAML).", MEASURED, None)

@@ -1,0 +1,64 @@
+"""Chips as the physical model sees them: counts, sizes and rates, one value for each design."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+USUAL_YEAR = 2024.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One package. Counts are what is enabled; `spare` says how much more is on the die."""
+
+    process_nm: float
+    clock_Hz: float
+    bf16_cells: float
+    """Multiply-adds a clock; those of narrower types beside it, 0 where there are none."""
+    fp8_cells: float = 0.0
+    fp4_cells: float = 0.0
+    unit_cells: float = 1.0
+    """Multiply-adds of one unit that shares its operands: an array, a tensor core, a SIMD."""
+    matrix_units: bool = True
+    """False: vector lanes do the products, and cells take no area of their own."""
+    cores: float = 1.0
+    lanes: float = 0.0
+    """Of vector units, 32 bits each."""
+    threaded: bool = False
+    """Lanes of multiprocessors behind a coherent cache, against statically scheduled ones."""
+    spare: float = 1.0
+    """Units on the die over those enabled."""
+    scratchpad_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    stacks: float = 0.0
+    """Of HBM."""
+    stack_mm2: float = 0.0
+    """Interface and controller on the die."""
+    channels: float = 0.0
+    """64 bits each, of DRAM that is not stacked."""
+    dram_Bps: float = 0.0
+    dram_energy: float = 1.0
+    """Of a bit over HBM2's."""
+    link_Bps: float = 0.0
+    """One way, all links."""
+    on_wafer: bool = False
+    """Links go to the next die of the same wafer; host and DRAM are elsewhere."""
+    dies: float = 1.0
+    year: float = USUAL_YEAR
+    """For what a module could be cooled at."""
+
+
+Columns = dict[str, Floats]
+
+
+def columns(chips: Sequence[Chip]) -> Columns:
+    """One array a field."""
+    return {
+        one.name: np.array([float(getattr(chip, one.name)) for chip in chips])
+        for one in fields(Chip)
+    }

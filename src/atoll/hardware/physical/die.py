@@ -1,0 +1,52 @@
+"""Yield and price of dies: the negative binomial rule, and how many of them a wafer holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import betainc
+
+from atoll.hardware.physical.chips import Floats
+from atoll.hardware.physical.constants import PUBLISHED, Physics
+from atoll.hardware.physical.nodes import nodes
+
+WAFER_MM = 300.0
+RETICLE_MM2 = 26.0 * 33.0
+
+
+def die_yield(area_mm2: ArrayLike, process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Floats:
+    """(1 + A D / a)^-a: the share of dies without a defect (Stapper 1989)."""
+    defects = np.asarray(area_mm2, np.float64) * nodes(process_nm).defects_per_mm2
+    return np.asarray((1 + defects / physics.defects_alpha) ** -physics.defects_alpha)
+
+
+def spared_yield(
+    area_mm2: ArrayLike,
+    process_nm: ArrayLike,
+    units_mm2: ArrayLike,
+    spare_units: ArrayLike,
+    physics: Physics = PUBLISHED,
+) -> Floats:
+    """With units left over: no defect outside of the units, and no more in them than are spare.
+
+    Defects are negative binomial, so the chance of at most s of them is a regularised incomplete
+    beta function; each is taken to spoil another unit.
+    """
+    units = np.asarray(units_mm2, np.float64)
+    defects = units * nodes(process_nm).defects_per_mm2
+    alpha = physics.defects_alpha
+    spared = betainc(alpha, np.asarray(spare_units, np.float64) + 1, alpha / (alpha + defects))
+    return np.asarray(die_yield(np.asarray(area_mm2) - units, process_nm, physics) * spared)
+
+
+def dies_per_wafer(area_mm2: ArrayLike) -> Floats:
+    """Of square dies: the wafer's area over theirs, less what its edge cuts (de Vries 2005)."""
+    area = np.asarray(area_mm2, np.float64)
+    whole = np.pi * WAFER_MM**2 / 4 / area - np.pi * WAFER_MM / np.sqrt(2 * area)
+    return np.maximum(np.floor(whole), 1.0)
+
+
+def die_usd(area_mm2: ArrayLike, process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Floats:
+    """Price of one good die as it leaves the foundry."""
+    good = dies_per_wafer(area_mm2) * die_yield(area_mm2, process_nm, physics)
+    return np.asarray(nodes(process_nm).wafer_usd / good)

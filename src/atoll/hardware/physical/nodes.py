@@ -1,0 +1,70 @@
+"""Process nodes of 28 to 3 nm: what of a chip shrinks with them, and what a wafer of them costs.
+
+Logic is peak density of the library and SRAM the high-density cell (WikiChip; TSMC at IEDM 2014 to
+2022; Angstronomics for 5 nm), macros as dense as 5 nm's 31.8 Mb/mm2 relative to their cells. Energy
+is per operation at the same speed over that of 7 nm, as foundries claim it. Wafer prices and
+defects follow CSET 2020 as used by Feng and Ma, DAC 2022; 3 nm is TSMC's mean price of 2024.
+Between nodes, values lie on a power law.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+_NODES = np.array([
+    # nm, MTr/mm2, bit cell um2, energy over 7 nm, V, $/wafer, defects/cm2
+    (28.0, 15.3, 0.127, 4.50, 0.90, 2891.0, 0.07),
+    (22.0, 16.5, 0.110, 3.60, 0.80, 3400.0, 0.07),
+    (16.0, 28.9, 0.074, 2.50, 0.80, 3984.0, 0.08),
+    (14.0, 32.0, 0.064, 2.40, 0.80, 3984.0, 0.08),
+    (12.0, 33.8, 0.070, 2.30, 0.80, 3984.0, 0.08),
+    (10.0, 52.5, 0.042, 1.60, 0.75, 5992.0, 0.08),
+    (7.0, 91.2, 0.027, 1.00, 0.75, 9346.0, 0.09),
+    (6.0, 114.2, 0.027, 0.95, 0.75, 9346.0, 0.09),
+    (5.0, 138.2, 0.021, 0.70, 0.75, 16000.0, 0.11),
+    (4.0, 146.0, 0.021, 0.65, 0.75, 16000.0, 0.11),
+    (3.0, 197.0, 0.021, 0.48, 0.75, 19865.0, 0.20),
+])[::-1]  # fmt: skip
+SMALLEST_NM, LARGEST_NM = float(_NODES[0, 0]), float(_NODES[-1, 0])
+RANGE = 1.15
+"""Figures of a node are known within this factor; prices and defects within 1.5."""
+_MACRO_N5_MB_PER_MM2, _CELL_N5_UM2 = 31.8, 0.021
+_REFERENCE_NM = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Columns by node."""
+
+    logic: Floats
+    """Area of the same logic over that of 7 nm."""
+    macro_bytes_per_mm2: Floats
+    energy: Floats
+    """Of the same operation over that of 7 nm."""
+    voltage_V: Floats
+    wafer_usd: Floats
+    defects_per_mm2: Floats
+
+
+def nodes(process_nm: ArrayLike) -> Nodes:
+    """What is known of each node; values outside of 3 to 28 nm are those of the nearest."""
+    wanted = np.log(np.clip(np.asarray(process_nm, np.float64), SMALLEST_NM, LARGEST_NM))
+    nm = np.log(_NODES[:, 0])
+    density, cell, energy, voltage, wafer, defects = (
+        np.exp(np.interp(wanted, nm, np.log(column))) for column in _NODES[:, 1:].T
+    )
+    reference = _NODES[_NODES[:, 0] == _REFERENCE_NM, 1][0]
+    macro_Mb = _MACRO_N5_MB_PER_MM2 * _CELL_N5_UM2 / cell
+    return Nodes(
+        logic=reference / density,
+        macro_bytes_per_mm2=macro_Mb * 1e6 / 8,
+        energy=energy,
+        voltage_V=voltage,
+        wafer_usd=wafer,
+        defects_per_mm2=defects / 100,
+    )

@@ -1,0 +1,233 @@
+"""Published chips: a table of them, each row as a chip of the physical model.
+
+Columns (others are left alone): chip, vendor, year, process_nm, dies, tdp_W, clock_GHz,
+matrix_units, vector_units, bf16_TFLOPs, fp8_TFLOPs, fp4_TFLOPs, onchip_sram_MiB, l2_MiB, hbm_gen,
+hbm_stacks, hbm_TBps, link_GBps_total, packaging, silicon_mm2, die_q, tdp_q. Units are words such as
+"432 TC x 256 FMA/clk (8x4x8)" or "108 SM (128 on die) x 64 fp32 + 32 fp64": a count, then what each
+has, as a product of numbers. Peak rates over the clock say how many multiply-adds there are; words
+say how they are grouped. What a row leaves out is taken as usual (`_USUAL_*`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from math import prod
+from pathlib import Path
+
+from atoll.errors import AtollError
+from atoll.files.csvfile import read_csv
+from atoll.hardware.accelerator import MIB
+from atoll.hardware.physical.chips import USUAL_YEAR, Chip
+from atoll.hardware.physical.memories import dram_of
+
+NEEDED = ("chip", "vendor", "process_nm", "bf16_TFLOPs", "silicon_mm2", "tdp_W")
+_USUAL_CLOCK_HZ = 1.2e9
+_USUAL_LANES_PER_CELL = 1 / 32  # TPU v4 has 1/32, Ascend 910 1/64, D1 1/16
+_USUAL_BYTES_PER_CELL = 1024.0  # A100 has 830, TPU v4 1,360, Ascend 910 510
+_INT8_PER_BF16 = 4.0  # where a chip has no bf16: cells that its usual lanes go by
+_TERA, _GIGA = 1e12, 1e9
+
+_NUMBER = re.compile(
+    r"(?<![\w.,-])~?(\d[\d,]*(?:\.\d+)?)(k|M)?(B\b|-bit|)(?![\w])\s*([A-Za-z][\w-]*)?"
+)
+_LANES = ("fp32", "lane", "lanes", "sublanes", "alu", "alus", "simd", "vector")
+_SPARED = re.compile(r"(\d[\d,]*)\s+\S+\s+\((\d[\d,]*) on dies?\)")
+
+
+@dataclass(frozen=True, slots=True)
+class ChipRow:
+    """One published chip, and what is published of it."""
+
+    line: int
+    name: str
+    family: str
+    """Its vendor."""
+    chip: Chip
+    silicon_mm2: float | None
+    tdp_W: float | None
+    area_counts: bool
+    """Whether its silicon is published, and not recalled, derived or guessed."""
+    power_counts: bool
+    peak_flops: float | None
+    constructed_flops: float | None
+    """Units x width x 2 x clock, where the words give all three."""
+
+
+def read_chips(path: str | Path | Traversable) -> tuple[list[ChipRow], dict[str, int]]:
+    """The chips of a table, and how many rows were left out by reason."""
+    header, lines = read_csv(path)
+    for name in NEEDED:
+        if name not in header:
+            raise AtollError(f"{path}:1: column {name!r} is missing; a table of chips needs it")
+    rows, skipped = [], dict[str, int]()
+    for line in lines:
+        try:
+            if line.trouble:
+                raise ValueError(line.trouble)
+            rows.append(_row(line.number, line.cells))
+        except ValueError as error:
+            reason = f"line {line.number}: {error}"
+            skipped[reason] = skipped.get(reason, 0) + 1
+    if not rows:
+        raise AtollError(f"{path}: no chip could be read" + "".join(f"; {r}" for r in skipped))
+    return rows, skipped
+
+
+def _row(number: int, cells: Mapping[str, str]) -> ChipRow:
+    node = _number(cells, "process_nm")
+    if node is None:
+        raise ValueError("process_nm: a chip needs it, got nothing")
+    chip, constructed = _chip(cells, node)
+    wide, narrow = (_number(cells, name) for name in ("bf16_TFLOPs", "fp8_TFLOPs"))
+    known = [value * _TERA for value in (wide, narrow) if value]
+    # words may count cells of either precision: "4 x 320x320 int8 (fp16 at 1/4)"
+    peak = min(known, key=lambda flops: abs(flops - (constructed or known[0])), default=None)
+    silicon, tdp = _number(cells, "silicon_mm2"), _number(cells, "tdp_W")
+    return ChipRow(
+        line=number,
+        name=cells["chip"],
+        family=cells["vendor"] or cells["chip"],
+        chip=chip,
+        silicon_mm2=silicon,
+        tdp_W=tdp,
+        area_counts=silicon is not None and _is(cells.get("die_q", ""), "published"),
+        power_counts=tdp is not None and _is(cells.get("tdp_q", ""), "published", "vendor"),
+        peak_flops=peak,
+        constructed_flops=constructed,
+    )
+
+
+def _is(words: str, *grades: str) -> bool:
+    """Whether a figure is said to be of one of the grades; a table without grades is published."""
+    told = words.lower().replace("not published", "")
+    return not words or any(grade in told for grade in grades)
+
+
+def _chip(cells: Mapping[str, str], node: float) -> tuple[Chip, float | None]:
+    matrix, vector = cells.get("matrix_units", ""), cells.get("vector_units", "")
+    clock = (_number(cells, "clock_GHz") or 0.0) * _GIGA or _USUAL_CLOCK_HZ
+    per_clock = {
+        name: (_number(cells, f"{name}_TFLOPs") or 0.0) * _TERA / 2 / clock
+        for name in ("bf16", "fp8", "fp4")
+    }
+    cells_now = per_clock["bf16"] or per_clock["fp8"] / _INT8_PER_BF16
+    has_matrix = not matrix.lower().startswith("none")
+    factors = _factors(matrix)
+    lanes = _lanes(vector)
+    if has_matrix:
+        unit = _unit(matrix, factors) or cells_now / (factors or [1.0])[0]
+        constructed = prod(factors) if len(factors) > 1 and _counted(matrix) else None
+    else:  # lanes of 32 bits, two of 16 each
+        unit, constructed = 2.0, None if lanes is None else 2 * lanes
+    if vector.lower().startswith("same"):
+        lanes = 0.0
+    cache = (_number(cells, "l2_MiB") or 0.0) * MIB
+    sram = (_number(cells, "onchip_sram_MiB") or 0.0) * MIB
+    dram = dram_of(cells.get("hbm_gen", ""))
+    dram_Bps = (_number(cells, "hbm_TBps") or 0.0) * _TERA if dram else 0.0
+    units = 0.0 if dram is None else dram_Bps / dram.bandwidth_Bps
+    stacked = dram is not None and dram.stacked
+    told_stacks = (_factors(cells.get("hbm_stacks", "")) or [0.0])[0]
+    package = cells.get("packaging", "").lower()
+    on_wafer = "sow" in package or "wafer" in package
+    chip = Chip(
+        process_nm=node,
+        clock_Hz=clock,
+        bf16_cells=per_clock["bf16"],
+        fp8_cells=per_clock["fp8"],
+        fp4_cells=per_clock["fp4"],
+        unit_cells=max(unit, 1.0),
+        matrix_units=has_matrix,
+        cores=_cores(vector, factors),
+        lanes=cells_now * _USUAL_LANES_PER_CELL if lanes is None else lanes,
+        threaded=cache > 0,
+        spare=_spare(f"{matrix}; {vector}"),
+        scratchpad_bytes=max(sram - cache, 0.0) if sram else cells_now * _USUAL_BYTES_PER_CELL,
+        cache_bytes=cache,
+        stacks=(told_stacks or max(round(units), 1)) if stacked else 0.0,
+        stack_mm2=dram.phy_mm2 + dram.controller_mm2 if dram else 0.0,
+        channels=0.0 if stacked else units,
+        dram_Bps=dram_Bps,
+        dram_energy=dram.energy if dram else 1.0,
+        link_Bps=(_number(cells, "link_GBps_total") or 0.0) * _GIGA,
+        on_wafer=on_wafer,
+        dies=1.0 if on_wafer else _dies(cells.get("dies", "")),
+        year=_number(cells, "year") or USUAL_YEAR,
+    )
+    return chip, constructed and 2 * constructed * clock
+
+
+def _plain(words: str) -> str:
+    """Without what stands in parentheses, and with products as `8 x 8`."""
+    return re.sub(r"(?<=[\d?])x(?=[\d?])", " x ", re.sub(r"\([^)]*\)", "", words))
+
+
+def _factors(words: str) -> list[float]:
+    """The numbers of a product in words, up to a `+` or `;`."""
+    found = _NUMBER.findall(re.split(r"[+;]", _plain(words))[0])
+    scale = {"k": 1e3, "M": 1e6, "": 1.0}
+    width = {"B": 1 / 4, "-bit": 1 / 32, "": 1.0}
+    return [float(n.replace(",", "")) * scale[k] * width[unit] for n, k, unit, _ in found]
+
+
+def _unit(words: str, factors: list[float]) -> float:
+    """Cells of the array that words give a shape of, or else all that a unit has; 0: not said."""
+    shape = re.search(r"\d+(?:x\d+)+", re.sub(r"\([^)]*\)", "", words))
+    if shape:
+        return prod(map(float, shape[0].split("x")))
+    return prod(factors[1:]) if len(factors) > 1 else 0.0
+
+
+def _counted(words: str) -> bool:
+    """Whether a product begins with how many units there are, not with a unit's shape."""
+    return not re.match(r"\s*\d+x\d", words)
+
+
+def _lanes(words: str) -> float | None:
+    """Lanes of 32 bits of vector units; none: the words do not say."""
+    found = _NUMBER.findall(re.split(r"[+;]", _plain(words))[0])
+    factors = _factors(words)
+    if not found:
+        return None
+    last = found[-1][3].lower()
+    if len(factors) == 1 and not ("alu" in words.lower() or last in ("lanes", "fp32")):
+        return None
+    return prod(factors) if not last or last in _LANES else None
+
+
+def _cores(vector: str, factors: list[float]) -> float:
+    """The count that vector units begin with, or else that matrix units begin with."""
+    own = _factors(vector)
+    counted = own and (len(own) > 1 or _lanes(vector) is None)
+    return (own if counted else factors or [1.0])[0]
+
+
+def _spare(words: str) -> float:
+    found = _SPARED.search(words)
+    if not found:
+        return 1.0
+    used, there = (float(text.replace(",", "")) for text in found.groups())
+    return max(there / used, 1.0)
+
+
+def _dies(words: str) -> float:
+    """Dies of logic: "8 XCD + 4 IOD" are 12; memory and dummies are none."""
+    counted = [re.match(r"\s*(\d+)\s*(\w*)", part) for part in words.split("+")]
+    logic = (m for m in counted if m and m[2].lower() not in ("hbm", "dummy", "bridge", "memory"))
+    return sum(float(m[1]) for m in logic) or 1.0
+
+
+def _number(cells: Mapping[str, str], name: str) -> float | None:
+    text = cells.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name}: expected a number, got {text[:40]!r}") from None
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name}: expected a number of 0 or more, got {text[:40]!r}")
+    return value
