@@ -152,6 +152,25 @@ def test_efficiency_between_measured_sizes_is_logarithmic() -> None:
     assert Level("l", 8, 1.0, 0.0).share(5.0) == 1.0
 
 
+def test_few_members_fill_less_of_the_links_and_every_collective_starts_once() -> None:
+    level = Level("l", 8, 10 * GB, 1e-6, start_s=5e-6, few=0.5)
+    two, eight = (collective_s(Network("a", (level,)), "all_gather", GB, n) for n in (2, 8))
+    assert two == pytest.approx(5e-6 + 1e-6 + 0.5 / 10 / 0.75)
+    assert eight == pytest.approx(5e-6 + 6e-6 + 0.875 / 10 / (1 - 0.5 / 8))
+    assert send_s(Network("a", (level,)), GB, 1) == pytest.approx(5e-6 + 1e-6 + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "bytes_", "seconds"),
+    [(8, 2**20, 17.1e-6), (8, 2**24, 68.9e-6), (8, 2**27, 392.8e-6), (2, 2**27, 292.5e-6)],
+)
+def test_gathers_take_what_nccl_takes_on_eight_h100(
+    ranks: int, bytes_: int, seconds: float
+) -> None:
+    """NCCL 2.29.2 (aiconfigurator-core 0.12.0, Apache-2.0, arXiv:2601.06288)."""
+    assert collective_s(DGX, "all_gather", bytes_, ranks) == pytest.approx(seconds, rel=0.1)
+
+
 @pytest.mark.parametrize("name", network_names())
 def test_measured_curves_never_make_more_bytes_faster(name: str) -> None:
     for level in network(name).levels:

@@ -25,7 +25,9 @@ PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
 
 class Terms(NamedTuple):
-    """A collective of b bytes takes fixed_s + max over levels of s_per_byte b / share(b)."""
+    """A collective of b bytes takes fixed_s + max over levels of s / share of what is sent in s,
+    where s = s_per_byte b.
+    """
 
     fixed_s: float
     s_per_byte: tuple[float, ...]
@@ -34,7 +36,7 @@ class Terms(NamedTuple):
 
 def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
     """What a collective over `group` devices takes, whatever its size."""
-    fixed_s = 0.0
+    fixed_s = start_s = 0.0
     inside = 1
     slopes = []
     for level in network.levels:
@@ -46,18 +48,20 @@ def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
         passes = 1.0 if kind == "all_reduce" and level.in_network else PASSES[kind]
         # Rings go through all members, one for each member of an inner unit, which carries its part
         # of the tensor out: all but what ends there.
-        slopes[-1] = passes * (here - 1) / here / inside / level.bandwidth_Bps
+        reached_Bps = level.bandwidth_Bps * (1 - level.few / here)
+        slopes[-1] = passes * (here - 1) / here / inside / reached_Bps
+        start_s = max(start_s, level.start_s)
         fixed_s += PASSES[kind] * min(rings - 1, 2 * ceil(log2(rings))) * level.latency_s
         inside = here
     if inside < group:
         raise _too_large(network, group * stride)
-    return Terms(fixed_s, tuple(slopes))
+    return Terms(start_s + fixed_s, tuple(slopes))
 
 
 @lru_cache(maxsize=64)
 def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Message sizes and the shares of bandwidth that they reach, a row a level; all rows of one
-    length: a curve goes on as it ends.
+    """Seconds that a device sends for at full bandwidth, and the shares of it that such messages
+    reach, a row a level; all rows of one length: a curve goes on as it ends.
     """
     known = [level.efficiency or ((1.0, 1.0),) for level in network.levels]
     points = max(len(curve) for curve in known)
@@ -67,7 +71,8 @@ def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         more = ((largest * 2.0**i, share) for i in range(1, points - len(curve) + 1))
         rows.append([*curve, *more])
     table = np.array(rows)
-    return table[:, :, 0].copy(), table[:, :, 1].copy()
+    full_Bps = np.array([[level.bandwidth_Bps] for level in network.levels])
+    return table[:, :, 0] / full_Bps, table[:, :, 1].copy()
 
 
 def collective_s(network: Network, kind: str, bytes_: float, group: int, stride: int = 1) -> float:
@@ -76,7 +81,12 @@ def collective_s(network: Network, kind: str, bytes_: float, group: int, stride:
         return 0.0
     fixed_s, slopes = terms(network, kind, group, stride)
     wires = zip(slopes, network.levels, strict=True)
-    return fixed_s + max(slope * bytes_ / level.share(bytes_) for slope, level in wires)
+    return fixed_s + max(_sent_s(level, slope * bytes_) for slope, level in wires)
+
+
+def _sent_s(level: Level, full_s: float) -> float:
+    """Seconds of what takes so long at the full bandwidth of a level."""
+    return full_s / level.share(full_s * level.bandwidth_Bps)
 
 
 def all_to_all_s(
@@ -94,8 +104,7 @@ def all_to_all_s(
     """
     if group <= 1 or bytes_ <= 0:
         return 0.0
-    slowest_s = 0.0
-    latency_s = 0.0
+    slowest_s = start_s = latency_s = 0.0
     inside = 1
     for level in network.levels:
         here = members(level, group, stride)
@@ -108,18 +117,20 @@ def all_to_all_s(
             if 1 < units <= limit[0]:
                 met = min(met, limit[1])
             leaving = bytes_ / chosen * met * (here - inside) / here
-        slowest_s = max(slowest_s, leaving / level.bandwidth_Bps / level.share(bytes_))
+        reached_Bps = level.bandwidth_Bps * (1 - level.few / here)
+        slowest_s = max(slowest_s, _sent_s(level, leaving / reached_Bps))
+        start_s = max(start_s, level.start_s)
         latency_s += level.latency_s
         inside = here
     if inside < group:
         raise _too_large(network, group * stride)
-    return slowest_s + latency_s
+    return slowest_s + start_s + latency_s
 
 
 def send_s(network: Network, bytes_: float, stride: int) -> float:
     """Seconds of one message to the device `stride` ranks away."""
     level = network.levels[level_of(network, stride)]
-    return level.latency_s + bytes_ / level.bandwidth_Bps / level.share(bytes_)
+    return level.start_s + level.latency_s + _sent_s(level, bytes_ / level.bandwidth_Bps)
 
 
 def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> float:

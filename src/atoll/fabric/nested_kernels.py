@@ -8,26 +8,27 @@ from atoll.jit import kernel
 
 
 @kernel
-def measured_share(sizes, shares, bytes_):
-    """Of a level's bandwidth that a message reaches (`Level.share`)."""
-    last = sizes.shape[0] - 1
-    if bytes_ <= sizes[0]:
+def measured_share(durations_s, shares, full_s):
+    """Of a level's bandwidth that a message reaches which takes so long at all of it."""
+    last = durations_s.shape[0] - 1
+    if full_s <= durations_s[0]:
         return shares[0]
-    if bytes_ >= sizes[last]:
+    if full_s >= durations_s[last]:
         return shares[last]
     at = 1
-    while sizes[at] < bytes_:
+    while durations_s[at] < full_s:
         at += 1
-    part = np.log(bytes_ / sizes[at - 1]) / np.log(sizes[at] / sizes[at - 1])
+    part = np.log(full_s / durations_s[at - 1]) / np.log(durations_s[at] / durations_s[at - 1])
     return shares[at - 1] + part * (shares[at] - shares[at - 1])
 
 
 @kernel
-def terms_s(fixed_s, s_per_byte, sizes, shares, bytes_):
+def terms_s(fixed_s, s_per_byte, durations_s, shares, bytes_):
     """Seconds of a collective of `bytes_` with these terms (`nested.Terms`), a row a level."""
     slowest = 0.0
     for level in range(s_per_byte.shape[0]):
         if s_per_byte[level] > 0.0:
-            share = measured_share(sizes[level], shares[level], bytes_)
-            slowest = max(slowest, s_per_byte[level] * bytes_ / share)
+            full_s = s_per_byte[level] * bytes_
+            share = measured_share(durations_s[level], shares[level], full_s)
+            slowest = max(slowest, full_s / share)
     return fixed_s + slowest

@@ -19,24 +19,28 @@ class Level:
     bandwidth_Bps: float
     latency_s: float
     efficiency: tuple[tuple[float, float], ...] = ()
-    """Measured share of the bandwidth by message size in bytes, ascending; empty: all of it."""
+    """Measured share of the bandwidth by the bytes that a device sends, ascending; empty: all."""
     in_network: bool = False
     """Switches add up: an all-reduce crosses the level once in each direction, not twice."""
+    start_s: float = 0.0
+    """Of a collective or send, whatever its size and steps: its kernel starts and ends."""
+    few: float = 0.0
+    """Few members do not fill the links: of n, 1 - few / n of the bandwidth is reached."""
 
-    def share(self, message_bytes: float) -> float:
-        """Of the bandwidth that a message of this size reaches, between measured sizes on a
+    def share(self, sent_bytes: float) -> float:
+        """Of the bandwidth that a device reaches which sends so much, between measured sizes on a
         logarithmic scale and beyond them as at the nearest.
         """
         if not self.efficiency:
             return 1.0
         sizes = [size for size, _ in self.efficiency]
-        at = bisect_left(sizes, message_bytes)
+        at = bisect_left(sizes, sent_bytes)
         if at == 0:
             return self.efficiency[0][1]
         if at == len(sizes):
             return self.efficiency[-1][1]
         (low, below), (high, above) = self.efficiency[at - 1 : at + 1]
-        part = log(message_bytes / low) / log(high / low)
+        part = log(sent_bytes / low) / log(high / low)
         return below + part * (above - below)
 
 

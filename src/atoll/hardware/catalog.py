@@ -117,6 +117,8 @@ class LevelFile(FileModel):
     latency: Seconds
     efficiency: dict[str, Share] | Share = {}  # noqa: RUF012  (pydantic copies defaults)
     in_network: bool = False
+    start: Seconds = 0.0
+    few_members: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _sizes(self) -> LevelFile:
@@ -124,7 +126,7 @@ class LevelFile(FileModel):
         return self
 
     def curve(self) -> tuple[tuple[float, float], ...]:
-        """Efficiency by message size, smallest first."""
+        """Efficiency by the bytes that a device sends, smallest first."""
         if isinstance(self.efficiency, float):
             return ((1.0, self.efficiency),)
         points = ((float(parse_bytes(size)), share) for size, share in self.efficiency.items())
@@ -132,7 +134,14 @@ class LevelFile(FileModel):
 
     def level(self) -> Level:
         return Level(
-            self.name, self.devices, self.bandwidth, self.latency, self.curve(), self.in_network
+            self.name,
+            self.devices,
+            self.bandwidth,
+            self.latency,
+            self.curve(),
+            self.in_network,
+            self.start,
+            self.few_members,
         )
 
 

@@ -197,7 +197,7 @@ def _system(problem: PlacementProblem, zero: int) -> System:
     if zero:  # every rank updates its part, and all get it
         collectives = {"reduce_scatter": states.reduced, "all_gather": states.weight}
     wires = [_reductions(network, kind, devices, tensor) for kind in collectives]
-    share_bytes, share = curves(network)
+    share_s, share = curves(network)
     cut_kind, cut_s = _cuts(network, problem.facts, devices, tensor)
     return System(
         devices=devices,
@@ -209,7 +209,7 @@ def _system(problem: PlacementProblem, zero: int) -> System:
         reduce_bytes=np.array(list(collectives.values())),
         reduce_s=np.array([fixed_s for fixed_s, _ in wires]),
         reduce_s_per_byte=np.array([slopes for _, slopes in wires]),
-        share_bytes=share_bytes,
+        share_s=share_s,
         share=share,
         cut_kind=cut_kind,
         cut_s=cut_s,

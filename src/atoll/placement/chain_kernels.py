@@ -52,7 +52,7 @@ class System(NamedTuple):
     reduce_bytes: NDArray[np.float64]  # (collectives,): of one parameter, summed or gathered
     reduce_s: NDArray[np.float64]  # (collectives, devices + 1): fixed part
     reduce_s_per_byte: NDArray[np.float64]  # (collectives, devices + 1, levels of the network)
-    share_bytes: NDArray[np.float64]  # (levels, points): what messages reach of each level
+    share_s: NDArray[np.float64]  # (levels, points): what messages reach of each level
     share: NDArray[np.float64]
     cut_kind: NDArray[np.int64]  # (devices + 1, stages + 1): by replicas and stages, a row of
     cut_s: NDArray[np.float64]  # (kinds, layers + 1): one transfer between stages cut there
@@ -166,7 +166,7 @@ def reduction_s(system, data, parameters):
         seconds += terms_s(
             system.reduce_s[i, data],
             system.reduce_s_per_byte[i, data],
-            system.share_bytes,
+            system.share_s,
             system.share,
             system.reduce_bytes[i] * parameters,
         )

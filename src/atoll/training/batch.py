@@ -279,13 +279,13 @@ def _collectives(
         for x in layouts
     ]
     ends = np.cumsum([len(found) for found, _ in shared])
-    sizes, shares = curves(run.network)
+    durations_s, shares = curves(run.network)
     return {
         "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1),
         "sends_s": np.array(sends_s),
         "collective": np.concatenate([found for found, _ in shared]),
         "s_per_byte": np.concatenate([slopes for _, slopes in shared]),
-        "sizes": sizes,
+        "durations_s": durations_s,
         "shares": shares,
     }
 

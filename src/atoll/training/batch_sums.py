@@ -56,7 +56,7 @@ class Tables(NamedTuple):
     """
     s_per_byte: Floats
     """(collectives, levels)."""
-    sizes: Floats
+    durations_s: Floats
     shares: Floats
     """(levels, points): what messages reach of each level's bandwidth."""
     kinds: Floats
@@ -239,10 +239,11 @@ class Sums:
             one = begin[there] + i
             gathers, per_dense, per_expert, fixed_s = t.collective[one].T
             bytes_ = per_dense * dense[there] + per_expert * expert[there]
-            size, longest_s = np.log(np.maximum(bytes_, 1e-300)), np.zeros(len(there))
-            for level, (sizes, shares) in enumerate(zip(t.sizes, t.shares, strict=True)):
-                share = np.interp(size, np.log(sizes), shares)
-                longest_s = np.maximum(longest_s, t.s_per_byte[one, level] * bytes_ / share)
+            longest_s = np.zeros(len(there))
+            for level, (known_s, shares) in enumerate(zip(t.durations_s, t.shares, strict=True)):
+                full_s = t.s_per_byte[one, level] * bytes_
+                share = np.interp(np.log(np.maximum(full_s, 1e-300)), np.log(known_s), shares)
+                longest_s = np.maximum(longest_s, full_s / share)
             wire_s = np.where(bytes_ > 0, fixed_s + longest_s, 0.0)
             wires_s[np.where(gathers > 0, 0, 1), there] += wire_s
         return wires_s[0], wires_s[1]

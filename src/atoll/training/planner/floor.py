@@ -371,6 +371,8 @@ def _ideal(network: Network) -> Network:
             bandwidth_Bps=level.bandwidth_Bps
             * max((share for _, share in level.efficiency), default=1.0),
             latency_s=0.0,
+            start_s=0.0,
+            few=0.0,
             efficiency=(),
         )
         for level in network.levels
