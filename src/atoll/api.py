@@ -27,7 +27,7 @@ from atoll.questions.devices import FilesQuestion
 from atoll.questions.texts import described_by
 
 if TYPE_CHECKING:
-    from atoll.answers.chips import ChipsValidation
+    from atoll.answers.chips import ChipsValidation, NodesValidation
     from atoll.answers.design import TablePlan
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
@@ -294,8 +294,8 @@ def calibrate(
 @described_by(verbs.ValidateQuestion)
 def validate(
     data: str | Path | None = None, **fields: Unpack[keywords.ValidateFields]
-) -> OperatorsValidation | RunsValidation | ChipsValidation:
-    """Predicted against measured: operators, whole steps of one device, or training runs.
+) -> OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation:
+    """Predicted against measured: operators, steps of one device, training runs, powers of nodes.
 
     The file's columns say which. Without data: our H200 operators, on the rows that the shipped
     calibration did not see, and under `steps` our H200 training steps. With `chips`: area and rated

@@ -1,4 +1,4 @@
-"""`atoll validate --chips`: the physical model held against published chips."""
+"""The physical model compared with published chips and with measured nodes."""
 
 from __future__ import annotations
 
@@ -83,3 +83,29 @@ class ChipsValidation(Answer):
     families: Mapping[str, TwoErrors]
     constants: Mapping[str, ConstantTold]
     chips: tuple[ChipLine, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLine:
+    """Mean power of one node."""
+
+    id: str
+    device: str
+    devices: int
+    workload: str
+    measured_W: float
+    predicted_W: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesValidation(Answer):
+    """Powers of whole nodes in training."""
+
+    kind: Literal["nodes-validation"] = "nodes-validation"
+    format: Literal[1] = 1
+    rows: int
+    predicted: int
+    skipped: Mapping[str, int]
+    power: Errors
+    nodes: tuple[NodeLine, ...]

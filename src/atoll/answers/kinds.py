@@ -7,7 +7,7 @@ from typing import Union, get_args
 from pydantic import JsonValue
 
 from atoll.answers.answer import Answer, adapter
-from atoll.answers.chips import ChipsValidation
+from atoll.answers.chips import ChipsValidation, NodesValidation
 from atoll.answers.design import TablePlan
 from atoll.answers.designs import DesignsAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
@@ -42,6 +42,7 @@ __all__ = [
     "MappingAnswer",
     "ModelAnswer",
     "ModelsAnswer",
+    "NodesValidation",
     "OperatorsValidation",
     "PlanAnswer",
     "PlanExplanation",
@@ -66,7 +67,7 @@ ANSWERS: dict[str, tuple[type[Answer], ...]] = {
     "hardware": (CatalogueAnswer, *get_args(HardwareAnswer)),
     "calibrate": (CalibrationAnswer, SiteCalibration),
     "check": (CheckAnswer,),
-    "validate": (OperatorsValidation, RunsValidation, ChipsValidation),
+    "validate": (OperatorsValidation, RunsValidation, ChipsValidation, NodesValidation),
 }
 """By command; each answer says its `kind`."""
 

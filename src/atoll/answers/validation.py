@@ -111,6 +111,9 @@ class OperatorsValidation(Answer):
     skipped: Mapping[str, int]
     step_time: Errors
     memory: Errors = Errors()
+    power: Errors = Errors()
+    """Watts and joules of sustained loads, where the file has them."""
+    energy: Errors = Errors()
     by_kind: Mapping[str, Errors]
     long: Errors = Errors()
     """Products of 50 us and more."""

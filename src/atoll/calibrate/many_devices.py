@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
-from atoll.calibrate.validate import WORST, error_summary
+from atoll.calibrate.validate import WORST
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
 from atoll.cost.gpu_vector import streaming_s
@@ -25,6 +25,7 @@ from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
 from atoll.files.csvfile import Line, read_csv, write_csv
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import ELEMENT_BYTES, Gpu, written_gpu
+from atoll.validation.errors import error_summary
 
 COLUMNS = ("device", "op", "precision", "us")
 PRODUCT_SIZES = ("m", "n", "k", "batch")

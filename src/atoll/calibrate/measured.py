@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.answers.chips import ChipsValidation
+from atoll.answers.chips import ChipsValidation, NodesValidation
 from atoll.answers.validation import (
     CalibrationAnswer,
     OperatorsValidation,
@@ -12,6 +12,7 @@ from atoll.answers.validation import (
     SiteCalibration,
 )
 from atoll.calibrate import calibrate, validate_operators
+from atoll.calibrate.energies import is_energy_file, validate_energies
 from atoll.calibrate.many_devices import is_device_table, validate_devices
 from atoll.calibrate.rows import H200_OPERATORS
 from atoll.calibrate.site import calibrate_site
@@ -20,6 +21,7 @@ from atoll.files.csvfile import read_csv
 from atoll.questions.verbs import CalibrateQuestion, ValidateQuestion
 from atoll.training.site import load_site
 from atoll.validation.chips import validate_chips
+from atoll.validation.nodes import is_node_file, validate_nodes
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
 from atoll.validation.validate import validate_runs, validate_steps
 
@@ -38,7 +40,9 @@ def fit(asked: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
     return calibrate(asked.data or H200_OPERATORS, gpu=asked.device, out=asked.out)
 
 
-def judge(asked: ValidateQuestion) -> OperatorsValidation | RunsValidation | ChipsValidation:
+def judge(
+    asked: ValidateQuestion,
+) -> OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation:
     """Predictions of operators, steps, runs or chips against what is known of them."""
     data, gpu, expect, out = asked.data, asked.device, asked.expect, asked.out
     if asked.chips is not None:
@@ -58,6 +62,10 @@ def judge(asked: ValidateQuestion) -> OperatorsValidation | RunsValidation | Chi
             "later": validate_steps(H200_STEPS_LATER, gpu),
         }
         return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
+    if is_node_file(header):
+        return validate_nodes(data, out)
+    if is_energy_file(header):
+        return validate_energies(data, gpu, out=out)
     if operators:
         return validate_operators(data, gpu=gpu, out=out)
     if several:

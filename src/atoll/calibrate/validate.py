@@ -26,6 +26,7 @@ from atoll.cost.gpu_vector import KERNELS, vector_times_s
 from atoll.files.csvfile import write_csv
 from atoll.files.yamlfile import suggestion
 from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.validation.errors import error_summary
 
 LONG_PRODUCT_S = 50e-6  # products shorter than this are mostly launch and latency
 WORST = 10
@@ -147,17 +148,3 @@ def _write(
         for row, m, p in zip(rows, measured_s, predicted_s, strict=True)
     ]
     write_csv(path, ("line", "operator", "measured_s", "predicted_s", "error"), lines)
-
-
-def error_summary(errors: Floats) -> Errors:
-    """Absolute relative errors: mean, median, 90th percentile; and the mean with its sign."""
-    if errors.size == 0:
-        return Errors()
-    sizes = np.abs(errors)
-    return Errors(
-        rows=int(errors.size),
-        mean_ape=float(sizes.mean()),
-        median_ape=float(np.median(sizes)),
-        p90_ape=float(np.quantile(sizes, 0.9)),
-        bias=float(errors.mean()),
-    )

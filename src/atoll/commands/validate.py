@@ -11,7 +11,7 @@ from atoll.printing import training as printing_training
 from atoll.questions.verbs import CalibrateQuestion, PlaceQuestion, ValidateQuestion
 
 if TYPE_CHECKING:
-    from atoll.answers.chips import ChipsValidation
+    from atoll.answers.chips import ChipsValidation, NodesValidation
     from atoll.answers.validation import (
         CalibrationAnswer,
         OperatorsValidation,
@@ -47,12 +47,17 @@ def validate(question: ValidateQuestion, as_json: bool) -> None:
     answer(run(**question.asked()), as_json, _print_validation)
 
 
-def _print_validation(shown: OperatorsValidation | RunsValidation | ChipsValidation) -> None:
-    from atoll.answers.chips import ChipsValidation
+def _print_validation(
+    shown: OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation,
+) -> None:
+    from atoll.answers.chips import ChipsValidation, NodesValidation
     from atoll.answers.validation import RunsValidation
 
     if isinstance(shown, ChipsValidation):
         tables.print_chips(shown)
+        return
+    if isinstance(shown, NodesValidation):
+        tables.print_nodes(shown)
         return
     if isinstance(shown, RunsValidation):
         printing_training.print_runs(shown)

@@ -14,7 +14,7 @@ from atoll.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.answers.chips import ChipsValidation
+    from atoll.answers.chips import ChipsValidation, NodesValidation
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
     from atoll.answers.validation import (
@@ -164,6 +164,7 @@ def print_validation(shown: OperatorsValidation) -> None:
 
 def _print_errors(shown: OperatorsValidation) -> None:
     groups = {"all": shown.step_time, **shown.by_kind}
+    groups |= {"power": shown.power, "energy": shown.energy}
     print_error_table(console_for_output(), "operators", groups)
 
 
@@ -202,3 +203,17 @@ def print_chips(shown: ChipsValidation) -> None:
             )
         console.print()
         console.print(table)
+
+
+def print_nodes(shown: NodesValidation) -> None:
+    console = console_for_output()
+    console.print(f"{shown.predicted} of {shown.rows} nodes predicted")
+    for reason, count in shown.skipped.items():
+        console.print(f"  skipped {count}: {reason}", markup=False)
+    print_error_table(console, "errors", {"power": shown.power})
+    table = plain_table("node", "device", "devices", "workload", "W", "model", "error", left="node")
+    for node in shown.nodes:
+        watts = (f"{node.measured_W:.0f}", f"{node.predicted_W:.0f}", f"{node.error:+.1%}")
+        table.add_row(node.id, node.device, str(node.devices), node.workload, *watts)
+    console.print()
+    console.print(table)

@@ -37,6 +37,7 @@ from atoll.hardware.physical.constants import (
 )
 from atoll.hardware.physical.power import module_W, power_parts_W, rating_W
 from atoll.validation.chip_rows import ChipRow, read_chips
+from atoll.validation.errors import error_summary
 
 Floats = NDArray[np.float64]
 Model = Callable[[dict[str, Floats], Physics], Floats]
@@ -102,7 +103,7 @@ def validate_chips(path: str | Path, out: str | Path | None = None) -> ChipsVali
         skipped=skipped,
         area=_errors(lines, "area", "left_out"),
         power=_errors(lines, "power", "left_out"),
-        peak=_of([line.peak_error for line in lines if line.peak_error is not None]),
+        peak=error_summary([line.peak_error for line in lines if line.peak_error is not None]),
         fitted=_both(lines, "fitted"),
         shipped=_both(lines, "shipped"),
         families={
@@ -153,20 +154,7 @@ def _errors(lines: Sequence[ChipLine], what: str, which: str) -> Errors:
     """Of the chips whose figure counts."""
     told = [line.area_mm2 if what == "area" else line.power_W for line in lines]
     found = [p.error(getattr(p, which)) for p in told if p.counts]
-    return _of([error for error in found if error is not None])
-
-
-def _of(errors: Sequence[float]) -> Errors:
-    if not errors:
-        return Errors()
-    sizes = np.abs(errors)
-    return Errors(
-        rows=len(errors),
-        mean_ape=float(sizes.mean()),
-        median_ape=float(np.median(sizes)),
-        p90_ape=float(np.quantile(sizes, 0.9)),
-        bias=float(np.mean(errors)),
-    )
+    return error_summary([error for error in found if error is not None])
 
 
 def _write(lines: Sequence[ChipLine], path: str | Path) -> None:

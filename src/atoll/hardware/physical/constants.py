@@ -18,7 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Constant:
     source: str
 
 
-def _known(value: float, low: float, high: float, source: str) -> Any:
+def known(value: float, low: float, high: float, source: str) -> Any:
     return field(default=value, metadata={"low": low, "high": high, "source": source})
 
 
@@ -40,75 +43,75 @@ def _known(value: float, low: float, high: float, source: str) -> Any:
 class Physics:
     """All of them; draws and fits are other values of the same fields (`dataclasses.replace`)."""
 
-    cell_um2: float = _known(
+    cell_um2: float = known(
         600.0, 400.0, 900.0, "multiply-add in bf16 with its registers: [v4i] MXUs, at most 671"
     )
-    fp8_cell: float = _known(0.33, 0.2, 0.5, "its area over that of bf16: int8 cells of [v1]")
-    fp4_cell: float = _known(0.16, 0.1, 0.25, "halved once more; assumed")
-    threaded_lane_um2: float = _known(
+    fp8_cell: float = known(0.33, 0.2, 0.5, "its area over that of bf16: int8 cells of [v1]")
+    fp4_cell: float = known(0.16, 0.1, 0.25, "halved once more; assumed")
+    threaded_lane_um2: float = known(
         22400.0, 12000.0, 45000.0,
         "fitted; a lane of a multiprocessor with registers, schedulers and load units: [GA100]",
     )  # fmt: skip
-    static_lane_um2: float = _known(
+    static_lane_um2: float = known(
         14100.0, 3000.0, 20000.0, "fitted; a lane of a statically scheduled vector unit"
     )
-    core_um2: float = _known(
+    core_um2: float = known(
         6670.0, 3000.0, 20000.0,
         "fitted; control and router of a core, times the root of its cells: [USC] 8,000",
     )  # fmt: skip
-    scratchpad: float = _known(
+    scratchpad: float = known(
         2.28, 1.3, 2.8, "fitted; area over the macro's: [v4i] 2.6 at most, [USC] 1.8"
     )
-    cache: float = _known(7.0, 5.0, 8.0, "coherent, with tags and control: L2 of [GA100] 7.3")
-    shared_wiring: float = _known(
+    cache: float = known(7.0, 5.0, 8.0, "coherent, with tags and control: L2 of [GA100] 7.3")
+    shared_wiring: float = known(
         0.25, 0.05, 0.4, "network on chip and gaps over the parts it joins: [GA100] 0.13 and others"
     )
-    uncore_mm2: float = _known(
+    uncore_mm2: float = known(
         122.0, 30.0, 150.0, "fitted; host interface, pads, clocks, test, management: [GA100] 40"
     )
-    further_die: float = _known(0.6, 0.4, 1.0, "uncore of each further die of a package; assumed")
-    serdes_mm2_per_GBps: float = _known(
+    further_die: float = known(0.6, 0.4, 1.0, "uncore of each further die of a package; assumed")
+    serdes_mm2_per_GBps: float = known(
         0.05, 0.02, 0.1, "each way: NVLink 3 of [GA100] 0.07, NVLink 4 0.04, LLMCompass"
     )
-    on_wafer_link: float = _known(
+    on_wafer_link: float = known(
         0.2, 0.1, 0.4, "area and energy of a link to the next die on a wafer over a SerDes"
     )
-    dram_channel_mm2: float = _known(4.0, 2.9, 6.0, "64 bits of DDR, LPDDR or GDDR: LLMCompass")
-    mac_pJ: float = _known(
+    dram_channel_mm2: float = known(4.0, 2.9, 6.0, "64 bits of DDR, LPDDR or GDDR: LLMCompass")
+    mac_pJ: float = known(
         0.70, 0.4, 2.0, "fitted; a multiply-add in bf16, at full rate: [v4i] 0.59 without wires"
     )
-    fp8_mac: float = _known(0.25, 0.17, 0.75, "its energy over that of bf16: [v4i] int8 0.17")
-    operand_pJ_per_byte: float = _known(
+    fp8_mac: float = known(0.25, 0.17, 0.75, "its energy over that of bf16: [v4i] int8 0.17")
+    operand_pJ_per_byte: float = known(
         1.11, 0.8, 2.0, "fitted; to and from a unit's registers or buffer: [v4i] 8 KB 0.94"
     )
-    threaded_lane_pJ: float = _known(
+    threaded_lane_pJ: float = known(
         3.0, 1.0, 15.0, "a clock of a lane beside a matrix unit: issue, addresses; assumed"
     )
-    static_lane_pJ: float = _known(6.0, 1.0, 15.0, "a clock of a vector lane; assumed")
-    static_W_per_mm2: float = _known(
+    static_lane_pJ: float = known(6.0, 1.0, 15.0, "a clock of a vector lane; assumed")
+    static_W_per_mm2: float = known(
         0.059, 0.03, 0.15, "fitted; leakage and clocks: TPU v4 idle 90 W on less than 600 mm2"
     )
-    hbm_stack_W: float = _known(
+    hbm_stack_W: float = known(
         30.0, 5.0, 30.0, "fitted; a stack's rating without its traffic, with PHY and regulators"
     )
-    dram_pJ_per_bit: float = _known(
+    dram_pJ_per_bit: float = known(
         6.0, 3.5, 9.0, "HBM2 with controller and wires; the stack alone 3.9 [FGDRAM]"
     )
-    other_dram: float = _known(1.5, 1.0, 3.0, "energy of other DRAM over HBM2: [v4i] GDDR6")
-    dram_share: float = _known(0.4, 0.2, 0.7, "of DRAM's bandwidth in use when units are at peak")
-    link_pJ_per_bit: float = _known(6.0, 4.0, 10.0, "SerDes, one end: 5.6 (112G PAM4, VLSI 2022)")
-    link_share: float = _known(0.5, 0.2, 1.0, "of links' bandwidth in use when units are at peak")
-    module_W_2016: float = _known(
+    other_dram: float = known(1.5, 1.0, 3.0, "energy of other DRAM over HBM2: [v4i] GDDR6")
+    dram_share: float = known(0.4, 0.2, 0.7, "of DRAM's bandwidth in use when units are at peak")
+    link_pJ_per_bit: float = known(6.0, 4.0, 10.0, "SerDes, one end: 5.6 (112G PAM4, VLSI 2022)")
+    link_share: float = known(0.5, 0.2, 1.0, "of links' bandwidth in use when units are at peak")
+    module_W_2016: float = known(
         300.0, 250.0, 400.0, "what a module could be cooled at: P100 300 W, H100 700, MI325X 1,000"
     )
-    module_growth: float = _known(0.15, 0.12, 0.18, "of it in a year (logarithm), same ratings")
-    wire_pJ_per_bit_mm: float = _known(
+    module_growth: float = known(0.15, 0.12, 0.18, "of it in a year (logarithm), same ratings")
+    wire_pJ_per_bit_mm: float = known(
         0.12, 0.04, 0.24, "on-chip wires: Keckler et al., IEEE Micro 2011, random data"
     )
-    threshold: float = _known(
+    threshold: float = known(
         0.4, 0.3, 0.5, "of the nominal voltage, below which no clock runs (V = t + (1 - t) f)"
     )
-    defects_alpha: float = _known(10.0, 3.0, 10.0, "clustering: Feng and Ma, DAC 2022")
+    defects_alpha: float = known(10.0, 3.0, 10.0, "clustering: Feng and Ma, DAC 2022")
 
 
 FITTED_AREA = ("threaded_lane_um2", "static_lane_um2", "core_um2", "scratchpad", "uncore_mm2")
@@ -116,9 +119,9 @@ FITTED_POWER = ("mac_pJ", "operand_pJ_per_byte", "static_W_per_mm2", "hbm_stack_
 PUBLISHED = Physics()
 
 
-def constants(physics: Physics = PUBLISHED) -> Iterator[Constant]:
-    """Every constant with its range and source."""
-    for one in fields(physics):
+def constants(record: DataclassInstance = PUBLISHED) -> Iterator[Constant]:
+    """Every constant of a record of them with its range and source."""
+    for one in fields(record):
         told = one.metadata
-        value = float(getattr(physics, one.name))
+        value = float(getattr(record, one.name))
         yield Constant(one.name, value, told["low"], told["high"], told["source"])

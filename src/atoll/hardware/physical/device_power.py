@@ -1,0 +1,99 @@
+"""Watts of an existing device under load, and of a node of them, from its rating.
+
+    power = idling + multiply-adds + bytes + vector operations, at most the limit
+
+Each rate's watts at the device's peak are a share of its rating: vendors rate devices by what their
+parts draw, so shares move little between them while joules follow process and memory. With random
+data an H200 at its matrix peak would draw 1.6 times its rating: it is the clock that gives way.
+
+Shares were fitted to 25 workloads of 3 to 6 s on one H200 at 700 W (time, mean power and clock);
+hosts and waiting to MLPerf Training 4.0's node powers of 8, 64 and 512 H100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.hardware.physical.constants import known
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePower:
+    """Shares of a device's rating, and watts of what is around it."""
+
+    idle: float = known(0.11, 0.1, 0.2, "clocks low: H200 79 W; others 0.2 (arXiv 2604.10852)")
+    running: float = known(0.34, 0.25, 0.4, "fitted; clocks high, nothing moved: H200 237 W")
+    products: float = known(
+        1.27, 1.0, 1.6, "fitted; matrix units at peak, random data: 0.9 pJ/FLOP"
+    )
+    zeros: float = known(0.22, 0.1, 0.4, "fitted; of products, where operands are zeros")
+    half_zeros: float = known(0.8, 0.5, 1.0, "of products, where half of the operands are zeros")
+    dram: float = known(0.58, 0.4, 0.7, "fitted; DRAM at its peak with the way to it: 85 pJ/byte")
+    cache: float = known(0.31, 0.2, 0.5, "of the same bytes out of the cache: 45 pJ/byte; assumed")
+    vector: float = known(
+        0.44, 0.2, 0.6, "fitted; an operation on each of 32 elements in the time of a FLOP's 64"
+    )
+    held: float = known(0.985, 0.97, 1.0, "of the limit, what a capped device draws on average")
+    host_W: float = known(
+        1350.0, 1000.0, 1800.0, "processors, switches, network cards, memory of a node of 8"
+    )
+    fans: float = known(0.05, 0.02, 0.15, "of a node cooled by air; none in a liquid")
+    supply: float = known(0.97, 0.94, 0.985, "power out of the supplies over power in")
+    waiting: float = known(
+        0.2, 0.1, 0.3, "a fixed small batch on n nodes keeps devices busy for n^-0.2 of the time"
+    )
+    pretraining_wait: float = known(0.03, 0.0, 0.15, "of the time, in pretraining at scale")
+
+
+H200_FIT = DevicePower()
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device does, as shares of its peaks: matrix FLOPs, bytes, vector operations."""
+
+    products: float = 0.0
+    dram: float = 0.0
+    cache: float = 0.0
+    vector: float = 0.0
+    data: str = "normal"
+    """What the operands hold: normal, small, half-zeros or zeros."""
+
+
+def device_W(limit_W: float, rates: Rates, power: DevicePower = H200_FIT) -> float:
+    """Mean power of a sustained load, capped as the device caps it."""
+    switching = {"zeros": power.zeros, "half-zeros": power.half_zeros}.get(rates.data, 1.0)
+    share = (
+        power.running
+        + power.products * switching * rates.products
+        + power.dram * rates.dram
+        + power.cache * rates.cache
+        + power.vector * rates.vector
+    )
+    return limit_W * min(share, power.held)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoad:
+    """A node's devices and what they are at."""
+
+    devices: int
+    """In all nodes."""
+    per_node: int
+    limit_W: float
+    fixed_batch: bool
+    """Fine-tuning with a batch that does not grow with the devices."""
+    at_wall: bool
+    in_liquid: bool
+
+
+def node_W(load: NodeLoad, power: DevicePower = H200_FIT) -> float:
+    """Mean power of one node in training: devices busy at their cap or waiting, host, fans."""
+    nodes = load.devices / load.per_node
+    busy = nodes**-power.waiting if load.fixed_batch else 1.0
+    if nodes > 1 and not load.fixed_batch:
+        busy = 1 - power.pretraining_wait
+    device = load.limit_W * (busy * power.held + (1 - busy) * power.running)
+    inside = load.per_node * device + power.host_W * load.per_node / 8
+    inside *= 1.0 if load.in_liquid else 1 + power.fans
+    return inside / power.supply if load.at_wall else inside

@@ -1,0 +1,24 @@
+"""Relative errors of many predictions in a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.answers.validation import Errors
+
+
+def error_summary(errors: NDArray[np.float64] | Sequence[float]) -> Errors:
+    """Absolute relative errors: mean, median, 90th percentile; and the mean with its sign."""
+    sizes = np.abs(errors)
+    if sizes.size == 0:
+        return Errors()
+    return Errors(
+        rows=int(sizes.size),
+        mean_ape=float(sizes.mean()),
+        median_ape=float(np.median(sizes)),
+        p90_ape=float(np.quantile(sizes, 0.9)),
+        bias=float(np.mean(errors)),
+    )
