@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.cost.model import COST_MODELS
+from atoll.hardware.template.stalls import USUAL
 from atoll.phaze.profile import PHAZE
 from atoll.placement.placer import ExactPlacer
 from atoll.profile import Profile
@@ -29,6 +30,7 @@ DEFAULT = Profile(
     optimizer="mixed",
     placer=ExactPlacer(),
     widens_space=True,
+    stalls=USUAL,
 )
 
 PROFILES = Registry("profiles", Profile, (DEFAULT, PHAZE))

@@ -11,7 +11,15 @@ import pytest
 from atoll.cost import table_kernels as tk
 from atoll.cost.chips import Chips, chips_of_accelerator, chips_of_space
 from atoll.cost.gemm import map_matmul
-from atoll.cost.table import OperatorKey, PassSet, build_costs, flatten
+from atoll.cost.table import (
+    OperatorKey,
+    PassSet,
+    build_costs,
+    drained_bytes,
+    flatten,
+    masked_fraction,
+    tail_flops,
+)
 from atoll.cost.table_kernels import Costs, pass_problem
 from atoll.cost.vector import operations_per_element, vector_cycles
 from atoll.fabric.nested import collective_s
@@ -19,6 +27,7 @@ from atoll.fabric.network import Network
 from atoll.hardware.accelerator import KIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.space import Space, phaze_space
+from atoll.hardware.template.stalls import NO_STALLS
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE, PROFILES
 from atoll.workload import load_config, prepare
@@ -77,7 +86,7 @@ def network(profile: Profile) -> Network:
 
 def accelerator(chips: Chips, index: int, profile: Profile) -> Accelerator:
     """One chip as a device, with the bandwidths that the profile imposes."""
-    device = space(profile).accelerator(int(chips.design[index]))
+    device = replace(space(profile).accelerator(int(chips.design[index])), stalls=profile.stalls)
     hbm = replace(device.hbm, bandwidth_Bps=float(chips.hbm_Bps[index]))
     glb_Bpc = float(chips.glb_Bps[index] / chips.clock_Hz[index])
     return replace(device, hbm=hbm, glb_bandwidth_Bpc=glb_Bpc)
@@ -123,23 +132,35 @@ def test_products_cost_what_the_mapper_says(profile: Profile) -> None:
                 assert table.glb_bytes[row, config] == mapping.glb_bytes
 
 
-def test_fused_attention_costs_its_products_without_hbm() -> None:
-    """That is, what they cost beside a boundless HBM and a boundless buffer of the same speed."""
-    chips, table = some_chips(DEFAULT), costs(DEFAULT)
+def test_fused_attention_is_its_products_beside_hbm() -> None:
+    """The products as beside a boundless HBM and a boundless buffer of the same speed: what a mask
+    cuts through whole, nothing drained, and at the end one core alone with a part of its block.
+    """
+    chips, table, lost = some_chips(DEFAULT), costs(DEFAULT), DEFAULT.stalls or NO_STALLS
     rows = [i for i, key in enumerate(passes(DEFAULT).keys) if key.operator.on_chip]
     assert len(rows) == 2  # forward and backward
     for row in rows:
-        products = passes(DEFAULT).keys[row].operator.matmuls
+        operator = passes(DEFAULT).keys[row].operator
+        products = [
+            replace(p, fraction=masked_fraction(operator, p, lost)) for p in operator.matmuls
+        ]
         for chip in range(len(chips)):
             device = accelerator(chips, chip, DEFAULT)
-            boundless = replace(device, glb_bytes=10**15, hbm=Hbm(1, 1e30))
+            boundless = replace(
+                device, glb_bytes=10**15, hbm=Hbm(1, 1e30), stalls=replace(lost, drained=0.0)
+            )
+            core_flops = 2 * device.width * device.depth * device.clock_Hz * lost.array
             for option in range(table.tensor_count.shape[1]):
                 cores = int(table.tensor_count[chip, option])
                 if cores < 0:
                     continue
                 alone = [map_matmul(product, boundless, cores) for product in products]
                 config = table.tensor_config[chip, option]
-                seconds = sum(mapping.time_s for mapping in alone)
+                core_s = sum(mapping.time_s for mapping in alone)
+                core_s += tail_flops(operator, lost) / core_flops
+                core_s += drained_bytes(operator, lost) / table.glb_Bps[chip]
+                hbm_s = table.hbm_bytes[row, config] / table.hbm_Bps[chip]
+                seconds = max(core_s, hbm_s) + lost.exposed * min(core_s, hbm_s)
                 assert table.tensor_s[row, config] == pytest.approx(seconds, rel=1e-12)
                 moved = sum(mapping.glb_bytes for mapping in alone)
                 assert table.glb_bytes[row, config] == pytest.approx(moved, rel=1e-12)
@@ -273,8 +294,11 @@ def test_no_option_beats_peak_rates(profile: Profile) -> None:
 
 @BOTH
 def test_twice_the_clock_and_all_bandwidths_halve_every_time(profile: Profile) -> None:
-    """Bytes a clock stay; anything not in seconds would show here."""
-    unbound = replace(profile, hbm_bandwidth_Bps=None, glb_bandwidth_Bpc=None)
+    """Bytes a clock stay; anything not in seconds would show here. (Ways that take their time do
+    not follow a clock.)
+    """
+    lost = profile.stalls and replace(profile.stalls, start_s=0.0, fill_s=0.0)
+    unbound = replace(profile, hbm_bandwidth_Bps=None, glb_bandwidth_Bpc=None, stalls=lost)
     twice = replace(
         REFERENCE,
         clock_Hz=2 * REFERENCE.clock_Hz,

@@ -20,6 +20,7 @@ from atoll.hardware.silicon.chip import columns_of, template_of
 from atoll.hardware.space import Space
 from atoll.hardware.template.cores import TensorConfigs
 from atoll.hardware.template.parameter import Columns
+from atoll.hardware.template.stalls import NO_STALLS, Stalls
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 
@@ -63,6 +64,12 @@ class Chips:
     tensor_configs: TensorConfigs
     vector_configs: VectorConfigs
     template: ChipTemplate
+    stalls: Stalls
+
+    @property
+    def stream_Bps(self) -> FloatArray:
+        """What streams reach of HBM's bandwidth."""
+        return self.hbm_Bps * self.stalls.hbm
 
     def __len__(self) -> int:
         return len(self.design)
@@ -75,7 +82,7 @@ class Chips:
         kept = {
             f.name: getattr(self, f.name)[indices]
             for f in fields(self)
-            if not f.name.endswith(("_config", "_configs", "template"))
+            if not f.name.endswith(("_config", "_configs", "template", "stalls"))
         }
         return Chips(
             **kept,
@@ -85,6 +92,7 @@ class Chips:
             tensor_configs=pick(self.tensor_configs, tensor_used),
             vector_configs=pick(self.vector_configs, vector_used),
             template=self.template,
+            stalls=self.stalls,
         )
 
 
@@ -100,7 +108,7 @@ def join_chips(first: Chips, second: Chips) -> Chips:
     vector_configs, vector_number = _joined(first.vector_configs, second.vector_configs)
     kept: dict[str, Any] = {}
     for f in fields(first):
-        if f.name.endswith(("_configs", "template")):
+        if f.name.endswith(("_configs", "template", "stalls")):
             continue
         ours, theirs = getattr(first, f.name), getattr(second, f.name)
         if f.name.endswith("_config"):
@@ -116,6 +124,7 @@ def join_chips(first: Chips, second: Chips) -> Chips:
         tensor_configs=tensor_configs,
         vector_configs=vector_configs,
         template=first.template,
+        stalls=first.stalls,
     )
 
 
@@ -183,6 +192,7 @@ def chips_of_space(space: Space, profile: Profile) -> Chips:
     design = np.concatenate([column[0] for column in columns])
     return _chips(
         profile,
+        profile.stalls or NO_STALLS,
         space.template,
         {name: values[design] for name, values in space.columns.items()},
         design=design,
@@ -194,8 +204,10 @@ def chips_of_space(space: Space, profile: Profile) -> Chips:
 
 def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 0.0) -> Chips:
     """A single chip."""
+    stalls = profile.stalls and (chip.stalls or profile.stalls)
     return _chips(
         profile,
+        stalls or NO_STALLS,
         template_of(chip),
         columns_of(chip),
         design=np.zeros(1, np.int64),
@@ -213,6 +225,7 @@ def _spreads(limit: int, profile: Profile) -> tuple[int, ...]:
 
 def _chips(
     profile: Profile,
+    stalls: Stalls,
     template: ChipTemplate,
     columns: Columns,
     *,
@@ -247,8 +260,17 @@ def _chips(
             vector_count[rows, o] = k
     tensor_config, tensor_configs = _tensor_configs(
         profile,
+        stalls,
         tensor_count,
-        (columns["width"], columns["depth"], columns["glb_bytes"], glb_Bpc, hbm_Bps, clock_Hz),
+        (
+            columns["width"],
+            columns["depth"],
+            columns["glb_bytes"],
+            glb_Bpc,
+            hbm_Bps,
+            clock_Hz,
+            columns.get("core_buffer_bytes", np.zeros(len(design))),
+        ),
         level_bytes,
         level_Bpc,
     )
@@ -273,17 +295,21 @@ def _chips(
         tensor_configs=tensor_configs,
         vector_configs=vector_configs,
         template=template,
+        stalls=stalls,
     )
 
 
 def _tensor_configs(
     profile: Profile,
+    stalls: Stalls,
     count: IntArray,
     numbers: Sequence[NDArray[Any]],
     level_bytes: FloatArray,
     level_Bpc: FloatArray,
 ) -> tuple[IntArray, TensorConfigs]:
-    """Of so many cores with these numbers: width, depth, GLB bytes and bandwidth, HBM, clock."""
+    """Of so many cores with these numbers: width, depth, GLB bytes and bandwidth, HBM, clock, and
+    bytes of a core's buffer (0: by the rule).
+    """
     chip, option = np.nonzero(count > 0)
     rows = np.column_stack(
         [count[chip, option], *(n[chip] for n in numbers), level_bytes[chip], level_Bpc[chip]]
@@ -293,8 +319,10 @@ def _tensor_configs(
     index[chip, option] = inverse.ravel()
     w = unique[:, 1].astype(np.int64)
     d = unique[:, 2].astype(np.int64)
-    buffers = [core_buffer_bytes(int(a), int(b)) for a, b in zip(w, d, strict=True)]
+    own = unique[:, 7].tolist()
+    buffers = [c or core_buffer_bytes(int(a), int(b)) for a, b, c in zip(w, d, own, strict=True)]
     further = level_bytes.shape[1]
+    same = np.ones(len(unique))
     return index, TensorConfigs(
         cores=unique[:, 0].astype(np.int64),
         width=w,
@@ -302,10 +330,13 @@ def _tensor_configs(
         core_buffer_bytes=np.array(buffers, np.float64),
         glb_budget_bytes=np.ascontiguousarray(unique[:, 3] * profile.glb_share),
         glb_Bps=np.ascontiguousarray(unique[:, 4] * unique[:, 6]),
-        hbm_Bps=np.ascontiguousarray(unique[:, 5]),
-        clock_Hz=np.ascontiguousarray(unique[:, 6]),
-        level_budget_bytes=np.asarray(unique[:, 7 : 7 + further] * profile.glb_share, np.float64),
-        level_Bps=np.asarray(unique[:, 7 + further :] * unique[:, 6:7], np.float64),
+        hbm_Bps=np.ascontiguousarray(unique[:, 5] * stalls.hbm),
+        clock_Hz=np.ascontiguousarray(unique[:, 6] * stalls.array),
+        level_budget_bytes=np.asarray(unique[:, 8 : 8 + further] * profile.glb_share, np.float64),
+        level_Bps=np.asarray(unique[:, 8 + further :] * unique[:, 6:7], np.float64),
+        fill_s=stalls.fill_s * same,
+        drained=stalls.drained * same,
+        exposed=stalls.exposed * same,
     )
 
 

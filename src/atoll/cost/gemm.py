@@ -24,9 +24,11 @@ stationary systolic array of `depth` rows (reduction) by `width` columns (output
   (a chunk of rows, or an array's columns, on each), so that tiling adds no padding. Products that
   run side by side share the buffer.
 
-Time is the largest of compute, GLB and HBM time: all levels are double buffered. The mapper is
-exact over this space. Among equally fast mappings with the fewest chunks and most cores it takes
-one with the least HBM traffic. `docs/cost-model.md` has the formulas.
+Time is the largest of compute, GLB and HBM time: all levels are double buffered. Where a kind of
+chip stalls (`hardware.template.stalls`), cores wait for the first operands of every round and for
+the way of the outputs to the GLB, and a part of the shorter of cores' and HBM time is not hidden by
+the longer. The mapper is exact over this space. Among equally fast mappings with the fewest chunks
+and most cores it takes one with the least HBM traffic. `docs/cost-model.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import numpy as np
 from atoll.cost import gemm_kernels as kernels
 from atoll.errors import AtollError
 from atoll.hardware.accelerator import KIB, Accelerator
+from atoll.hardware.template.stalls import NO_STALLS
 from atoll.workload.graph.operator import Matmul
 
 ORDERS = ("A panel", "B panel", "C tile")
@@ -72,15 +75,17 @@ def map_matmul(
 ) -> Mapping:
     """The fastest mapping of a product on at most `cores` tensor cores (default: all).
 
-    `extra_bytes` is traffic that rides along (a fused epilogue's operands).
+    `extra_bytes` is traffic that rides along (a fused epilogue's operands). The chip loses what it
+    says itself; an operator's start is none of its product's time.
     """
+    stalls = chip.stalls or NO_STALLS
     record = np.zeros(kernels.RECORD)
     time_s = kernels.map_one(
         product.batch, product.m, product.n, product.k, float(product.fraction),
         float(extra_bytes), False, chip.tensor_cores if cores is None else cores, chip.width,
         chip.depth, float(chip.core_buffer_bytes), float(chip.glb_bytes * glb_share),
-        float(chip.hbm.bandwidth_Bps), float(chip.glb_bandwidth_Bpc * chip.clock_Hz),
-        float(chip.clock_Hz), record,
+        float(chip.hbm.bandwidth_Bps * stalls.hbm), float(chip.glb_bandwidth_Bpc * chip.clock_Hz),
+        float(chip.clock_Hz * stalls.array), stalls.fill_s, stalls.drained, stalls.exposed, record,
     )  # fmt: skip
     if not np.isfinite(time_s):
         raise AtollError(

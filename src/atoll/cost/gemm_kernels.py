@@ -24,6 +24,12 @@ _LOG_CORES = 31  # no chip has 2^31 cores
 
 
 @kernel
+def _beside(core_s, hbm_s, exposed):
+    """Cores and HBM side by side: the longer, and what it does not hide of the shorter."""
+    return max(core_s, hbm_s) + exposed * min(core_s, hbm_s)
+
+
+@kernel
 def _panel_rounds(kept, rounds, granule, other_granule, k_part, depth, followed, budget):
     """Rounds of the kept operand that fit as one panel (0 when not even one does).
 
@@ -57,6 +63,7 @@ def _best_tile(
     compute_s,
     hbm_Bps,
     glb_Bps,
+    exposed,
     best,
     best_hbm,
     out,
@@ -72,7 +79,7 @@ def _best_tile(
     b_bytes = 2.0 * k * n * batch
     other = 2.0 * m * n * batch * fraction + extra
     compulsory = a_bytes + b_bytes + other
-    floor_s = max(compute_s, max(compulsory / hbm_Bps, glb_base / glb_Bps))
+    floor_s = _beside(max(compute_s, glb_base / glb_Bps), compulsory / hbm_Bps, exposed)
     found = np.inf
     folds_k = -(-k // depth)
     parts = 1
@@ -85,6 +92,7 @@ def _best_tile(
         glb_s = glb / glb_Bps
         if glb_s > best:
             return found
+        core_s = max(compute_s, glb_s)
         # One operand stays as a panel; partial sums spill to HBM.
         followed = each > 1 or real_parts > 1
         for order in range(2):
@@ -102,7 +110,7 @@ def _best_tile(
                 continue
             again = a_bytes * (tiles_n - 1) + b_bytes * (tiles_m - 1)
             hbm = compulsory + fraction * again + spill
-            time = max(compute_s, max(hbm / hbm_Bps, glb_s))
+            time = _beside(core_s, hbm / hbm_Bps, exposed)
             if time < best or (time == best and hbm < best_hbm):
                 best = time
                 found = time
@@ -138,7 +146,7 @@ def _best_tile(
             if fit >= 1:
                 tiles_n = -(-rounds_n // fit)
                 hbm = fewest + fraction * a_bytes * (tiles_n - 1)
-                time = max(compute_s, max(hbm / hbm_Bps, glb_s))
+                time = _beside(core_s, hbm / hbm_Bps, exposed)
                 if time < best or (time == best and hbm < best_hbm):
                     best = time
                     found = time
@@ -178,6 +186,9 @@ def _best_columns(
     hbm_Bps,
     glb_Bps,
     clock_Hz,
+    fill_s,
+    drained,
+    exposed,
     best,
     out,
 ):
@@ -201,10 +212,11 @@ def _best_columns(
             # Chunks of even size: the array waits for weights only if they are shorter than it.
             stream = max(rows_core, chunks * depth)
             cycles = fraction * each * folds_k * folds_n * stream + 2 * depth + width
-            compute_s = cycles / clock_Hz
+            waits_s = fraction * each * folds_n * chunks * fill_s + drained * outputs / glb_Bps
+            compute_s = cycles / clock_Hz + waits_s
             reads = float(m) * k * folds_n + float(k) * n * chunks
             glb = 2.0 * batch * fraction * reads + outputs
-            floor_s = max(compute_s, max(compulsory / hbm_Bps, glb / glb_Bps))
+            floor_s = _beside(max(compute_s, glb / glb_Bps), compulsory / hbm_Bps, exposed)
             # The floor only rises from here, with more chunks and with fewer cores.
             tie = coarsest and floor_s == best and compulsory < out[HBM]
             if floor_s >= best and not tie:
@@ -235,6 +247,7 @@ def _best_columns(
                     compute_s,
                     hbm_Bps,
                     glb_Bps,
+                    exposed,
                     best,
                     out[HBM] if coarsest else 0.0,
                     out,
@@ -277,6 +290,9 @@ def map_one(
     hbm_Bps,
     glb_Bps,
     clock_Hz,
+    fill_s,
+    drained,
+    exposed,
     out,
 ):
     """The fastest mapping of one (batched) product on at most `cores` cores.
@@ -287,11 +303,15 @@ def map_one(
     best = np.inf
     rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
     outputs = 2.0 * batch * float(m) * n * fraction + extra
+    if on_chip:  # what it makes stays in the cores
+        drained = 0.0
     compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
     # No mapping beats full arrays on all cores: where one meets this, the search ends.
     folds_k = -(-k // depth)
     ideal = fraction * batch * folds_k * float(m) * n / (width * cores) + 2 * depth + width
-    ideal_s = max(ideal / clock_Hz, compulsory / hbm_Bps)
+    rounds = max(1.0, batch * float(m) * n / (width * float(cores) * rows_max))
+    ideal_s = ideal / clock_Hz + fraction * rounds * fill_s + drained * outputs / glb_Bps
+    ideal_s = _beside(ideal_s, compulsory / hbm_Bps, exposed)
     out[:] = 0.0
     out[HBM] = np.inf
     for stream_n in range(2):
@@ -329,6 +349,9 @@ def map_one(
                     hbm_Bps,
                     glb_Bps,
                     clock_Hz,
+                    fill_s,
+                    drained,
+                    exposed,
                     best,
                     out,
                 )
@@ -344,7 +367,7 @@ def map_one(
 @kernel
 def floor_one(
     batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffer_bytes, hbm_Bps, glb_Bps,
-    clock_Hz,
+    clock_Hz, fill_s, drained, exposed,
 ):  # fmt: skip
     """No mapping of `map_one` takes less: of every split of the cores the time before tiling, which
     only rises with more chunks and with fewer cores for the columns.
@@ -352,6 +375,8 @@ def floor_one(
     best = np.inf
     rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
     outputs = 2.0 * batch * float(m) * n * fraction + extra
+    if on_chip:  # what it makes stays in the cores
+        drained = 0.0
     compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
     folds_k = -(-k // depth)
     for stream_n in range(2):
@@ -369,18 +394,19 @@ def floor_one(
                 chunks = -(-rows_core // rows_max)
                 stream = max(rows_core, chunks * depth)
                 cycles = fraction * each * folds_k * folds_n * stream + 2 * depth + width
+                waits_s = fraction * each * folds_n * chunks * fill_s + drained * outputs / glb_Bps
                 reads = float(sm) * k * folds_n + float(k) * sn * chunks
                 glb = 2.0 * batch * fraction * reads + outputs
-                best = min(best, max(cycles / clock_Hz, glb / glb_Bps))
+                best = min(best, max(cycles / clock_Hz + waits_s, glb / glb_Bps))
                 split_m *= 2
             split_batch *= 2
-    return max(best, compulsory / hbm_Bps)
+    return _beside(best, compulsory / hbm_Bps, exposed)
 
 
 @entry
 def floor_range(
     start, stop, shapes, fractions, extras, on_chip, cores, width, depth, buffer_bytes, glb_budget,
-    hbm_Bps, glb_Bps, clock_Hz, time,
+    hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed, time,
 ):  # fmt: skip
     """`floor_one` for pairs start..stop-1 of the (shape, configuration) grid: fills seconds."""
     configs = cores.shape[0]
@@ -390,7 +416,7 @@ def floor_range(
         time[s, c] = floor_one(
             shapes[s, 0], shapes[s, 1], shapes[s, 2], shapes[s, 3], fractions[s], extras[s],
             on_chip[s], cores[c], width[c], depth[c], buffer_bytes[c], hbm_Bps[c], glb_Bps[c],
-            clock_Hz[c],
+            clock_Hz[c], fill_s[c], drained[c], exposed[c],
         )  # fmt: skip
 
 
@@ -410,6 +436,9 @@ def map_range(
     hbm_Bps,
     glb_Bps,
     clock_Hz,
+    fill_s,
+    drained,
+    exposed,
     time,
     hbm,
     glb,
@@ -439,6 +468,9 @@ def map_range(
             hbm_Bps[c],
             glb_Bps[c],
             clock_Hz[c],
+            fill_s[c],
+            drained[c],
+            exposed[c],
             out,
         )
         hbm[s, c] = out[HBM]

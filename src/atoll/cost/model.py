@@ -58,6 +58,9 @@ def _arguments(shapes: Sequence[Shape], configs: TensorConfigs) -> tuple[NDArray
         configs.hbm_Bps,
         configs.glb_Bps,
         configs.clock_Hz,
+        configs.fill_s,
+        configs.drained,
+        configs.exposed,
     )
 
 

@@ -22,9 +22,10 @@ from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
 from atoll.hardware.template.cores import CostModel, Products, Shape
+from atoll.hardware.template.stalls import Stalls
 from atoll.profile import Profile
 from atoll.workload.graph.layer import Layer, predecessors
-from atoll.workload.graph.operator import Core, Operator
+from atoll.workload.graph.operator import Core, Matmul, Operator
 
 FloatArray = NDArray[np.float64]
 
@@ -153,7 +154,7 @@ def build_costs(
         link_s=np.array([link_s(key.operator, network) for key in keys]),
         tensor_cores=chips.tensor_cores,
         vector_cores=chips.vector_cores,
-        hbm_Bps=chips.hbm_Bps,
+        hbm_Bps=chips.stream_Bps,
         glb_Bps=chips.glb_Bps,
         level_Bps=chips.level_Bps,
         clock_Hz=chips.clock_Hz,
@@ -167,6 +168,8 @@ def build_costs(
         free_spread=profile.free_spread,
         vector_memory=profile.vector_memory,
         link_on_vector=profile.link_on_vector,
+        start_s=chips.stalls.start_s,
+        exposed=chips.stalls.exposed,
     )
 
 
@@ -195,7 +198,7 @@ def _tensor_costs(
                 product.m,
                 product.n,
                 product.k,
-                product.fraction,
+                masked_fraction(key.operator, product, chips.stalls),
                 extra,
                 key.operator.on_chip,
             )
@@ -223,7 +226,41 @@ def _tensor_costs(
                 further[index] += mapped.level_bytes[row]
         if key.operator.on_chip:
             hbm[index] = _attention_bytes(key, configs.outer_budget_bytes)
+            core_flops = 2.0 * configs.width * configs.depth * configs.clock_Hz
+            core_s = time_s[index] + tail_flops(key.operator, chips.stalls) / core_flops
+            core_s += drained_bytes(key.operator, chips.stalls) / configs.glb_Bps
+            hbm_s = hbm[index] / configs.hbm_Bps
+            time_s[index] = np.maximum(core_s, hbm_s)
+            time_s[index] += chips.stalls.exposed * np.minimum(core_s, hbm_s)
     return time_s, hbm, glb, further
+
+
+def masked_fraction(operator: Operator, product: Matmul, stalls: Stalls) -> float:
+    """Of a product's outputs, those that are computed: of blocks that a mask cuts through, all."""
+    if not operator.on_chip or product.fraction >= 1.0:
+        return product.fraction
+    keys = operator.matmuls[0].n
+    return min(1.0, product.fraction + stalls.mask_rows / (2 * keys))
+
+
+def tail_flops(operator: Operator, stalls: Stalls) -> float:
+    """What one core still computes of masked attention when the others have nothing left."""
+    scores = operator.matmuls[0]
+    if scores.fraction >= 1.0:
+        return 0.0
+    rows = min(stalls.mask_rows, scores.m)
+    return stalls.tail * rows * operator.flops / (scores.batch * scores.m)
+
+
+def drained_bytes(operator: Operator, stalls: Stalls) -> float:
+    """Sums of fused attention that pass the GLB while cores wait: backward, the gradient of queries
+    (4 bytes, written and read again) for every block of keys, whose own gradients stay in the core.
+    """
+    scores = operator.matmuls[0]
+    if len(operator.matmuls) == 2 or not stalls.mask_rows:
+        return 0.0
+    blocks = scores.fraction * scores.n / stalls.mask_rows
+    return stalls.drained * 8.0 * scores.batch * scores.m * scores.k * blocks
 
 
 def _epilogue_bytes(key: OperatorKey) -> float:
@@ -262,7 +299,8 @@ def _attention_bytes(key: OperatorKey, budget_bytes: FloatArray) -> FloatArray:
 def _vector_cycles(keys: Sequence[OperatorKey], chips: Chips, profile: Profile) -> FloatArray:
     cores, lanes = chips.vector_configs.cores, chips.vector_configs.lanes
     cycles = np.zeros((len(keys), len(cores)))
+    operations = chips.stalls.operations or profile.vector_operations
     for index, key in enumerate(keys):
         for work in key.operator.vectors:
-            cycles[index] += vector_cycles(work, cores, lanes, profile.vector_operations)
+            cycles[index] += vector_cycles(work, cores, lanes, operations)
     return cycles

@@ -46,6 +46,8 @@ class Costs(NamedTuple):
     free_spread: bool
     vector_memory: bool
     link_on_vector: bool
+    start_s: float
+    exposed: float
 
 
 class Passes(NamedTuple):
@@ -68,6 +70,12 @@ def capacities(c, chip):
 
 
 @kernel
+def side_by_side(one_s, other_s, exposed):
+    """The longer, and the part of the shorter that it does not hide."""
+    return max(one_s, other_s) + exposed * min(one_s, other_s)
+
+
+@kernel
 def level_s(c, chip, op, kind, option, level):
     """Seconds that an operator keeps one of the further buffers busy."""
     if kind != VECTOR:
@@ -82,7 +90,8 @@ def operator_options(c, chip, op, duration, demand):
     """Fill one operator's options on one chip (a row of the schedule problem).
 
     While it runs, an operator takes the share of HBM's bandwidth that its bytes need over its
-    duration: the buffer is too small to hold what one operator would fetch ahead of another.
+    duration: the buffer is too small to hold what one operator would fetch ahead of another. It
+    keeps what it takes while it starts and ends.
     """
     for o in range(duration.shape[0]):
         duration[o] = np.inf
@@ -107,7 +116,7 @@ def operator_options(c, chip, op, duration, demand):
         duration[0] = 1.0 / clock  # free under PHAZE's assumptions: a clock at least
         if c.vector_memory:
             hbm_s = c.bytes[op] / hbm_Bps
-            duration[0] = max(duration[0], hbm_s)
+            duration[0] = max(duration[0], hbm_s) + c.start_s
             demand[0, R_HBM] = hbm_s / duration[0]
         return
     best = np.inf
@@ -123,6 +132,7 @@ def operator_options(c, chip, op, duration, demand):
             if c.vector_memory:
                 hbm_s = c.bytes[op] / hbm_Bps
                 glb_s = c.bytes[op] / glb_Bps
+                time = side_by_side(max(time, glb_s), hbm_s, c.exposed)
         else:
             count_t = c.tensor_count[chip, o]
             if count_t < 0:
@@ -134,10 +144,12 @@ def operator_options(c, chip, op, duration, demand):
             count_v = 0
             if kind == PAIR:
                 count_v = c.pair_count[chip, o]
-                time = max(time, c.vector_cycles[op, c.pair_config[chip, o]] / clock)
+                vector_s = c.vector_cycles[op, c.pair_config[chip, o]] / clock
+                time = side_by_side(time, vector_s, c.exposed)
         time = max(time, max(hbm_s, glb_s))
         for level in range(c.level_Bps.shape[1]):
             time = max(time, level_s(c, chip, op, kind, o, level))
+        time += c.start_s
         if time >= best:
             continue  # more cores that do not help are no option
         best = time

@@ -41,9 +41,22 @@ PHAZE_OPERATIONS = DEFAULT_OPERATIONS | {
     "softmax": 11, "softmax_bwd": 2, "gelu": 1, "gelu_bwd": 1, "tanh": 27, "tanh_bwd": 2,
 }  # fmt: skip
 
+# Exponentials on units of their own, one for eight lanes and beside these.
+_WITH_EXPONENTIAL = (
+    "softmax", "cross_entropy", "gelu", "gelu_bwd", "silu", "silu_bwd", "tanh", "exp", "xielu",
+    "xielu_bwd",
+)  # fmt: skip
+SPECIAL_OPERATIONS = DEFAULT_OPERATIONS | {
+    name: max(8, DEFAULT_OPERATIONS[name] - DEFAULT_OPERATIONS["exp"]) for name in _WITH_EXPONENTIAL
+}
+
 Counts = TypeVar("Counts", int, NDArray[np.int64])
 
-OPERATIONS = {"default": DEFAULT_OPERATIONS, "phaze": PHAZE_OPERATIONS}
+OPERATIONS = {
+    "default": DEFAULT_OPERATIONS,
+    "phaze": PHAZE_OPERATIONS,
+    "special": SPECIAL_OPERATIONS,
+}
 
 
 def operations_per_element(function: str, operations: str) -> int:

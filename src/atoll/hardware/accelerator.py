@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.hardware.template.parameter import Parameter
+    from atoll.hardware.template.stalls import Stalls
     from atoll.hardware.template.template import ChipTemplate
 
 KIB = 1024
@@ -47,11 +48,16 @@ class Accelerator:
     """Its kind; none: the one described above."""
     more: tuple[tuple[Parameter, float], ...] = ()
     """What a chip of another kind has beside these numbers."""
+    own_core_buffer_bytes: int = 0
+    stalls: Stalls | None = None
+    """What it loses; none: as chips of the profile do."""
 
     @property
     def core_buffer_bytes(self) -> int:
-        """Buffer beside each tensor core: PHAZE's rule, width x depth / 64 KiB, at least 1."""
-        return core_buffer_bytes(self.width, self.depth)
+        """Buffer beside each tensor core: its own, or PHAZE's rule, width x depth / 64 KiB, at
+        least 1.
+        """
+        return self.own_core_buffer_bytes or core_buffer_bytes(self.width, self.depth)
 
     @property
     def peak_flops(self) -> float:

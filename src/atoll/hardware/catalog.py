@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -32,6 +32,7 @@ from atoll.files.yamlfile import (
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
+from atoll.hardware.template.stalls import STALLS
 from atoll.units import parse_bytes
 
 BytesPerClock = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
@@ -82,6 +83,8 @@ class AcceleratorFile(FileModel):
     vector_width: Count | None = None  # as wide as the tensor cores unless given
     glb: Bytes
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
+    core_buffer: Bytes = 0  # of each tensor core; by PHAZE's rule unless given
+    kind: Literal["cached", "scratchpad"] | None = None  # what it loses (`STALLS`)
     clock: Frequency
     hbm: HbmFile
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
@@ -107,6 +110,8 @@ class AcceleratorFile(FileModel):
             name=self.name,
             template=None if template is SYSTOLIC else template,
             more=tuple((p, self.own[p.name]) for p in template.own),
+            own_core_buffer_bytes=self.core_buffer,
+            stalls=None if self.kind is None else STALLS[self.kind],
         )
 
 

@@ -15,11 +15,12 @@ from atoll.files.yamlfile import fields_of
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.hardware.template.stalls import STALLS, USUAL
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip of the template. It computes in 16 bit; its scheduler streams at HBM's full rate."""
+    """A chip of the template. It computes in 16 bit."""
 
     accelerator: Accelerator
     network: str = "dgx-a100"
@@ -42,7 +43,7 @@ class Chip:
 
     @property
     def stream_Bps(self) -> float:
-        return self.hbm_Bps
+        return self.hbm_Bps * (self.accelerator.stalls or USUAL).hbm
 
     def peak_flops(self, dtype: str) -> float:
         if dtype not in ("bf16", "fp16"):
@@ -97,6 +98,10 @@ def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
         },
         "network": network,
     }
+    if chip.own_core_buffer_bytes:
+        content["core_buffer"] = f"{chip.own_core_buffer_bytes} B"
+    if chip.stalls is not None:
+        content["kind"] = next(name for name, known in STALLS.items() if known == chip.stalls)
     if chip.template is not None:
         content["template"] = chip.template.name
         content["own"] = {parameter.name: float(value) for parameter, value in chip.more}

@@ -26,12 +26,17 @@ TURN = "@turn"  # of a ring, after the first
 
 
 class ChipPricer:
-    """Prices layers on one chip by scheduling them; equal layers are scheduled once."""
+    """Prices layers on one chip by scheduling them; equal layers are scheduled once. `hidden` is
+    the share of collectives that software runs chunk by chunk behind the products beside them.
+    """
 
     schedules_links = True
     launch_s = 0.0
 
-    def __init__(self, chip: Accelerator, network: Network, profile: Profile) -> None:
+    def __init__(
+        self, chip: Accelerator, network: Network, profile: Profile, hidden: float = 0.0
+    ) -> None:
+        self.hidden = hidden
         self.chips = chips_of_accelerator(chip, profile)
         self.peak_flops = chip.peak_flops
         self.network = network
@@ -65,6 +70,7 @@ class ChipPricer:
         turned = in_turns(layer, ring)
         passes = flatten([turned])
         costs = build_costs(passes.keys, self.chips, self.network, self.profile)
+        costs = costs._replace(link_s=costs.link_s * (1.0 - self.hidden))
         both: tuple[list[int], list[int]] = [], []
         for i, op in enumerate(turned.backward):
             both[op.weighs].append(i)

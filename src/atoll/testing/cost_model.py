@@ -38,6 +38,9 @@ def some_configs() -> TensorConfigs:
         clock_Hz=np.full(count, 1e9),
         level_budget_bytes=np.zeros((count, 0)),
         level_Bps=np.zeros((count, 0)),
+        fill_s=np.zeros(count),
+        drained=np.zeros(count),
+        exposed=np.zeros(count),
     )
 
 

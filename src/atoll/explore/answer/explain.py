@@ -85,9 +85,11 @@ def limit(costs: Costs, chip: int, row: int, option: int, further: Sequence[str]
     slowest = max(terms, key=lambda name: terms[name])
     if kind == VECTOR:
         return slowest
-    # The mapper's time is the largest of compute and traffic: compute, if nothing else explains it.
+    # Products take the largest of compute and traffic, and a part of the other: compute, if nothing
+    # else explains it.
     whole = float(costs.tensor_s[row, tensor])
-    return slowest if terms[slowest] >= whole * (1 - 1e-12) else "tensor"
+    explained = terms[slowest] + costs.exposed * terms["hbm"]
+    return slowest if explained >= whole * (1 - 1e-12) else "tensor"
 
 
 def shares(report: Sequence[LayerPass]) -> dict[str, float]:

@@ -24,11 +24,10 @@ IntArray = NDArray[np.int64]
 
 
 def chip_rates(chips: Chips) -> FloatArray:
-    """Multiply-adds, vector operations and HBM bytes a second of each chip: (chips, 3)."""
+    """Multiply-adds, vector operations, HBM bytes a second that each chip reaches: (chips, 3)."""
     lanes = chips.vector_configs.lanes[chips.vector_config[:, 0]]
-    return np.column_stack(
-        [chips.peak_flops / 2.0, chips.vector_cores * lanes * chips.clock_Hz, chips.hbm_Bps]
-    )
+    macs = chips.peak_flops / 2.0 * chips.stalls.array
+    return np.column_stack([macs, chips.vector_cores * lanes * chips.clock_Hz, chips.stream_Bps])
 
 
 def layer_rooflines(

@@ -164,7 +164,7 @@ class Priced:
         return self.setting.problem(
             variant,
             own_bytes if memory_bytes is None else memory_bytes,
-            float(self.chips.hbm_Bps[chip]),
+            float(self.chips.stream_Bps[chip]),
         )
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:

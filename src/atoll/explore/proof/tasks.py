@@ -118,7 +118,7 @@ def bound_chips(
         its = slice(*np.searchsorted(chip, [position, position + 1]))
         found[int(position)] = ChipNodes(
             float(chips.hbm_capacity_bytes[position]),
-            float(chips.hbm_Bps[position]),
+            float(chips.stream_Bps[position]),
             variant[its],
             lower[its],
             upper[its],

@@ -17,7 +17,7 @@ def template_of(chip: Accelerator) -> ChipTemplate:
 
 def columns_of(chip: Accelerator) -> Columns:
     """A chip as a space of one."""
-    names = (*MACHINE, "glb_bandwidth_Bpc")
+    names = (*MACHINE, "glb_bandwidth_Bpc", "core_buffer_bytes")
     own = {parameter.name: np.array([value]) for parameter, value in chip.more}
     return {name: np.array([getattr(chip, name)]) for name in names} | own
 

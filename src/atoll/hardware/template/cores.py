@@ -20,7 +20,9 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class TensorConfigs:
-    """Distinct (cores, array, buffers, memory, clock) combinations."""
+    """Distinct (cores, array, buffers, memory, clock) combinations. HBM's bandwidth and the clock
+    are those that the kind of chip reaches (`stalls`).
+    """
 
     cores: IntArray
     width: IntArray
@@ -32,6 +34,9 @@ class TensorConfigs:
     clock_Hz: FloatArray
     level_budget_bytes: FloatArray  # (configurations, further levels), the nearest first
     level_Bps: FloatArray
+    fill_s: FloatArray  # before every round, of a core
+    drained: FloatArray  # share of the outputs' way through the GLB for which cores wait
+    exposed: FloatArray  # of the shorter of cores' and HBM time, what the longer does not hide
 
     @property
     def outer_budget_bytes(self) -> FloatArray:

@@ -106,7 +106,8 @@ def _pricer(run: Run) -> Pricer:
         from atoll.profiles import DEFAULT
         from atoll.schedule.chip import ChipPricer
 
-        return ChipPricer(run.gpu.accelerator, run.network, DEFAULT)
+        hidden = run.stack.overlap.tensor_products
+        return ChipPricer(run.gpu.accelerator, run.network, DEFAULT, hidden)
     return GpuPricer(
         run.gpu,
         run.stack,

@@ -1,0 +1,58 @@
+"""What a kind of chip loses between its peak rates and the operators that run on it.
+
+Each number has a meaning of its own and one value for all chips and operators of a kind; how a
+product or a fused operator takes them up is said in docs/cost-model.md. They were fitted on half of
+the H200's measured shapes alone; `benchmarks/template_chips.py` holds A100, B200 and TPUs against
+them as they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """As they stand here, nothing is lost."""
+
+    start_s: float = 0.0
+    """Start and end of an operator, while nothing of it runs."""
+    array: float = 1.0
+    """Share of the clocks in which an array with operands at hand multiplies."""
+    hbm: float = 1.0
+    """Share of HBM's bandwidth that streams reach (refresh, turnarounds, row misses)."""
+    fill_s: float = 0.0
+    """Way of the first operands of a round (rows of a core by columns of its array) to the core."""
+    drained: float = 0.0
+    """Share of the outputs' way to the shared buffer for which arrays wait."""
+    exposed: float = 0.0
+    """Of the shorter of two things that run side by side (work on the chip and its HBM traffic,
+    products and vector work of a fused operator), the share that the longer does not hide."""
+    mask_rows: int = 0
+    """Queries of a block of fused attention: what a mask cuts through is computed whole."""
+    tail: float = 0.0
+    """Of the longest block under a mask, the share that other cores wait for at the end."""
+    operations: str = ""
+    """Operations of vector functions (`cost.vector`), where not the profile's."""
+
+
+NO_STALLS = Stalls()
+
+# What both kinds have in common: array, fill and exposed were fitted on products, tail on attention
+# of half of the H200's shapes, and rounded. HBM: streams reach 0.90 to 0.93 of it on A100 and H100.
+_BOTH = Stalls(array=0.9, hbm=0.92, fill_s=0.8e-6, exposed=0.14, mask_rows=256, tail=0.5)
+
+# Threads wait for their outputs' way out. Start: fitted with the others. Exponentials: 16 a clock
+# beside 128 lanes (CUDA programming guide, arithmetic throughput).
+CACHED = replace(_BOTH, start_s=3.7e-6, drained=1.0, operations="special")
+
+# Outputs leave an array as they come. Start: products of 128 to 512 on half a TPU7x take 1.6 to
+# 2.6 us in all (github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks).
+SCRATCHPAD = replace(_BOTH, start_s=1e-6)
+
+STALLS: Mapping[str, Stalls] = {"cached": CACHED, "scratchpad": SCRATCHPAD}
+"""By the kind that files of chips name: caches and threads that wait for them, or buffers that a
+compiler fills ahead of time."""
+USUAL = NO_STALLS
+"""Of chips that do not say, under the default profile."""
