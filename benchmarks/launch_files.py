@@ -18,12 +18,16 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.launch.account import Launch
+from atoll.launch.account import Launch, flat
+from atoll.launch.files.content import content_of
+from atoll.launch.files.shell import read_script
+from atoll.launch.megatron import named_arguments, training_commands
 from atoll.launch.read import read_launch
+from atoll.launch.trainer import trainer_commands
 from atoll.workload import load_config
 from record import recorded
 
@@ -32,10 +36,11 @@ MODEL, VOCAB = "llama3-8b", 128256
 STARTS = {
     ".sh": re.compile(r"^[^#\n]*((pretrain|train|finetune)\w*\.py\b|--per_device_train_batch_size)"
                       r"|^\s*export MINIBS=", re.M),
+    ".slurm": re.compile(r"^[^#\n]*(pretrain|train|finetune)\w*\.py\b", re.M),
     ".toml": re.compile(r"^\[(parallelism|training)\]", re.M),
     ".json": re.compile(r'"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)"'),
-    ".yaml": re.compile(r"^\s*(tensor_model_parallel_size|distributed_type|per_device_train_batch"
-                        r"_size):", re.M),
+    ".yaml": re.compile(r"^\s*(MODEL_ARGS|tensor_model_parallel_size|distributed_type"
+                        r"|per_device_train_batch_size):", re.M),
 }  # fmt: skip
 """What a file says that starts training, by the end of its name."""
 
@@ -47,6 +52,8 @@ class Found:
     name: str
     launch: Launch | None
     refused: str = ""
+    lost: tuple[str, ...] = ()
+    """Arguments that the account does not have."""
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -113,7 +120,28 @@ def read_all(folder: Path) -> Iterator[Found]:
             yield one
 
 
+def dropped(path: Path, launch: Launch) -> list[str]:
+    """Values of a file that stand nowhere in the account of it: there should be none."""
+    said = launch.arguments
+    known = {*said.used, *said.without_effect, *said.not_understood}
+    if path.suffix in (".sh", ".slurm"):
+        script = read_script(path)
+        commands = training_commands(script) or trainer_commands(script)
+        names = {*named_arguments(commands[-1].words)} if commands else {*script.exported}
+    else:
+        values = {name for name, _ in flat(content_of(path))}
+        own = "MODEL_ARGS.--"
+        names = {n.removeprefix(own).replace("-", "_") if n.startswith(own) else n for n in values}
+    return sorted(names - known)
+
+
 def read_one(path: Path, name: str) -> Found:
+    found = read_either(path, name)
+    lost = dropped(path, found.launch) if found.launch else []
+    return replace(found, lost=tuple(lost))
+
+
+def read_either(path: Path, name: str) -> Found:
     try:
         try:
             return Found(name, read_launch(path, None, {}, VOCAB))
@@ -148,6 +176,8 @@ def share(found: list[Found]) -> str:
 
 def report_all(found: list[Found]) -> None:
     print(f"\nIn all: {share(found)}")
+    lost = Counter(name for one in found for name in one.lost)
+    print(f"Silently dropped: {', '.join(f'{n} {c}' for n, c in lost.most_common()) or 'none'}")
     left = Counter(
         name for one in found if one.launch for name in one.launch.arguments.not_understood
     )

@@ -72,6 +72,8 @@ def test_what_a_file_says_last_holds(tmp_path: Path) -> None:
     ("said", "flag"),
     [
         ("export CE_FUSION_IMPL=te", "te_loss"),
+        ("export FP8_ACTIVATION=True", "fp8_act"),
+        ("export FP8_PARAMS=False FP8=True", "bf16_params"),
         ("export DEFER_EMBEDDING_WGRAD_COMPUTE=True WGRAD_DEFERRAL_LIMIT=50", "head_wgrad=50"),
     ],
 )
@@ -81,7 +83,7 @@ def test_kernels_and_copies_become_flags(said: str, flag: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "name", ["FP8_DPA", "USE_TE_OPS", "VBOOST_VALUE", "NCCL_NVLS_ENABLE", "CPU_OFFLOADING"]
+    "name", ["FP8_DPA", "USE_TE_OPS", "VBOOST_VALUE", "NCCL_IB_DISABLE", "SHARP"]
 )
 def test_switches_that_are_not_modelled_are_listed_where_they_are_on(
     name: str, tmp_path: Path
@@ -89,6 +91,15 @@ def test_switches_that_are_not_modelled_are_listed_where_they_are_on(
     on, off = (read(tmp_path, f"{LARGE}export {name}={value}\n").arguments for value in (1, 0))
     assert list(on.not_understood) == [name]
     assert not off.not_understood and name in off.without_effect
+
+
+def test_offloading_is_refused_and_a_variable_with_two_names_is_counted_twice(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(AtollError, match="offloads to the host"):
+        read(tmp_path, f"{LARGE}export CPU_OFFLOADING=1\n")
+    said = read(tmp_path, f"{LARGE}export TP=4\n").arguments
+    assert {"TP", "TENSOR_MODEL_PARALLEL"} <= {*said.used, *said.without_effect}
 
 
 def test_null_is_as_if_it_were_not_there(tmp_path: Path) -> None:

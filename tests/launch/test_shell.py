@@ -36,6 +36,9 @@ def words(text: str, **environment: str) -> tuple[str, ...]:
         ("f() {\n  X=7\n}\nf\nrun $X", "7"),
         ("for g in 1 2 4; do run $g; done", "1"),
         ("cat <<EOF\nX=1 'unclosed\nEOF\nrun ok", "ok"),
+        ("X=1\nsbatch <<EOF\n#SBATCH -N 2\nrun $X \\$Y\nrun $X\nEOF", "1"),
+        ("X=2\nbash <<'EOF'\nX=3; run $X\nEOF\necho", "echo"),
+        ('C="run 5"\nsrun -l bash -x -c "cd a; $C"', "5"),
         ("X=1 # a comment 'with a quote\nrun $X", "1"),
     ],
 )
@@ -50,6 +53,12 @@ def test_arrays_are_spread_item_by_item() -> None:
 
 def test_the_environment_can_be_given() -> None:
     assert words("run --tp ${TP:-1}", TP="8")[-1] == "8"
+
+
+def test_what_the_user_says_stands_where_a_script_takes_its_own_arguments() -> None:
+    script = 'SIZE=$1\nif [ "$SIZE" = 8B ]; then H=4096; fi\nrun $H'
+    assert words(script, SIZE="8B")[-1] == "4096"
+    assert "SIZE" in followed("run --h $SIZE", "run.sh", Path()).unset
 
 
 def test_a_file_beside_the_script_is_sourced_and_one_elsewhere_is_not(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class Arguments:
     unknown: str = "\x00"
     vocab: int | None = None
     """Tokens of the vocabulary, where the file leaves them to a tokenizer."""
+    unset: tuple[str, ...] = ()
+    """Variables that the file asks for and does not set."""
     used: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
 
@@ -82,9 +84,10 @@ class Arguments:
                 value = self.given[name]
                 said = " ".join(map(str, value)) if isinstance(value, list) else str(value)
                 if self.unknown in said:
+                    open_ = ", ".join(self.unset[:8])
                     raise AtollError(
                         f"{self.file}: {name} depends on a value that the file does not set; say "
-                        "it with --set NAME=VALUE"
+                        f"it with --set NAME=VALUE{f' ({open_})' if open_ else ''}"
                     )
                 found = said if found is None else found
         return found

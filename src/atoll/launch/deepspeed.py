@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
@@ -18,9 +19,17 @@ WITHOUT_EFFECT = (
     "checkpoint.*", "data_types.*", "memory_breakdown", "zero_force_ds_cpu_optimizer",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save", "prescale_gradients",
     "gradient_predivide_factor", "cuda_visible_devices", "_comment",
+    "zero_optimization.sub_group_size", "seed", "communication_data_type",
     "zero_optimization.round_robin_gradients",  # copies to the host, where there are some
 )  # fmt: skip
 
+ADAM = ("adam", "adamw", "fusedadam")
+USUAL = {
+    "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "stage3_max_live_parameters": 1e9,
+    "stage3_max_reuse_distance": 1e9, "stage3_prefetch_bucket_size": 5e7,
+    "stage3_param_persistence_threshold": 1e5,
+}  # fmt: skip
+"""Sizes that DeepSpeed has by itself, under which it is priced."""
 ELSE = {
     "compression_training": "compresses a model while it trains",
     "quantize_training": "takes weights to fewer bits by a schedule",
@@ -43,7 +52,8 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     """A configuration; `auto`, which Hugging Face's trainer fills in, says nothing."""
     if model is None:
         raise AtollError(f"{file}: does not describe the model; say it with --model config.json")
-    said = {name: value for name, value in flat(content) if value != "auto"}
+    values = dict(flat(content))
+    said = {name: value for name, value in values.items() if value != "auto"}
     off = [name.removesuffix("enabled") for name, value in said.items()
            if name.endswith(".enabled") and value is False]  # fmt: skip
     given = Arguments(file, said)
@@ -69,7 +79,9 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
             f"{file}: train_batch_size {batch} is not a multiple of {micro} sequences in {each} "
             "microbatches"
         )
-    given.text("optimizer.type")
+    if str(said.get("optimizer.type", "adam")).lower() in ADAM:  # whose states others do not have
+        given.text("optimizer.type")
+    usual = [n for n, v in said.items() if USUAL.get(n.rpartition(".")[2]) == _number(v)]
     for name in ("allgather_partitions", "reduce_scatter"):  # as priced, where they are on
         if said.get(f"zero_optimization.{name}") is True:
             given.has(f"zero_optimization.{name}")
@@ -89,8 +101,18 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     given.has("expert_parallel.enabled")
     if batch:
         fields["batch"] = batch
-    given.ignore((*WITHOUT_EFFECT, *(f"{section}*" for section in off)))
-    return Launch(file, "deepspeed", model, fields, None, given.accounted())
+    given.ignore((*WITHOUT_EFFECT, *usual, *(f"{section}*" for section in off)))
+    found = given.accounted()
+    left_open = {name: "auto" for name in values if name not in said}
+    found = replace(found, without_effect={**found.without_effect, **left_open})
+    return Launch(file, "deepspeed", model, fields, None, found)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _precision(given: Arguments, content: Mapping[str, Any]) -> str:

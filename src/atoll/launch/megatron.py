@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Arguments, Launch
+from atoll.launch.account import Arguments, Launch, flat
 from atoll.launch.files.shell import Command, Script
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron_model import model_of
@@ -23,8 +23,9 @@ WITHOUT_EFFECT = (
     "data_*", "*_data_path", "*_file", "merge_file", "split", "mock_data", "dataloader_*",
     "num_workers", "tokenizer_*", "tiktoken_*", "vocab_extra_ids", "reset_*", "eod_mask_loss",
     "create_attention_mask_in_dataloader", "no_create_attention_mask_in_dataloader", "save",
-    "save_*", "load", "load_*", "no_load_*", "no_save_*", "ckpt_*", "async_save",
-    "auto_detect_ckpt_format", "use_dist_ckpt", "dist_ckpt_*", "use_checkpoint_*", "finetune",
+    "save_*", "load", "load_*", "no_load_*", "no_save_*", "ckpt_*", "no_ckpt_*",
+    "async_ckpt_*", "async_save", "auto_detect_ckpt_format", "use_dist_ckpt", "dist_ckpt_*",
+    "use_checkpoint_*", "finetune",
     "pretrained_checkpoint", "exit_*", "override_opt*", "log_*", "tensorboard_*", "wandb_*",
     "timing_log_*", "no_log_*", "one_logger_*", "enable_one_logger", "no_one_logger", "eval_*",
     "full_validation", "skip_train", "lr", "lr_*", "min_lr", "decoupled_*", "weight_decay*",
@@ -50,25 +51,56 @@ WITHOUT_EFFECT = (
     "max_tokens_to_oom", "train_samples", "use_cpu_initialization", "no_initialization",
     "perform_initialization", "keep_fp8_weight_transpose_cache", "use_te", "no_mmap_bin_files",
     "fp8_amax_compute_algo", "fp8_amax_history_len", "fp8_margin", "fp8_interval", "bert_*",
-    "legacy_*", "logging_level",
+    "legacy_*", "logging_level", "yarn_*", "no_yarn_*", "disable_gloo_process_groups", "use_mup",
+    "mup_*",
     "init_model_with_meta_device", "glu_linear_offset", "activation_func_clamp_value",
     "no_use_tokenizer_model_from_checkpoint_args", "language_model_checkpoint", "sft",
-    "per_split_data_args_path",
+    "per_split_data_args_path", "nvtx_*", "disable_bf16_reduced_precision_matmul", "dataset*",
+    "*_cache_path", "*_tokenizer_type", "max_padding_length", "enable_experimental", "train_tokens",
+    "*_interval", "*_iters", "*_samples", "*_decay_style", "universal_checkpoint", "moe_loss_coeff",
+    "moe_eval_*", "create_moe_param_group", "rotary_position_embeddings_theta", "DDP_impl",
+    "deepspeed_mpi", "verify_*", "enable_ft_*", "ft_*", "use_persistent_ckpt_worker",
+    "async_strategy", "train_mode", "padding_side", "dist_*", "non_persistent_*", "replication*",
+    "*_logging", "print_*", "te_rng_tracker", "inference_rng_tracker", "*_rng_*", "trust_remote*",
+    "use_ring_exchange_p2p", "no_data_sharding", "strict_*", "is_instruction_*", "seq_data_*",
+    "phase_transition_iterations", "no_weight_decay_*", "cyclic_*", "rewarmup", "*_seed",
+    "memory_profiling*", "tf32*", "zero_centered_gamma", "router_z_loss*", "ddp_bucket_size",
+    "ddp_num_buckets", "ddp_average_in_collective", "*_pad_buckets_for_high_nccl_busbw",
+    "moe_router_padding_for_fp8", "optimizer_param_scheduler*", "wsd_*", "load_weights_only",
 )  # fmt: skip
 """Arguments that change neither the time nor the memory of a training step."""
+AS_PRICED = (
+    "moe_permute_fusion", "moe_router_fusion", "moe_router_force_load_balancing",
+    "moe_grouped_gemm",
+    "no_async_tensor_model_parallel_allreduce", "use_fused_*", "fused_*", "*_fused_kernels",
+    "apply_rope_fusion", "bias_*_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion",
+    "gradient_accumulation_fusion", "use_te_fused_*", "use_flash_attn*",
+    "overlap_p2p_communication_warmup_flush", "microbatch_group_size_*",
+    "batch_p2p_communication", "no_barrier_with_level_1_timing", "barrier_with_L1_time",
+)  # fmt: skip
+"""Switches of kernels and orders under which a step is as it is priced anyway."""
+WORLD = ("nnodes", "nproc_per_node", "num_nodes", "num_gpus")
 PROGRAMS = re.compile(r"(pretrain|train|finetune|run)\w*\.py$")
 FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
 OWN = {"num_layers", "hidden_size", "micro_batch_size", "tensor_model_parallel_size",
        "encoder_num_layers", "hybrid_layer_pattern"}  # fmt: skip
 """Arguments that programs of Megatron-LM have, and others do not."""
 ELSE = {
-    "images or sound": ("img_h", "vision_model_type", "model_provider", "num_channels"),
+    "images or sound": ("img_h", "vision_model_type", "model_provider", "num_channels",
+                        "disable_vision_class_token", "mrope_section"),
     "RETRO, which retrieves texts": ("retro_add_retriever", "retro_workdir", "retro_project_dir"),
     "an encoder with a decoder": ("encoder_num_layers", "decoder_num_layers"),
     "state spaces beside attention": ("hybrid_layer_pattern", "hybrid_override_pattern",
                                       "hybrid_attention_ratio", "is_hybrid_model"),
 }  # fmt: skip
 """What a program trains, by arguments that only it has, where that is no decoder of texts."""
+NO_TRAINING = {
+    "runs a model and does not train it": ("num_tokens_to_generate", "incoming_requests_per_sec",
+                                           "incoming_requests_per_step", "flash_decode"),
+    "learns from what the model generates": ("perform_rl_step", "grpo_iterations"),
+    "learns from a larger model beside it": ("kd", "export_kd_cfg", "export_kd_teacher_load"),
+}  # fmt: skip
+"""What a program does, by arguments that only it has, where a step is another one."""
 
 
 def training_commands(script: Script) -> list[Command]:
@@ -79,15 +111,42 @@ def training_commands(script: Script) -> list[Command]:
 
 def read_megatron(file: str, script: Script, vocab: int | None = None) -> Launch:
     """The last training command of a script."""
-    return replace(of_command(file, training_commands(script)[-1], vocab), notes=script.notes)
-
-
-def of_command(file: str, command: Command, vocab: int | None = None) -> Launch:
-    """One command line."""
+    *others, command = training_commands(script)
     words = command.words
     at = next(i for i, word in enumerate(words) if PROGRAMS.search(word))
     launcher, own = named_arguments(words[:at]), named_arguments(words[at + 1 :])
-    return launch_of(Arguments(file, own, UNKNOWN, vocab), _world(launcher))
+    given = Arguments(file, own, UNKNOWN, vocab, script.unset)
+    found = launch_of(given, _world(launcher))
+    # What starts the processes: their number, and nothing else that a step would feel.
+    counted = {n: str(launcher[n]) for n in WORLD if launcher.get(n)}
+    beside = {n: str(v or "") for n, v in launcher.items() if n not in counted and n not in own}
+    said = found.arguments
+    notes = (f"starts training {len(others) + 1} times; the last is read",) if others else ()
+    return replace(found, notes=(*script.notes, *notes), arguments=replace(
+        said, used={**counted, **said.used},
+        without_effect={n: v.replace(UNKNOWN, "?") for n, v in beside.items()}
+        | dict(said.without_effect),
+    ))  # fmt: skip
+
+
+def read_megatron_values(file: str, content: Mapping[str, Any], vocab: int | None = None) -> Launch:
+    """Arguments under MODEL_ARGS, as tests of Megatron-LM write them: switches are true or false,
+    and what stands under ENV_VARS tunes libraries.
+    """
+    said: dict[str, Any] = {}
+    off: dict[str, Any] = {}
+    for name, value in content["MODEL_ARGS"].items():
+        own = str(name).lstrip("-").replace("-", "_")
+        (off if value is False else said)[own] = None if value is True else value
+    found = launch_of(Arguments(file, said, UNKNOWN, vocab), None)
+    around = {name: str(value) for name, value in flat(content)
+              if not name.startswith("MODEL_ARGS.")}  # fmt: skip
+    unsaid = dict(found.arguments.without_effect) | dict.fromkeys(off, "false") | around
+    return replace(found, arguments=replace(found.arguments, without_effect=unsaid))
+
+
+def is_megatron_values(content: Mapping[str, Any]) -> bool:
+    return isinstance(content.get("MODEL_ARGS"), Mapping)
 
 
 def named_arguments(words: Sequence[str]) -> dict[str, Any]:
@@ -108,10 +167,10 @@ def named_arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _world(launcher: Mapping[str, Any]) -> int | None:
-    """Processes that a launcher starts, where it says so."""
+    """Processes that a launcher starts (torchrun's words, or DeepSpeed's), where it says so."""
     try:
-        nodes = int(launcher.get("nnodes") or 1)
-        each = launcher.get("nproc_per_node") or launcher.get("nproc-per-node")
+        nodes = int(launcher.get("nnodes") or launcher.get("num_nodes") or 1)
+        each = launcher.get("nproc_per_node") or launcher.get("num_gpus")
         return nodes * int(each) if each else None
     except (TypeError, ValueError):
         return None
@@ -125,13 +184,16 @@ def launch_of(given: Arguments, world: int | None) -> Launch:
                 f"{given.file}: trains a model of {what} (--{found.replace('_', '-')}); only "
                 "decoders of texts are modelled"
             )
+    for what, names in NO_TRAINING.items():
+        if found := next((name for name in names if name in given.given), ""):
+            raise AtollError(f"{given.file}: {what} (--{found.replace('_', '-')}): not modelled")
     model = model_of(given)
     devices = given.count("world_size") or world
     fields = {
         "sequence": given.count("seq_length", "encoder_seq_length") or model.max_sequence,
         **layout_fields(given, model.layers),
         **_precision(given),
-        **_software(given),
+        **software_fields(given),
     }
     if devices is not None:
         fields["devices"] = devices
@@ -145,7 +207,7 @@ def launch_of(given: Arguments, world: int | None) -> Launch:
     if batch is not None:
         fields["batch"] = batch
     steps = given.count("train_iters")
-    given.ignore(WITHOUT_EFFECT)
+    given.ignore((*WITHOUT_EFFECT, *AS_PRICED))
     return Launch(given.file, "megatron", model, fields, steps, given.accounted())
 
 
@@ -160,6 +222,8 @@ def layout_fields(given: Arguments, layers: int) -> dict[str, Any]:
     """Degrees and what goes with them, in megatron-core's words."""
     pp = given.count("pipeline_model_parallel_size") or 1
     tp = given.count("tensor_model_parallel_size", "model_parallel_size") or 1
+    if pp == 1:
+        given.has("no_pipeline_parallel")
     chunks = given.count(
         "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size"
     )
@@ -172,8 +236,8 @@ def layout_fields(given: Arguments, layers: int) -> dict[str, Any]:
     return {
         "tp": tp,
         "pp": pp,
-        "cp": given.count("context_parallel_size") or 1,
-        "ep": given.count("expert_model_parallel_size") or 1,
+        "cp": given.count("context_parallel_size", "ds_sequence_parallel_size") or 1,
+        "ep": given.count("expert_model_parallel_size", "moe_expert_parallel_size") or 1,
         "etp": given.count("expert_tensor_parallel_size") or None,
         "vpp": chunks if chunks and pp > 1 else 1,
         "sp": given.has("sequence_parallel") and tp > 1,
@@ -198,6 +262,12 @@ def _zero(given: Arguments) -> int:
     strategy = given.text("data_parallel_sharding_strategy")
     fsdp = given.has(*FSDP)
     optimizer = given.has("use_distributed_optimizer")
+    stage = given.count("zero_stage")  # DeepSpeed's, which its JSON repeats
+    if given.has("deepspeed"):
+        given.has("deepspeed_config")
+        if given.has("cpu_optimizer"):
+            raise AtollError(f"{given.file}: offloads the optimizer to cpu, which is not modelled")
+        return stage or 0
     if fsdp:
         names = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
         return names.get(strategy or "optim_grads_params", 3)
@@ -209,6 +279,7 @@ def _recompute(given: Arguments) -> str:
     if given.has("recompute_activations"):
         granularity = granularity or "selective"
     if given.has("checkpoint_activations"):
+        given.has("deepspeed_activation_checkpointing")
         granularity = "full"
     method, layers = given.text("recompute_method"), given.count("recompute_num_layers")
     modules = (given.text("recompute_modules") or "core_attn").replace(",", " ").split()
@@ -240,11 +311,19 @@ def _precision(given: Arguments) -> dict[str, Any]:
         )
     wide = given.has("accumulate_allreduce_grads_in_fp32")
     narrow = given.has("grad_reduce_in_bf16") or (half == "fp16" and not wide)
-    given.text("optimizer")
+    if str(given.given.get("optimizer", "adam")) == "adam":  # whose states the others do not have
+        given.has("optimizer")
     return {"precision": half, "optimizer": "mixed16" if narrow else "mixed"}
 
 
-def _software(given: Arguments) -> dict[str, Any]:
+def _dispatcher(given: Arguments) -> str:
+    """Who exchanges tokens of experts: DeepEP and HybridEP send one once to a node."""
+    kind = given.text("moe_token_dispatcher_type") or "allgather"
+    backend = given.text("moe_flex_dispatcher_backend") or "deepep"
+    return backend if given.has("moe_enable_deepep") or kind == "flex" else kind
+
+
+def software_fields(given: Arguments) -> dict[str, Any]:
     """Attention kernel, and what the flags let overlap."""
     backend = given.text("attention_backend")
     unfused = backend == "unfused" or given.has("no_flash_attn")
@@ -255,6 +334,7 @@ def _software(given: Arguments) -> dict[str, Any]:
     flags = {
         "local": given.text("transformer_impl") == "local",
         "fp8_params": given.has("fp8_param_gather", "fp8_param"),
+        "fp8_act": given.has("activation_func_fp8_input_store"),
         "te_loss": fused and given.text("cross_entropy_fusion_impl") == "te",
         # (FSDP demands it, and adds gradients where it scatters them.)
         "no_grad_fusion": given.has("no_gradient_accumulation_fusion") and not given.has(*FSDP),
@@ -274,6 +354,7 @@ def _software(given: Arguments) -> dict[str, Any]:
         "p2p": not given.has("no_overlap_p2p_communication")
         or given.has("overlap_p2p_communication"),
         "ep_a2a": given.has("overlap_moe_expert_parallel_comm"),
+        f"dispatcher={_dispatcher(given)}": "num_experts" in given.given,
     }
     graphs = given.has("enable_cuda_graph", "external_cuda_graph")
     scope = given.text("cuda_graph_scope", "cuda_graph_impl")

@@ -18,8 +18,9 @@ VOCABULARIES = {
     "llama2tokenizer": 32000,
 }
 """Tokens of tokenizers that have one vocabulary."""
-POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "mrope": "rotary", "yarn": "rotary",
-             "relative": "relative", "none": "none"}  # fmt: skip
+POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "rotary": "rotary",
+             "mrope": "rotary", "yarn": "rotary", "relative": "relative",
+             "none": "none"}  # fmt: skip
 UNIT = 128  # of a padded vocabulary, for each tensor rank
 
 
@@ -32,8 +33,8 @@ def model_of(given: Arguments) -> ModelConfig:
     biased = not given.has("disable_bias_linear")
     latent = _latent(given) if given.has("multi_latent_attention") else {}
     head_dim = given.count("kv_channels") or hidden // heads
-    grouped = given.has("group_query_attention")
-    groups = given.count("num_query_groups")
+    grouped = given.has("group_query_attention") or "num_key_value_heads" in given.given
+    groups = given.count("num_query_groups", "num_key_value_heads")
     positions = given.text("position_embedding_type") or "learned_absolute"
     given.has("no_position_embedding")
     if given.has("use_rotary_position_embeddings"):
@@ -115,8 +116,6 @@ def _latent(given: Arguments) -> dict[str, Any]:
 
 def _experts(given: Arguments, experts: int, dense_ffn: int) -> dict[str, Any]:
     dense = _dense_layers(given, given.size("num_layers"))
-    given.has("moe_grouped_gemm")
-    given.text("moe_token_dispatcher_type")
     given.has("moe_router_enable_expert_bias")
     return {
         "experts": experts,

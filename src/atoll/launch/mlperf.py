@@ -76,6 +76,7 @@ WITHOUT_EFFECT = (
     "DEPENDENCIES", "FROM_HF", "TRAIN_ONLY", "INIT_GLOBAL_STEP", "OVERRIDE_ZERO_*", "EXTRA_ARGS",
     "MODEL_TFLOP_PER_SAMPLE", "DLSIM_*", "ENROOT_*", "WORK_DIR", "NVIDIA_PYTORCH_VERSION",
     "GPU_ARCH", "NUM_WORKERS", "PROFILE*", "PT_TENSOR_VALIDATION", "NCCL_TEST", "NVTE_LOG_*",
+    "LORA_A2A",  # how tensor ranks exchange what adapters make: as wide as their rank
     "GC_*", "NEMO_*GC*", "BINDCMD", "CONTINUAL_*", "NCCL_CFG_PATH",
     # scales of 8 and 4 bits, which are taken in the same kernels
     "FP8_AMAX_*", "FP8_REDUCE_AMAX", "FP8_HYBRID", "FP8_E4M3", "FP8_INTERVAL", "FP8_MARGIN",
@@ -95,24 +96,31 @@ TUNING = (
     "NVTE_CK_*", "NVTE_USE_*", "NVTE_FUSED_ATTN_*", "TP_PP_DP_MAPPING", "BUCKET_SIZE",
     "ALIGN_PARAM_GATHER", "USE_TE_SWIGLU", "NVTE_*AMAX_REDUC*", "NCCL_SOCKET_NTHREADS",
     "NCCL_IB_QPS_*", "NCCL_IB_SPLIT_*", "*RX_QUEUE_LEN", "CUBLAS_WORKSPACE_CONFIG", "BUCKET_CAP_MB",
+    "NCCL_CUMEM_*", "NCCL_P2P_LEVEL", "NCCL_CROSS_NIC", "NCCL_NET_GDR_*",
+    "NCCL_BUFFSIZE", "NCCL_IB_[!D]*", "NCCL_NVLS_ENABLE", "NCCL_SHARP_DISABLE",
+    "NCCL_TOPO_*", "NCCL_DMABUF_*", "ON_DEVICE_CLIP_GRAD",
+    "NEMO_LORA_USE_THUNDER_DROPOUT", "CUDA_VISIBLE_DEVICES", "FUSED_QKV_ROPE",
+    "FUSED_SINGLE_QKV_ROPE",
 )  # fmt: skip
-"""What makes libraries reach the rates that a tuned run has, which the devices' own are."""
+"""What makes libraries reach the rates that a tuned run has, which the devices' own are.
+Norms of gradients that stay on the device spare the host one wait in a step; dropouts of adapters
+and rotations of queries and keys are priced as one kernel. Sums in NVLink's switches are NCCL's own
+choice where nothing is said.
+"""
 PLAIN = ("NVTE_NVFP4_DISABLE_RHT", "NVTE_NVFP4_DISABLE_2D_QUANTIZATION",
          "NVTE_NVFP4_DISABLE_STOCHASTIC_ROUNDING")  # fmt: skip
 """On, products of 4 bits are quantized as they are priced."""
 SWITCHES = (
-    "FP8_DPA", "CPU_OFFLOADING", "USE_TE_OPS", "FUSED_QKV_ROPE", "FUSED_SINGLE_QKV_ROPE",
-    "VBOOST_VALUE", "SHARP", "USE_SHARP", "FP4_PARAM", "HEALING_ITER",
-    "PRE_QUANTIZED_MODEL", "ON_DEVICE_CLIP_GRAD", "CG_WEIGHT_CACHING", "FP8_ACT", "FP8_ACTIVATION",
-    "FUSED_SOFTMAX", "RMSNORM_CAST", "ENABLE_TRANSPOSE_CACHE", "NCCL_NVLS_ENABLE",
-    "NCCL_IB_DISABLE", "LORA_A2A", "FP4",
+    "FP8_DPA", "USE_TE_OPS", "VBOOST_VALUE", "SHARP", "USE_SHARP", "FP4_PARAM",
+    "CG_WEIGHT_CACHING",
+    "FUSED_SOFTMAX", "RMSNORM_CAST", "ENABLE_TRANSPOSE_CACHE", "NCCL_COLLNET_ENABLE",
+    "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "FP4",
 )  # fmt: skip
 """What matters in a way that is not modelled where it is on: off, the run is as it is priced
 (sums in the network's switches, products of attention in 8 bits, and so on).
 """
 WITH = {
     "FP8_DPA": ("NVTE_DPA_FP8_RECIPE", "NVTE_FP8_DPA_BWD", "NVTE_DPA_FP8CS_O_in_F16"),
-    "CPU_OFFLOADING": ("CPU_OFFLOADING_NUM_LAYERS",),
     "SHARP": ("NCCL_SHARP_GROUP_SIZE_THRESH",),
     "FP4": (*PLAIN, "FP4_PARAM"),
 }
@@ -133,6 +141,9 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
     given = Arguments(file, {n: v for n, v in values.items() if v.lower() not in ("null", "none")})
     given.unknown = UNKNOWN
     adapters = any(name.startswith(("LORA_", "NEMO_LORA_")) for name in values)
+    if given.has("CPU_OFFLOADING"):
+        raise AtollError(f"{file}: offloads to the host (CPU_OFFLOADING), which is not modelled")
+    given.has("CPU_OFFLOADING_NUM_LAYERS")  # of what is off
     described = model or _model(given, adapters)
     fields = layout_fields(given, described.layers)
     tp = fields["tp"]
@@ -149,19 +160,25 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
         "batch": batch or (each or fields["microbatch"]) * max(1, devices // ranks),
         "sequence": given.count("MAX_SEQLEN") or SEQUENCE,
         "optimizer": "mixed16",
-        **_precision(given),
-        **_software(given, overlapped=not adapters),
+        **(precision := _precision(given)),
+        **_software(given, not adapters, _wide(given, precision["precision"])),
     }
     if adapters:
         fields |= {"method": "lora", "lora_rank": RANK, "lora_targets": TARGETS}
+        given.has("PRE_QUANTIZED_MODEL")  # frozen weights in few bits alone, as NeMo's are priced
+    healed = given.count("HEALING_ITER")
+    notes = (
+        (f"after {healed} steps it goes on in 8 bits; a step before is priced",) if healed else ()
+    )
     steps = given.count("MAX_STEPS")
-    given.ignore((*WITHOUT_EFFECT, *TUNING, *_switched_off(given.given, tp)))
+    given.ignore((*WITHOUT_EFFECT, *TUNING, *_switched_off(given.given)))
     found = given.accounted()
     left = {name: "" for name in values if name not in given.given}  # null: as if it were not there
+    again = {n: v for n, v in script.exported.items() if own[NAMES.get(n, n)] != n}
     return Launch(file, "nemo", described, fields, steps, Accounted(
         *({own.get(n, n): v for n, v in part.items()}
-          for part in (found.used, {**found.without_effect, **left}, found.not_understood))
-    ), script.notes)  # fmt: skip
+          for part in (found.used, {**found.without_effect, **left, **again}, found.not_understood))
+    ), (*script.notes, *notes))  # fmt: skip
 
 
 def _model(given: Arguments, adapters: bool) -> ModelConfig:
@@ -178,13 +195,19 @@ def _precision(given: Arguments) -> dict[str, Any]:
     fp4, recipe, kept = given.has("FP4"), given.text("FP8_RECIPE"), "fp8_param_gather"
     narrow = str(given.given.get(kept, "0")).lower() not in OFF
     fp8 = given.has("FP8") if "FP8" in given.given else narrow and not fp4
-    if kept in given.given and narrow == (fp8 and not fp4):
-        given.has(kept)  # as the software's recipes keep weights in either precision
+    if kept in given.given and (fp8 or not narrow) and not (fp4 and narrow):
+        given.has(kept)
     return {"precision": "nvfp4" if fp4 else "bf16" if not fp8 else
             "mxfp8" if recipe == "mxfp8" else "fp8"}  # fmt: skip
 
 
-def _software(given: Arguments, overlapped: bool) -> dict[str, Any]:
+def _wide(given: Arguments, precision: str) -> bool:
+    """Whether weights of 8-bit products are kept in 16 bits, which the file says."""
+    said = str(given.given.get("fp8_param_gather", "1")).lower()
+    return precision in ("fp8", "mxfp8") and said in OFF
+
+
+def _software(given: Arguments, overlapped: bool, wide: bool) -> dict[str, Any]:
     """What overlaps, CUDA graphs, the attention kernel."""
     reduced, gathered = (
         given.has(name) if name in given.given else overlapped
@@ -205,6 +228,8 @@ def _software(given: Arguments, overlapped: bool) -> dict[str, Any]:
     deferred = given.has("DEFER_EMBEDDING_WGRAD_COMPUTE")
     limit = given.count("WGRAD_DEFERRAL_LIMIT") or 0
     flags = {
+        "bf16_params": wide,
+        "fp8_act": given.has("FP8_ACT", "FP8_ACTIVATION"),
         "te_loss": given.text("CE_FUSION_IMPL") == "te",
         f"head_wgrad={limit}": deferred and limit,
         "cp_p2p": (way := given.text("CP_COMM_TYPE")) == "p2p",
@@ -220,11 +245,9 @@ def _software(given: Arguments, overlapped: bool) -> dict[str, Any]:
     }
 
 
-def _switched_off(values: Mapping[str, Any], tp: int) -> list[str]:
+def _switched_off(values: Mapping[str, Any]) -> list[str]:
     """Switches that are off, and what says more of them."""
     on = {name for name in SWITCHES if str(values.get(name, "")).lower() not in OFF}
-    if tp == 1:  # how tensor ranks exchange adapters
-        on.discard("LORA_A2A")
     if "USE_SHARP" in on:
         on.add("SHARP")
     if values.get("NVTE_DPA_FP8_RECIPE") == "F16":  # attention stays in 16 bits

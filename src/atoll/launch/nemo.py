@@ -1,4 +1,8 @@
-"""NeMo and Megatron-Bridge: a recipe's values as YAML, in megatron-core's own words."""
+"""NeMo and Megatron-Bridge: a recipe's values, or a whole configuration of NeMo 1, as YAML.
+
+Both speak megatron-core's words, NeMo 1 some of its own (`examples/nlp/language_modeling/conf` of
+NeMo 1.23, and NeMo-Framework-Launcher's `conf/training`).
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,78 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.launch.account import Accounted, Arguments, Launch, flat
-from atoll.launch.megatron import WITHOUT_EFFECT, layout_fields
+from atoll.launch.files.words import UNKNOWN
+from atoll.launch.megatron import AS_PRICED, WITHOUT_EFFECT, layout_fields, software_fields
 from atoll.launch.megatron_model import model_of
 from atoll.workload.families.model_config import ModelConfig
 
 RENAMED = {
     "sequence_length": "seq_length",
+    "encoder_seq_length": "seq_length",
     "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",
+    "rotary_percentage": "rotary_percent",
+    "activations_checkpoint_granularity": "recompute_granularity",
+    "activations_checkpoint_method": "recompute_method",
+    "activations_checkpoint_num_layers": "recompute_num_layers",
+    "ub_tp_comm_overlap": "tp_comm_overlap",
+    "overlap_grad_sync": "overlap_grad_reduce",
+    "overlap_param_sync": "overlap_param_gather",
+    "num_moe_experts": "num_experts",
+    "override_vocab_size": "padded_vocab_size",
+    "qkv_bias": "add_qkv_bias",
+    "use_flash_attention": "use_flash_attn",
+    "max_steps": "train_iters",
+    "fp8_params": "fp8_param_gather",
 }
-PRECISIONS = {"fp16": "fp16", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", "bf16": "bf16"}
+NEGATED = {
+    "bias": "disable_bias_linear",
+    "add_bias_linear": "disable_bias_linear",
+    "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
+    "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
+    "masked_softmax_fusion": "no_masked_softmax_fusion",
+    "bias_activation_fusion": "no_bias_swiglu_fusion",
+    "bias_dropout_add_fusion": "no_bias_dropout_fusion",
+    "bias_dropout_fusion": "no_bias_dropout_fusion",
+    "apply_rope_fusion": "no_rope_fusion",
+    "overlap_p2p_comm": "no_overlap_p2p_communication",
+}
+"""Fields whose absence Megatron-LM's arguments take for on."""
+ACTIVATIONS = {"swiglu": "swiglu", "geglu": "gated_linear_unit", "squared_relu": "squared_relu"}
+NOT_TRAINED = ("inference", "export", "quantization", "prune", "benchmark", "evaluation")
+"""Sections of what runs a model, and does not train it."""
+ELSE = {
+    "an encoder with a decoder": ("encoder", "decoder", "encoder_arch"),
+    "images or sound": ("mm_cfg", "vision", "unet_config", "codecmodel_type", "audio_encoder",
+                        "perception", "class_embed_dim", "img_h", "patch_dim"),
+    "prompts before frozen weights": ("virtual_prompt_style", "existing_tasks"),
+    "sentences or classes": ("classifier_head", "token_classifier", "bert_binary_head"),
+}  # fmt: skip
+SECTIONS = (
+    # where jobs, data, logs, checkpoints, rates and profiles are spoken of
+    "run.*", "exp_manager.*", "hydra.*", "defaults", "cluster*", "base_results_dir", "name",
+    "restore_from_path", "*tokenizer.*", "*data.*", "dataset.*", "logger.*", "checkpoint.*",
+    "*sched.*", "scheduler.*", "*nsys_profile.*", "profiling.*", "rng.*", "validation.*", "ft.*",
+    "straggler.*", "trainer.*", "s3_checkpointing.*", "*lora_tuning.*", "*p_tuning.*",
+    "*adapter_tuning.*", "*ia3_tuning.*", "*selective_tuning.*", "*ub_tp_comm_overlap_cfg.*",
+    "*tp_comm_overlap_cfg.*", "dist.distributed_*", "dist.local_rank", "*.restore_from_path",
+    "nvrx_*", "inprocess_restart.*", "tensor_inspect.*", "peft.*", "*._target_", "_target_",
+)  # fmt: skip
+OWN_WITHOUT_EFFECT = (
+    "mcore_gpt", "megatron_amp_O2", "transformer_engine", "pre_process", "post_process",
+    "persist_layer_norm", "model_type", "transformer_block_type", "attention_type",
+    "normalize_attention_scores", "use_scaled_init_method", "native_amp_*", "name", "version",
+    "gradient_as_bucket_view", "grad_div_ar_fusion", "grad_allreduce_chunk_size_mb",
+    "apex_transformer_log_level", "betas", "bucket_cap_mb", "contiguous_*_buffer", "gc_interval",
+    "layernorm_zero_centered_gamma", "batch_p2p_comm", "ffn_dropout", "use_te_rng_tracker",
+    "reduce_amax", "fsdp_sharded_checkpoint", "get_attention_mask_from_fusion", "answer_only_loss",
+    "resume_from_checkpoint", "scale_positional_embedding", "peft_scheme", "global_average_loss",
+    "save_nemo_on_validation_end", "tp_comm_overlap_ag", "tp_comm_overlap_rs", "use_te_activation*",
+    "variable_seq_lengths", "perform_initialization", "arch", "hidden_act", "fp8_wgrad", "eps",
+    "checkpoint_*", "log_*", "activation_checkpointing", "gradient_clip_*", "*_timers",
+    "openai_gelu",
+)  # fmt: skip
+PRECISIONS = {"fp16": "fp16", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", "bf16": "bf16",
+              "16-mixed": "fp16"}  # fmt: skip
 
 
 def is_nemo(content: Mapping[str, Any]) -> bool:
@@ -23,41 +90,136 @@ def is_nemo(content: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and "tensor_model_parallel_size" in model
 
 
-def read_nemo(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+def read_nemo(
+    file: str, content: Mapping[str, Any], model: ModelConfig | None, vocab: int | None = None
+) -> Launch:
     """Overrides of a recipe; the model is the recipe's unless the file describes it whole."""
-    values = {
-        name: value for name, value in flat(content) if value is not None and value is not False
-    }
-    short: dict[str, Any] = {}
-    whole: dict[str, str] = {}
-    for name, value in values.items():
-        own = RENAMED.get(name.split(".")[-1], name.split(".")[-1])
-        short[own] = None if value is True else value
-        whole[own] = name
-    given = Arguments(file, short)
+    _check_kind(file, content)
+    said, whole, unsaid = _translated(content)
+    given = Arguments(file, said, UNKNOWN, vocab)
     described = model
     if described is None:
-        if "hidden_size" not in short:
+        if "hidden_size" not in said:
             raise AtollError(f"{file}: leaves the model to a recipe; say it with --model")
+        if "seq_length" not in said:
+            raise AtollError(f"{file}: does not say seq_length")
         described = model_of(given)
     fields = layout_fields(given, described.layers)
     fields["sequence"] = given.count("seq_length") or described.sequence
-    batch = given.count("global_batch_size")
-    if batch:
+    fields |= software_fields(given) | _precision(given) | _optimizer(given) | _adapters(content)
+    fields["zero"] = max(fields["zero"], fields.pop("least_zero"))
+    if batch := given.count("global_batch_size"):
         fields["batch"] = batch
-    said = given.text("mixed_precision") or "bf16"
-    fields["precision"] = next((v for k, v in PRECISIONS.items() if k in said), "bf16")
-    overlaps = {
-        "grad_reduce": (reduced := given.has("overlap_grad_reduce")),
-        "no_grad_reduce": not reduced,
-        "param_gather": given.has("overlap_param_gather"),
-        "tp_comm": given.has("tp_comm_overlap"),
-    }
-    fields["overlap"] = " ".join(name for name, on in overlaps.items() if on)
-    steps = given.count("train_iters")
-    given.ignore(WITHOUT_EFFECT)
+    if devices := (given.count("devices") or 1) * (given.count("num_nodes") or 0):
+        fields["devices"] = devices
+    if model is not None and (dropout := given.number("hidden_dropout")) is not None:
+        given.number("attention_dropout", "embedding_dropout")
+        fields["dropout"] = dropout
+    steps = given.number("train_iters")
+    off = () if "fsdp" in said else ("fsdp_*",)
+    given.ignore((*WITHOUT_EFFECT, *AS_PRICED, *OWN_WITHOUT_EFFECT, *SECTIONS, *off))
     found = given.accounted()
-    return Launch(file, "nemo", described, fields, steps, Accounted(
+    whole_run = int(steps) if steps and steps > 0 else None
+    return Launch(file, "nemo", described, fields, whole_run, Accounted(
         *({whole.get(n, n): v for n, v in part.items()}
-          for part in (found.used, found.without_effect, found.not_understood))
+          for part in (found.used, {**found.without_effect, **unsaid}, found.not_understood))
     ))  # fmt: skip
+
+
+def _check_kind(file: str, content: Mapping[str, Any]) -> None:
+    if found := next((name for name in NOT_TRAINED if isinstance(content.get(name), Mapping)), ""):
+        raise AtollError(f"{file}: runs a model and does not train it ({found})")
+    for what, names in ELSE.items():
+        if found := next((n for n in names if content["model"].get(n) is not None), ""):
+            raise AtollError(
+                f"{file}: trains a model of {what} (model.{found}); only decoders of texts are "
+                "modelled"
+            )
+
+
+def _translated(
+    content: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """Values in megatron-core's words, the names that they have in the file, and those that say
+    nothing (null and false: as if they were not there).
+    """
+    said: dict[str, Any] = {}
+    whole: dict[str, str] = {}
+    unsaid: dict[str, str] = {}
+    aside = Arguments("", dict(flat(content)))
+    aside.ignore(SECTIONS)
+    for name, value in flat(content):
+        last = name.rpartition(".")[2]
+        own = RENAMED.get(last, last)
+        if last in NEGATED and value is not None:
+            if value is False:
+                said[NEGATED[last]], whole[NEGATED[last]] = None, name
+            else:
+                unsaid[name] = str(value)  # as it is without a word
+        elif value is None or value is False:
+            unsaid[name] = str(value)
+        elif name in ("trainer.devices", "trainer.num_nodes", "trainer.precision",
+                      "trainer.max_steps", "tokenizer.type", "model.tokenizer.type",
+                      "optim.name", "model.optim.name"):  # fmt: skip
+            key = {"type": "tokenizer_type", "name": "optimizer"}.get(last, own)
+            said[key], whole[key] = value, name
+        elif own in said and said[own] in (value, None if value is True else value):
+            unsaid[name] = str(value)  # the same thing again
+        elif name in aside.ignored or own in said:
+            said[name] = value
+        else:
+            said[own], whole[own] = None if value is True else value, name
+    for name in ("seq_length", "sequence_length"):  # of the data, where the model has none
+        for place in ("model.data", "dataset"):
+            if "seq_length" not in said and f"{place}.{name}" in said:
+                said["seq_length"] = said.pop(f"{place}.{name}")
+                whole["seq_length"] = f"{place}.{name}"
+    kind = str(said.get("activation", "")).removeprefix("fast-").replace("-", "_")
+    if kind in ACTIVATIONS:
+        if (switch := ACTIVATIONS[kind]) in said:
+            unsaid[whole[switch]] = "True"  # the same thing again
+        said[switch], whole[switch] = None, whole["activation"]
+        del said["activation"]
+    elif kind == "gelu":
+        unsaid[whole["activation"]] = str(said.pop("activation"))
+    if str(said.get("normalization", "")).lower() == "rmsnorm":
+        said["normalization"] = "RMSNorm"
+    if "num_query_groups" in said:
+        said["group_query_attention"] = None
+        whole["group_query_attention"] = whole["num_query_groups"]
+    return said, whole, unsaid
+
+
+def _precision(given: Arguments) -> dict[str, Any]:
+    words = given.text("mixed_precision") or given.text("precision") or ""
+    fp8 = given.has("fp8")
+    given.has("fp8_e4m3", "fp8_hybrid")
+    if words == "16":
+        words = "fp16"
+    if words in ("32", "32-true"):
+        raise AtollError(f"{given.file}: trains in fp32, which is not modelled")
+    found = next((v for k, v in PRECISIONS.items() if k in words), "bf16")
+    return {"precision": "fp8" if fp8 and found == "bf16" else found}
+
+
+def _optimizer(given: Arguments) -> dict[str, Any]:
+    """NeMo 1 names the optimizer that divides its states."""
+    name = given.text("optimizer") or ""
+    narrow = (given.text("grad_sync_dtype") or "") in ("bf16", "16") or given.has(
+        "grad_reduce_in_fp16", "grad_reduce_in_bf16"
+    )
+    divided = "distributed" in name
+    return {"least_zero": int(divided)} | ({"optimizer": "mixed16"} if narrow else {})
+
+
+def _adapters(content: Mapping[str, Any]) -> dict[str, Any]:
+    peft = content["model"].get("peft")
+    scheme = str(peft.get("peft_scheme", "")) if isinstance(peft, Mapping) else ""
+    if scheme.lower() in ("", "none", "null"):
+        return {}
+    if scheme != "lora":
+        raise AtollError(f"peft_scheme {scheme!r} trains a part of the model: not modelled")
+    tuning = peft.get("lora_tuning")
+    rank = tuning.get("adapter_dim") if isinstance(tuning, Mapping) else None
+    return {"method": "lora", "lora_rank": rank if isinstance(rank, int) else 32,
+            "lora_targets": "attention"}  # fmt: skip

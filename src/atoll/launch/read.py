@@ -9,8 +9,14 @@ from atoll.errors import AtollError
 from atoll.launch.account import Launch
 from atoll.launch.deepspeed import is_deepspeed, read_deepspeed
 from atoll.launch.files.content import content_of
+from atoll.launch.files.references import referred
 from atoll.launch.files.shell import read_script
-from atoll.launch.megatron import read_megatron, training_commands
+from atoll.launch.megatron import (
+    is_megatron_values,
+    read_megatron,
+    read_megatron_values,
+    training_commands,
+)
 from atoll.launch.mlperf import is_mlperf, read_mlperf
 from atoll.launch.nemo import is_nemo, read_nemo
 from atoll.launch.torchtitan import is_torchtitan, read_torchtitan
@@ -24,7 +30,6 @@ from atoll.workload.families.model_config import ModelConfig
 
 KINDS = (
     (is_torchtitan, read_torchtitan),
-    (is_nemo, read_nemo),
     (is_deepspeed, read_deepspeed),
     (is_trainer, read_trainer),
 )
@@ -42,6 +47,12 @@ def read_launch(
     if path.suffix not in (".toml", ".json", ".yaml", ".yml"):
         return _script(path, model, environment, vocab)
     content = content_of(path)
+    if path.suffix in (".yaml", ".yml"):
+        content = referred(content, environment or {})
+    if is_megatron_values(content):
+        return read_megatron_values(str(path), content, vocab)
+    if is_nemo(content):
+        return read_nemo(str(path), content, model, vocab)
     for fits, read in KINDS:
         if fits(content):
             return read(str(path), content, model)

@@ -9,6 +9,7 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.export.torchtitan_models import FLAVORS, Flavor
 from atoll.launch.account import Arguments, Launch, flat
+from atoll.step.layout import SOME
 from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
 
@@ -63,7 +64,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
         "microbatch": (piece or 1) if pp > 1 else local,
         "sequence": given.count("training.seq_len") or 2048,
         "precision": _precision(given),
-        "recompute": _recompute(given),
+        "recompute": _recompute(given, -(-found.layers // pp)),
         "stack": "compiled" if _compiled(given) else "fsdp",
         **_data_parallel(given),
         **_pipeline(given, pp, found.layers),
@@ -163,21 +164,24 @@ def _compiled(given: Arguments) -> bool:
     return given.has("compile.enable", "training.compile") and "model" in parts
 
 
-def _recompute(given: Arguments) -> str:
+def _recompute(given: Arguments, blocks: int) -> str:
+    """What is computed again: all, every so many of a stage's blocks, or operators of each."""
     mode = given.text("activation_checkpoint.mode") or "selective"
     option = str(given.given.get("activation_checkpoint.selective_ac_option") or "op")
-    if option in ("op", "1") or mode in (
-        "none",
-        "full",
-    ):  # whole blocks, every so many, are priced as if by operator
-        given.text("activation_checkpoint.selective_ac_option")
+    given.text("activation_checkpoint.selective_ac_option")
     if mode in ("none", "full"):
         return mode
-    return "full" if option == "1" else "alternate"
+    if option.isdigit() and int(option):
+        every = int(option)
+        return "full" if every == 1 else f"{SOME}{max(1, blocks // every)}"
+    return "alternate"
 
 
 def _precision(given: Arguments) -> str:
     converters = given.text("model.converters") or ""
+    unused = [section for section in ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
+              if section not in converters]  # fmt: skip
+    given.ignore(f"{section}.*" for section in (*unused, "hf_transformers"))
     for name in list(given.given):
         if name.startswith(("float8.", "quantize.linear.float8.", "quantize.linear.mx.", "mx.")):
             given.text(name)

@@ -18,7 +18,7 @@ from atoll.launch.deepspeed import read_deepspeed
 from atoll.launch.files.content import content_of
 from atoll.launch.files.shell import Command, Script
 from atoll.launch.files.words import UNKNOWN
-from atoll.launch.megatron import named_arguments
+from atoll.launch.megatron import AS_PRICED, layout_fields, named_arguments, software_fields
 from atoll.workload.families.model_config import ModelConfig
 
 BATCH = "per_device_train_batch_size"
@@ -43,7 +43,14 @@ WITHOUT_EFFECT = (
     "fsdp_config.*sync_module_states", "fsdp_config.*use_orig_params", "fsdp_config.*version",
     "deepspeed_config.zero3_*", "deepspeed_multinode_launcher",
     "deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.deepspeed_hostfile",
-    "eos_token", "pad_token*", "task_type", "fsdp_config.*layer_cls_to_wrap",
+    "eos_token", "pad_token*", "task_type", "fsdp_config.*layer_cls_to_wrap", "fp8_config.*",
+    "fsdp_transformer_layer_cls_to_wrap", "pissa_*", "loraplus_*", "export_*", "ray_*",
+    "num_padding_at_beginning", "include_*", "greater_is_better", "metric_for_*", "mask_history",
+    "train_on_prompt", "shuffle*", "ignore_*", "neftune_*", "label_*", "torch_empty_cache_steps",
+    "resize_vocab", "val_size", "new_special_tokens", "default_system", "tokenized_path", "*_dir",
+    "streaming", "buffer_size", "mix_strategy", "interleave_probs", "compute_accuracy",
+    "fp8_backend",
+    "early_stopping*", "restore_callback*", "length_column_name", "skip_memory_metrics", "tf32",
 )  # fmt: skip
 SHARDED = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
@@ -57,6 +64,12 @@ ATTENTION = {"flash_attention_2": "flash2", "fa2": "flash2", "disabled": "unfuse
              "flash_attention_3": "flash", "sdpa": "flash",
              "eager": "unfused"}  # fmt: skip
 ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw")
+IMAGES = (
+    "vision_model_name_or_path",
+    "freeze_vision_tower",
+    "image_max_pixels",
+    "video_max_pixels",
+)
 OFFLOADS = (
     "fsdp_config.fsdp_offload_params",
     "fsdp_config.offload_params",
@@ -77,8 +90,11 @@ def trainer_commands(script: Script) -> list[Command]:
 
 def read_trainer(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
     """A YAML or JSON of the Trainer's arguments, or accelerate's."""
-    values = {name: value for name, value in flat(content) if value is not None}
-    return _launch(file, values, model)
+    values = dict(flat(content))
+    said = {name: value for name, value in values.items() if value is not None}
+    found = _launch(file, said, model)
+    unsaid = {**found.arguments.without_effect, **dict.fromkeys(values.keys() - said.keys(), "")}
+    return replace(found, arguments=replace(found.arguments, without_effect=unsaid))
 
 
 def read_trainer_script(file: str, script: Script, model: ModelConfig | None) -> Launch:
@@ -112,6 +128,9 @@ def _launch(file: str, values: Mapping[str, Any], model: ModelConfig | None) -> 
     _check_method(given)
     deepspeed = _deepspeed(file, given, model)
     fields = dict(deepspeed.fields) if deepspeed else _sharding(given)
+    if "tensor_model_parallel_size" in values:  # LLaMA-Factory over megatron-core
+        fields = layout_fields(given, model.layers) | software_fields(given)
+        given.ignore(AS_PRICED)
     micro = given.count(BATCH) or fields.get("microbatch") or 1
     steps_a_batch = given.count("gradient_accumulation_steps",
                                 "deepspeed_config.gradient_accumulation_steps") or 1  # fmt: skip
@@ -154,8 +173,10 @@ def _check_method(given: Arguments) -> None:
             f"{given.file}: trains on preferences, with a second model or two answers to a prompt, "
             "which is not modelled"
         )
-    if "vision_model_name_or_path" in given.given:
+    if any(name in given.given for name in IMAGES):
         raise AtollError(f"{given.file}: trains a model of images, which is not modelled")
+    if given.has("use_kt"):
+        raise AtollError(f"{given.file}: computes experts on the host (use_kt): not modelled")
     if kind not in ("", "full", "lora"):
         raise AtollError(
             f"{given.file}: trains a part of the model ({kind}), which is not modelled"
@@ -231,11 +252,18 @@ def _recompute(given: Arguments, fields: Mapping[str, Any]) -> str:
                      "fsdp_config.activation_checkpointing")  # fmt: skip
     for name in [n for n in given.given if n.startswith("gradient_checkpointing_kwargs")]:
         given.text(name)  # how, not what
+    if given.has("disable_gradient_checkpointing"):
+        return "none"
+    if "finetuning_type" in given.given and "tensor_model_parallel_size" not in given.given:
+        said = True  # LLaMA-Factory's default
     return "full" if said else str(fields.get("recompute", "none"))
 
 
 def _precision(given: Arguments, before: str | None) -> str:
     mixed = (given.text("mixed_precision", "dtype", "torch_dtype") or "").lower()
+    if given.has("fp8"):
+        given.has("bf16")
+        return "fp8"
     if given.has("bf16") or mixed in ("bf16", "bfloat16"):
         return "bf16"
     if given.has("fp16") or mixed in ("fp16", "float16"):
@@ -276,7 +304,7 @@ def _adapters(given: Arguments) -> dict[str, Any]:
     """LoRA beside frozen weights; without a word on where, as PEFT has it for Llama."""
     rank = given.count("lora_r", "lora_rank", "lora_dim")
     adapted = given.given.get("finetuning_type") == "lora"
-    if not (rank or adapted or given.has("use_peft", "only_optimize_lora")):
+    if not (given.has("use_peft", "only_optimize_lora") or rank or adapted):
         return {}
     if given.has("load_in_4bit", "load_in_8bit", "quantization_bit"):
         raise AtollError(

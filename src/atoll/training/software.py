@@ -43,6 +43,12 @@ LISTED = ("param_gather", "param_gather_with_optim", "delay_wgrad", "1f1b", "sha
 """Words about overlap that change nothing which is modelled apart."""
 FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "fp8_params": lambda stack: replace(stack, fp8_copies=0),  # weights are kept in 8 bits alone
+    # or in 16 bits with copies by rows and by columns beside them
+    "bf16_params": lambda stack: replace(stack, fp8_copies=2, scaled_weights=False),
+    # gate and up are kept for the backward pass in 8 bits each
+    "fp8_act": lambda stack: replace(
+        stack, kept={**stack.kept, "gate": stack.kept.get("gate", 0.0) - 2}
+    ),
     "te_loss": fused_loss,
     "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),
     "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from pathlib import Path
 
 from atoll.errors import AtollError
@@ -21,6 +22,7 @@ from atoll.launch.files.words import (
     PLAIN,
     QUOTED,
     UNKNOWN,
+    Document,
     Separator,
     Token,
     Word,
@@ -58,6 +60,8 @@ class Script:
     exported: Mapping[str, str]
     missing: tuple[str, ...] = ()
     """Files that it sources and that are not beside it."""
+    unset: tuple[str, ...] = ()
+    """Variables that it asks for and does not set."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -72,6 +76,10 @@ class Shell:
     folder: Path
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the user said: they stand where the script's own values are unknown."""
+    unset: dict[str, None] = field(default_factory=dict)
+    """Variables that were asked for and not known."""
     functions: dict[str, list[Token]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     exported: dict[str, None] = field(default_factory=dict)
@@ -158,6 +166,8 @@ class Shell:
         if name in "@*":  # the script's own arguments: none
             return ""
         known = self.value(name)
+        if known is None:
+            self.unset[name] = None
         return UNKNOWN if known is None else known
 
     def _braces(self, inside: str) -> str:
@@ -172,6 +182,8 @@ class Shell:
         if of_all and name in self.arrays:
             known = " ".join(self.arrays[name])
         if how is None:
+            if known is None:
+                self.unset[name] = None
             return UNKNOWN if rest or known is None else known
         empty = known is None or (how.startswith(":") and known == "")
         if how.endswith("+"):
@@ -215,6 +227,8 @@ class Shell:
             self.values.pop(name, None)
         elif append and name in self.arrays:
             self.arrays[name] = [*self.arrays[name], items]
+        elif UNKNOWN in items and name in self.given:
+            self.values[name] = self.given[name]
         else:
             self.values[name] = (self.values.get(name, "") if append else "") + items
             self.arrays.pop(name, None)
@@ -255,10 +269,9 @@ class _Block:
     def run(self) -> None:
         while self.at < len(self.script):
             token = self.script[self.at]
-            if isinstance(token, Separator):
+            if not isinstance(token, Word):
                 self.at += 1
-                continue
-            if not self._control(token):
+            elif not self._control(token):
                 self._simple()
 
     def _control(self, token: Word) -> bool:
@@ -367,7 +380,7 @@ class _Block:
 
     def _simple(self) -> None:
         """One command: assignments before it, then its words."""
-        shell, words = self.shell, []
+        shell, words, document = self.shell, [], None
         first = self.script[self.at]
         assigning, exporting = True, False
         while self.at < len(self.script):
@@ -375,6 +388,9 @@ class _Block:
             if isinstance(token, Separator):
                 break
             self.at += 1
+            if isinstance(token, Document):
+                document = token
+                continue
             if assigning and token.bare in _PREFIXES:
                 exporting = token.bare == "export"
                 continue
@@ -391,6 +407,9 @@ class _Block:
             shell.run(shell.functions[words[0]])
         elif words[0] in ("source", ".") and len(words) > 1:
             shell.source(words[1])
+        elif document is not None and Path(words[0]).name in ("sbatch", "bash", "sh"):
+            text = document.text if document.literal else shell.text(document.text)
+            shell.run(list(tokens(text.replace(UNKNOWN, "$_"), shell.name)))
         elif words[0] == "unset":
             for name in words[1:]:
                 shell.forget(name)
@@ -453,21 +472,26 @@ def followed(
     text: str, name: str, folder: Path, environment: Mapping[str, str] | None = None
 ) -> Script:
     """What a text of a script runs."""
-    shell = Shell(name, folder, dict(environment or {}))
+    shell = Shell(name, folder, dict(environment or {}), given=dict(environment or {}))
     shell.run(list(tokens(text, name)))
     commands = tuple(inner for command in shell.commands for inner in _inner(command, shell))
     exported = {name: shell.value(name) or "" for name in shell.exported}
-    return Script(commands, exported, tuple(dict.fromkeys(shell.missing)))
+    unset = tuple(name for name in shell.unset if name.isidentifier() and name != "_")
+    return Script(commands, exported, tuple(dict.fromkeys(shell.missing)), unset)
 
 
 def _inner(command: Command, shell: Shell) -> list[Command]:
     """What `bash -c TEXT` runs, however it is wrapped; other commands as they are."""
     words = command.words
     for index, word in enumerate(words[:-2]):
-        if Path(word).name in ("bash", "sh") and words[index + 1].lstrip("-").endswith("c"):
+        if Path(word).name not in ("bash", "sh"):
+            continue
+        flags = list(takewhile(lambda flag: flag[:1] in "-+", words[index + 1 : -1]))
+        if flags and flags[-1].endswith("c"):
             inside = Shell(shell.name, shell.folder, dict(shell.values), dict(shell.arrays))
             inside.depth, inside.length = shell.depth + 1, shell.length
-            inside.run(list(tokens(words[index + 2].replace(UNKNOWN, "$_"), shell.name)))
+            text = words[index + 1 + len(flags)]
+            inside.run(list(tokens(text.replace(UNKNOWN, "$_"), shell.name)))
             return inside.commands
     return [command]
 

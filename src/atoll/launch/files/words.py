@@ -5,6 +5,7 @@ A script is read, never run: what only a shell could tell (the output of a comma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -42,7 +43,17 @@ class Separator:
     line: int
 
 
-Token = Word | Separator
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a command is handed between <<END and END."""
+
+    text: str
+    literal: bool
+    """Whether its variables stay as they are."""
+    line: int
+
+
+Token = Word | Separator | Document
 
 
 def tokens(text: str, name: str) -> Iterator[Token]:
@@ -59,7 +70,7 @@ class _Reader:
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text.replace("\r\n", "\n"), name
         self.at, self.line = 0, 1
-        self.heredocs: list[str] = []
+        self.heredocs = 0  # where the documents of this line end
 
     def tokens(self) -> Iterator[Token]:
         while self.at < len(self.text):
@@ -75,7 +86,8 @@ class _Reader:
                 self._skip(1)
                 self._skip_heredocs()
             elif char == "<" and self.text.startswith("<<", self.at):
-                self._heredoc()
+                if (document := self._heredoc()) is not None:
+                    yield document
             elif char in "<>" or self._is_redirection():
                 self._redirection()
             elif found := next((s for s in SEPARATORS if self.text.startswith(s, self.at)), ""):
@@ -105,25 +117,25 @@ class _Reader:
         if self.at < len(self.text) and self.text[self.at] not in "\n;|&)":
             self._word()
 
-    def _heredoc(self) -> None:
+    def _heredoc(self) -> Document | None:
         if self.text.startswith("<<<", self.at):
             self._redirection()
-            return
+            return None
         self._skip(2)
         while self.at < len(self.text) and self.text[self.at] in "- \t":
             self._skip(1)
-        self.heredocs.append("".join(text for _, text in self._word().parts))
+        parts = self._word().parts
+        end = re.escape("".join(text for _, text in parts))
+        ahead = self.heredocs or self.text.find("\n", self.at) + 1 or len(self.text)
+        closed = re.compile(rf"^[ \t]*{end}[ \t]*$", re.M).search(self.text, ahead)
+        upto = closed.start() if closed else len(self.text)
+        self.heredocs = min(closed.end() + 1, len(self.text)) if closed else upto
+        return Document(self.text[ahead:upto], any(k != PLAIN for k, _ in parts), self.line)
 
     def _skip_heredocs(self) -> None:
-        for end in self.heredocs:
-            while self.at < len(self.text):
-                begin = self.at
-                self._skip_to_end_of_line()
-                said = self.text[begin : self.at]
-                self._skip(1)
-                if said.strip() == end:
-                    break
-        self.heredocs = []
+        if self.heredocs:
+            self._skip(self.heredocs - self.at)
+        self.heredocs = 0
 
     def _word(self) -> Word:
         parts: list[tuple[str, str]] = []
