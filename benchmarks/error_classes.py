@@ -9,7 +9,8 @@ on (`fit_training.py`) are left out. Of each kind of run, of devices whose opera
 values that holds 90 % of n + 1 rows (split conformal prediction), or Student's prediction interval
 where rows are too few. The level is raised until rows of a source that was left out are covered as
 often as --least says, to 94 % and three mean errors at most: more would be too wide for sources
-that are known.
+that are known. Between layouts of one run, of which the model says that they are within a tenth of
+each other, it has the median difference of measured over predicted values.
 
 A source is what stands before the first dash of a row's id; steps of our own device are one. A row
 of a table without ids has the source of the same measurement in another table.
@@ -22,6 +23,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import get_args
 
@@ -38,7 +40,7 @@ from atoll.training.accuracy import ERRORS, LONG, Kind, kind_of
 from atoll.validation.rows import run_of
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import H200_STEPS_LATER, is_step_file, read_steps, step_run_of
-from atoll.validation.validate import Prediction, predict
+from atoll.validation.validate import Prediction, group_of, predict
 from fit_training import is_fitted
 from record import recorded
 
@@ -47,6 +49,8 @@ FEWEST, FEWEST_SOURCES = 3, 2
 """Rows and sources from which a kind has an interval of its own."""
 WIDEST = 3.0
 """Mean errors that half of an interval is wide where its level is raised."""
+NEAR = 0.1
+"""Relative difference of predicted times up to which two layouts are near each other."""
 OURS = "h200"
 SAME = ("device", "devices", "layers", "hidden", "seq", "tp", "pp", "micro_batch", "global_batch")
 """Columns that tell measurements apart, with what was measured."""
@@ -83,6 +87,7 @@ def main() -> None:
     predictions = [p for table in (H200_STEPS_LATER, *given.tables) for p in predicted(table)]
     names = {measurement(p.row): p.row for p in predictions if not is_anonymous(p.row)}
     times: dict[Found, None] = {}  # facts that change nothing make no further row
+    runs: defaultdict[tuple[object, ...], dict[str, list[tuple[float, float]]]] = defaultdict(dict)
     peaks: dict[tuple[str, ...], Found] = {}  # what a peak counts, the last table knows best
     for p in predictions:
         row = names.get(measurement(p.row), p.row)
@@ -94,6 +99,9 @@ def main() -> None:
         source = OURS if is_step(row) else row.id.partition("-")[0]
         told = kind_of(run), source, measurement(row)
         if p.time_error is not None:
+            runs[kind_of(run), *group_of(row)].setdefault(str(layout), []).append(
+                (row.time_s or 0.0, p.estimate.step.time_s)
+            )
             times[Found(told[0], known, *told[1:], 1 / (1 + p.time_error))] = None
         if p.memory_error is not None:
             peaks[told[2]] = Found(told[0], True, *told[1:], 1 / (1 + p.memory_error))
@@ -102,6 +110,7 @@ def main() -> None:
         "devices": sorted(devices),
         "step_time": list(classes(list(times), given.least)),
         "memory": list(classes(list(peaks.values()), given.least)),
+        "between_layouts": between_layouts(runs.values()),
     }
     text = HEADER + yaml.safe_dump(written, sort_keys=False, default_flow_style=None, width=100)
     given.out.write_text(text, encoding="utf-8")
@@ -171,6 +180,27 @@ def classes(found: Sequence[Found], least: float) -> Iterable[dict[str, object]]
                 "level": level,
                 "coverage": rounded(coverage(rows, level)),
             }
+
+
+def between_layouts(
+    runs: Iterable[dict[str, list[tuple[float, float]]]],
+) -> dict[str, float | int]:
+    """Of layouts with measured and predicted seconds, how far pairs that are near are off from each
+    other; a layout that was measured several times counts with its best time.
+    """
+    differences: list[float] = []
+    groups, rows = 0, 0
+    for layouts in runs:
+        logs = [np.log(min(known)) for known in layouts.values()]
+        near = [
+            abs((a[0] - b[0]) - (a[1] - b[1]))
+            for a, b in combinations(logs, 2)
+            if abs(a[1] - b[1]) < NEAR
+        ]
+        if near:
+            groups, rows = groups + 1, rows + len(logs)
+            differences += near
+    return {"groups": groups, "rows": rows, "median": rounded(float(np.median(differences)))}
 
 
 def interval(rows: Sequence[Found], level: float) -> tuple[float, float]:

@@ -95,6 +95,13 @@ FLOPS = Dimension(
     _scaled(_DECIMAL, "FLOP/s") | _scaled(_DECIMAL, "FLOPS"),
     ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s", "EFLOP/s"),
 )
+TOKENS = Dimension(
+    "a number of tokens", "1T", _scaled(_DECIMAL | {"B": 1e9}, ""), ("", "k", "M", "B", "T")
+)
+PRICE = Dimension(
+    "dollars per device and hour", "2.5/h", {"": 1.0, "/h": 1.0, "$/h": 1.0, "USD/h": 1.0}, ("/h",)
+)
+SHARE = Dimension("a share", "10%", {"": 1.0, "%": 0.01}, ("%",))
 
 DIMENSIONS = (BYTES, BANDWIDTH, FREQUENCY, AREA, POWER, TIME, ENERGY, ENERGY_PER_BIT, FLOPS)
 

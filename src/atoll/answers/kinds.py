@@ -13,7 +13,6 @@ from atoll.answers.designs import DesignsAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
 from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
 from atoll.answers.plan import (
-    CheckAnswer,
     EstimateAnswer,
     LaunchFile,
     PlanAnswer,
@@ -22,6 +21,7 @@ from atoll.answers.plan import (
 from atoll.answers.search import SearchAnswer, SearchExplanation
 from atoll.answers.validation import (
     CalibrationAnswer,
+    CheckAnswer,
     OperatorsValidation,
     RunsValidation,
     SiteCalibration,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, Field
 
 from atoll.answers.answer import (
     Amount,
-    Answer,
     Count,
     Explanation,
     Number,
@@ -24,6 +23,7 @@ from atoll.errors import AtollError
 from atoll.files.wholefile import whole_files
 from atoll.files.yamlfile import suggestion
 from atoll.step.layout import Layout
+from atoll.step.length import WholeRun
 from atoll.step.orders import copies_of
 from atoll.step.replay import PassTime
 from atoll.units import format_seconds
@@ -101,6 +101,12 @@ class PlanMemory(StageMemory):
     """The fullest stage, and all of them."""
 
     capacity: Amount
+    headroom: Amount = 0.0
+    """Share of it that was to stay free."""
+    tight: bool = False
+    """Whether it fits, but would not at the upper end of the interval."""
+    most_needed: Amount
+    """At the upper end of the interval, with fragmentation and the driver's share."""
     stages: tuple[StageMemory, ...]
 
 
@@ -259,7 +265,7 @@ class Sensitivity:
 class RunAnswer(Picture):
     """A training run under one layout."""
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     model: str
     device: str
     network: str
@@ -273,6 +279,8 @@ class RunAnswer(Picture):
     imbalance: Amount
     site: str | None = None
     """Whose measurements were used."""
+    given: str
+    """All that it holds for, in words: network with its bandwidths, clock, software."""
     layout: PlannedLayout
     layout_words: str
     step_time_s: Positive
@@ -292,6 +300,8 @@ class RunAnswer(Picture):
     replay: Replayed
     operators: tuple[DevicePass, ...]
     cluster: Cluster
+    whole_run: WholeRun | None = None
+    """With `--tokens`."""
     sensitivity: tuple[Sensitivity, ...]
     launch: tuple[LaunchFile, ...] = ()
 
@@ -352,6 +362,27 @@ class RunnerUp:
 class Reason:
     axis: str
     why: str
+    axes: PlannedLayout
+    """The best with another value; where none fits, the one that needs least memory."""
+    slower: Number | None
+    """Than the answer; None where it does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout that may be faster in truth."""
+
+    layout: str
+    """In words."""
+    axes: PlannedLayout
+    slower: Number
+
+
+def candidates_words(candidates: Sequence[Candidate], between: float) -> str:
+    """What must be tried, and why; nothing where nothing is near."""
+    words = "; ".join(f"{c.layout} ({c.slower:+.1%})" for c in candidates)
+    why = f"half of all pairs of layouts of one run are predicted {between:.0%} or more off"
+    return f"to be tried beside it: {words} ({why})" if words else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +391,18 @@ class PlanAnswer(RunAnswer):
 
     kind: Literal["plan"] = "plan"
     best: BestLayout
+    """The layout that is named."""
+    fastest: BestLayout
+    """Of which the certificate speaks; another one where layouts that take as long are simpler."""
+    choice: str
+    """Why it is not the fastest; nothing where it is."""
+    ties: Amount
+    """Layouts that take so much longer than the fastest count as equal."""
+    tied: Count
+    alternatives: tuple[Candidate, ...]
+    """Layouts that must be tried beside it: the best is ahead by less than `between_layouts`."""
+    between_layouts: Amount
+    """By what estimates of two layouts of one run are off from each other, in half of all cases."""
     runners_up: tuple[RunnerUp, ...]
     reasons: tuple[Reason, ...]
     stopped: str
@@ -395,86 +438,6 @@ class PlanAnswer(RunAnswer):
             layout=self.layout_words,
             runners_up=tuple(others),
         )
-
-
-@dataclass(frozen=True)
-class Better:
-    """The proven best layout for the same job under the same software."""
-
-    layout: str
-    step_time_s: float
-    saved_percent: float
-    saved_hours: float | None
-    """Of all devices together a run takes so much less; None where its length is not known."""
-    saved_usd: float | None
-    launch_file: str
-    """As a difference from the launch file that Atoll would write for the layout in use."""
-    proof: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """Of a launch file, by name."""
-
-    used: Mapping[str, JsonValue]
-    without_effect: Mapping[str, JsonValue]
-    not_understood: Mapping[str, JsonValue]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredPart:
-    """Of a step: what a profile has, and what was predicted."""
-
-    part: str
-    measured_s: Amount
-    predicted_s: Amount | None
-    """None where the estimate has no such part."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
-    """A run's log or profile beside its estimate."""
-
-    file: str
-    software: str
-    """Whose words the log has."""
-    steps: Count
-    """That were used."""
-    left_out: int
-    """While it warmed up, and outliers."""
-    step_time_s: Positive
-    """Median."""
-    low_s: Positive
-    """The 5th percentile; `high_s` is the 95th."""
-    high_s: Positive
-    error: Number
-    """Predicted over measured step time, less 1."""
-    memory_bytes: Amount | None
-    memory_counts: str
-    """Allocated or reserved, on the rank that wrote it."""
-    memory_predicted_bytes: Amount | None
-    memory_error: Number | None
-    slack: tuple[Number, Number, Number] | None
-    """What the step takes over its estimate as the site's own factor: value and 90 % interval."""
-    parts: tuple[MeasuredPart, ...]
-    """Of a profile; empty without one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckAnswer(Answer):
-    """What is said of a launch file."""
-
-    kind: Literal["check"] = "check"
-    format: Literal[1] = 1
-    file: str
-    software: str
-    question: Mapping[str, JsonValue]
-    estimate: EstimateAnswer
-    arguments: Arguments
-    better: Better | None
-    notes: tuple[str, ...]
-    measured: MeasuredRun | None = None
-    """With `--log` or `--trace`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

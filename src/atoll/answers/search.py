@@ -127,6 +127,8 @@ class SearchAnswer(Picture):
     pareto: Mapping[str, FrontAnswer]
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
+    given: str = ""
+    """All that it holds for, in words: network with its bandwidths, clock, process."""
 
     def explain(self) -> SearchExplanation:
         """Why this chip: where the time goes, what limits operators, what the runner-up lacks.

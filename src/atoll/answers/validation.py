@@ -1,4 +1,5 @@
-"""`atoll validate` and `atoll calibrate`: predictions held against measurements."""
+"""`atoll validate`, `atoll calibrate` and `atoll check`: predictions held against measurements and
+launch files."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from atoll.answers.answer import Answer
+from atoll.answers.answer import Amount, Answer, Count, Number, Positive
+from atoll.answers.plan import EstimateAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,3 +212,83 @@ class SiteCalibration(Answer):
 
 
 Parameter = int | float | str
+
+
+@dataclass(frozen=True)
+class Better:
+    """The proven best layout for the same job under the same software."""
+
+    layout: str
+    step_time_s: float
+    saved_percent: float
+    saved_hours: float | None
+    """Of all devices together a run takes so much less; None where its length is not known."""
+    saved_usd: float | None
+    launch_file: str
+    """As a difference from the launch file that Atoll would write for the layout in use."""
+    proof: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """Of a launch file, by name."""
+
+    used: Mapping[str, JsonValue]
+    without_effect: Mapping[str, JsonValue]
+    not_understood: Mapping[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPart:
+    """Of a step: what a profile has, and what was predicted."""
+
+    part: str
+    measured_s: Amount
+    predicted_s: Amount | None
+    """None where the estimate has no such part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A run's log or profile beside its estimate."""
+
+    file: str
+    software: str
+    """Whose words the log has."""
+    steps: Count
+    """That were used."""
+    left_out: int
+    """While it warmed up, and outliers."""
+    step_time_s: Positive
+    """Median."""
+    low_s: Positive
+    """The 5th percentile; `high_s` is the 95th."""
+    high_s: Positive
+    error: Number
+    """Predicted over measured step time, less 1."""
+    memory_bytes: Amount | None
+    memory_counts: str
+    """Allocated or reserved, on the rank that wrote it."""
+    memory_predicted_bytes: Amount | None
+    memory_error: Number | None
+    slack: tuple[Number, Number, Number] | None
+    """What the step takes over its estimate as the site's own factor: value and 90 % interval."""
+    parts: tuple[MeasuredPart, ...]
+    """Of a profile; empty without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAnswer(Answer):
+    """What is said of a launch file."""
+
+    kind: Literal["check"] = "check"
+    format: Literal[1] = 1
+    file: str
+    software: str
+    question: Mapping[str, JsonValue]
+    estimate: EstimateAnswer
+    arguments: Arguments
+    better: Better | None
+    notes: tuple[str, ...]
+    measured: MeasuredRun | None = None
+    """With `--log` or `--trace`."""

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import log
 
+from atoll.units import format_bandwidth
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -53,6 +55,21 @@ class Network:
     def node(self) -> int:
         """Devices of the innermost level."""
         return self.levels[0].devices
+
+    def sentence(self, devices: int) -> str:
+        """The levels that so many devices reach, with bandwidths of a device and of a node."""
+        words = []
+        for inner, level in zip((None, *self.levels), self.levels, strict=False):
+            if inner is not None and devices <= inner.devices:
+                break
+            rate = f"{level.name} {format_bandwidth(level.bandwidth_Bps)} per device"
+            if inner is None:
+                words.append(f"{rate} in nodes of {self.node}")
+            else:
+                words.append(
+                    f"{rate}, {format_bandwidth(level.bandwidth_Bps * self.node)} per node"
+                )
+        return f"{self.name} ({'; '.join(words)})"
 
     def faster(self, factor: float, only: int | None = None) -> Network:
         """The network with the bandwidth of all levels, or of one, multiplied by a factor."""

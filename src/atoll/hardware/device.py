@@ -26,12 +26,17 @@ class Chip:
     network: str = "dgx-a100"
     stack: str = "chip"
     half_dtype: str = "bf16"
+    power_W: float | None = None
     optimizer_traffic: float = 1.0
     half_optimizer_traffic: float = 1.0
 
     @property
     def name(self) -> str:
         return self.accelerator.name or self.accelerator.describe()
+
+    @property
+    def clock_Hz(self) -> float:
+        return self.accelerator.clock_Hz
 
     @property
     def hbm_bytes(self) -> int:

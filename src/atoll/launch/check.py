@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 
 from atoll.answers.answer import Answered, made_of
-from atoll.answers.plan import Arguments, Better, CheckAnswer, MeasuredRun
+from atoll.answers.validation import Arguments, Better, CheckAnswer, MeasuredRun
 from atoll.errors import AtollError, InfeasibleError
 from atoll.export import EXPORTERS, refusals
 from atoll.launch.account import Launch
 from atoll.launch.ask import fields_of, launched
 from atoll.launch.measured import columns_of, measured_run
 from atoll.questions import EstimateQuestion
+from atoll.questions.devices import TIES, LengthQuestion
 from atoll.questions.verbs import CheckQuestion
 from atoll.stopping import Stop, StoppedError
 from atoll.training.estimate import Estimate, estimate
@@ -84,7 +85,10 @@ def check(asked: CheckQuestion) -> Checked:
 
 def _question(asked: CheckQuestion, launch: Launch) -> EstimateQuestion:
     """The layout as a question; the command's own words win over the file's."""
-    own = ("device", "devices", "batch", "sequence", "network", "stack")
+    own = (
+        *("device", "devices", "batch", "sequence", "network", "stack", "headroom"),
+        *LengthQuestion.model_fields,
+    )
     said = fields_of(launch, {name: getattr(asked, name) for name in own})
     return EstimateQuestion.of(**said).model_copy(update={"model": launch.model.name})
 
@@ -96,7 +100,7 @@ def _better(
     target, run = launch.software, found.run
     axes, usable = Axes(**EXPORTERS[target].values), refusals(target, run)
     try:
-        best = plan(run, axes, usable=usable, target=target, stop=stop)
+        best = plan(run, axes, usable=usable, target=target, stop=stop, ties=TIES)
     except (UnusableError, InfeasibleError) as error:
         return None, None, str(error)
     except StoppedError:
@@ -110,7 +114,8 @@ def _better(
 def _compared(asked: CheckQuestion, launch: Launch, found: Estimate, best: Plan) -> Better:
     run = found.run
     saved_s = found.step.time_s - best.best.step.time_s
-    steps = asked.steps or launch.steps
+    whole = found.whole_run
+    steps = asked.steps or (whole.steps if whole else launch.steps)
     hours = None if steps is None else steps * saved_s * run.devices / HOUR_S
     return Better(
         layout=str(best.best.layout),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.answers.plan import MeasuredPart, MeasuredRun
+from atoll.answers.validation import MeasuredPart, MeasuredRun
 from atoll.calibrate.kineto import StepTime, read_trace
 from atoll.calibrate.runs import fit_one
 from atoll.errors import AtollError

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 def print_result(result: SearchResult) -> None:
     console = console_for_output()
     best = result.best
+    console.print(f"Given        {result.given}", markup=False)
     console.print(f"Best chip    {best.accelerator.describe()}", markup=False)
     console.print(
         f"             {best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} TFLOP/s, "

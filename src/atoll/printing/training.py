@@ -14,8 +14,8 @@ from atoll.printing.console import console_for_output, print_error_table
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from atoll.answers.plan import LaunchFile, MeasuredRun, PlanExplanation
-    from atoll.answers.validation import RunsValidation
+    from atoll.answers.plan import LaunchFile, PlanExplanation
+    from atoll.answers.validation import MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
     from atoll.training.planner.plan import Plan
@@ -26,22 +26,26 @@ BAR = 30
 def print_estimate(result: Estimate) -> None:
     console = console_for_output()
     run, step, worst = result.run, result.step, result.worst
+    whole = result.whole_run  # may be refused
     console.print(
         f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.stack.name}): "
         f"{result.layout}",
         markup=False,
     )
+    console.print(f"given: {run.given}", markup=False)
     time, throughput, mfu = result.figures()
     console.print(f"step {time}, {throughput}, MFU {mfu}")
     console.print(result.sureness(), markup=False)
+    if whole is not None:
+        for words in whole.sentences():
+            console.print(words, markup=False)
     for note in run.notes:
         console.print(f"note: {note}", markup=False)
     seconds = partial(format_seconds, digits=result.digits)
     _print_parts(console, step.breakdown(), step.time_s, seconds)
-    verdict = "fits" if result.fits else "DOES NOT FIT"
     console.print(
         f"memory of stage {worst.stage}: {format_bytes(worst.allocated)} allocated, "
-        f"{format_bytes(worst.needed)} needed of {format_bytes(run.gpu.hbm_bytes)}: {verdict}"
+        f"{result.verdict()}"
     )
     _print_parts(console, worst.parts(), worst.allocated, format_bytes)
     for name, operators in result.rerun:
@@ -64,7 +68,8 @@ def _print_parts(
 def print_plan(result: Plan) -> None:
     console, told = console_for_output(), result.answer
     print_estimate(result.best)
-    console.print(f"\n{result.proof()}", markup=False)
+    for words in filter(None, (result.choice(), result.proof(), result.to_try())):
+        console.print(f"\n{words}", markup=False)
     if result.excluded:
         console.print(result.left_out(), markup=False)
     console.print(

@@ -11,8 +11,18 @@ from pydantic import Field, ValidationInfo, model_validator
 from atoll.errors import AtollError
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.fields import LAUNCH, LAYOUT, OUTPUT, SYSTEM, TRAINED, Counts
-from atoll.questions.question import Named, Question, Several, beside, option
+from atoll.questions.fields import LAUNCH, LAYOUT, OUTPUT, SYSTEM, TRAINED, WHOLE, Counts
+from atoll.questions.question import (
+    Named,
+    Price,
+    Question,
+    Seconds,
+    Several,
+    Share,
+    Tokens,
+    beside,
+    option,
+)
 from atoll.registry import named
 
 StackName = Annotated[
@@ -21,6 +31,30 @@ StackName = Annotated[
 LoraTargets = Annotated[str, Named(loader="atoll.workload.adapters:targets_named")]
 SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=True)]
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
+
+TIES = 0.01
+"""Of a step: a tenth of the mean error of estimates, and far less than layouts of one run differ
+from their estimates among each other (data/errors.yaml)."""
+
+
+class LengthQuestion(Question):
+    """How long the whole run is, and what failures and checkpoints cost it."""
+
+    tokens: Tokens | None = option(
+        'Tokens of the whole run, "1T": says its days, device-hours and energy.', WHOLE, None
+    )
+    price: Price | None = option('Dollars per device and hour, "2.5/h".', WHOLE, None)
+    mtbf: Seconds | None = option(
+        'Mean time between failures of one device, "50000 h".', WHOLE, None,
+        shown="50,700 h, as of Llama 3's",
+    )  # fmt: skip
+    checkpoint: Seconds | None = option(
+        'For which training stands still while a checkpoint is written, "30 s".', WHOLE, None,
+        shown="its bytes at 122 MB/s per device",
+    )  # fmt: skip
+    restart: Seconds | None = option(
+        'From a failure to the next step, "10 min".', WHOLE, None, shown="10 min"
+    )
 
 
 class LaunchQuestion(Question):
@@ -36,7 +70,7 @@ class LaunchQuestion(Question):
     )  # fmt: skip
 
 
-class RunQuestion(LaunchQuestion):
+class RunQuestion(LaunchQuestion, LengthQuestion):
     """A training run on existing hardware, but for its layout."""
 
     kind: Literal["devices"] = "devices"
@@ -96,6 +130,7 @@ class RunQuestion(LaunchQuestion):
     imbalance: Annotated[float, Field(ge=1)] = option(
         "Tokens of the busiest expert over the mean.", TRAINED, 1.0
     )
+    headroom: f.Headroom = 0.0
     positional: ClassVar[tuple[str, ...]] = ("model", "device", "devices")
 
     @classmethod
@@ -184,6 +219,10 @@ class PlanQuestion(FilesQuestion, RunQuestion):
         shown="those of the stack",
         old=("schedule",),
     )
+    ties: Share = option(
+        "Layouts so near the fastest count as equal: the simplest with room in memory is named.",
+        LAYOUT, TIES, shown="1%",
+    )  # fmt: skip
     time_limit: f.TimeLimit = 3600.0
     workers: f.Workers = None
     cluster: f.Cluster = None

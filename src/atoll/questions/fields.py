@@ -8,11 +8,12 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.files.yamlfile import Count
-from atoll.questions.question import Named, Seconds, Several, option
+from atoll.questions.question import Named, Seconds, Several, Share, option
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH, OUTPUT = "Chips", "Wafer", "Search", "Output"
 LAUNCH = "Launch file"
+WHOLE = "The whole run"
 
 Counts = Annotated[tuple[Count, ...], Several]
 Whole = Annotated[int, Field(strict=True, ge=0)]
@@ -37,6 +38,9 @@ Sequence = Annotated[
 AtLeastOne = Field(min_length=1)
 Microbatches = Annotated[
     Counts, AtLeastOne, option("Sequences in a microbatch.", LAYOUT, old=("microbatches",))
+]
+Headroom = Annotated[
+    Share, option('Share of each device\'s memory to keep free, "10%".', SYSTEM, shown="none")
 ]
 Seed = Annotated[Whole, option("Seed of what is sampled.", SEARCH)]
 TimeLimit = Annotated[Seconds, option('Stop after "10 min".', SEARCH, shown="1 h")]

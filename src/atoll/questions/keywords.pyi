@@ -20,6 +20,11 @@ class CalibrateFields(TypedDict, total=False):
     out: str | Path | None
 
 class CheckFields(TypedDict, total=False):
+    tokens: float | str | None
+    price: float | str | None
+    mtbf: float | str | None
+    checkpoint: float | str | None
+    restart: float | str | None
     vocab: int | None
     set: Sequence[str] | str | None
     device: str | None
@@ -29,6 +34,7 @@ class CheckFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     stack: str | None
+    headroom: float | str | None
     log: str | Path | None
     trace: str | Path | None
     append: str | Path | None
@@ -36,9 +42,13 @@ class CheckFields(TypedDict, total=False):
     least: float | str | None
     steps: int | None
     time_limit: float | str | None
-    price: float | str | None
 
 class EstimateFields(TypedDict, total=False):
+    tokens: float | str | None
+    price: float | str | None
+    mtbf: float | str | None
+    checkpoint: float | str | None
+    restart: float | str | None
     vocab: int | None
     set: Sequence[str] | str | None
     from_: str | None
@@ -58,6 +68,7 @@ class EstimateFields(TypedDict, total=False):
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
+    headroom: float | str | None
     tp: int | None
     pp: int | None
     cp: int | None
@@ -103,6 +114,11 @@ class PlaceFields(TypedDict, total=False):
     profile: Literal["default", "phaze"] | str | Profile | None
 
 class PlanFields(TypedDict, total=False):
+    tokens: float | str | None
+    price: float | str | None
+    mtbf: float | str | None
+    checkpoint: float | str | None
+    restart: float | str | None
     vocab: int | None
     set: Sequence[str] | str | None
     from_: str | None
@@ -122,6 +138,7 @@ class PlanFields(TypedDict, total=False):
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
+    headroom: float | str | None
     export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
     export_to: str | Path | None
     out: str | Path | None
@@ -137,11 +154,17 @@ class PlanFields(TypedDict, total=False):
     hsdp: Sequence[int] | int | None
     recompute: Sequence[Literal["none", "selective", "alternate", "full", "optimal"]] | Literal["none", "selective", "alternate", "full", "optimal"] | None
     order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
+    ties: float | str | None
     time_limit: float | str | None
     workers: int | None
     cluster: str | None
 
 class RunFields(TypedDict, total=False):
+    tokens: float | str | None
+    price: float | str | None
+    mtbf: float | str | None
+    checkpoint: float | str | None
+    restart: float | str | None
     vocab: int | None
     set: Sequence[str] | str | None
     from_: str | None
@@ -161,6 +184,7 @@ class RunFields(TypedDict, total=False):
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
+    headroom: float | str | None
 
 class SearchFields(TypedDict, total=False):
     model: Sequence[str | Mapping[str, Any]] | str | Mapping[str, Any] | None

@@ -269,6 +269,9 @@ Measured = WithJsonSchema({"type": ["string", "number"]})
 Area = Annotated[float, quantity(units.AREA, "mm2"), Field(gt=0), Measured]
 Power = Annotated[float, quantity(units.POWER, "W"), Field(gt=0), Measured]
 Seconds = Annotated[float, quantity(units.TIME, "s"), Field(gt=0), Measured]
+Tokens = Annotated[float, quantity(units.TOKENS, ""), Field(ge=1), Measured]
+Price = Annotated[float, quantity(units.PRICE, ""), Field(gt=0), Measured]
+Share = Annotated[float, quantity(units.SHARE, ""), Field(ge=0, lt=1), Measured]
 
 
 # --- Reading types --------------------------------------------------------------------------------

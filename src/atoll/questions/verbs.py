@@ -9,8 +9,8 @@ from pydantic import Field
 
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.devices import LaunchQuestion, SiteFile
-from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, Whole
+from atoll.questions.devices import LaunchQuestion, LengthQuestion, SiteFile
+from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, WHOLE, Whole
 from atoll.questions.question import Named, Question, Several, option
 
 MEASURED, MODEL, ROWS, SERVER = "Measurements", "Model", "Rows", "Server"
@@ -186,7 +186,7 @@ class ServeQuestion(Question):
     arguments = ("folders",)
 
 
-class CheckQuestion(LaunchQuestion):
+class CheckQuestion(LaunchQuestion, LengthQuestion):
     """Judge a launch file: does it fit, how long is a step, which layout would be better.
 
     Reads Megatron-LM scripts (followed, never run), torchtitan TOML, DeepSpeed JSON, NeMo YAML.
@@ -207,6 +207,7 @@ class CheckQuestion(LaunchQuestion):
         "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
     )
     stack: str | None = option("Training software.", SYSTEM, None, shown="the file's")
+    headroom: f.Headroom = 0.0
     log: Path | None = option(
         "A log of the run: Megatron-LM, NeMo, torchtitan, DeepSpeed, MLPerf.", "Measurements",
         None, shown="none",
@@ -223,12 +224,9 @@ class CheckQuestion(LaunchQuestion):
         "A layout must save this share of a step to be named.", OUTPUT, 0.01
     )
     steps: Count | None = option(
-        "Steps of the run, for what it saves.", OUTPUT, None, shown="the file's"
+        "Steps of the run, for what it saves.", WHOLE, None, shown="the file's"
     )
     time_limit: f.TimeLimit = 3600.0
-    price: Annotated[float, Field(gt=0)] | None = option(
-        "Dollars per device and hour, for what it saves.", OUTPUT, None, shown="none"
-    )
     example = "atoll check pretrain.sh --device h100 --devices 512"
     arguments = positional = ("file",)
 

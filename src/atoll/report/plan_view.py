@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from atoll.answers.certificate import LayoutProof
-from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer
+from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer, candidates_words
 from atoll.report.timeline import plan_timeline
 from atoll.report.timeline_view import timeline_view
 from atoll.report.view import (
@@ -16,8 +18,9 @@ from atoll.report.view import (
     TimesView,
     View,
 )
+from atoll.step.length import WholeRun
 from atoll.step.parts import in_words
-from atoll.units import format_bytes, format_mfu, format_seconds
+from atoll.units import format_bytes, format_count, format_mfu, format_seconds
 
 AXES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data"}
 
@@ -44,13 +47,11 @@ def plan_view(found: PlanAnswer | EstimateAnswer) -> View:
         kind=found.kind,
         title=f"{found.model} on {found.devices:,} {found.device}",
         sentence=_sentence(found),
-        certificate=_proof(planned.certificate)
+        certificate=_proof(planned.certificate, planned.fastest.layout if planned.choice else "")
         if planned
         else "One layout, estimated: nothing is searched.",
-        notes=(
-            *(f"{note[0].upper()}{note[1:]}." for note in found.notes if note),
-            *(() if found.fits else ("This layout does not fit in the device's memory.",)),
-        ),
+        notes=tuple(f"{note[0].upper()}{note[1:]}." for note in _notes(found) if note),
+        given=found.given,
         facts=_facts(found),
         times=(TimesView(title=found.model, rows=tuple(rows)),),
         models=(
@@ -69,6 +70,19 @@ def plan_view(found: PlanAnswer | EstimateAnswer) -> View:
         cluster=found.cluster,
         launch=found.launch or None,
     )
+
+
+def _notes(found: PlanAnswer | EstimateAnswer) -> Iterator[str]:
+    yield from found.notes
+    memory = found.memory_bytes
+    if not found.fits:
+        yield "this layout does not fit in the device's memory"
+    elif memory.tight:
+        most = format_bytes(memory.most_needed)
+        yield f"memory is tight: some runs of this kind would need {most} where this one fits"
+    if isinstance(found, PlanAnswer):
+        yield found.choice
+        yield candidates_words(found.alternatives, found.between_layouts)
 
 
 def _pass(entry: DevicePass) -> PassView:
@@ -99,14 +113,28 @@ def _sentence(found: PlanAnswer | EstimateAnswer) -> str:
     )
 
 
-def _proof(proof: LayoutProof) -> str:
+def _proof(proof: LayoutProof, fastest: str) -> str:
     usable = f", of those that {proof.target} can run" if proof.target else ""
     left_out = f" Not tried: {'; '.join(proof.excluded)}." if proof.excluded else ""
+    subject = f"{fastest} is the " if fastest else ""
+    best = "proven best" if proof.proven else "best known"
     return (
-        f"{'Proven best' if proof.proven else 'Best known'} of {proof.layouts:,} layouts in "
+        f"{subject}{best if fastest else best.capitalize()} of {proof.layouts:,} layouts in "
         f"{proof.variants:,} variants{usable}: {proof.too_large:,} cannot fit, "
         f"{proof.too_slow:,} cannot be faster, {proof.estimated:,} were estimated.{left_out}"
     )
+
+
+def _whole_run(found: WholeRun) -> Iterator[tuple[str, str]]:
+    yield "Whole run", f"{found.days:,.1f} days for {format_count(found.tokens)} tokens"
+    yield "Between", f"{found.days_low:,.1f} and {found.days_high:,.1f} days"
+    yield "Device-hours", f"{found.device_hours:,.0f}"
+    if found.dollars is not None:
+        yield "Cost", f"{found.dollars:,.0f} dollars"
+    if found.energy_J is not None:
+        yield "Energy, devices at their limit", f"{found.energy_J / 3.6e9:,.1f} MWh"
+    yield "Goodput", f"{found.goodput:.1%} with {found.interruptions:,.1f} interruptions"
+    yield "Checkpoints", f"every {found.interval_steps:,} steps, {format_seconds(found.interval_s)}"
 
 
 def _facts(found: PlanAnswer | EstimateAnswer) -> tuple[tuple[str, str], ...]:
@@ -115,9 +143,6 @@ def _facts(found: PlanAnswer | EstimateAnswer) -> tuple[tuple[str, str], ...]:
         ("Throughput", f"{found.tokens_per_s_per_device:,.0f} tokens/s per device"),
         ("MFU", format_mfu(found.mfu)),
         ("Memory", f"{format_bytes(found.memory_bytes.needed)} on the fullest device"),
-        ("Sequence", f"{found.sequence:,} tokens"),
-        ("Global batch", f"{found.global_batch:,} sequences"),
-        ("Network", found.network),
-        ("Software", found.stack),
+        *(() if found.whole_run is None else _whole_run(found.whole_run)),
         ("Replayed pass by pass", f"{found.replay.difference:+.2%} from the closed form"),
     )

@@ -68,6 +68,7 @@ def search_view(folder: Path | None, found: SearchAnswer, status: RunStatus | No
         sentence=_sentence(found),
         certificate=certificate_words(found.certificate),
         notes=tuple(notes),
+        given=found.given,
         facts=_facts(found),
         unit=unit,
         score=found.score,

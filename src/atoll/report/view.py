@@ -169,6 +169,8 @@ class View:
     title: str
     sentence: str
     certificate: str
+    given: str = ""
+    """All that the answer holds for."""
     notes: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     times: tuple[TimesView, ...]

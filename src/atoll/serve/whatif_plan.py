@@ -103,6 +103,7 @@ class PlanWhatIf:
                 attention=told.attention,
                 imbalance=told.imbalance,
                 optimizer=told.states,
+                headroom=told.memory_bytes.headroom,
             )
             self._run = run_of(asked)
         return self._run
@@ -123,7 +124,7 @@ class PlanWhatIf:
 
 def figures(found: Estimate) -> Figures:
     """An estimate in the words that both kinds of run share."""
-    worst, capacity = found.worst, found.run.gpu.hbm_bytes
+    worst, capacity = found.worst, found.run.capacity_bytes
     warning = f"Needs {worst.needed / GIB:.1f} GiB of {capacity / GIB:.1f} GiB: does not fit."
     return Figures(
         step_time_s=found.step.time_s,

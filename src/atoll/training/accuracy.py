@@ -48,12 +48,22 @@ class ErrorClass(FileModel):
     """Of rows whose source was left out."""
 
 
+class BetweenLayouts(FileModel):
+    """Pairs of layouts of one run, predicted to be near each other: how far measured over predicted
+    values of the one are from those of the other."""
+
+    groups: Count
+    rows: Count
+    median: Factor
+
+
 class ErrorClasses(FileModel):
     share: Share
     devices: tuple[str, ...] = Field(min_length=1)
     """Whose operators were timed, by the first part of their names."""
     step_time: tuple[ErrorClass, ...]
     memory: tuple[ErrorClass, ...]
+    between_layouts: BetweenLayouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,8 @@ class Accuracy:
     share: float
     step_time: tuple[float, float]
     memory: tuple[float, float]
+    between: float
+    """How far two layouts of one run are off from each other, half of the time."""
 
     def interval(self, step_time_s: float, memory_bytes: float) -> Interval:
         """Of an estimate."""
@@ -114,6 +126,7 @@ def accuracy(run: Run, layout: Layout) -> Accuracy:
         known.share,
         _hull(times),
         _hull(peaks),
+        known.between_layouts.median,
     )
     site = run.site
     if site is None or site.error is None or site.reach is None:

@@ -156,7 +156,7 @@ class Sums:
         mixed = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))
         every = Passes(*(np.append(x, y, axis=1) for x, y in zip(passes, mixed, strict=True)))
         time_s, needed = self.step_s(states, every, bound=False), self.most(every.bytes)
-        fitting_s = np.where(needed[:, :-1] <= self.run.gpu.hbm_bytes, time_s[:, :-1], np.inf)
+        fitting_s = np.where(needed[:, :-1] <= self.run.capacity_bytes, time_s[:, :-1], np.inf)
         one = fitting_s.argmin(axis=1)
         better = np.flatnonzero(fitting_s[np.arange(len(one)), one] < time_s[:, -1])
         time_s[better, -1] = time_s[better, one[better]]
@@ -172,12 +172,12 @@ class Sums:
         held = held or self.held()
         if not bound:
             time_s, needed, picks = self.figures(held)
-            fits = needed[:, -1] <= self.run.gpu.hbm_bytes
+            fits = needed[:, -1] <= self.run.capacity_bytes
             return np.where(fits, time_s[:, -1], np.inf), picks
         states, passes = held.states, self.passes(held)
         picks = self.fastest(passes)
         least = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))
-        fits = self.most(least.bytes)[:, 0] <= self.run.gpu.hbm_bytes
+        fits = self.most(least.bytes)[:, 0] <= self.run.capacity_bytes
         return np.where(fits, self.step_s(states, least, bound=True)[:, 0], np.inf), picks
 
     def most(self, values: Floats) -> Floats:
@@ -191,7 +191,7 @@ class Sums:
         """Of every stage the fastest choice that fits, of equal ones the first; else the one that
         needs least.
         """
-        fits = passes.bytes <= self.run.gpu.hbm_bytes
+        fits = passes.bytes <= self.run.capacity_bytes
         own_s = np.where(fits, passes.own, np.inf)
         first = (own_s <= own_s.min(axis=1, keepdims=True) * (1 + SAME)).argmax(axis=1)
         return np.asarray(np.where(fits.any(axis=1), first, passes.bytes.argmin(axis=1)))

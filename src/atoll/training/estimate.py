@@ -13,6 +13,7 @@ from atoll.notebook import answer_html, bar_text
 from atoll.registry import named
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import Layout, check_layout
+from atoll.step.length import WholeRun, whole_run
 from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, Accuracy, accuracy
@@ -23,7 +24,7 @@ from atoll.training.operators.priced import Priced
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Step, Stepper, accumulation_s, update_s
 from atoll.units import format_bytes, format_mfu, format_seconds, ranges
-from atoll.workload.flops import model_flops
+from atoll.workload.flops import model_flops, trained_parameters
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,23 @@ class Estimate(Pictured[EstimateAnswer]):
         )
 
     @property
+    def whole_run(self) -> WholeRun | None:
+        """The run from its first token to its last, where its tokens are known."""
+        run, interval = self.run, self.interval.step_time_s
+        if run.length is None:
+            return None
+        kept = run.states.weight + run.states.optimizer
+        return whole_run(
+            run.length,
+            self.step.time_s,
+            (interval.low, interval.high),
+            run.tokens,
+            run.devices,
+            kept * trained_parameters(run.stored or run.model, run.adapters),
+            run.gpu.power_W,
+        )
+
+    @property
     def recomputed(self) -> str:
         """The recomputation policy that it comes to, if it is one for all stages."""
         if self.rerun and not any(operators for _, operators in self.rerun):
@@ -137,8 +155,41 @@ class Estimate(Pictured[EstimateAnswer]):
 
     @property
     def fits(self) -> bool:
-        """Whether every stage has the memory that it needs."""
-        return self.worst.needed <= self.run.gpu.hbm_bytes
+        """Whether every stage has the memory that it needs, and leaves free what is to stay so."""
+        return self.worst.needed <= self.run.capacity_bytes
+
+    @property
+    def most_needed_bytes(self) -> float:
+        """What the fullest stage needs at the upper end of the interval."""
+        worst = self.worst
+        return self.interval.memory_bytes.high + worst.needed - worst.allocated
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits, but would not at the upper end of the interval."""
+        return self.fits and self.most_needed_bytes > self.run.gpu.hbm_bytes
+
+    def verdict(self) -> str:
+        """What is needed of the memory, and whether that is there.
+
+        Returns:
+            Words, such as "70 GiB needed of 80 GiB: fits".
+
+        Example:
+            >>> import atoll
+            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).verdict()  # doctest: +ELLIPSIS
+            '... needed of 80 GiB: fits'
+        """
+        run = self.run
+        free = f" less {100 * run.headroom:.4g}% kept free" if run.headroom else ""
+        words = "fits" if self.fits else "DOES NOT FIT"
+        if self.tight:
+            most = format_bytes(self.most_needed_bytes)
+            words = f"fits, but tight: some runs of this kind would need {most}"
+        return (
+            f"{format_bytes(self.worst.needed)} needed of {format_bytes(run.gpu.hbm_bytes)}"
+            f"{free}: {words}"
+        )
 
     @property
     def tokens_per_s_per_device(self) -> float:
@@ -167,8 +218,7 @@ class Estimate(Pictured[EstimateAnswer]):
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).summary()[0]
             'gpt2-xl on 8 h100'
         """
-        run, worst = self.run, self.worst
-        verdict = "fits" if self.fits else "does not fit"
+        run = self.run
         step, throughput, mfu = self.figures()
         facts = [
             ("layout", str(self.layout)),
@@ -176,11 +226,7 @@ class Estimate(Pictured[EstimateAnswer]):
             ("throughput", throughput),
             ("MFU", mfu),
             ("interval", self.sureness()),
-            (
-                "memory",
-                f"{format_bytes(worst.needed)} of {format_bytes(run.gpu.hbm_bytes)} on stage "
-                f"{worst.stage}: {verdict}",
-            ),
+            ("memory", f"on stage {self.worst.stage} {self.verdict()}"),
         ]
         title = f"{run.model.name} on {run.devices:,} {run.gpu.name}"
         return title, facts, self.step.breakdown()

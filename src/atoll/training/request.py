@@ -10,8 +10,10 @@ from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
 from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
+from atoll.questions.devices import LengthQuestion
 from atoll.registry import named
 from atoll.step.layout import Layout
+from atoll.step.length import MTBF_S, RESTART_S, Length
 from atoll.step.states import load_states
 from atoll.training.operators.layers import block_names, experts_of
 from atoll.training.planner.space import Axes
@@ -85,6 +87,8 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         adapters=adapters,
         fine_tuned=asked.method != "pretrain",
         stored=given if isinstance(given, StoredModel) else None,
+        headroom=asked.headroom,
+        length=_length(asked),
     )
     return run.at(site) if asked.site else run
 
@@ -95,6 +99,18 @@ def _model(asked: RunQuestion) -> ModelConfig | StoredModel:
         return load_model(asked.model)
     found: ModelConfig = named("atoll.launch.ask:launched")(asked.from_, asked.asked()).model
     return found
+
+
+def _length(asked: LengthQuestion) -> Length | None:
+    if asked.tokens is None:
+        return None
+    return Length(
+        asked.tokens,
+        asked.price,
+        asked.mtbf or MTBF_S,
+        asked.checkpoint,
+        asked.restart or RESTART_S,
+    )
 
 
 def stand_in(stored: StoredModel) -> ModelConfig:

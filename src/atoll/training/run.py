@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
+from atoll.step.length import Length
 from atoll.step.states import States
 from atoll.training.site import Site
 from atoll.training.stack import COMPOSED_GELU, Stack
+from atoll.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
 from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, warnings_of
@@ -41,6 +43,10 @@ class Run:
     """The captured model, where there is no builder for it."""
     site: Site | None = None
     """What was measured where it runs: stack and network are as found there."""
+    length: Length | None = None
+    """The whole run, where its tokens are known."""
+    headroom: float = 0.0
+    """Share of each device's memory that is to stay free."""
 
     def at(self, site: Site) -> Run:
         """The run at a site, its software as stated."""
@@ -53,6 +59,11 @@ class Run:
         return self.global_batch * self.sequence
 
     @property
+    def capacity_bytes(self) -> float:
+        """Memory of a device that a layout may need."""
+        return self.gpu.hbm_bytes * (1.0 - self.headroom)
+
+    @property
     def slack(self) -> float:
         """Time of a step over what its parts explain; several nodes also wait for the slowest."""
         several = self.devices > self.network.node
@@ -63,6 +74,21 @@ class Run:
         """Of a weight in a block that is not trained: no master copy is kept beside it."""
         alone = self.precision in SCALED and self.stack.scaled_weights
         return ELEMENT_BYTES[self.precision] if alone else self.states.weight
+
+    @property
+    def given(self) -> str:
+        """All that an answer holds for, in words."""
+        gpu, free = self.gpu, f", {self.headroom:.0%} of it kept free" if self.headroom else ""
+        trained = "" if self.adapters is None else f", adapters of rank {self.adapters.rank}"
+        return (
+            f"{self.model.name}{trained}, {counted(self.global_batch, 'sequence')} of "
+            f"{self.sequence:,} tokens in a step; {self.devices:,} {gpu.name} "
+            f"({format_quantity(gpu.peak_flops(self.precision), FLOPS, 3)} {self.precision} at "
+            f"{format_quantity(gpu.clock_Hz, FREQUENCY, 3)}, {format_bytes(gpu.hbm_bytes)}{free}) "
+            f"on {self.network.sentence(self.devices)}; {self.stack.name}, {self.states.name} "
+            f"optimizer states, {self.attention} attention"
+            f"{'' if self.site is None else f', as measured at {self.site.name}'}"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -181,7 +181,7 @@ def regret(predictions: Sequence[Prediction]) -> Regret:
     groups: dict[tuple[Any, ...], list[Prediction]] = defaultdict(list)
     for p in predictions:
         if p.estimate is not None and p.row.time_s is not None:
-            groups[_group(p.row)].append(p)
+            groups[group_of(p.row)].append(p)
     found = []
     for members in groups.values():
         measured: dict[str, float] = {}
@@ -200,7 +200,8 @@ def regret(predictions: Sequence[Prediction]) -> Regret:
     return Regret(groups=len(found), mean=float(np.mean(found)), median=float(np.median(found)))
 
 
-def _group(row: RunRow) -> tuple[Any, ...]:
+def group_of(row: RunRow) -> tuple[Any, ...]:
+    """Of rows that differ in their layouts: the same model, devices and batch."""
     names = ("model", "precision", "device_mem_GB")
     sizes = ("layers", "hidden", "heads", "devices", "global_batch", "seq")
     texts = tuple(row.text(name) for name in names)

@@ -29,6 +29,16 @@ def model_flops(
     return _built(model, sequence, adapters)
 
 
+def trained_parameters(model: ModelConfig | StoredModel, adapters: Adapters | None = None) -> float:
+    """Parameters whose states a checkpoint has."""
+    if isinstance(model, StoredModel):
+        return prepare(model, model.file.microbatch or 1, fusion="none").parameters
+    built = build_model(model, 1)
+    if adapters is None:
+        return built.parameters
+    return with_adapters(built, adapters, apart=False).parameters - built.parameters
+
+
 @lru_cache(maxsize=256)
 def _built(config: ModelConfig, sequence: int | None, adapters: Adapters | None) -> float:
     model = build_model(config, 1, sequence)

@@ -22,18 +22,20 @@ from atoll.answers.search import (
 )
 from atoll.explore.answer.scope import Scope
 from atoll.hardware.accelerator import Accelerator
+from atoll.hardware.catalog import load_network
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
 from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate, times
-from atoll.units import counted, format_mfu, format_seconds
+from atoll.units import FREQUENCY, counted, format_mfu, format_quantity, format_seconds
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
+PROCESS = "areas of 22 nm, energies of 7 nm"
+"""Of `hardware.area` and `hardware.energy`."""
 _WORTH_SAYING = 0.01
 """Of the answer's peak power: a design that saves less is not named."""
 
@@ -210,6 +212,22 @@ class SearchResult(Pictured[SearchAnswer]):
         return self.job.network or profile_of(self.job).network
 
     @property
+    def given(self) -> str:
+        """All that the answer holds for, in words."""
+        job, network = self.job, load_network(self.network)
+        trained = ", ".join(
+            f"{model.name} ({counted(model.batch or job.batch, 'sequence')}"
+            f"{f' of {model.sequence:,} tokens' if model.sequence else ''} in a step)"
+            for model in job.models
+        )
+        clock = format_quantity(self.best.accelerator.clock_Hz, FREQUENCY, 3)
+        return (
+            f"{trained}; {counted(job.devices, 'device')} at {clock} on "
+            f"{network.sentence(job.devices)}; {job.optimizer or profile_of(job).optimizer} "
+            f"optimizer states; {job.profile} profile, {PROCESS}"
+        )
+
+    @property
     def throughput_samples_per_s(self) -> float:
         """Samples per second of the (first) model on the best design."""
         return self.best.plans[0].samples_per_s
@@ -229,6 +247,7 @@ class SearchResult(Pictured[SearchAnswer]):
             plateau=tuple(near.answer() for near in self.plateau),
             runners_up=tuple(design.answer() for design in self.runners_up),
             job=self.job.to_dict(),
+            given=self.given,
         )
 
     def to_dataframe(self) -> pd.DataFrame:

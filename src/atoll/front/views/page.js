@@ -29,6 +29,7 @@ export function pageOf(data) {
     h("h1", {}, data.title),
     h("p", { class: "lead", id: "answer" }, data.sentence),
     h("p", { class: "proof", id: "certificate" }, data.certificate),
+    data.given && h("p", { class: "proof", id: "given" }, `Given: ${data.given}.`),
     data.notes.map((note) => h("p", { class: "proof warn" }, note)),
     h("nav", { class: "contents", "aria-label": "Contents" }, sections.map(link)),
     h("section", { class: "card", id: "facts", "aria-label": "Figures" }, figures(data.facts)),

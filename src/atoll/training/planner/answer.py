@@ -51,6 +51,7 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
         attention=run.attention,
         imbalance=run.imbalance,
         site=run.site.name if run.site else None,
+        given=run.given,
         layout=layout,
         layout_words=str(layout),
         step_time_s=found.step.time_s,
@@ -63,6 +64,9 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
             needed=worst.needed,
             after_step=worst.resting,
             capacity=run.gpu.hbm_bytes,
+            headroom=run.headroom,
+            tight=found.tight,
+            most_needed=found.most_needed_bytes,
             parts=worst.parts(),
             stages=tuple(map(_memory, found.memory)),
         ),
@@ -86,6 +90,7 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
             etp=layout.etp,
             levels=tuple(made_of(NetworkLevel, level) for level in run.network.levels),
         ),
+        whole_run=found.whole_run,
         sensitivity=tuple(_sensitivity(found)),
         launch=found.launch,
     )
@@ -98,12 +103,13 @@ def plan_answer(found: Plan) -> PlanAnswer:
         PlanAnswer,
         best.answer,
         kind="plan",
-        best=BestLayout(
-            layout=str(best.layout),
-            step_time_s=best.step.time_s,
-            throughput_samples_per_s=proof.score,
-            fits=best.fits,
-        ),
+        best=_best(best),
+        fastest=_best(found.fastest),
+        choice=found.choice(),
+        ties=found.ties,
+        tied=found.tied,
+        alternatives=found.alternatives,
+        between_layouts=best.accuracy.between,
         runners_up=tuple(
             RunnerUp(
                 layout=str(other.layout),
@@ -133,6 +139,15 @@ def plan_answer(found: Plan) -> PlanAnswer:
             excluded=found.excluded,
             target=found.target,
         ),
+    )
+
+
+def _best(found: Estimate) -> BestLayout:
+    return BestLayout(
+        layout=str(found.layout),
+        step_time_s=found.step.time_s,
+        throughput_samples_per_s=found.run.global_batch / found.step.time_s,
+        fits=found.fits,
     )
 
 

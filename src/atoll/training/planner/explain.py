@@ -25,18 +25,20 @@ def reasons(space: Space, best: Estimate) -> tuple[tuple[Reason, ...], str]:
     found: list[Reason] = []
     for axis in AXES:
         try:
-            sentence = _reason(space, best, axis)
+            sentence, other = _reason(space, best, axis)
         except StoppedError:
             return tuple(found), space.stop.reason
         if sentence:
-            found.append(Reason(axis=axis, why=sentence))
+            slower = other.step.time_s / best.step.time_s - 1 if other.fits else None
+            found.append(Reason(axis=axis, why=sentence, axes=other.layout, slower=slower))
     return tuple(found), ""
 
 
-def _reason(space: Space, best: Estimate, axis: str) -> str:
+def _reason(space: Space, best: Estimate, axis: str) -> tuple[str, Estimate]:
+    """What another value costs, in words, none where there is none; and the layout that has it."""
     rows, names = _others(space, best.layout, axis)
     if not (rows.any() and names.any()):
-        return ""
+        return "", best
     name = f"{axis} {_value(best.layout, axis)}"
     nearest = space.search(1, rows, names)
     if nearest.stopped:
@@ -46,15 +48,17 @@ def _reason(space: Space, best: Estimate, axis: str) -> str:
         slower = other.step.time_s / best.step.time_s - 1
         value = f"{axis} {_value(other.layout, axis)}"
         if slower == 0:
-            return f"{name}: {value} takes as long, as {other.layout}"
-        return f"{name}: {value} takes {slower:+.1%} as {other.layout}, {_where(best, other)}"
+            return f"{name}: {value} takes as long, as {other.layout}", other
+        sentence = f"{value} takes {slower:+.1%} as {other.layout}, {_where(best, other)}"
+        return f"{name}: {sentence}", other
     least = space.smallest(rows, names)
     if least.fits:  # fits, but cannot be used
-        return ""
-    over = least.worst.needed - space.run.gpu.hbm_bytes
+        return "", least
+    over = least.worst.needed - space.run.capacity_bytes
     return (
         f"{name}: no other fits, {axis} {_value(least.layout, axis)} needs {format_bytes(over)} "
-        f"more memory than there is, as {least.layout}"
+        f"more memory than there is, as {least.layout}",
+        least,
     )
 
 
@@ -84,11 +88,12 @@ def _others(space: Space, layout: Layout, axis: str) -> tuple[Bools, Bools]:
 
 
 def _where(best: Estimate, other: Estimate) -> str:
-    """The part of the step that grows most."""
+    """The part of the step that grows most; that shrinks most where the other is faster."""
     mine, theirs = best.step.breakdown(), other.step.breakdown()
-    grown = max(mine, key=lambda name: theirs[name] - mine[name])
-    more = format_seconds(theirs[grown] - mine[grown], best.digits)
-    return f"mostly {grown.replace('_', ' ')} (+{more})"
+    sign = 1 if other.step.time_s >= best.step.time_s else -1
+    part = max(mine, key=lambda name: sign * (theirs[name] - mine[name]))
+    change = format_seconds(abs(theirs[part] - mine[part]), best.digits)
+    return f"mostly {part.replace('_', ' ')} ({'+' if sign > 0 else '-'}{change})"
 
 
 def _value(layout: Layout, axis: str) -> str:

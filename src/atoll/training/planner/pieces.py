@@ -68,7 +68,7 @@ class Pieces:
         return found
 
     def _bounds(self, *family: Any) -> tuple[Singles, Singles]:
-        capacity = self.run.gpu.hbm_bytes * (1 + 3 * SINGLE)
+        capacity = self.run.capacity_bytes * (1 + 3 * SINGLE)
         step_s, bytes_ = self._floor.bounds(self.block(Family(*family)), capacity)
         return _down(step_s), _down(bytes_)
 
@@ -108,7 +108,7 @@ class Pieces:
     def _figures(self, layouts: Sequence[Layout], choices: Sequence[str]) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
         step_s, bytes_ = batch_estimates(self.estimator, layouts, choices)
-        step_s[bytes_ * (1 - ROUNDING) > self.run.gpu.hbm_bytes] = np.inf
+        step_s[bytes_ * (1 - ROUNDING) > self.run.capacity_bytes] = np.inf
         step_s *= 1 - ROUNDING
         return step_s[:, :-1], step_s[:, -1]
 

@@ -6,11 +6,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from atoll.answers.answer import Pictured
-from atoll.answers.plan import LaunchFile, PlanAnswer, PlanExplanation, Reason
+from atoll.answers.plan import (
+    Candidate,
+    LaunchFile,
+    PlanAnswer,
+    PlanExplanation,
+    Reason,
+    candidates_words,
+)
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
 from atoll.step.certificate import Certificate
+from atoll.step.layout import Layout
 from atoll.stopping import Stop
 from atoll.training.estimate import Estimate
 from atoll.training.planner.pieces import Pieces
@@ -22,6 +30,7 @@ from atoll.units import counted, format_bytes
 RUNNERS_UP = 4
 TOLERANCE = 0.0  # the search goes on until nothing can be faster
 TOO_LARGE, TOO_SLOW, REFUSED = "memory", "time", "target"  # what rules layouts out
+MOST_CANDIDATES = 3  # layouts that must be tried beside the best
 MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
 
 
@@ -39,6 +48,8 @@ class Plan(Pictured[PlanAnswer]):
     run: Run
     axes: Axes
     best: Estimate
+    """The layout that is named: the fastest, or the simplest of those that take as long."""
+    fastest: Estimate
     runners_up: tuple[Estimate, ...]
     certificate: Certificate
     excluded: tuple[str, ...]
@@ -50,6 +61,10 @@ class Plan(Pictured[PlanAnswer]):
     """Layouts that may be faster, but were not estimated before the search had to end."""
     stopped: str = ""
     """Why it had to end before it was done, if it had."""
+    ties: float = 0.0
+    """Of the fastest step: layouts that take so much longer count as equal to it."""
+    tied: int = 1
+    """How many these are."""
 
     def explain(self) -> PlanExplanation:
         """Why this layout: where its time goes, and what the others lack.
@@ -86,6 +101,56 @@ class Plan(Pictured[PlanAnswer]):
         """
         return self.best.export(target)
 
+    def choice(self) -> str:
+        """Why a layout is named that is not the fastest.
+
+        Returns:
+            One sentence; empty where it is the fastest.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1], ties=0)
+            >>> plan.choice()
+            ''
+        """
+        if self.best.layout == self.fastest.layout:
+            return ""
+        faster = 1 - self.fastest.step.time_s / self.best.step.time_s
+        tight = ", which is tight in memory" if self.fastest.tight and not self.best.tight else ""
+        return (
+            f"the simplest of {self.tied:,} layouts within {100 * self.ties:.3g}% of the fastest, "
+            f"{self.fastest.layout} ({faster:.2%} faster){tight}"
+        )
+
+    @cached_property
+    def alternatives(self) -> tuple[Candidate, ...]:
+        """The few layouts that may be faster than the best in truth: they are behind it by less
+        than two layouts of one run usually differ from their estimates.
+        """
+        mine = self.best.step.time_s
+        others = [(e.step.time_s / mine - 1, e.layout) for e in (self.fastest, *self.runners_up)]
+        others += [(r.slower, r.axes) for r in self.reasons if r.slower is not None]
+        near: dict[Layout, Candidate] = {}
+        for slower, layout in sorted(others, key=lambda pair: pair[0]):
+            alike = replace(layout, hsdp=1)  # replicas of what is sharded are tuned afterwards
+            if alike != replace(self.best.layout, hsdp=1) and slower < self.best.accuracy.between:
+                near.setdefault(alike, Candidate(layout=str(layout), axes=layout, slower=slower))
+        return tuple(near.values())[:MOST_CANDIDATES]
+
+    def to_try(self) -> str:
+        """Which layouts a measurement should decide between.
+
+        Returns:
+            One sentence; empty where no other layout is near.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+            >>> plan.to_try()  # doctest: +ELLIPSIS
+            'to be tried beside it: ...'
+        """
+        return candidates_words(self.alternatives, self.best.accuracy.between)
+
     def proof(self) -> str:
         """What is proven, and what was done with the layouts of the space.
 
@@ -106,7 +171,8 @@ class Plan(Pictured[PlanAnswer]):
             *([f"{self.unseen:,} not looked at ({self.stopped})"] if self.stopped else []),
             f"{self.certificate.evaluated:,} written out",
         ]
-        return f"{self.certificate.sentence()}; {', '.join(counts)}"
+        of = "" if self.best.layout == self.fastest.layout else "the fastest is "
+        return f"{of}{self.certificate.sentence()}; {', '.join(counts)}"
 
     def left_out(self) -> str:
         """What the proof does not speak about.
@@ -151,7 +217,8 @@ class Plan(Pictured[PlanAnswer]):
         return answer_html(*self.best.summary(), self.proof(), others)
 
     def __str__(self) -> str:
-        return "\n".join(filter(None, (str(self.best), self.proof(), self.left_out())))
+        words = str(self.best), self.choice(), self.proof(), self.left_out()
+        return "\n".join(filter(None, words))
 
 
 def plan(
@@ -164,10 +231,13 @@ def plan(
     progress: Progress | None = None,
     pieces: Pieces | None = None,
     stop: Stop | None = None,
+    ties: float = 0.0,
 ) -> Plan:
     """The fastest layout that fits, of those that `usable` says nothing against (which are those
-    that the target of an export can run).
+    that the target of an export can run), or the simplest that takes at most so much longer.
     """
+    from atoll.training.planner.ties import simplest
+
     axes, stop = axes or Axes(), stop or Stop()
     space = Space(run, axes, usable=usable, progress=progress, pieces=pieces, stop=stop)
     found = space.search(runners_up + 1)
@@ -177,17 +247,23 @@ def plan(
                 f"{found.refusal} (so it is with all {found.refused:,} layouts that fit)"
             )
         raise _nothing_fits(space)
+    fastest = found.best[0]
+    best, tied = simplest(space, fastest, ties) if ties else (fastest, 1)
+    others = tuple(other for other in found.best if other.layout != best.layout)
     return Plan(
         run,
         axes,
-        found.best[0],
-        found.best[1:],
+        best,
+        fastest,
+        others[:runners_up],
         _certificate(space, found, target),
         excluded(run, axes),
         target,
         space,
         found.unseen,
         stop.reason if found.stopped else "",
+        ties,
+        tied,
     )
 
 
@@ -216,7 +292,7 @@ def _nothing_fits(space: Space) -> InfeasibleError:
     nearest = space.smallest()
     parts = nearest.worst.parts()
     largest = max(parts, key=lambda name: parts[name])
-    over = nearest.worst.needed - run.gpu.hbm_bytes
+    over = nearest.worst.needed - run.capacity_bytes
     fitting = _nearest_fit(run)
     if fitting is None:
         way_out = "use more devices, a smaller batch or a shorter sequence"
@@ -227,7 +303,7 @@ def _nothing_fits(space: Space) -> InfeasibleError:
     return InfeasibleError(
         f"{run.model.name} does not fit {run.devices} {run.gpu.name}: the layout that needs least "
         f"({nearest.layout}) takes {format_bytes(nearest.worst.needed)} of "
-        f"{format_bytes(run.gpu.hbm_bytes)}, {format_bytes(over)} too much, most of it {largest} "
+        f"{format_bytes(run.capacity_bytes)}, {format_bytes(over)} too much, most of it {largest} "
         f"({format_bytes(parts[largest])}); {way_out}"
     )
 

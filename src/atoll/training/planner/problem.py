@@ -9,6 +9,7 @@ from atoll.answers.designs import Identity
 from atoll.answers.plan import LaunchFile
 from atoll.driver import Desk
 from atoll.questions import PlanQuestion
+from atoll.questions.devices import LengthQuestion
 from atoll.step.layout import Layout
 from atoll.stopping import Stop
 from atoll.training.planner.pieces import Pieces, make_piece
@@ -40,14 +41,15 @@ class PlanProblem:
         from atoll.store import fingerprint
 
         asked = self.question.to_dict()
-        for name in ("time_limit_s", "export", "export_to"):
+        whole = LengthQuestion.model_fields  # of the run, not of its steps
+        for name in ("time_limit_s", "export", "export_to", "ties", *whole):
             del asked[name]
         # Files that the question names are known by what they hold.
         contents = {field.name: getattr(self.run, field.name) for field in fields(self.run)}
         return asked | {
             f"{name}_content": fingerprint({name: repr(content)})
             for name, content in contents.items()
-            if is_dataclass(content)
+            if is_dataclass(content) and name != "length"
         }
 
     def solve(self, desk: Desk) -> Plan:
@@ -64,6 +66,7 @@ class PlanProblem:
             progress=desk.progress,
             pieces=pieces,
             stop=desk.stop,
+            ties=self.question.ties,
         )
         best = found.best
         found = replace(found, best=replace(best, launch=self.launch(self.run, best.layout)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +105,7 @@ class Space:
         begin = time.perf_counter()
         self.least_s, self.least_bytes = self._bounds()
         self.bounded_per_s = len(self) / max(time.perf_counter() - begin, 1e-9)
-        self.may_fit = self.least_bytes <= run.gpu.hbm_bytes * (1 + SINGLE)
+        self.may_fit = self.least_bytes <= run.capacity_bytes * (1 + SINGLE)
         """Rows that are not too large by their bounds."""
         self.slot = np.full(self.starts[-1], -1, dtype=np.int32)
         """Of every row, where its figures are."""
@@ -214,6 +215,19 @@ class Space:
             stopped=stopped,
         )
 
+    def within(self, limit_s: float) -> Iterator[tuple[int, int]]:
+        """Row and policy of all layouts that fit, can be used and take no longer, the fastest
+        first; of those known, where the search has to end.
+        """
+        every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
+        with suppress(StoppedError):
+            self._estimate_all(1, *every, whole=True, within_s=limit_s)
+        for row, name, time_s in self._ranked(*every, exact=True):
+            if time_s > limit_s:
+                return
+            if self._refusal(row, name) is None:
+                yield row, name
+
     def _written(
         self, count: int, among: Bools, named: Bools, exact: bool
     ) -> tuple[tuple[Estimate, ...], list[str], int, float]:
@@ -236,12 +250,16 @@ class Space:
                 best = sorted([*best, estimate], key=_order)[:count]
         return tuple(best), refusals, estimated, float("inf")
 
-    def _estimate_all(self, count: int, among: Bools, named: Bools, whole: bool) -> float:
+    def _estimate_all(
+        self, count: int, among: Bools, named: Bools, whole: bool, within_s: float = 0.0
+    ) -> float:
         """Bound and estimate, the lowest bound first, until no other row can be among the fastest
-        `count`; a time that none is below, and the last of these not above.
+        `count` or take less than `within_s`; a time that none is below, and the last of these not
+        above.
         """
         rest = np.flatnonzero(among & self.may_fit & (self.slot < 0))
         limit_s, best_s = self._limit_s(count, among, named)
+        limit_s = max(limit_s, within_s)
         while True:
             rest = rest[(self.slot[rest] < 0) & (self.least_s[rest] < limit_s)]
             loose_s = self._loose_s(among, named)
@@ -259,6 +277,7 @@ class Space:
             else:
                 self._add(rows)
             limit_s, best_s = self._limit_s(count, among, named)
+            limit_s = max(limit_s, within_s)
 
     def _tell(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
         """Where the search of the whole space stands."""

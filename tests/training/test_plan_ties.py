@@ -1,0 +1,141 @@
+"""Which layout a plan names: it fits with room, and a percent of a step does not outweigh that it
+is simpler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import inf
+
+import pytest
+from training_cases import dense, estimates, small_run, with_memory
+
+import atoll
+from atoll.errors import AtollError
+from atoll.questions import PlanQuestion
+from atoll.step.layout import Layout
+from atoll.training.estimate import Estimate, estimate
+from atoll.training.planner.plan import plan
+from atoll.training.planner.space import Axes
+from atoll.training.planner.ties import MOST_TRIED, complexity
+from atoll.training.run import Run
+
+RUN = small_run(dense(6), devices=8, global_batch=16)
+AXES = Axes(
+    tp=(1, 2),
+    cp=(1,),
+    vpp=(1, 2),
+    microbatch=(1, 2),
+    zero=(1, 3),
+    hsdp=(1,),
+    recompute=("none", "full", "optimal"),
+)
+
+
+@cache
+def fitting(share: float) -> tuple[Run, list[Estimate]]:
+    """A run whose memory leaves a part of its layouts, and these; recomputation by operator that
+    comes to a named policy is that policy.
+    """
+    needs = [e.worst.needed for e in estimates(RUN, replace(AXES, recompute=("none", "full")))]
+    run = with_memory(RUN, min(needs) + share * (max(needs) - min(needs)) + 1)
+    known = [e for e in estimates(run, AXES) if e.fits]
+    named_s: dict[Layout, float] = {}
+    for e in known:
+        if e.layout.recompute != "optimal":
+            at = replace(e.layout, recompute="optimal")
+            named_s[at] = min(e.step.time_s, named_s.get(at, inf))
+    return run, [e for e in known if not named_s.get(e.layout, inf) <= e.step.time_s * (1 + 1e-12)]
+
+
+@pytest.mark.parametrize("ties", [0.001, 0.01, 0.05, 0.3])
+@pytest.mark.parametrize("share", [0.02, 0.2, 1.0])
+def test_the_simplest_of_all_that_take_as_long_is_named(ties: float, share: float) -> None:
+    """With recomputation by operator, whose choice depends on the memory, priced one by one."""
+    run, known = fitting(share)
+    limit_s = min(e.step.time_s for e in known) * (1 + ties)
+    tied = [e for e in known if e.step.time_s <= limit_s]
+    found = plan(run, AXES, ties=ties)
+    wanted = min(tied, key=lambda e: (e.tight, complexity(e.layout), e.step.time_s))
+    assert found.tied == len(tied) <= MOST_TRIED
+    assert found.best.tight == wanted.tight
+    assert complexity(found.best.layout) == complexity(wanted.layout)
+    assert found.best.step.time_s == pytest.approx(wanted.step.time_s)
+
+
+def test_the_proof_is_of_the_fastest_and_the_answer_says_so() -> None:
+    found = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], tp=[1], pp=[1])
+    told = found.answer
+    assert found.best.layout != found.fastest.layout
+    assert found.fastest.step.time_s < found.best.step.time_s < 1.01 * found.fastest.step.time_s
+    assert found.certificate.score == 256 / found.fastest.step.time_s
+    assert (told.best.layout, told.fastest.layout) == (
+        str(found.best.layout),
+        str(found.fastest.layout),
+    )
+    assert str(found.fastest.layout) in told.choice
+    assert told.runners_up[0].layout == told.fastest.layout
+    assert told.runners_up[0].slower < 0
+    assert found.proof().startswith("the fastest is proven")
+    assert told.layout.recompute == "none" and found.fastest.layout.recompute == "optimal"
+    alone = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], tp=[1], pp=[1], ties=0)
+    assert alone.best.layout == alone.fastest.layout == found.fastest.layout
+    assert alone.choice() == "" == alone.answer.choice
+
+
+@pytest.mark.parametrize(
+    ("simple", "other"),
+    [
+        (Layout(pp=2), Layout(pp=2, vpp=2)),
+        (Layout(pp=2, vpp=2), Layout(pp=2, vpp=17)),
+        (Layout(tp=2), Layout(tp=2, cp=2)),
+        (Layout(tp=2), Layout(tp=4)),
+        (Layout(recompute="full"), Layout(recompute="optimal")),
+        (Layout(pp=4), Layout(pp=4, schedule="dualpipe")),
+        (Layout(zero=1), Layout(zero=3)),
+        (Layout(zero=3), Layout(zero=3, hsdp=2)),
+        (Layout(dp=8, zero=3), Layout(tp=2, pp=2, dp=2, zero=1)),
+    ],
+)
+def test_what_is_simpler(simple: Layout, other: Layout) -> None:
+    assert complexity(simple) < complexity(other)
+
+
+def test_headroom_is_kept_free() -> None:
+    whole = atoll.plan("llama2-7b", "h100", 16, batch=128, cp=[1], tp=[1], pp=[1])
+    free = atoll.plan("llama2-7b", "h100", 16, batch=128, cp=[1], tp=[1], pp=[1], headroom="30%")
+    capacity = whole.run.gpu.hbm_bytes
+    assert 0.7 * capacity < whole.best.worst.needed <= capacity
+    assert free.best.worst.needed <= 0.7 * capacity
+    assert free.best.step.time_s >= whole.fastest.step.time_s
+    assert free.answer.memory_bytes.headroom == 0.3
+    assert "less 30% kept free: fits" in free.best.verdict()
+    assert PlanQuestion.of(
+        model="gpt2-xl", device="h100", devices=8, batch=8, headroom=0.1
+    ).headroom == pytest.approx(0.1)
+    with pytest.raises(AtollError, match="headroom"):
+        atoll.estimate("gpt2-xl", "h100", 8, batch=64, headroom="110%")
+
+
+def test_a_layout_is_tight_where_such_runs_may_need_more_than_there_is() -> None:
+    found = estimate(RUN, Layout(dp=8))
+    most = found.most_needed_bytes
+    assert most > found.worst.needed
+    roomy = estimate(with_memory(RUN, most + 1), found.layout)
+    tight = estimate(with_memory(RUN, most - 1), found.layout)
+    over = estimate(with_memory(RUN, found.worst.needed - 1), found.layout)
+    assert (roomy.fits, roomy.tight) == (True, False) and roomy.verdict().endswith(": fits")
+    assert (tight.fits, tight.tight) == (True, True) and "fits, but tight" in tight.verdict()
+    assert (over.fits, over.tight) == (False, False) and over.verdict().endswith("DOES NOT FIT")
+
+
+def test_layouts_that_may_be_faster_in_truth_are_to_be_tried() -> None:
+    found = plan(RUN, AXES)
+    near = found.best.accuracy.between
+    assert 0.02 < near < 0.1
+    assert len(found.alternatives) <= 3
+    assert all(c.slower < near for c in found.alternatives)
+    assert len({replace(c.axes, hsdp=1) for c in found.alternatives}) == len(found.alternatives)
+    assert found.best.layout not in [c.axes for c in found.alternatives]
+    assert all(c.layout in found.to_try() for c in found.alternatives)
