@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from atoll.hardware.accelerator import MIB, Hbm
 from atoll.hardware.area import area_mm2
 from atoll.hardware.template.parameter import Columns
-from atoll.hardware.template.template import EnergyModel
+from atoll.hardware.template.template import ChipTemplate, EnergyModel
 
 _PJ = 1e-12
 
@@ -51,6 +51,11 @@ DEFAULT_ENERGY = EnergyModel(
     link_J_per_byte=5.6 * 8 * _PJ,  # [SerDes] transmitter at one end, receiver at the other
     static_W_per_mm2=TPU_V4_IDLE_W / _TPU_V4_MODELLED_MM2,  # [TPUv4], over the modelled area
 )
+
+
+def energy_of(template: ChipTemplate) -> EnergyModel:
+    """What a template's chips take for each event."""
+    return template.energy or DEFAULT_ENERGY
 
 
 def core_buffer_bytes_per_mac(width: ArrayLike, depth: ArrayLike) -> NDArray[np.float64]:

@@ -19,10 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2
-from atoll.hardware.energy import DEFAULT_ENERGY, hbm_power_W
+from atoll.hardware.energy import energy_of, hbm_power_W
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
-from atoll.hardware.template.template import MACHINE, ChipTemplate, EnergyModel
+from atoll.hardware.template.template import MACHINE, ChipTemplate
 from atoll.units import counted
 
 IntArray = NDArray[np.int64]
@@ -95,8 +95,9 @@ class Space:
         """Areas with the PHYs of one HBM option on the die."""
         return self.area_mm2 + hbm.area_mm2
 
-    def peak_power_with(self, hbm: Hbm, energy: EnergyModel = DEFAULT_ENERGY) -> FloatArray:
+    def peak_power_with(self, hbm: Hbm) -> FloatArray:
         """`peak_power_W` of every design with one HBM option."""
+        energy = energy_of(self.template)
         dynamic = self.template.power_W(self.columns, energy)
         static = energy.static_W_per_mm2 * self.area_with(hbm)
         return dynamic + hbm_power_W(hbm, energy) + static
@@ -196,7 +197,6 @@ def build_space(
     hbm_options: tuple[Hbm, ...],
     glb_bandwidth: GlbBandwidth,
     limits: Limits = Limits(),  # noqa: B008  (frozen)
-    energy: EnergyModel = DEFAULT_ENERGY,
 ) -> Space:
     """Every design of the product that satisfies the limits with at least one HBM option."""
     if axes.points == 0 or not hbm_options:
@@ -212,7 +212,7 @@ def build_space(
     for chunk in _chunks(name, axes, hbm_options, glb_bandwidth):
         smallest_mm2 = min([smallest_mm2, *(chunk.area_with(hbm).min() for hbm in hbm_options)])
         allowed = np.ones_like(chunk.hbm_allowed)
-        for constraint, satisfied in _checks(chunk, limits, energy):
+        for constraint, satisfied in _checks(chunk, limits):
             removed[constraint] += int((~satisfied).sum())
             allowed &= satisfied
         chunk = replace(chunk, hbm_allowed=allowed)
@@ -263,19 +263,15 @@ def product_points(
     )
 
 
-def allowed_options(
-    space: Space, limits: Limits, energy: EnergyModel = DEFAULT_ENERGY
-) -> NDArray[np.bool_]:
+def allowed_options(space: Space, limits: Limits) -> NDArray[np.bool_]:
     """[design, HBM option]: which pairs satisfy the limits."""
     allowed = np.ones_like(space.hbm_allowed)
-    for _, satisfied in _checks(space, limits, energy):
+    for _, satisfied in _checks(space, limits):
         allowed &= satisfied
     return allowed
 
 
-def _checks(
-    space: Space, limits: Limits, energy: EnergyModel
-) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _checks(space: Space, limits: Limits) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Each stated constraint in words, with whether each [design, HBM option] satisfies it."""
     options = space.hbm_options
     shape = space.hbm_allowed.shape
@@ -289,7 +285,7 @@ def _checks(
                 large |= ((space.tensor_cores == 1) | (space.vector_cores == 1))[:, None]
             yield f"min_area {limits.min_area_mm2:g} mm2", large
     if limits.max_power_W is not None:
-        power = np.stack([space.peak_power_with(hbm, energy) for hbm in options], axis=1)
+        power = np.stack([space.peak_power_with(hbm) for hbm in options], axis=1)
         yield f"max_power {limits.max_power_W:g} W", power <= limits.max_power_W
     if limits.min_peak_flops is not None:
         cells = space.tensor_cores * space.width * space.depth

@@ -32,6 +32,7 @@ from atoll.files.yamlfile import (
     load_yaml,
 )
 from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
+from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import (
@@ -183,8 +184,10 @@ def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
 
 
 def template_space(template: str) -> ProductSpace:
-    """A template's own lists, with the memories of the default space."""
-    return ProductSpace(template, own_axes(TEMPLATES[template]), HBM_OPTIONS, DEFAULT_GLB)
+    """A template's own lists and memories, or those of the default space, up to a reticle."""
+    named = TEMPLATES[template]
+    memories, most = named.memories or HBM_OPTIONS, Limits(max_area_mm2=RETICLE_MM2)
+    return ProductSpace(template, own_axes(named), memories, DEFAULT_GLB, most)
 
 
 def load_space(path: str | Path) -> Space:

@@ -13,6 +13,7 @@ import numpy as np
 
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.area import glb_area_mm2
+from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.space import (
     DEFAULT_GLB,
     Axes,
@@ -21,9 +22,6 @@ from atoll.hardware.space import (
     build_space,
     phaze_space,
 )
-
-RETICLE_MM2 = 26.0 * 33.0
-"""What a lithography scanner exposes at once: no single die is larger."""
 
 # Lists are finer where a doubling would take much of the budget. Tensor cores: every number up to
 # 16, then 18, 20, ... 32, 36, ...; shared buffers: 2, 4, 8, 16, then 24, 32, 48, 64, ... MiB;

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 from rich.table import Table
 
+from atoll.hardware import area_parts
 from atoll.printing.console import console_for_output, plain_table, print_bars, short
 from atoll.step.certificate import times
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from atoll.answers.design import TablePlan
     from atoll.answers.designs import DesignsAnswer, Row, ShownParameter, StoredDesign
     from atoll.answers.search import FrontAnswer, SearchExplanation
-    from atoll.explore.answer.result import SearchResult
+    from atoll.explore.answer.result import Design, SearchResult
     from atoll.placement.plan import Placement
 
 
@@ -29,6 +30,8 @@ def print_result(result: SearchResult) -> None:
         f"             {best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} TFLOP/s, "
         f"{best.peak_power_W:.0f} W at peak"
     )
+    if best.accelerator.template is not None:
+        _print_silicon(console, best)
     for number, line in enumerate(result.plateau_lines()):
         console.print(f"{'Plateau' if number == 0 else '':<12} {line}", markup=False)
     for plan in best.plans:
@@ -62,6 +65,22 @@ def print_result(result: SearchResult) -> None:
         f"             {counts.evaluated:,} evaluated, ruled out: {pruned}; "
         f"{result.wall_time_s:.1f} s"
     )
+
+
+def _print_silicon(console: Console, best: Design) -> None:
+    """Where area and running power of a chip of another template go, and its clock."""
+    chip = best.accelerator
+    parts = {name.removesuffix("_mm2"): mm2 for name, mm2 in area_parts(chip).items()}
+    console.print(f"Area         {_sorted(parts, 'mm2')}; clock {chip.clock_Hz / 1e9:g} GHz")
+    for plan in best.plans:
+        step_s = plan.placement.step_time_s * plan.placement.devices
+        watts = {name: joules / step_s for name, joules in plan.energy_parts_J.items()}
+        console.print(f"Power        {_sorted(watts, 'W')} per device")
+
+
+def _sorted(parts: Mapping[str, float], unit: str) -> str:
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {value:.0f}" for name, value in largest if value >= 0.5) + f" {unit}"
 
 
 def _print_placement(console: Console, placement: Placement, replayed: float) -> None:

@@ -12,8 +12,9 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.strategies import STRATEGIES
 from atoll.hardware import ProductSpace, Space, phaze_space, read_space, template_space
 from atoll.hardware.accelerator import GIB, Hbm
+from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.widened import RETICLE_MM2, widened_space
+from atoll.hardware.widened import widened_space
 from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion
 from atoll.units import format_bandwidth, format_bytes

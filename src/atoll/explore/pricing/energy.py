@@ -8,7 +8,7 @@ core buffers move what a full array moves for each multiply-add, as in `hardware
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from atoll.cost.chips import Chips
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variant, Variants
-from atoll.hardware.energy import DEFAULT_ENERGY, core_buffer_bytes_per_mac
+from atoll.hardware.energy import DEFAULT_ENERGY, core_buffer_bytes_per_mac, energy_of
+from atoll.hardware.template.template import EnergyModel
 from atoll.placement.plan import Placement
 
 FloatArray = NDArray[np.float64]
@@ -75,6 +76,23 @@ def step_energy(priced: Priced, placement: Placement) -> StepEnergy:
         step_time_s=placement.step_time_s,
         devices=placement.devices,
         recompute_share=placement.recompute_share,
+        energy=energy_of_chip(priced.chips, 0),
+    )
+
+
+def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
+    """What one chip takes for each event, at the voltage of its clock and with its HBM at rest."""
+    model, voltage = energy_of(chips.template), chips.template.voltage
+    square = 1.0 if voltage is None else float(voltage(chips.clock_Hz[chip])) ** 2
+    rest_W = model.hbm_W_per_byte * float(chips.hbm_capacity_bytes[chip])
+    return replace(
+        model,
+        mac_J=model.mac_J * square,
+        vector_op_J=model.vector_op_J * square,
+        core_buffer_J_per_byte=model.core_buffer_J_per_byte * square,
+        glb_J_per_byte=model.glb_J_per_byte * square,
+        static_W_per_mm2=model.static_W_per_mm2
+        + (rest_W / float(chips.area_mm2[chip]) if rest_W else 0.0),
     )
 
 
@@ -86,6 +104,7 @@ def energy_of_work(
     step_time_s: float,
     devices: int,
     recompute_share: float = 0.0,
+    energy: EnergyModel = DEFAULT_ENERGY,
 ) -> StepEnergy:
     """What a step of this length costs on these devices.
 
@@ -93,7 +112,6 @@ def energy_of_work(
     operators run again: `recompute_share` is their time in terms of the rest, and taken for their
     energy.
     """
-    energy = DEFAULT_ENERGY
     factor = variant.width * variant.microbatches * (1.0 + recompute_share)
     parts = {
         "multiply-add": work.macs * energy.mac_J * factor,
@@ -126,7 +144,8 @@ def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, Fl
     """
     costs, work, levels = priced.costs, priced.work, priced.chips.template.levels
     further = levels.J_per_byte if levels else ()
-    like_glb = [joules / DEFAULT_ENERGY.glb_J_per_byte for joules in further]
+    glb_J = energy_of(priced.chips.template).glb_J_per_byte
+    like_glb = [joules / glb_J for joules in further]
     widest = (costs.tensor_count > 0).sum(axis=1) - 1
     config = costs.tensor_config[np.arange(len(widest)), widest]
     used, position = np.unique(config, return_inverse=True)

@@ -25,7 +25,12 @@ from numpy.typing import NDArray
 
 from atoll.driver import Progress
 from atoll.executors import Call, Crew, InProcess
-from atoll.explore.pricing.energy import energy_of_work, operator_repeats, variant_work
+from atoll.explore.pricing.energy import (
+    energy_of_chip,
+    energy_of_work,
+    operator_repeats,
+    variant_work,
+)
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.batches import Pacer, Speculation
@@ -372,6 +377,7 @@ class Search:
             step_time_s=division.step_time_s,
             devices=division.pipeline * variant.width * division.data,
             recompute_share=division.recompute_share,
+            energy=energy_of_chip(self.frontier.chips, chip),
         )
         return Found(
             division.step_time_s,

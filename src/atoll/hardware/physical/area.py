@@ -14,6 +14,9 @@ HBM sites come in pairs on opposite edges: a fifth stack has a sixth site (A100,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
+
 import numpy as np
 
 from atoll.hardware.physical.chips import Columns, Floats
@@ -59,7 +62,7 @@ def area_parts_mm2(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Fl
     link = physics.serdes_mm2_per_GBps * np.where(host, 1.0, physics.on_wafer_link)
     dies = 1 + physics.further_die * (chips["dies"] - 1)
     return joined | {
-        "network": physics.shared_wiring * shared * np.sum([*joined.values()], axis=0),
+        "network": physics.shared_wiring * shared * total(joined.values()),
         "dram": sites * chips["stack_mm2"] + chips["channels"] * physics.dram_channel_mm2,
         "links": chips["link_Bps"] / _GB * link,
         "uncore": physics.uncore_mm2 * host * dies,
@@ -67,4 +70,9 @@ def area_parts_mm2(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Fl
 
 
 def area_mm2(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
-    return np.asarray(np.sum([*area_parts_mm2(chips, physics).values()], axis=0))
+    return total(area_parts_mm2(chips, physics).values())
+
+
+def total(parts: Iterable[Floats]) -> Floats:
+    """The sum of columns, some of which may be one value for all designs."""
+    return np.asarray(reduce(np.add, parts))

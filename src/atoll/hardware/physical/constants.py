@@ -99,6 +99,9 @@ class Physics:
     )
     other_dram: float = known(1.5, 1.0, 3.0, "energy of other DRAM over HBM2: [v4i] GDDR6")
     dram_share: float = known(0.4, 0.2, 0.7, "of DRAM's bandwidth in use when units are at peak")
+    buffer_share: float = known(
+        0.125, 0.05, 0.4, "of a shared buffer's bandwidth in use at peak: tiles of 256 on arrays"
+    )
     link_pJ_per_bit: float = known(6.0, 4.0, 10.0, "SerDes, one end: 5.6 (112G PAM4, VLSI 2022)")
     link_share: float = known(0.5, 0.2, 1.0, "of links' bandwidth in use when units are at peak")
     module_W_2016: float = known(
@@ -107,6 +110,10 @@ class Physics:
     module_growth: float = known(0.15, 0.12, 0.18, "of it in a year (logarithm), same ratings")
     wire_pJ_per_bit_mm: float = known(
         0.12, 0.04, 0.24, "on-chip wires: Keckler et al., IEEE Micro 2011, random data"
+    )
+    wire_mm: float = known(10.0, 5.0, 15.0, "of it from a shared buffer to a core: half a die")
+    wire_mm2_per_Bpc_mm: float = known(
+        5.2e-4, 2.5e-4, 1e-3, "of a crossbar: [GA100] 76 mm2 for 5,120 bytes a clock over 28.7 mm"
     )
     threshold: float = known(
         0.4, 0.3, 0.5, "of the nominal voltage, below which no clock runs (V = t + (1 - t) f)"

@@ -11,7 +11,6 @@ from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
 
 WAFER_MM = 300.0
-RETICLE_MM2 = 26.0 * 33.0
 
 
 def die_yield(area_mm2: ArrayLike, process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Floats:

@@ -30,6 +30,8 @@ _NODES = np.array([
     (4.0, 146.0, 0.021, 0.65, 0.75, 16000.0, 0.11),
     (3.0, 197.0, 0.021, 0.48, 0.75, 19865.0, 0.20),
 ])[::-1]  # fmt: skip
+RETICLE_MM2 = 26.0 * 33.0
+"""What a lithography scanner exposes at once: no single die is larger."""
 SMALLEST_NM, LARGEST_NM = float(_NODES[0, 0]), float(_NODES[-1, 0])
 RANGE = 1.15
 """Figures of a node are known within this factor; prices and defects within 1.5."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from atoll.hardware.physical.area import area_mm2
+from atoll.hardware.physical.area import area_mm2, total
 from atoll.hardware.physical.chips import Columns, Floats
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
@@ -59,7 +59,7 @@ def module_W(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
 
 def rating_W(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
     """Thermal design power: what the peak draws, at most what the module is cooled at."""
-    drawn = np.sum([*power_parts_W(chips, physics).values()], axis=0)
+    drawn = total(power_parts_W(chips, physics).values())
     return np.asarray(np.minimum(drawn, module_W(chips, physics)))
 
 

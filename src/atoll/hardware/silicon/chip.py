@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.hardware.accelerator import Accelerator
-from atoll.hardware.energy import DEFAULT_ENERGY, hbm_power_W
+from atoll.hardware.energy import energy_of, hbm_power_W
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
-from atoll.hardware.template.template import MACHINE, ChipTemplate, EnergyModel
+from atoll.hardware.template.template import MACHINE, ChipTemplate
 
 
 def template_of(chip: Accelerator) -> ChipTemplate:
@@ -33,13 +33,14 @@ def area_parts(chip: Accelerator) -> dict[str, float]:
     return {name: float(mm2[0]) for name, mm2 in parts.items()} | {"hbm_mm2": chip.hbm.area_mm2}
 
 
-def peak_power_W(chip: Accelerator, energy: EnergyModel = DEFAULT_ENERGY) -> float:
+def peak_power_W(chip: Accelerator) -> float:
     """All cores and buffers busy, HBM at full bandwidth, and static power; no links.
 
     An upper bound rather than a measured draw: for the TPU v4-like reference it gives 248.6 W,
     29.5 % above the 192 W maximum that [TPUv4] measured over production workloads, none of which
     keeps the arrays, the buffers and the HBM saturated at once.
     """
+    energy = energy_of(template_of(chip))
     dynamic = float(template_of(chip).power_W(columns_of(chip), energy)[0])
     static = energy.static_W_per_mm2 * accelerator_area_mm2(chip)
     return dynamic + hbm_power_W(chip.hbm, energy) + static

@@ -8,6 +8,7 @@ from __future__ import annotations
 from atoll.hardware.accelerator import GIB, MIB
 from atoll.hardware.area import area_of_parts, area_of_space
 from atoll.hardware.energy import die_power_W
+from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.template.parameter import Parameter
 from atoll.hardware.template.template import ChipTemplate
 from atoll.registry import Registry
@@ -57,4 +58,4 @@ HBM_PARAMETERS = (
 )
 """What every chip has beside its template's."""
 
-TEMPLATES = Registry("chip_templates", ChipTemplate, (SYSTOLIC,))
+TEMPLATES = Registry("chip_templates", ChipTemplate, (SYSTOLIC, *PHYSICAL))

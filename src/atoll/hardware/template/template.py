@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.parameter import Columns, Parameter
+
+if TYPE_CHECKING:
+    from atoll.hardware.accelerator import Hbm
 
 FloatArray = NDArray[np.float64]
 
@@ -42,6 +46,8 @@ class EnergyModel:
     hbm_J_per_byte: float
     link_J_per_byte: float
     static_W_per_mm2: float
+    hbm_W_per_byte: float = 0.0
+    """Of capacity, without traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,12 @@ class ChipTemplate:
     levels: Levels | None = None
     cost_model: CostModel | None = None
     """What prices products on its chips; none: our mapper, which knows no further levels."""
+    energy: EnergyModel | None = None
+    """Of its process, at nominal voltage; none: `hardware.energy`'s of 7 nm."""
+    voltage: Callable[[FloatArray], FloatArray] | None = None
+    """At clocks, over the nominal one; none: all designs have one voltage."""
+    memories: tuple[Hbm, ...] = ()
+    """Of its own space; none: those of the default one."""
 
     @property
     def own(self) -> tuple[Parameter, ...]:

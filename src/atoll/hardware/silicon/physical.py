@@ -1,0 +1,143 @@
+"""Chips of the same machine as `systolic`, sized by the physical model: real square millimetres.
+
+One template for each process, `physical-7nm` and others. Area has the parts of
+`hardware.physical.area`: cells, lanes, control, buffers, the network between them, links and
+uncore; HBM's interfaces come with its stacks. The network is a share of what it joins, or the wires
+of the shared buffer's bandwidth over the die's side, whichever is larger: bandwidth is not free.
+Power follows the clock twice: by rate, and by the voltage that it takes. So a limit on power leaves
+large slow chips and small fast ones, and a search with several clocks finds which is better.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
+from atoll.hardware.energy import die_power_W
+from atoll.hardware.physical.area import PARTS, area_parts_mm2, total
+from atoll.hardware.physical.chips import Chip, columns
+from atoll.hardware.physical.constants import PUBLISHED, Physics
+from atoll.hardware.physical.memories import HBM, Dram
+from atoll.hardware.physical.nodes import nodes
+from atoll.hardware.template.parameter import Columns, Parameter
+from atoll.hardware.template.template import ChipTemplate, EnergyModel
+
+FloatArray = NDArray[np.float64]
+
+PROCESSES_NM = (28, 16, 12, 7, 5, 4, 3)
+REFERENCE_HZ = 1.05e9
+"""At nominal voltage: TPU v4's clock; the energies were fitted to chips of 0.7 to 2.1 GHz."""
+LINKS_BPS = 300e9
+"""One way, of all links: the A100's and TPU v4's."""
+SRAM_J_PER_BYTE = 1.75e-12
+"""Of a bank of 1 MB at 7 nm (Jouppi et al., ISCA 2021, Table 2)."""
+_PJ, _BITS = 1e-12, 8
+_STACK_BYTES = 16 * GIB
+_STACKS = (2, 4, 6)
+
+
+def physical_energy(process_nm: float, physics: Physics = PUBLISHED) -> EnergyModel:
+    """Joules per event of a process, at nominal voltage; wires and interfaces do not shrink."""
+    logic = float(nodes(process_nm).energy)
+    wire = physics.wire_pJ_per_bit_mm * physics.wire_mm * _BITS * _PJ
+    return EnergyModel(
+        mac_J=physics.mac_pJ * logic * _PJ,
+        vector_op_J=physics.static_lane_pJ * logic * _PJ,
+        core_buffer_J_per_byte=physics.operand_pJ_per_byte * logic * _PJ,
+        glb_J_per_byte=SRAM_J_PER_BYTE * logic + wire,
+        hbm_J_per_byte=physics.dram_pJ_per_bit * _BITS * _PJ,
+        link_J_per_byte=2 * physics.link_pJ_per_bit * _BITS * _PJ,
+        static_W_per_mm2=physics.static_W_per_mm2,
+        hbm_W_per_byte=physics.hbm_stack_W / _STACK_BYTES,
+    )
+
+
+def voltage(clock_Hz: FloatArray, physics: Physics = PUBLISHED) -> FloatArray:
+    """At a clock over the nominal one, in a line above the threshold."""
+    return np.asarray(physics.threshold + (1 - physics.threshold) * clock_Hz / REFERENCE_HZ)
+
+
+def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -> tuple[Hbm, ...]:
+    """Some stacks of a generation, with their interfaces and the power that they are rated at."""
+    traffic = physics.dram_share * dram.bandwidth_Bps * _BITS * _PJ
+    stack_W = physics.hbm_stack_W + traffic * physics.dram_pJ_per_bit * dram.energy
+    area_mm2 = dram.phy_mm2 + dram.controller_mm2
+    return tuple(
+        Hbm(n * _STACK_BYTES, n * dram.bandwidth_Bps, n * area_mm2, n * stack_W) for n in _STACKS
+    )
+
+
+def _area_parts(process_nm: float, physics: Physics, chips: Columns) -> dict[str, FloatArray]:
+    """By part; HBM's interfaces are the memory's."""
+    tensor, vector = chips["tensor_cores"], chips["vector_cores"]
+    cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
+    beside = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
+        KIB, lanes // 64 * KIB
+    )
+    own = columns([Chip(process_nm, REFERENCE_HZ, 0.0, stacks=2.0, link_Bps=LINKS_BPS)])
+    found = area_parts_mm2(
+        own
+        | {
+            "bf16_cells": np.asarray(tensor * cells, np.float64),
+            "cores": np.asarray(tensor + vector, np.float64),
+            "lanes": np.asarray(vector * lanes, np.float64),
+            "scratchpad_bytes": np.asarray(beside + chips["glb_bytes"], np.float64),
+        },
+        physics,
+    )
+    joined = total(found[name] for name in PARTS[: PARTS.index("network")])
+    wires = physics.wire_mm2_per_Bpc_mm * chips["glb_bandwidth_Bpc"] * np.sqrt(joined)
+    found["network"] = np.maximum(found["network"], wires)
+    return {
+        f"{name}_mm2": np.broadcast_to(found[name], joined.shape)
+        for name in PARTS
+        if name not in ("cache", "dram")
+    }
+
+
+def _area_mm2(process_nm: float, physics: Physics, chips: Columns) -> FloatArray:
+    return total(_area_parts(process_nm, physics, chips).values())
+
+
+def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArray:
+    """Arrays and lanes busy, the shared buffer at the share that products leave it."""
+    used = {"glb_bandwidth_Bpc": chips["glb_bandwidth_Bpc"] * physics.buffer_share}
+    return die_power_W({**chips, **used}, energy) * voltage(chips["clock_Hz"], physics) ** 2
+
+
+def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTemplate:
+    """The template of a process, under these constants."""
+    sides, counts = (32, 64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
+    fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+    buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
+    clocks = (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9)
+    return ChipTemplate(
+        name=f"physical-{process_nm:g}nm",
+        about=f"Systolic chips in {process_nm:g} nm, with all that a die has (docs/chips.md).",
+        parameters=(
+            Parameter("tensor_cores", "Tensor cores", fine),
+            Parameter("vector_cores", "Vector cores", counts),
+            Parameter("width", "Array width", sides),
+            Parameter("depth", "Array depth", sides),
+            Parameter("vector_width", "Vector width", (128, 512, 2048), unit="lanes"),
+            Parameter(
+                "glb_bytes", "Shared buffer", buffers, kind="bytes", key="glb", unit="MiB", per=MIB
+            ),
+            Parameter(
+                "clock_Hz", "Clock", clocks, kind="frequency", key="clock", unit="GHz", per=1e9,
+                optional=True,
+            ),
+        ),
+        area_mm2=partial(_area_mm2, process_nm, physics),
+        area_parts=partial(_area_parts, process_nm, physics),
+        power_W=partial(_power_W, physics),
+        energy=physical_energy(process_nm, physics),
+        voltage=partial(voltage, physics=physics),
+        memories=physical_memories(physics=physics),
+    )  # fmt: skip
+
+
+PHYSICAL = tuple(map(physical_template, PROCESSES_NM))
