@@ -64,8 +64,12 @@ def space_of(chip: Accelerator, like: Space | ProductSpace) -> Space:
 
 
 def reference_space(like: Space | ProductSpace) -> Space:
-    """The TPU v4-like chip, with the same choice of HBM as the space at hand."""
-    return space_of(load_accelerator(REFERENCE), like)
+    """The TPU v4-like chip, with the same choice of HBM as the space at hand, and in its silicon
+    where the template asks for no numbers of its own.
+    """
+    chip = load_accelerator(REFERENCE)
+    template = like.template if isinstance(like, Space) else like.axes.template
+    return space_of(chip if template.own else replace(chip, template=template), like)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,7 @@ from atoll.files.yamlfile import (
 from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
+from atoll.hardware.silicon.physical import PHYSICAL, physical_memories
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import (
     DEFAULT_GLB,
@@ -184,9 +185,11 @@ def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
 
 
 def template_space(template: str) -> ProductSpace:
-    """A template's own lists and memories, or those of the default space, up to a reticle."""
-    named = TEMPLATES[template]
-    memories, most = named.memories or HBM_OPTIONS, Limits(max_area_mm2=RETICLE_MM2)
+    """A template's own lists up to a reticle, with the memories of the default space; physical ones
+    with stacks that have an interface and a power.
+    """
+    named, most = TEMPLATES[template], Limits(max_area_mm2=RETICLE_MM2)
+    memories = physical_memories() if named in PHYSICAL else HBM_OPTIONS
     return ProductSpace(template, own_axes(named), memories, DEFAULT_GLB, most)
 
 

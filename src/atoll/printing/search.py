@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 from rich.console import Console
 from rich.table import Table
 
-from atoll.hardware import area_parts
 from atoll.printing.console import console_for_output, plain_table, print_bars, short
 from atoll.step.certificate import times
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
@@ -69,6 +68,8 @@ def print_result(result: SearchResult) -> None:
 
 def _print_silicon(console: Console, best: Design) -> None:
     """Where area and running power of a chip of another template go, and its clock."""
+    from atoll.hardware import area_parts
+
     chip = best.accelerator
     parts = {name.removesuffix("_mm2"): mm2 for name, mm2 in area_parts(chip).items()}
     console.print(f"Area         {_sorted(parts, 'mm2')}; clock {chip.clock_Hz / 1e9:g} GHz")

@@ -88,6 +88,11 @@ class Physics:
         3.0, 1.0, 15.0, "a clock of a lane beside a matrix unit: issue, addresses; assumed"
     )
     static_lane_pJ: float = known(6.0, 1.0, 15.0, "a clock of a vector lane; assumed")
+    sustained: float = known(
+        1.4, 1.05, 1.7,
+        "energy of products with random data over what ratings leave for them: what A100, H200, "
+        "MI300X, MI325X and Gaudi 3 sustain of their peaks at their ratings",
+    )  # fmt: skip
     static_W_per_mm2: float = known(
         0.059, 0.03, 0.15, "fitted; leakage and clocks: TPU v4 idle 90 W on less than 600 mm2"
     )

@@ -40,13 +40,16 @@ _STACKS = (2, 4, 6)
 
 
 def physical_energy(process_nm: float, physics: Physics = PUBLISHED) -> EnergyModel:
-    """Joules per event of a process, at nominal voltage; wires and interfaces do not shrink."""
+    """Joules per event of a process with random data, at nominal voltage; wires and interfaces do
+    not shrink.
+    """
     logic = float(nodes(process_nm).energy)
+    busy = physics.sustained * logic * _PJ
     wire = physics.wire_pJ_per_bit_mm * physics.wire_mm * _BITS * _PJ
     return EnergyModel(
-        mac_J=physics.mac_pJ * logic * _PJ,
-        vector_op_J=physics.static_lane_pJ * logic * _PJ,
-        core_buffer_J_per_byte=physics.operand_pJ_per_byte * logic * _PJ,
+        mac_J=physics.mac_pJ * busy,
+        vector_op_J=physics.static_lane_pJ * busy,
+        core_buffer_J_per_byte=physics.operand_pJ_per_byte * busy,
         glb_J_per_byte=SRAM_J_PER_BYTE * logic + wire,
         hbm_J_per_byte=physics.dram_pJ_per_bit * _BITS * _PJ,
         link_J_per_byte=2 * physics.link_pJ_per_bit * _BITS * _PJ,
@@ -136,7 +139,6 @@ def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTe
         power_W=partial(_power_W, physics),
         energy=physical_energy(process_nm, physics),
         voltage=partial(voltage, physics=physics),
-        memories=physical_memories(physics=physics),
     )  # fmt: skip
 
 

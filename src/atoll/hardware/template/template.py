@@ -10,16 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.parameter import Columns, Parameter
-
-if TYPE_CHECKING:
-    from atoll.hardware.accelerator import Hbm
 
 FloatArray = NDArray[np.float64]
 
@@ -88,8 +84,6 @@ class ChipTemplate:
     """Of its process, at nominal voltage; none: `hardware.energy`'s of 7 nm."""
     voltage: Callable[[FloatArray], FloatArray] | None = None
     """At clocks, over the nominal one; none: all designs have one voltage."""
-    memories: tuple[Hbm, ...] = ()
-    """Of its own space; none: those of the default one."""
 
     @property
     def own(self) -> tuple[Parameter, ...]:
