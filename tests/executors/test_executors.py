@@ -50,6 +50,14 @@ def dies_once(context: int, mark: Path, value: int) -> int:
     return context * value
 
 
+def stops_once(context: int, mark: Path, value: int) -> int:
+    """Stops its process the first time that anybody runs it."""
+    if value == 3 and not mark.exists():
+        mark.write_text("stopped")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return context * value
+
+
 def always_dies(context: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -169,6 +177,30 @@ def test_the_tasks_of_a_dead_process_run_again(tmp_path: Path) -> None:
     assert found == [(i, 10 * i) for i in range(30)]
     assert crew.retried > 0
     pool.close()
+
+
+def test_the_tasks_of_a_stopped_process_run_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.executors.processes.PATIENCE", 2)
+    pool = LocalProcesses(2)
+    pool.start(10)
+    crew = Crew(pool)
+    calls = [Call(stops_once, (tmp_path / "mark", i), tag=i) for i in range(10)]
+    found = sorted((call.tag, value) for call, value in crew.results(calls))
+    assert found == [(i, 10 * i) for i in range(10)]
+    pool.close()
+
+
+def test_closing_does_not_wait_for_a_stopped_process(tmp_path: Path) -> None:
+    pool = LocalProcesses(1)
+    pool.start(10)
+    call = Crew(pool).send(Call(stops_once, (tmp_path / "mark", 3)))
+    while not (tmp_path / "mark").exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    pool.close()
+    assert call.future is not None and call.future.done()
 
 
 def test_closing_does_not_wait_for_tasks_that_nobody_wants() -> None:

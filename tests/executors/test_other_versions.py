@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,13 @@ import pytest
 
 import atoll
 from atoll.errors import AtollError
-from atoll.executors.dask_cluster import DaskCluster, _run, refusal
-from atoll.identity import VERSION, code_words, this_code
+from atoll.executors.dask_cluster import DaskCluster, _run, refusal, versions
+from atoll.identity import VERSION, code_words
 
 distributed = pytest.importorskip("distributed")
 
-HERE = this_code()
-OTHER = {"version": "0.0.9", "sources": "0123456789abcdef"}
+HERE = versions()
+OTHER = HERE | {"version": "0.0.9", "sources": "0123456789abcdef"}
 WORKER = "tcp://10.0.0.3:4000"
 
 
@@ -44,6 +45,13 @@ def test_the_same_version_with_other_sources_is_another_atoll() -> None:
     assert refusal(WORKER, HERE | {"sources": "0" * 16}, HERE)
 
 
+def test_the_same_atoll_on_another_numpy_is_refused_by_that_name() -> None:
+    assert refusal(WORKER, HERE | {"numpy": "1.0"}, HERE) == (
+        f"cluster: worker {WORKER} runs numpy 1.0, this search numpy {HERE['numpy']}; install the "
+        "same numpy on every worker and start them again."
+    )
+
+
 def test_a_task_asks_again_for_workers_that_have_just_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -54,25 +62,41 @@ def test_a_task_asks_again_for_workers_that_have_just_joined(
 
 
 class FakeClient:
-    """Workers that say what they are; counts how often they were asked."""
+    """Workers that say what they are; counts how often they were asked, and given up."""
+
+    status = "running"
 
     def __init__(self) -> None:
         self.told: dict[str, object] = {"tcp://a": HERE}
+        self.heard: dict[str, float] = {}
         self.asked: list[str] = []
+        self.scheduler = SimpleNamespace(identity=self.identity, unregister=self.unregister)
 
-    def scheduler_info(self, **_: Any) -> dict[str, Any]:
-        return {"workers": {name: {"nthreads": 1} for name in self.told}}
+    def sync(self, question: Any, *args: Any, callback_timeout: float, **more: Any) -> Any:
+        return question(*args, **more)
+
+    def identity(self, **_: Any) -> dict[str, Any]:
+        return {"workers": {name: {"last_seen": self.heard.get(name, 0.0)} for name in self.told}}
+
+    def unregister(self, address: str, stimulus_id: str) -> None:
+        del self.told[address]
 
     def run(self, function: Any, workers: list[str], on_error: str) -> dict[str, object]:
-        assert function is this_code
+        assert function is versions
         self.asked += workers
         return {name: self.told[name] for name in workers}
 
 
-def test_each_worker_is_asked_once_and_those_that_join_later_too() -> None:
+def fake_cluster(client: FakeClient) -> DaskCluster:
     cluster = object.__new__(DaskCluster)
+    cluster._client, cluster._asked, cluster._heard = client, set(), {}
+    cluster.address, cluster._alive, cluster._tended = "tcp://s", time.monotonic(), 0.0
+    return cluster
+
+
+def test_each_worker_is_asked_once_and_those_that_join_later_too() -> None:
     client = FakeClient()
-    cluster._client, cluster._asked = client, set()
+    cluster = fake_cluster(client)
     for _ in range(3):
         cluster._ask_workers()
     assert client.asked == ["tcp://a"]
@@ -84,13 +108,43 @@ def test_each_worker_is_asked_once_and_those_that_join_later_too() -> None:
 
 
 def test_a_worker_that_cannot_even_read_a_task_is_told_apart_from_a_mistake_of_ours() -> None:
-    cluster = object.__new__(DaskCluster)
     client = FakeClient()
-    cluster._client = client
+    cluster = fake_cluster(client)
     mistake = TypeError("_run() takes 3 positional arguments but 4 were given")
     assert cluster._explained(mistake) is mistake
     client.told["tcp://b"] = ImportError("no atoll.identity")
     assert "worker tcp://b runs no atoll, or another" in str(cluster._explained(mistake))
+
+
+def test_a_worker_that_is_silent_for_long_is_given_up_and_the_last_one_ends_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = FakeClient()
+    client.told["tcp://b"] = HERE
+    cluster = fake_cluster(client)
+    clock = cluster._alive
+    monkeypatch.setattr("atoll.executors.dask_cluster.time.monotonic", lambda: clock)
+    for _ in range(100):
+        clock += 1.0
+        client.heard["tcp://b"] = clock
+        cluster.tend()
+    assert list(client.told) == ["tcp://b"]
+    with pytest.raises(AtollError, match="has no workers; start some"):
+        for _ in range(100):
+            clock += 1.0
+            cluster.tend()
+
+
+@pytest.mark.parametrize("trouble", [OSError("gone"), TimeoutError(), RuntimeError("loop closed")])
+def test_a_scheduler_that_does_not_answer_is_a_sentence(trouble: Exception) -> None:
+    client = FakeClient()
+
+    def silent(**_: Any) -> None:
+        raise trouble
+
+    client.scheduler = SimpleNamespace(identity=silent)
+    with pytest.raises(AtollError, match=r"no longer answers.*continues"):
+        fake_cluster(client).submit(scaled, 7)
 
 
 @contextmanager

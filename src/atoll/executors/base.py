@@ -38,6 +38,11 @@ class Executor(Protocol):
     def consider(self) -> None:
         """Between pieces of work: one that grows with the work may do so now."""
 
+    def tend(self) -> None:
+        """While results are awaited: replace workers that cannot go on; an `AtollError` where
+        nobody can.
+        """
+
     def describe(self) -> str:
         """In a few words: what runs where."""
 
@@ -62,6 +67,9 @@ class InProcess:
 
     def consider(self) -> None:
         """It stays alone."""
+
+    def tend(self) -> None:
+        """Nothing is awaited."""
 
     def describe(self) -> str:
         return "in this process"

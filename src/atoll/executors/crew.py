@@ -67,6 +67,7 @@ class Crew:
                 if not call.future.done():
                     if self.stop():
                         return None
+                    self.executor.tend()
                     continue
             try:
                 return call.future.result()
@@ -114,6 +115,8 @@ class Crew:
         if self.executor.in_process:
             return [next(iter(waiting))]
         done, _ = wait(waiting, timeout=_WAKE_S, return_when=FIRST_COMPLETED)
+        if not done:
+            self.executor.tend()
         return list(done)
 
     def in_flight(self, calls: Iterable[Call]) -> int:

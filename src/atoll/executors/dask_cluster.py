@@ -2,17 +2,23 @@
 
 Every worker gets the context once. The scheduler itself runs a dead worker's tasks again, on the
 others; what it gives up on comes back as a lost worker. A worker with another Atoll would answer
-another question: each is asked for its version and sources before it gets a task, and again with
-every task, as workers may join at any time.
+another question: each is asked for its versions and sources before it gets a task, and again with
+every task, as workers may join at any time. No question to the cluster waits without a limit, and a
+worker that is silent for long (stopped, or cut off) is given up.
 """
 
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
+
+import numba
+import numpy as np
 
 from atoll.errors import AtollError
 from atoll.executors.base import LostWorkerError, Task
@@ -21,6 +27,11 @@ from atoll.jit import set_threads
 
 CONNECT_S = 10.0
 COUNT_S = 1.0
+SHARE_S = 60.0
+SILENT_S = 60.0
+"""A worker answers its scheduler every second or so, except while it compiles a kernel."""
+ALONE_S = 20.0
+"""So long a cluster may be without workers: others may be on their way."""
 _LOST = ("KilledWorker", "FutureCancelledError", "CancelledError")
 
 
@@ -47,6 +58,10 @@ class DaskCluster:
         self._asked: set[str] = set()
         self._counted = -COUNT_S, 1
         """When workers were last counted, and how many there were."""
+        self._heard: dict[str, tuple[float, float]] = {}
+        """By worker: when the scheduler last heard of it by its clock, and by ours."""
+        self._alive = self._tended = time.monotonic()
+        """When there was last a worker, and when they were last looked after."""
 
     def _connect(self, distributed: Any) -> Any:
         if self.address.partition(":")[0] == "local":
@@ -59,10 +74,11 @@ class DaskCluster:
             return distributed.Client(self._cluster, set_as_default=False)
         try:
             return distributed.Client(self.address, timeout=CONNECT_S, set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
+            why = " ".join(str(error).split())[:200]
             raise AtollError(
-                f"cluster: no Dask scheduler answers at {self.address!r} "
-                f"({str(error).splitlines()[0]}); start one, or use local:N."
+                f"cluster: no Dask scheduler answers at {self.address!r} ({why}); start one, or "
+                "use local:N."
             ) from None
 
     @property
@@ -73,17 +89,52 @@ class DaskCluster:
             self._counted = time.monotonic(), max(1, threads)
         return self._counted[1]
 
-    def _workers(self) -> Mapping[str, Mapping[str, int]]:
-        found: Mapping[str, Mapping[str, int]] = self._client.scheduler_info(n_workers=-1)[
-            "workers"
-        ]
-        return found
+    def _workers(self) -> Mapping[str, Mapping[str, Any]]:
+        found = self._ask(lambda: self._client.scheduler.identity(n_workers=-1))["workers"]
+        if found:
+            self._alive = time.monotonic()
+        elif time.monotonic() - self._alive > ALONE_S:
+            raise AtollError(
+                f"cluster: the scheduler at {self.address} has no workers; start some. With --out "
+                "the same command then continues."
+            )
+        return dict(found)
+
+    def _ask(self, question: Any, *args: Any, within_s: float = CONNECT_S, **more: Any) -> Any:
+        """What the cluster answers, within a limit."""
+        try:
+            if self._client.status == "closed":
+                raise OSError
+            return self._client.sync(question, *args, callback_timeout=within_s, **more)
+        except (OSError, TimeoutError, RuntimeError):
+            raise AtollError(
+                f"cluster: the scheduler at {self.address}, or a worker through it, no longer "
+                "answers; start it again. With --out the same command then continues, with or "
+                "without the cluster."
+            ) from None
 
     def start(self, context: Any) -> None:
         self._context = context
-        self._client.wait_for_workers(1, timeout=CONNECT_S)
+        while not self._workers():
+            time.sleep(COUNT_S)
         self._ask_workers()
         self._share()
+
+    def tend(self) -> None:
+        """Give up workers of which the scheduler has not heard for long; their tasks go on."""
+        now = time.monotonic()
+        if now - self._tended < COUNT_S:
+            return
+        self._tended = now
+        for name, told in self._workers().items():
+            heard, since = self._heard.get(name, (None, now))
+            self._heard[name] = told["last_seen"], since if heard == told["last_seen"] else now
+            if now - self._heard[name][1] > SILENT_S:
+                self._give_up(name)
+
+    def _give_up(self, worker: str) -> None:
+        told = {"address": worker, "stimulus_id": "silent"}
+        self._ask(lambda: self._client.scheduler.unregister(**told))
 
     def _ask_workers(self) -> None:
         """Refuse a cluster with a worker whose Atoll is not this one; each is asked once."""
@@ -93,18 +144,20 @@ class DaskCluster:
         self._asked.update(new)
 
     def _refusal(self, workers: list[str]) -> str:
-        here = this_code()
-        told = self._client.run(this_code, workers=workers, on_error="return")
+        here = versions()
+        told = self._ask(self._client.run, versions, workers=workers, on_error="return")
         return next(filter(None, (refusal(name, told[name], here) for name in sorted(told))), "")
 
     def _share(self) -> None:
-        self._shared = self._client.scatter(self._context, broadcast=True, hash=False)
+        self._shared = self._ask(
+            self._client.scatter, self._context, broadcast=True, hash=False, within_s=SHARE_S
+        )
 
     def submit(self, task: Task, *args: Any) -> Future[Any]:
         self._ask_workers()
         if self._shared.status != "finished":  # every worker that held it is gone
             self._share()
-        inner = self._client.submit(_run, task, self._shared, args, this_code(), pure=False)
+        inner = self._client.submit(_run, task, self._shared, args, versions(), pure=False)
         outer: Future[Any] = Future()
 
         def pass_on(done: Any) -> None:
@@ -125,7 +178,10 @@ class DaskCluster:
             return LostWorkerError(str(error))
         if isinstance(error, AtollError):
             return error
-        other = self._refusal(sorted(self._workers()))
+        try:
+            other = self._refusal(sorted(self._workers()))
+        except AtollError as lost:
+            return lost
         return AtollError(other) if other else error
 
     def consider(self) -> None:
@@ -136,7 +192,8 @@ class DaskCluster:
 
     def close(self) -> None:
         self._shared = None
-        self._client.close()
+        with suppress(OSError, RuntimeError):  # whatever is gone need not be told
+            self._client.close(timeout=CONNECT_S)
         if self._cluster is not None:
             self._cluster.close()
 
@@ -150,24 +207,35 @@ def _local_workers(address: str) -> int | None:
     return int(number)
 
 
+def versions() -> dict[str, str]:
+    """All that must be the same where results are mixed, as plain data that any version reads."""
+    told = {"python": platform.python_version().rpartition(".")[0]}
+    return this_code() | told | {"numpy": np.__version__, "numba": numba.__version__}
+
+
 def refusal(worker: str, there: object, here: Mapping[str, str]) -> str:
     """Why a worker may not work for the Atoll here; empty if it may.
 
-    `there` is its version and sources, or the error with which it could not tell them.
+    `there` is its versions and sources, or the error with which it could not tell them.
     """
     if there == here or isinstance(there, OSError):  # gone: nothing runs there
         return ""
-    theirs = code_words(there) if isinstance(there, Mapping) else "no atoll, or another version"
+    theirs, ours, what = "no atoll, or another version", code_words(here), "atoll"
+    if isinstance(there, Mapping):
+        theirs = code_words(there)
+        if theirs == ours:
+            what = next(name for name in here if there.get(name) != here[name])
+            theirs, ours = f"{what} {there.get(what)}", f"{what} {here[what]}"
     return (
-        f"cluster: worker {worker} runs {theirs}, this search {code_words(here)}; install the same "
-        "atoll on every worker and start them again."
+        f"cluster: worker {worker} runs {theirs}, this search {ours}; install the same {what} on "
+        "every worker and start them again."
     )
 
 
 def _run(task: Task, context: Any, args: tuple[Any, ...], code: Mapping[str, str]) -> Any:
     from distributed import get_worker
 
-    if other := refusal(get_worker().address, this_code(), code):
+    if other := refusal(get_worker().address, versions(), code):
         raise AtollError(other)
     set_threads(1)
     return task(context, *args)

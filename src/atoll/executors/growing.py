@@ -52,6 +52,9 @@ class Growing:
     def submit(self, task: Task, *args: Any) -> Future[Any]:
         return self._inner.submit(task, *args)
 
+    def tend(self) -> None:
+        self._inner.tend()
+
     def describe(self) -> str:
         return self._inner.describe()
 

@@ -14,14 +14,18 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import Any
 
 from atoll.executors.base import LostWorkerError, Task
 from atoll.jit import set_threads
 
 _POLL_S = 0.1
+PATIENCE = 25
+"""Looks of a fifth of a second at a stopped process before it is ended."""
 _context: Any = None
 _working = False
 """Whether this process is a worker with a task under way."""
@@ -38,6 +42,8 @@ class LocalProcesses:
         self._pool: ProcessPoolExecutor | None = None
         self._context: Any = None
         self._closing: Any = None
+        self._stopped: Counter[int] = Counter()
+        """By process: how many looks in a row found it stopped."""
 
     def start(self, context: Any) -> None:
         self._context = context
@@ -55,12 +61,26 @@ class LocalProcesses:
     def consider(self) -> None:
         """Their number is given."""
 
+    def tend(self) -> None:
+        """End processes that somebody stopped (SIGSTOP): their tasks run again in others.
+
+        Of Ctrl-Z all processes of a terminal stop, and go on together: stopped at one look is not
+        yet stopped for good.
+        """
+        stopped = _stopped(self._pool)
+        self._stopped = Counter({pid: self._stopped[pid] + 1 for pid in stopped})
+        for pid, looks in self._stopped.items():
+            if looks > PATIENCE:
+                os.kill(pid, signal.SIGKILL)
+
     def describe(self) -> str:
         return f"{self.workers} local process{'es' if self.workers > 1 else ''}"
 
     def close(self) -> None:
         if self._pool is not None:
             self._closing.value = 1
+            for pid in _stopped(self._pool):  # it would not hear of the end
+                os.kill(pid, signal.SIGKILL)
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
@@ -88,6 +108,19 @@ class LocalProcesses:
             initializer=_begin_worker,
             initargs=(os.getpid(), self._closing, None if forks else self._context),
         )
+
+
+def _stopped(pool: ProcessPoolExecutor | None) -> list[int]:
+    """Processes of a pool that a signal stopped, where the system tells."""
+    if pool is None or not hasattr(os, "waitid"):
+        return []
+    found = []
+    for pid in list(pool._processes or ()):
+        with suppress(ChildProcessError):
+            asked = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, pid, asked) is not None:
+                found.append(pid)
+    return found
 
 
 def _pass_on(done: Future[Any], outer: Future[Any]) -> None:
