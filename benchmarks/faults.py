@@ -11,7 +11,7 @@ dask       workers killed, stopped, missing, of other versions or without Atoll;
 local      one of two processes killed or stopped; Ctrl-C then
 disk       a file system that is full (a small tmpfs, which only root can mount)
 damage     one bit flipped, or the end cut off, in each file of a finished folder
-together   a second process in the same folder
+together   two processes in the same folder
 clock      a clock that jumps by hours to and fro
 
 After each the same command runs again in peace. Counted: answers equal to those in peace, other
@@ -36,7 +36,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ class End:
         """Its kind; "answer" where it printed one."""
         if self.code is None:
             return "hang"
-        if "Traceback" in self.said or self.code < 0 and self.code != -signal.SIGKILL:
+        if "Traceback" in self.said or (self.code < 0 and self.code != -signal.SIGKILL):
             return "traceback"
         if self.code == -signal.SIGKILL:
             return "killed"
@@ -83,8 +85,6 @@ class Question:
 
     name: str
     words: Sequence[str]
-    spreads: bool = True
-    """Whether it takes workers."""
 
 
 def questions(folder: Path) -> list[Question]:
@@ -110,7 +110,7 @@ def questions(folder: Path) -> list[Question]:
     small = ("--model", str(model), "--batch", "8", "--sequence", "64", "--microbatch", "1")
     plan = ("--model", "gpt2-xl", "--device", "h100", "--devices", "16", "--batch", "64")
     return [
-        Question("search", ("search", job)),
+        Question("search", ("search", job, "--no-baselines")),
         Question("pareto", ("search", job, "--pareto", "--no-baselines")),
         Question("evolve", ("search", job, "--strategy", "evolve", "--evaluations", "12")),
         Question("wafer", ("search", "--wafer", str(wafer), *small)),
@@ -305,6 +305,10 @@ class Campaign:
 # --- Faults ---------------------------------------------------------------------------------------
 
 
+CHAIN = 4
+"""Kills in one folder."""
+
+
 def kills(campaign: Campaign, name: str, workers: int, count: int) -> Tally:
     """So many kills at random moments; each folder gets several, and a run in peace."""
     tally = Tally()
@@ -312,7 +316,7 @@ def kills(campaign: Campaign, name: str, workers: int, count: int) -> Tally:
     while tally.counts["kills"] < count:
         out = campaign.fresh()
         before: dict[Any, int] = {}
-        for _ in range(min(4, count - tally.counts["kills"])):
+        for _ in range(count - tally.counts["kills"]):
             asked = Asked(question, out, "--workers", str(workers))
             wait_s = campaign.draw.uniform(0.05, 1.0) * campaign.took_s[name]
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -370,7 +374,6 @@ DASK: Mapping[str, tuple[Sequence[str], str]] = {
     "a worker with another numpy": (("same", "other numpy"), ""),
 }
 """By name: workers, and what happens once the first results are on record."""
-ENDS_WELL = ("nothing", "a worker killed", "a worker stopped")
 
 
 def dask(campaign: Campaign, name: str, fault: str) -> Tally:
@@ -402,13 +405,213 @@ def dask(campaign: Campaign, name: str, fault: str) -> Tally:
         tally.counts["sentence"] += 1
     else:
         tally.add(end, campaign.peace[name], f"{name} on Dask: {fault}")
-    print(f"  {fault}: {end.word} in {took_s:.0f} s: {end.said.strip()[-200:]}", file=sys.stderr)
+    last = (end.said.strip().splitlines() or [""])[-1]
+    print(f"  {fault}: {end.word} in {took_s:.0f} s: {last}", file=sys.stderr)
     campaign.again(tally, name, out, f"{name}: after Dask, {fault}")
     return tally
 
 
+def disk(campaign: Campaign, name: str) -> Tally:
+    """A file system that fills up at some moment; later it is made larger."""
+    tally = Tally()
+    place = Path(tempfile.mkdtemp(dir=campaign.folder))
+    size = campaign.draw.randrange(40, 250) * 1024
+    mounted = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    if subprocess.run(mounted, capture_output=True).returncode:
+        tally.counts["skipped"] += 1
+        return tally
+    try:
+        out = place / "run"
+        end = Asked(campaign.asked[name], out, "--workers", "0").end()
+        tally.counts["faults"] += 1
+        tally.add(end, campaign.peace[name], f"{name}: {size} bytes of disk")
+        subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+        campaign.again(tally, name, out, f"{name}: after a disk of {size} bytes")
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+    return tally
+
+
+def together(campaign: Campaign, name: str) -> Tally:
+    """Two processes at once in the same folder: one of them is told to wait."""
+    tally = Tally()
+    out = campaign.fresh()
+    both = [Asked(campaign.asked[name], out, "--workers", "0") for _ in range(2)]
+    tally.counts["faults"] += 1
+    for asked in both:
+        tally.add(asked.end(), campaign.peace[name], f"{name}: one of two processes")
+    campaign.again(tally, name, out, f"{name}: after two processes")
+    return tally
+
+
+def clock(campaign: Campaign, name: str) -> Tally:
+    """The time of day jumps, in the run and after a kill in the next one."""
+    tally = Tally()
+    out = campaign.fresh()
+    seed = campaign.draw.randrange(1, 10**6)
+    killed = Asked(campaign.asked[name], out, "--workers", "0", clock=seed)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        killed.process.wait(campaign.draw.uniform(0.3, 0.9) * campaign.took_s[name])
+    killed.process.kill()
+    killed.end()
+    end = Asked(campaign.asked[name], out, "--workers", "0", clock=seed + 1).end()
+    tally.counts["faults"] += 1
+    tally.add(end, campaign.peace[name], f"{name}: a clock that jumps")
+    campaign.again(tally, name, out, f"{name}: after a clock that jumps")
+    return tally
+
+
+def damage(campaign: Campaign, name: str, count: int) -> Tally:
+    """A bit flipped or the end cut off in the files of a finished folder, and all who read them.
+
+    The store also without the file of checksums, as after a kill.
+    """
+    tally = Tally()
+    peace = campaign.folder / f"peace-{name}"
+    files = sorted(path.name for path in peace.iterdir() if path.stat().st_size)
+    told = seen(peace)
+    for number in range(count):
+        out = campaign.fresh()
+        shutil.copytree(peace, out)
+        file = files[number % len(files)]
+        path = out / file
+        content = bytearray(path.read_bytes())
+        at = campaign.draw.randrange(len(content))
+        if campaign.draw.random() < 0.7:
+            content[at] ^= 1 << campaign.draw.randrange(8)
+        else:
+            del content[at:]
+        path.write_bytes(content)
+        if file == "search.sqlite" and campaign.draw.random() < 0.5:
+            (out / "SHA256SUMS").unlink()
+        tally.counts["faults"] += 1
+        for reader, found in seen(out).items():
+            word = (
+                found if isinstance(found, str) else "equal" if found == told[reader] else "other"
+            )
+            tally.counts[word.partition(":")[0]] += 1
+            if not word.startswith(("equal", "sentence")):
+                tally.wrong.append(f"{name}: {file} damaged at {at}: {reader}: {word}")
+        shutil.rmtree(out.parent)
+    return tally
+
+
+def seen(folder: Path) -> dict[str, Any]:
+    """What each reader of a folder finds; "sentence" or "traceback: ..." in place of it."""
+    from atoll.errors import AtollError
+    from atoll.report import open_folder, write_report
+    from atoll.store import RunReader
+
+    def designs() -> Any:
+        with RunReader(folder) as run:
+            rows = [list(row) for piece in run.since(0.0) for row in piece]
+            return rows, run.designs(limit=9), answer(json.dumps(run.result().to_dict()))
+
+    def loaded() -> Any:
+        return answer(json.dumps(open_folder(folder).answer.to_dict()))
+
+    def report() -> Any:
+        write_report(folder)
+        return True
+
+    found: dict[str, Any] = {}
+    for read in (designs, loaded, report):
+        try:
+            found[read.__name__] = read()
+        except AtollError:
+            found[read.__name__] = "sentence"
+        except Exception as error:
+            found[read.__name__] = f"traceback: {type(error).__name__}: {error}"
+    return found
+
+
+# --- The campaign ---------------------------------------------------------------------------------
+
+KINDS = ("kills", "local", "dask", "disk", "damage", "together", "clock")
+
+
+Case = tuple[str, Callable[[Campaign], Tally]]
+
+
+def cases(names: Sequence[str], kinds: Sequence[str], count: int) -> Iterator[Case]:
+    """Every fault by name; of `count`, kills are spread over questions and workers."""
+    ways = [(name, workers) for name in names for workers in (0, 2)]
+    each = max(1, count // 40)
+    if "dask" in kinds:  # they mostly wait
+        for fault in DASK:
+            yield f"Dask: {fault}", partial(dask, name=names[0], fault=fault)
+    if "kills" in kinds:
+        for number, (name, workers) in enumerate(ways):
+            share = (count + number) // len(ways)
+            label = f"kill -9, {name}, {workers or 'no'} workers"
+            for first in range(0, share, CHAIN):
+                kill = partial(kills, name=name, workers=workers, count=min(CHAIN, share - first))
+                yield label, kill
+    if "local" in kinds:
+        for fault in ("killed", "stopped", "stopped, Ctrl-C"):
+            for name in names[: 1 + each // 2]:
+                yield f"one of 2 processes {fault}", partial(local, name=name, fault=fault)
+    for name in names:
+        if "disk" in kinds:
+            yield from [("full disk", partial(disk, name=name))] * each
+        if "together" in kinds:
+            yield "two processes", partial(together, name=name)
+        if "clock" in kinds:
+            yield "clock", partial(clock, name=name)
+        if "damage" in kinds:
+            yield f"damaged files, {name}", partial(damage, name=name, count=max(3, count // 5))
+
+
 def main() -> int:
-    return 0
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--cases", type=int, default=200, help="kills; other faults in proportion")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="faults at once")
+    parser.add_argument("--only", nargs="*", choices=KINDS, default=KINDS)
+    parser.add_argument("--ask", nargs="*", help="some of the questions: search, pareto, ...")
+    given = parser.parse_args()
+    rows: dict[str, Counter[str]] = {}
+    with tempfile.TemporaryDirectory(prefix="atoll-faults-") as name:
+        campaign = prepared(Path(name), given.ask)
+        chosen = list(cases(list(campaign.asked), given.only, given.cases))
+
+        def run(number: int) -> Tally:
+            label, case = chosen[number]
+            tally = case(replace(campaign, draw=random.Random(f"{given.seed} {number}")))
+            told = [f"{label}: {dict(tally.counts)}", *tally.wrong]
+            print("\n".join(told), file=sys.stderr, flush=True)
+            return tally
+
+        with ThreadPoolExecutor(given.jobs) as pool:
+            for (label, _), tally in zip(chosen, pool.map(run, range(len(chosen))), strict=True):
+                rows.setdefault(label, Counter()).update(tally.counts)
+    print("| fault | faults | " + " | ".join(WORDS) + " |")
+    print("|---|" + "---:|" * (1 + len(WORDS)))
+    for label, counts in rows.items():
+        cells = [counts["kills"] + counts["faults"], *(counts[word] for word in WORDS)]
+        shown = "skipped" if counts["skipped"] else " | ".join(f"{cell:,}" for cell in cells)
+        print(f"| {label} | {shown} |")
+    total = sum(rows.values(), Counter())
+    cells = [total["kills"] + total["faults"], *(total[word] for word in WORDS)]
+    print("| all | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
+    for word in ("kills", *WORDS):
+        figure(word, total[word])
+    return int(any(total[word] for word in ("other", "traceback", "hang", "lost", "redone")))
+
+
+def prepared(folder: Path, names: Sequence[str] | None) -> Campaign:
+    """All questions asked in peace, twice: the first may compile kernels."""
+    asked = {q.name: q for q in questions(folder) if not names or q.name in names}
+    peace, took_s = {}, {}
+    for name, question in asked.items():
+        Asked(question, folder / f"first-{name}", "--workers", "0").end(10 * LIMIT_S)
+        under_way = Asked(question, folder / f"peace-{name}", "--workers", "0")
+        end = under_way.end()
+        took_s[name] = time.monotonic() - under_way.began
+        if end.word != "answer":
+            raise SystemExit(f"{name} has no answer in peace: {end.said}")
+        peace[name] = answer(end.out)
+    return Campaign(random.Random(0), folder, asked, peace, took_s)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ import atoll
 from atoll.errors import AtollError
 from fuzz_changes import Seed, changed
 from fuzz_seeds import COMMANDS, NCCL_LOG, SITE, measured_runs, profiled_steps, stored_model
-from record import recorded
+from record import figure, recorded
 
 ROOT = Path(__file__).parent.parent
 OUTCOMES = ("accepted", "refused", "traceback", "hang", "memory", "nonsense")
@@ -442,7 +442,7 @@ def campaign(
     return counts, faults
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--inputs", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
@@ -452,17 +452,21 @@ def main() -> None:
     with made_answers() as made, tempfile.TemporaryDirectory() as folder:
         chosen = [r for r in readers(made) if not given.reader or r.name in given.reader]
         total: Counter[str] = Counter()
-        print(f"{'reader':14s}{'inputs':>8s}" + "".join(f"{name:>11s}" for name in OUTCOMES))
+        print(f"| reader | inputs | {' | '.join(OUTCOMES)} |")
+        print("|---|" + "---:|" * (1 + len(OUTCOMES)))
         for number, reader in enumerate(chosen):
             share = (given.inputs + number) // len(chosen)
             counts, faults = campaign(reader, share, given.seed, Path(folder) / "in", given.keep)
             total += counts
-            cells = "".join(f"{counts[name]:11d}" for name in OUTCOMES)
-            print(f"{reader.name:14s}{share:8d}{cells}", flush=True)
+            cells = " | ".join(str(counts[name]) for name in OUTCOMES)
+            print(f"| {reader.name} | {share} | {cells} |", flush=True)
             for words, often in faults.most_common():
-                print(f"{'':14s}{often:8d} x {words}", file=sys.stderr, flush=True)
-        cells = "".join(f"{total[name]:11d}" for name in OUTCOMES)
-        print(f"{'all':14s}{total.total():8d}{cells}")
+                print(f"{often:8d} x {words}", file=sys.stderr, flush=True)
+        cells = " | ".join(str(total[name]) for name in OUTCOMES)
+        print(f"| all | {total.total()} | {cells} |")
+    for name in OUTCOMES:
+        figure(name, total[name])
+    return int(total.total() > total["accepted"] + total["refused"])
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ class DaskCluster:
                 "pip install 'atoll[dask]'."
             ) from None
         # It reports every lost task; we report what matters.
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        for part in ("distributed", "distributed.client"):
+            logging.getLogger(part).setLevel(logging.CRITICAL)
         self.address = address
         self._cluster: Any = None
         self._client: Any = self._connect(distributed)

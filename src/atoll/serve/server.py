@@ -1,11 +1,16 @@
-"""The socket: a thread for each request, GET only, until the user ends it."""
+"""The socket: a thread for each connection, GET only, until the user ends it.
+
+Connections and answers at once are bounded, so that memory is, whoever asks.
+"""
 
 from __future__ import annotations
 
 import errno
 import socket
+import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,10 @@ from atoll.serve.guard import Guard, make_guard
 from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737
+MOST_CONNECTIONS = 128
+"""One more closes the one whose last request is longest ago, or never came."""
+MOST_ANSWERS = 8
+"""Computed at once; each may need arrays as long as there are designs."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -34,7 +43,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
         assert isinstance(self.server, _Server)
-        found = self.server.app.respond(self.command, self.path, headers)
+        self.server.asked(self.connection)
+        with self.server.answering:
+            found = self.server.app.respond(self.command, self.path, headers)
         # A body that nobody reads would be taken for the next request.
         given = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         self.close_connection = self.close_connection or given
@@ -67,6 +78,40 @@ class _Server(ThreadingHTTPServer):
     # Another server on the same port must be told of, not joined.
     allow_reuse_port = False
     request_queue_size = 64
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.answering = threading.BoundedSemaphore(MOST_ANSWERS)
+        self._changing = threading.Lock()
+        self._open: dict[Any, None] = {}
+        """Connections, the one that was silent for longest first."""
+
+    def asked(self, connection: Any) -> None:
+        """A request came on a connection."""
+        with self._changing:
+            if connection in self._open:
+                del self._open[connection]
+                self._open[connection] = None
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changing:
+            while len(self._open) >= MOST_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of clients that go away no word is said."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Server6(_Server):

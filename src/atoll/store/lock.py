@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.errors import AtollError
+
+with suppress(ImportError):  # POSIX
+    import fcntl
 
 LOCK = ".lock"
 
@@ -16,6 +19,11 @@ class FolderLock:
     """Held from construction to `release`, or to the end of the process, however it ends."""
 
     def __init__(self, folder: Path) -> None:
+        if "fcntl" not in globals():
+            raise AtollError(
+                f"out: {folder} needs locks on files, which are POSIX's and not there on this "
+                "system; leave it out."
+            )
         self._path = folder / LOCK
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -45,6 +53,8 @@ class FolderLock:
 def holder_of(folder: Path) -> str | None:
     """Process and host that hold the folder now, or None."""
     try:
+        if "fcntl" not in globals():
+            return None
         with (folder / LOCK).open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
