@@ -32,7 +32,7 @@ SILENT_S = 60.0
 """A worker answers its scheduler every second or so, except while it compiles a kernel."""
 ALONE_S = 20.0
 """So long a cluster may be without workers: others may be on their way."""
-_LOST = ("KilledWorker", "FutureCancelledError", "CancelledError")
+_LOST = ("KilledWorker", "FutureCancelledError", "CancelledError", "TimeoutError")
 
 
 class DaskCluster:
@@ -61,6 +61,8 @@ class DaskCluster:
         """When workers were last counted, and how many there were."""
         self._heard: dict[str, tuple[float, float]] = {}
         """By worker: when the scheduler last heard of it by its clock, and by ours."""
+        self._fetching: set[Future[Any]] = set()
+        """Whose results are on their way from a worker."""
         self._alive = self._tended = time.monotonic()
         """When there was last a worker, and when they were last looked after."""
 
@@ -164,10 +166,12 @@ class DaskCluster:
         def pass_on(done: Any) -> None:
             # From here on nobody can cancel it any more.
             if outer.set_running_or_notify_cancel():
+                self._fetching.add(outer)
                 try:
-                    outer.set_result(done.result())
+                    outer.set_result(done.result(CONNECT_S))
                 except Exception as error:
                     outer.set_exception(self._explained(error))
+                self._fetching.discard(outer)
             done.release()
 
         inner.add_done_callback(pass_on)
@@ -193,6 +197,9 @@ class DaskCluster:
 
     def close(self) -> None:
         self._shared = None
+        deadline = time.monotonic() + 2.0 * CONNECT_S
+        while self._fetching and time.monotonic() < deadline:
+            time.sleep(0.05)  # their threads would never end without a client
         with suppress(OSError, RuntimeError):  # whatever is gone need not be told
             self._client.close(timeout=CONNECT_S)
         if self._cluster is not None:
