@@ -27,7 +27,9 @@ from atoll.jit import set_threads
 
 CONNECT_S = 10.0
 COUNT_S = 1.0
-SHARE_S = 60.0
+ANSWER_S = 30.0
+WORKERS_S = 120.0
+"""Workers may have to import Atoll first, or to take a large context."""
 SILENT_S = 60.0
 """A worker answers its scheduler every second or so, except while it compiles a kernel."""
 ALONE_S = 20.0
@@ -76,6 +78,8 @@ class DaskCluster:
             )
             return distributed.Client(self._cluster, set_as_default=False)
         try:
+            if self.address.startswith(("tls:", "wss:")):
+                _check_certificates(distributed)
             return distributed.Client(self.address, timeout=CONNECT_S, set_as_default=False)
         except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
             why = " ".join(str(error).split())[:200]
@@ -103,7 +107,7 @@ class DaskCluster:
             )
         return dict(found)
 
-    def _ask(self, question: Any, *args: Any, within_s: float = CONNECT_S, **more: Any) -> Any:
+    def _ask(self, question: Any, *args: Any, within_s: float = ANSWER_S, **more: Any) -> Any:
         """What the cluster answers, within a limit."""
         try:
             if self._client.status == "closed":
@@ -148,12 +152,14 @@ class DaskCluster:
 
     def _refusal(self, workers: list[str]) -> str:
         here = versions()
-        told = self._ask(self._client.run, versions, workers=workers, on_error="return")
+        told = self._ask(
+            self._client.run, versions, workers=workers, on_error="return", within_s=WORKERS_S
+        )
         return next(filter(None, (refusal(name, told[name], here) for name in sorted(told))), "")
 
     def _share(self) -> None:
         self._shared = self._ask(
-            self._client.scatter, self._context, broadcast=True, hash=False, within_s=SHARE_S
+            self._client.scatter, self._context, broadcast=True, hash=False, within_s=WORKERS_S
         )
 
     def submit(self, task: Task, *args: Any) -> Future[Any]:
@@ -168,7 +174,7 @@ class DaskCluster:
             if outer.set_running_or_notify_cancel():
                 self._fetching.add(outer)
                 try:
-                    outer.set_result(done.result(CONNECT_S))
+                    outer.set_result(done.result(ANSWER_S))
                 except Exception as error:
                     outer.set_exception(self._explained(error))
                 self._fetching.discard(outer)
@@ -197,13 +203,19 @@ class DaskCluster:
 
     def close(self) -> None:
         self._shared = None
-        deadline = time.monotonic() + 2.0 * CONNECT_S
+        deadline = time.monotonic() + 2.0 * ANSWER_S
         while self._fetching and time.monotonic() < deadline:
             time.sleep(0.05)  # their threads would never end without a client
         with suppress(OSError, RuntimeError):  # whatever is gone need not be told
             self._client.close(timeout=CONNECT_S)
         if self._cluster is not None:
             self._cluster.close()
+
+
+def _check_certificates(distributed: Any) -> None:
+    """Without them a client would wait in vain, and say so too late."""
+    if distributed.Security().get_connection_args("client")["ssl_context"] is None:
+        raise ValueError("TLS without certificates: distributed.comm.tls in Dask's configuration")
 
 
 def _local_workers(address: str) -> int | None:
