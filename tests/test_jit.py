@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 
 from atoll import warm
 from atoll.cost.gemm_kernels import map_range
@@ -55,3 +60,42 @@ def test_kernels_are_compiled_ahead_for_the_types_that_a_search_has() -> None:
     assert all(known)
     solve(backward_pass(np.random.default_rng(0), 8, 8), effort="bounded", tolerance=1e-3)
     assert [set(one.signatures) for one in ahead] == known
+
+
+def plus_one(value: float) -> float:
+    return value + 1.0
+
+
+def hits(compiled: Any) -> int:
+    """How often a kernel was found on disk; it is called, and right."""
+    assert compiled(1.0) == 2.0
+    return sum(compiled.stats.cache_hits.values())
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "another"])
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+def test_a_damaged_cache_is_compiled_again(suffix: str, damage: str) -> None:
+    first: Any = entry(plus_one)
+    hits(first)
+    assert hits(entry(plus_one)) == 1
+    [*files] = Path(first._cache.cache_path).glob(f"test_jit.plus_one*{suffix}")
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 4
+        changed = {"flipped": content, "cut": content[:40], "empty": b"", "another": b"x" * 400}
+        file.write_bytes(changed[damage])
+    assert files
+    assert hits(entry(plus_one)) == 0
+    assert hits(entry(plus_one)) == 1, "and kept again"
+
+
+def test_a_full_disk_keeps_no_kernels_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    compiled: Any = entry(plus_one)
+    compiled._cache.flush()
+    with monkeypatch.context() as change:
+        change.setattr(compiled._cache._cache_file, "_write", full)
+        assert hits(compiled) == 0
+    assert hits(entry(plus_one)) == 0

@@ -6,12 +6,15 @@ side; numba's own parallel loops take several times as long to compile.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from atoll.kernel_cache import use_kernel_cache
@@ -21,9 +24,11 @@ use_kernel_cache()
 from numba import jit, njit  # noqa: E402  (it reads its environment when it is imported)
 from numba._dynfunc import make_function  # noqa: E402
 from numba.core import config, event  # noqa: E402
+from numba.core.caching import FunctionCache, IndexDataCacheFile  # noqa: E402
 from numba.core.codegen import JITCodeLibrary  # noqa: E402
 from numba.core.compiler import Compiler  # noqa: E402
 from numba.core.compiler_machinery import PassManager, register_pass  # noqa: E402
+from numba.core.serialize import dumps  # noqa: E402
 from numba.core.target_extension import CPU, jit_registry  # noqa: E402
 from numba.core.typed_passes import NativeLowering  # noqa: E402
 
@@ -122,9 +127,74 @@ class _EntryCompiler(_KernelCompiler):
             jit_registry[CPU] = usual
 
 
+class _CheckedFile(IndexDataCacheFile):
+    """Numba's index of a kernel and its code, each with a checksum and what it is the code of.
+
+    Numba takes whatever is there for what it wrote. Here a damaged file is none.
+    """
+
+    def load(self, key: Any) -> Any:
+        name = self._load_index().get(key)
+        kept = None if name is None else self._read(self._data_path(name))
+        return kept[1] if kept is not None and kept[0] == (self._source_stamp, key) else None
+
+    def save(self, key: Any, data: Any) -> None:
+        index = self._load_index()
+        used = set(index.values()) - {index.get(key)}
+        names = map(self._data_name, range(1, len(used) + 2))
+        name = index.get(key) or next(name for name in names if name not in used)
+        self._write(self._data_path(name), ((self._source_stamp, key), data))
+        self._save_index(index | {key: name})
+
+    def _load_index(self) -> dict[Any, str]:
+        kept = self._read(self._index_path)
+        known = kept is not None and kept[0] == (self._version, self._source_stamp)
+        return kept[1] if known else {}
+
+    def _save_index(self, overloads: dict[Any, str]) -> None:
+        self._write(self._index_path, ((self._version, self._source_stamp), overloads))
+
+    def _read(self, path: str) -> Any:
+        try:
+            content = Path(path).read_bytes()
+        except OSError:
+            return None
+        kept = content[_SUM_BYTES:]
+        return pickle.loads(kept) if _sum(kept) == content[:_SUM_BYTES] else None
+
+    def _write(self, path: str, value: Any) -> None:
+        kept = dumps(value)
+        with self._open_for_write(path) as file:
+            file.write(_sum(kept) + kept)
+
+
+_SUM_BYTES = 16
+
+
+def _sum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_SUM_BYTES).digest()
+
+
+class _KernelCache(FunctionCache):
+    """Where nothing can be written (a full disk), nothing is kept."""
+
+    def __init__(self, function: Kernel) -> None:
+        super().__init__(function)
+        numbas = self._cache_file
+        self._cache_file = _CheckedFile(
+            self._cache_path, self._impl.filename_base, numbas._source_stamp
+        )
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):
+            super().save_overload(sig, data)
+
+
 def entry(function: Kernel) -> Kernel:
     """Compile a function that Python calls."""
-    compiled: Kernel = njit(cache=True, pipeline_class=_EntryCompiler, **_FLAGS)(function)
+    compiled: Any = njit(pipeline_class=_EntryCompiler, **_FLAGS)(function)
+    with suppress(RuntimeError):  # no folder at all
+        compiled._cache = _KernelCache(function)
     return _known(compiled)
 
 
