@@ -6,12 +6,13 @@ Files of every kind that Atoll reads (its own examples, catalogue and answers) a
 their structure in mind (values of other kinds, fields dropped, doubled, misspelt, numbers out of
 all bounds, nesting, aliases) or blindly (bits, truncation, other encodings), and given to what
 reads them. A child process reads one input after the other, with an address space of 3 GiB more
-than it has at the start; the parent ends it after 10 s without an answer. Counted by reader:
+than it has at the start; the parent ends it when it has computed for 10 s without an answer (or
+waited for two minutes). Counted by reader:
 
 accepted   an answer whose numbers are all finite, and none that cannot be is negative
 refused    an AtollError (command line: exit code 2)
 traceback  any other exception
-hang       no answer within 10 s
+hang       no answer within 10 s of the processor
 memory     the address space is used up, or the process is gone
 nonsense   an answer with NaN, infinity, or a negative number where there is none
 """
@@ -32,6 +33,7 @@ import resource
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +51,7 @@ from record import figure, recorded
 ROOT = Path(__file__).parent.parent
 OUTCOMES = ("accepted", "refused", "traceback", "hang", "memory", "nonsense")
 HANG_S = 10.0
+WAIT_S = 120.0
 ROUNDING = 1e-12
 """Differences of equal times come out this little below zero."""
 MEMORY_BYTES = 3 * 2**30
@@ -405,6 +408,20 @@ def _child(pipe: Connection, reader: Reader, folder: Path) -> None:
         pipe.send(outcome(reader, place_input(reader, pipe.recv(), folder)))
 
 
+def _answers(pipe: Connection, child: int) -> bool:
+    """Whether a child answers before it has computed for too long; other processes may, too."""
+    began, used_s = time.monotonic(), _processor_s(child)
+    while not pipe.poll(0.2):
+        if _processor_s(child) - used_s > HANG_S or time.monotonic() - began > WAIT_S:
+            return False
+    return True
+
+
+def _processor_s(process: int) -> float:
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def campaign(
     reader: Reader, inputs: int, seed: int, folder: Path, keep: Path | None = None
 ) -> tuple[Counter[str], Counter[str]]:
@@ -424,7 +441,7 @@ def campaign(
             other.close()
         try:
             pipe.send(content)
-            found, words = pipe.recv() if pipe.poll(HANG_S) else ("hang", "")
+            found, words = pipe.recv() if _answers(pipe, child.pid or 0) else ("hang", "")
         except (EOFError, OSError):
             found, words = "memory", "the process is gone"
         counts[found] += 1

@@ -238,10 +238,12 @@ class Gpu:
 
 Part = Annotated[float, Field(ge=0, le=1)]
 Slowdown = Annotated[float, Field(ge=1, le=LARGEST_FACTOR)]
+Rate = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
+"""Something is divided by it."""
 
 
 class AttentionFile(FileModel):
-    matmul: Factor
+    matmul: Rate
     min_head: Factor
     block: Seconds
     kernel: Seconds
@@ -249,7 +251,7 @@ class AttentionFile(FileModel):
     exposed: Part = 0.0
     tail: Part = 1.0
     split: Seconds | None = None
-    fp8_gain: Annotated[float, Field(gt=0, le=LARGEST_FACTOR)] = 1.0
+    fp8_gain: Rate = 1.0
     engine: Seconds = 0.0
     narrow_rows: Count = 128
     causal_rows: Count = 256
@@ -260,7 +262,7 @@ class AttentionFile(FileModel):
 
 
 class FormatFile(FileModel):
-    matmul: Factor
+    matmul: Rate
     kernel: Seconds
     throttle: Factor
 
@@ -268,7 +270,7 @@ class FormatFile(FileModel):
 class CalibrationFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
-    matmul: Factor
+    matmul: Rate
     tile_half: Factor
     epilogue: Part
     exposed: Part = 0.0
@@ -337,7 +339,7 @@ class GpuFile(FileModel):
     measured_matmul: Flops | None = None
     measured_fp8: Flops | None = None
     measured_fp4: Flops | None = None
-    tensor_per_exp: Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)] = 1.0
+    tensor_per_exp: Rate = 1.0
     power: Power | None = None
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
