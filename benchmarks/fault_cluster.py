@@ -70,6 +70,13 @@ class Cluster:
         self.workers.append(worker)
         return worker
 
+    def wait(self) -> None:
+        """Until all workers have joined."""
+        import distributed
+
+        with distributed.Client(self.address, set_as_default=False, timeout=60) as client:
+            client.wait_for_workers(len(self.workers), timeout=180)
+
     def send(self, how: signal.Signals, *processes: subprocess.Popen[bytes]) -> None:
         for process in processes:
             process.send_signal(how)

@@ -384,6 +384,8 @@ def dask(campaign: Campaign, name: str, fault: str) -> Tally:
     with Cluster() as cluster:
         for kind in kinds:
             cluster.add(kind)
+        if kinds:
+            cluster.wait()
         address = cluster.address
         if event == "absent":
             cluster.send(signal.SIGKILL, cluster.scheduler)
