@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import AtollError
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
+from atoll.step.certificate import Certificate
 from atoll.store import FILE, SCHEMA_VERSION, DesignRow, EvaluationRow, RunReader, RunStore
 from atoll.store.parquet import export_parquet
 
@@ -360,3 +362,13 @@ def test_a_clock_that_is_set_back_hides_no_design(
     with RunReader(tmp_path) as reader:
         seconds = [point.seconds for point in reader.progress()]
     assert 0.0 <= seconds[0] <= seconds[1] <= seconds[2] < 60.0
+
+
+def test_a_folder_that_is_removed_meanwhile_is_one_sentence(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "run")
+    store.put_evaluation(evaluation(1), design(1, 1.0))
+    shutil.rmtree(tmp_path / "run")
+    proof = Certificate(1.0, 1.0, 1e-3, 1, "layout", 1, {})
+    with pytest.raises(AtollError, match="was removed while the search wrote to it"):
+        store.end({}, proof, early=False)
+    store.abandon()

@@ -279,6 +279,7 @@ class RunStore:
 
     def end(self, answer: Identity, proof: Certificate, early: bool) -> None:
         """Keep the answer, and how the search ended."""
+        self._check_there()
         self.put_note("result", answer)
         self.ending = "stopped" if early else "finished"
         self.put_progress(self.ending, 0, proof.items, None, proof.score, proof.bound)
@@ -319,8 +320,17 @@ class RunStore:
     def sync(self) -> None:
         """Synchronise with the disk if the last time is long ago."""
         if time.monotonic() - self._synced > SYNC_S:
+            self._check_there()
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             self._synced = time.monotonic()
+
+    def _check_there(self) -> None:
+        """The system lets anybody remove a file that is written to."""
+        if not self.path.exists():
+            raise AtollError(
+                f"out: {self.path} was removed while the search wrote to it; run it again, in a "
+                "folder that stays."
+            )
 
     def close(self, status: str) -> None:
         """End the run; the write-ahead log goes into the file."""
