@@ -124,13 +124,13 @@ def test_a_worker_that_is_silent_for_long_is_given_up_and_the_last_one_ends_the_
     cluster = fake_cluster(client)
     clock = cluster._alive
     monkeypatch.setattr("atoll.executors.dask_cluster.time.monotonic", lambda: clock)
-    for _ in range(100):
+    for _ in range(200):
         clock += 1.0
         client.heard["tcp://b"] = clock
         cluster.tend()
     assert list(client.told) == ["tcp://b"]
     with pytest.raises(AtollError, match="has no workers; start some"):
-        for _ in range(100):
+        for _ in range(300):
             clock += 1.0
             cluster.tend()
 

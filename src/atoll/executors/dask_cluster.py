@@ -27,12 +27,12 @@ from atoll.jit import set_threads
 
 CONNECT_S = 10.0
 COUNT_S = 1.0
-ANSWER_S = 30.0
-WORKERS_S = 120.0
+ANSWER_S = 60.0
+WORKERS_S = 300.0
 """Workers may have to import Atoll first, or to take a large context."""
-SILENT_S = 60.0
+SILENT_S = 120.0
 """A worker answers its scheduler every second or so, except while it compiles a kernel."""
-ALONE_S = 20.0
+ALONE_S = 60.0
 """So long a cluster may be without workers: others may be on their way."""
 _LOST = ("KilledWorker", "FutureCancelledError", "CancelledError", "TimeoutError")
 
