@@ -49,7 +49,7 @@ ROOT = Path(__file__).parent.parent
 LIMIT_S = 480.0
 """Of one command, on a machine that others use as well."""
 WORDS = ("equal", "other", "sentence", "traceback", "hang", "lost", "redone")
-TIMES = ("wall_time_s", "phases_s", "seconds", "executor", "workers", "at")
+TIMES = ("wall_time_s", "phases_s", "bounded_per_s", "seconds", "executor", "workers", "at")
 """What an answer says of the run that found it."""
 KEYS = {"bounds": 2, "evaluations": 4, "notes": 1}
 """Tables of a store whose records are never computed twice, and the columns of their keys."""

@@ -11,8 +11,8 @@ their times, and the server's threads and memory before and at the end.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import http.client
+import json
 import os
 import random
 import socket
@@ -84,13 +84,13 @@ def wait_slowly(port: int, count: int, until: float) -> None:
 
 
 def ready(port: int, designs: int) -> bool:
-    with contextlib.suppress(OSError):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    """Whether the explorer has read all designs."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
         connection.request("GET", "/api/runs")
-        return f'"loaded": {designs}' in connection.getresponse().read().decode().replace(
-            '"loaded":', '"loaded": '
-        ).replace("  ", " ")
-    return False
+        return bool(json.load(connection.getresponse())["runs"][0]["loaded"] == designs)
+    finally:
+        connection.close()
 
 
 def main() -> int:
