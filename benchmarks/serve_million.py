@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 from atoll.serve.server import Explorer
 from atoll.store import FILE, DesignRow, RunStore
 from record import recorded
@@ -72,7 +73,9 @@ def designs(count: int, seed: int) -> Iterator[DesignRow]:
 
 def fill(folder: Path, count: int) -> None:
     job = {
-        "devices": 1024, "global_batch": 4096, "models": [{"name": "synthetic"}], "space": "none",
+        "devices": 1024, "global_batch": 4096, "models": [{"name": "synthetic", "config": ""}],
+        "space": "none", "space_content": {},
+        "parameters": [p.to_dict() for p in (*SYSTOLIC.parameters, *HBM_PARAMETERS)],
         "microbatches": [1], "tensor_widths": [1], "profile": "default", "recompute": "none",
         "tolerance": 1e-3,
     }  # fmt: skip

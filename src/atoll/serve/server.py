@@ -9,8 +9,8 @@ import errno
 import socket
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737
 MOST_CONNECTIONS = 128
-"""One more closes the one whose last request is longest ago, or never came."""
+"""One more closes one that has asked for nothing yet, else one that waits, the oldest first."""
 MOST_ANSWERS = 8
 """Computed at once; each may need arrays as long as there are designs."""
 
@@ -41,11 +41,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the browser has gone
 
     def _answer(self) -> None:
-        headers = {name.lower(): value for name, value in self.headers.items()}
         assert isinstance(self.server, _Server)
-        self.server.asked(self.connection)
-        with self.server.answering:
-            found = self.server.app.respond(self.command, self.path, headers)
+        with self.server.asked(self.connection):
+            self._send(self.server)
+
+    def _send(self, server: _Server) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        with server.answering:
+            found = server.app.respond(self.command, self.path, headers)
         # A body that nobody reads would be taken for the next request.
         given = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         self.close_connection = self.close_connection or given
@@ -83,24 +86,31 @@ class _Server(ThreadingHTTPServer):
         super().__init__(*args)
         self.answering = threading.BoundedSemaphore(MOST_ANSWERS)
         self._changing = threading.Lock()
-        self._open: dict[Any, None] = {}
-        """Connections, the one that was silent for longest first."""
+        self._open: dict[Any, int] = {}
+        """Connections, the oldest word first: 0 never asked, 1 waits, 2 is being answered."""
 
-    def asked(self, connection: Any) -> None:
-        """A request came on a connection."""
+    @contextmanager
+    def asked(self, connection: Any) -> Iterator[None]:
+        """Around the answer to a request on a connection."""
+        self._move(connection, 2)
+        try:
+            yield
+        finally:
+            self._move(connection, 1)
+
+    def _move(self, connection: Any, state: int) -> None:
         with self._changing:
-            if connection in self._open:
-                del self._open[connection]
-                self._open[connection] = None
+            if self._open.pop(connection, None) is not None:
+                self._open[connection] = state
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changing:
             while len(self._open) >= MOST_CONNECTIONS:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
+                least = min(self._open, key=lambda connection: self._open[connection])
+                del self._open[least]
                 with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
-            self._open[request] = None
+                    least.shutdown(socket.SHUT_RDWR)  # its thread ends
+            self._open[request] = 0
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
