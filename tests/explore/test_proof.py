@@ -6,6 +6,7 @@ links, rounds or memory may bind.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -22,6 +23,7 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING
 from atoll.hardware import Space
+from atoll.hardware.template.stalls import STALLS, Stalls
 from atoll.placement.chain import make_chain
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
@@ -141,6 +143,19 @@ def test_every_bound_is_below_what_it_bounds_under_the_seeds_assumptions(seed: i
     early, lower, upper = steps_s(drawn_job(seed, 25, PHAZE))
     assert (early <= lower * (1.0 + ROUNDING)).all()
     assert (lower <= upper * (1.0 + ROUNDING)).all()
+
+
+@pytest.mark.parametrize("stalls", STALLS.values(), ids=list(STALLS))
+@pytest.mark.parametrize("seed", range(3))
+def test_every_bound_is_below_what_it_bounds_where_chips_lose(seed: int, stalls: Stalls) -> None:
+    """Small models take microseconds: the starts and the ways of operands are cut to their size."""
+    small = replace(stalls, start_s=stalls.start_s / 20, fill_s=stalls.fill_s / 20, mask_rows=32)
+    for lost in (stalls, small):
+        job = drawn_job(seed, 10, replace(DEFAULT, stalls=lost))
+        early, lower, upper = steps_s(job)
+        assert (early <= lower * (1.0 + ROUNDING)).all()
+        assert (lower <= upper * (1.0 + ROUNDING)).all()
+        assert searched(job).bound >= job.batch / upper.min() * (1.0 - ROUNDING)
 
 
 @pytest.mark.parametrize("seed", DRAWN[1::3])

@@ -8,13 +8,14 @@ configuration and each chip points to its own: one pointer per spread that an op
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.gemm import core_counts
+from atoll.cost.model import MAPPER
 from atoll.hardware.accelerator import Accelerator, core_buffer_bytes
 from atoll.hardware.silicon.chip import columns_of, template_of
 from atoll.hardware.space import Space
@@ -192,7 +193,7 @@ def chips_of_space(space: Space, profile: Profile) -> Chips:
     design = np.concatenate([column[0] for column in columns])
     return _chips(
         profile,
-        profile.stalls or NO_STALLS,
+        losses(profile, space.template),
         space.template,
         {name: values[design] for name, values in space.columns.items()},
         design=design,
@@ -204,10 +205,9 @@ def chips_of_space(space: Space, profile: Profile) -> Chips:
 
 def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 0.0) -> Chips:
     """A single chip."""
-    stalls = profile.stalls and (chip.stalls or profile.stalls)
     return _chips(
         profile,
-        stalls or NO_STALLS,
+        losses(profile, template_of(chip), chip.stalls),
         template_of(chip),
         columns_of(chip),
         design=np.zeros(1, np.int64),
@@ -215,6 +215,16 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
         hbm_capacity_bytes=np.array([chip.hbm.capacity_bytes]),
         area_mm2=np.array([area_mm2]),
     )
+
+
+def losses(profile: Profile, template: ChipTemplate, own: Stalls | None = None) -> Stalls:
+    """What chips lose. Cost models of other packages say themselves how long a product takes beside
+    its traffic.
+    """
+    stalls = (own or profile.stalls) if profile.stalls else NO_STALLS
+    if (profile.cost_model or template.cost_model or MAPPER) is MAPPER:
+        return stalls
+    return replace(stalls, fill_s=0.0, drained=0.0, exposed=0.0)
 
 
 def _spreads(limit: int, profile: Profile) -> tuple[int, ...]:

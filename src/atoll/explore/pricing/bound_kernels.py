@@ -13,6 +13,7 @@ from atoll.cost.table_kernels import (
     operator_floor,
     pass_predecessors,
     pass_problem,
+    side_by_side,
 )
 from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import EPSILON, least_makespan
@@ -28,18 +29,24 @@ def roofline(
     vector_ops,
     bytes_,
     link_s,
+    outputs,
+    starts,
     mac_rate,
     vector_rate,
     hbm_Bps,
+    fill_s,
+    start_s,
+    exposed,
     vector_memory,
     one_port,
     bound,
 ):
     """Lower bound on every pass on chips start..stop-1 from peak rates alone: fills `bound`.
 
-    An operator takes no less than its products at the chip's peak, its vector work at all lanes,
-    its bytes at HBM's bandwidth; a pass no less than its longest path of such operators, nor than
-    the sum of either kind of work.
+    An operator takes no less than its products at the rate that the chip reaches and in full rounds
+    (`fill_s` for each of their outputs), its vector work at all lanes, its bytes at HBM's
+    bandwidth, each with the part of the others that it does not hide, and its start; a pass no less
+    than its longest path of such operators, nor than the sum of either kind of work.
     """
     count = passes.ptr.shape[0] - 1
     finish = np.zeros(256)
@@ -53,12 +60,14 @@ def roofline(
             port_s = 0.0
             for j in range(passes.ptr[p + 1] - first):
                 op = passes.op[first + j]
-                tensor = macs[op] / mac_rate[chip]
+                tensor = macs[op] / mac_rate[chip] + outputs[op] * fill_s[chip]
                 vector = vector_ops[op] / vector_rate[chip]
                 # Without a memory term for vectors, only products pay for bytes (PHAZE).
                 pays = vector_memory or macs[op] > 0.0
                 memory = bytes_[op] / hbm_Bps[chip] if pays else 0.0
-                fastest = max(max(tensor, vector), max(memory, link_s[op]))
+                busy = side_by_side(tensor, memory, exposed[chip])
+                busy = side_by_side(busy, vector, exposed[chip])
+                fastest = max(busy + starts[op] * start_s[chip], link_s[op])
                 ready = 0.0
                 for e in range(passes.pred_ptr[first + j], passes.pred_ptr[first + j + 1]):
                     ready = max(ready, finish[passes.pred_idx[e]])

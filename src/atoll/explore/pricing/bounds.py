@@ -1,7 +1,7 @@
 """Bounds that need no schedule: peak rates, and the layouts that fit in memory.
 
-Chips with the same peaks have the same roofline, whatever makes the peaks up: each distinct triple
-of rates (products, vector work, HBM) is bounded once.
+Chips with the same rates have the same roofline, whatever makes them up: each distinct row of
+rates (products, vector work, HBM, what is lost) is bounded once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,28 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
+HBM = 2
+"""The column of `chip_rates` with HBM's."""
+
+
 def chip_rates(chips: Chips) -> FloatArray:
-    """Multiply-adds, vector operations, HBM bytes a second that each chip reaches: (chips, 3)."""
+    """What bounds of each chip follow from, (chips, 6): multiply-adds, vector operations and HBM
+    bytes a second that it reaches, seconds that its cores wait for an output's round, an operator's
+    start, and the share of what runs side by side that is not hidden.
+    """
+    stalls, configs = chips.stalls, chips.tensor_configs
     lanes = chips.vector_configs.lanes[chips.vector_config[:, 0]]
-    macs = chips.peak_flops / 2.0 * chips.stalls.array
-    return np.column_stack([macs, chips.vector_cores * lanes * chips.clock_Hz, chips.stream_Bps])
+    rows = np.maximum(1, configs.core_buffer_bytes // (4.0 * (configs.depth + configs.width)))
+    round_outputs = chips.tensor_cores * (rows * configs.width)[chips.tensor_config[:, 0]]
+    columns = (
+        chips.peak_flops / 2.0 * stalls.array,
+        chips.vector_cores * lanes * chips.clock_Hz,
+        chips.stream_Bps,
+        stalls.fill_s / round_outputs,
+        np.full(len(chips), stalls.start_s),
+        np.full(len(chips), stalls.exposed),
+    )
+    return np.column_stack(columns)
 
 
 def layer_rooflines(
@@ -42,6 +59,8 @@ def layer_rooflines(
         work.vector_ops,
         work.bytes,
         work.link_s,
+        work.outputs,
+        work.starts,
         *columns,
         setting.profile.vector_memory,
         not setting.profile.link_on_vector,
@@ -106,7 +125,7 @@ def roofline_bounds(
     distinct, number = distinct_rows(rates)
     pass_s = layer_rooflines(distinct, variants, setting, work)
     least = np.split(pass_s.sum(axis=2).min(axis=0), variants.layer_ranges[1:-1])
-    hbm_Bps = float(rates[:, 2].max())
+    hbm_Bps = float(rates[:, HBM].max())
     found = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
     layouts = LayoutBounds(variants, found)
     return layouts, layouts.all_variants_s(pass_s)[number]

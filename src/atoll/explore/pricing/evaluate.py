@@ -59,7 +59,8 @@ class Priced:
         keys, profile = variants.passes.keys, setting.profile
         products = cost_model(chips, profile).floors if floors else None
         costs = build_costs(keys, chips, setting.network, profile, products)
-        work = work or operator_work(keys, setting.network, profile.vector_operations)
+        operations = chips.stalls.operations or profile.vector_operations
+        work = work or operator_work(keys, setting.network, operations)
         return Priced(chips, variants, setting, costs, work)
 
     @property

@@ -24,6 +24,10 @@ class OperatorWork:
     bytes: FloatArray
     link_bytes: FloatArray
     link_s: FloatArray
+    outputs: FloatArray
+    """Elements that its products make (masked ones left out)."""
+    starts: FloatArray
+    """1, or 0 of collectives, whose network has its own latency."""
 
 
 def operator_work(keys: tuple[OperatorKey, ...], network: Network, operations: str) -> OperatorWork:
@@ -44,4 +48,8 @@ def operator_work(keys: tuple[OperatorKey, ...], network: Network, operations: s
             [0.0 if op.collective is None else float(op.collective.bytes) for op in operators]
         ),
         link_s=np.array([link_s(op, network) for op in operators]),
+        outputs=np.array(
+            [sum(p.batch * p.m * p.n * p.fraction for p in op.matmuls) for op in operators]
+        ),
+        starts=np.array([float(op.collective is None) for op in operators]),
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost.chips import Chips, chips_of_space, distinct_rows
+from atoll.cost.chips import Chips, chips_of_space, distinct_rows, losses
 from atoll.errors import InfeasibleError
 from atoll.explore.pricing.bounds import LayoutBounds, chip_rates, layer_rooflines, roofline_bounds
 from atoll.explore.pricing.layouts import Setting
@@ -22,6 +22,7 @@ from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.trial import Rule
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
+from atoll.hardware.template.stalls import NO_STALLS
 from atoll.stopping import Stop, go_on
 
 FloatArray = NDArray[np.float64]
@@ -37,7 +38,9 @@ def open_frontier(
 ) -> tuple[Frontier, Reserve | None, LayoutBounds, OperatorWork]:
     """Rooflines of every chip of a space; or of the groups of a large one."""
     go_on(stop)
-    work = operator_work(variants.passes.keys, setting.network, setting.profile.vector_operations)
+    lost = setting.profile.stalls or NO_STALLS
+    operations = lost.operations or setting.profile.vector_operations
+    work = operator_work(variants.passes.keys, setting.network, operations)
     if isinstance(space, ProductSpace):
         reserve = Reserve(space, variants, setting, rule, work)
         return reserve.first_frontier(stop), reserve, reserve.layouts, work
@@ -92,11 +95,15 @@ class Reserve:
             for pick in (np.max, np.min)
         )
         clock_Hz = most["clock_Hz"].astype(np.float64)
+        lost = losses(self._setting.profile, axes.template)
         rates = np.column_stack(
             [
-                most["tensor_cores"] * most["width"] * most["depth"] * clock_Hz,
+                most["tensor_cores"] * most["width"] * most["depth"] * clock_Hz * lost.array,
                 most["vector_cores"] * most["vector_width"] * clock_Hz,
-                np.full(count, self._bandwidths.max()),
+                np.full(count, self._bandwidths.max() * lost.hbm),
+                np.zeros(count),  # a core's buffer, and so its round, does not grow with its depth
+                np.full(count, lost.start_s),
+                np.full(count, lost.exposed),
             ]
         )
         limit = self._space.limits.max_area_mm2
