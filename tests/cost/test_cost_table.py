@@ -308,7 +308,12 @@ def test_twice_the_clock_and_all_bandwidths_halve_every_time(profile: Profile) -
     fast = replace(
         slow,
         levels=tuple(
-            replace(v, bandwidth_Bps=2 * v.bandwidth_Bps, latency_s=v.latency_s / 2)
+            replace(
+                v,
+                bandwidth_Bps=2 * v.bandwidth_Bps,
+                latency_s=v.latency_s / 2,
+                start_s=v.start_s / 2,
+            )
             for v in slow.levels
         ),
     )
