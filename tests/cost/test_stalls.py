@@ -109,7 +109,7 @@ def test_the_peak_follows_from_units_and_clock(name: str) -> None:
 
 
 def test_the_template_as_an_h200_meets_its_measured_products() -> None:
-    """Of 50 us and more, whose rows start at 16-byte addresses; most were not fitted."""
+    """Of 50 us and more, whose rows start at 16-byte addresses; half of the shapes were fitted."""
     chip = load_accelerator(EXISTING / "h200.yaml")
     errors = []
     for row in read_operators(H200_OPERATORS):
@@ -132,7 +132,7 @@ def test_the_template_as_half_a_tpu7x_meets_its_published_products(
     size: int, measured_TFLOPs: float
 ) -> None:
     """github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks, one TensorCore: 1153 TFLOP/s as
-    four arrays of 256 x 256 at 2.2 GHz, half of the chip's HBM. Nothing was fitted on it.
+    four arrays of 256 x 256 at 2.2 GHz, half of the chip's HBM. Only the start was chosen on it.
     """
     memory = Hbm(96 * GIB, 7.37e12 / 2)
     chip = Accelerator(4, 1, 256, 256, 4096, 64 * MIB, 8192.0, 2.2e9, memory, stalls=SCRATCHPAD)

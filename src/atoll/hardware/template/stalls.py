@@ -1,9 +1,8 @@
 """What a kind of chip loses between its peak rates and the operators that run on it.
 
 Each number has a meaning of its own and one value for all chips and operators of a kind; how a
-product or a fused operator takes them up is said in docs/cost-model.md. They were fitted on half of
-the H200's measured shapes alone; `benchmarks/template_chips.py` holds A100, B200 and TPUs against
-them as they stand.
+product or a fused operator takes them up, and which of them were fitted or chosen on what, is said
+in docs/cost-model.md; `benchmarks/template_chips.py` holds H200, A100, B200 and TPUs against them.
 """
 
 from __future__ import annotations
