@@ -7,7 +7,8 @@ set of constants for their kind (`atoll.hardware.template.stalls`). Products and
 of 50 us and more are priced by the search's own cost model: our timings of an H200, and those of
 all chips in a table with the columns that `atoll validate --data` reads for several devices.
 `--runs` prices the training runs on TPU v5e and v5p of a table that `atoll validate --data` reads.
-`--fit` fits the constants of chips with caches on half of our H200 shapes, but for those that were chosen by hand (docs/cost-model.md).
+`--fit` fits constants of chips with caches on half of our H200 shapes; docs/cost-model.md says
+which were chosen by hand.
 """
 
 from __future__ import annotations
