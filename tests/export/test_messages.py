@@ -134,3 +134,28 @@ def test_messages_are_written_as_json_and_csv(tmp_path: Path) -> None:
     assert [float(row["bytes"]) for row in rows] == [one.bytes for one in messages]
     with pytest.raises(AtollError, match=r"as \.json or \.csv"):
         priced(messages=tmp_path / "m.txt")
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "forward", "backward"),
+    [
+        # An element with its share of a block's scale. Gathered twice forward; backwards two inputs
+        # for weight gradients, two gradients for both products: each cast by rows and by columns
+        # where a scale belongs to a block, turned round after one is there where to the tensor.
+        ("h100", "fp8", 2 * 1, 4 * 1),
+        ("b200", "mxfp8", 2 * 33 / 32, 2 * 33 / 32 + 2 * 2),
+        ("b200", "nvfp4", 2 * 9 / 16, (2 + 4) * 9 / 16),
+    ],
+)
+def test_inputs_of_narrow_products_are_gathered_as_they_were_cast(
+    device: str, precision: str, forward: float, backward: float
+) -> None:
+    given = {"tp": 4, "batch": BATCH, "stack": "nemo", "precision": precision}
+    found = atoll.estimate("llama3-8b", device, DEVICES, **given)  # type: ignore[arg-type]
+    assert isinstance(found, Estimate)
+    m, tokens = found.layout.microbatches(BATCH), found.layout.microbatch * SEQUENCE
+    ends = {"forward": 1, "backward": 2}  # embedding and head, in 16 bits
+    for phase, each in (("forward", forward), ("backward", backward)):
+        got = total(messages_of(found), group="tensor", kind="all_gather", phase=phase)
+        wanted = m * tokens * HIDDEN * (LAYERS * each + ends[phase] * HALF)
+        assert got == pytest.approx(wanted, rel=0.002)

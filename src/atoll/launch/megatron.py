@@ -340,7 +340,8 @@ def software_fields(given: Arguments) -> dict[str, Any]:
         "no_grad_fusion": given.has("no_gradient_accumulation_fusion") and not given.has(*FSDP),
         f"head_wgrad={limit}": deferred and limit,
         "cp_p2p": (ring := given.given.get("cp_comm_type") == "p2p"),
-        "cp_a2a": (heads := given.given.get("cp_comm_type") == "a2a"),
+        "cp_a2a": (heads := given.given.get("cp_comm_type") == "a2a")
+        or "ds_sequence_parallel_size" in given.given,
     }
     if ring or heads:  # others are not priced
         given.text("cp_comm_type")

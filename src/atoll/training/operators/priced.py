@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from atoll.cost.pricer import Pricer
 from atoll.hardware.device import Chip
+from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
 from atoll.step.layout import RECOMPUTE, SOME, Layout
-from atoll.training.operators.layers import LayerCost, layer_costs
+from atoll.training.operators.layers import HALF, LayerCost, block_names, layer_costs
 from atoll.training.operators.pricing import GpuPricer
 from atoll.training.run import Run
 from atoll.workload.adapters import with_adapters
 from atoll.workload.builders.model import shared_parameters
 from atoll.workload.fuse import fuse
-from atoll.workload.graph.layer import Model
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import CollectiveKind, Operator
 from atoll.workload.joint import joined
 from atoll.workload.prepare import prepare
 
@@ -83,6 +86,13 @@ class Priced:
             if self.run.adapters is not None:
                 apart = self.run.stack.split_products
                 share = with_adapters(share, self.run.adapters, apart=apart)
+            elif self.run.stack.scaled_inputs and self.run.precision in SCALED:
+                blocks = block_names(share)
+                share = share.map(
+                    lambda layer: (
+                        cast_gathers(layer, self.run.precision) if layer.name in blocks else layer
+                    )
+                )
             self._models[key] = fuse(share, self.pricer.fusion)
         return self._models[key]
 
@@ -98,6 +108,31 @@ class Priced:
             ("held twice", id(model), here),
             lambda: shared_parameters(tuple(x for x in model.layers if x[0].name in here)),
         )
+
+
+def cast_gathers(layer: Layer, precision: str) -> Layer:
+    """Tensors that are gathered for products alone, cast before they are sent, as Transformer
+    Engine's linear modules do. Scales of a block lie along the rows of one product: a gradient that
+    is multiplied both ways is sent in both casts. (Modules with adapters hand out what they
+    gathered, in 16 bits.)
+    """
+
+    def own(op: Operator, among: Sequence[Operator]) -> Operator:
+        sent = op.collective
+        kinds = [o.kind for o in among if set(o.reads) & set(op.writes)]
+        if sent is None or sent.kind is not CollectiveKind.ALL_GATHER or not kinds:
+            return op
+        if not all(kind.startswith("linear") for kind in kinds):
+            return op
+        casts = len(kinds) if precision != "fp8" else 1
+        share = min(1.0, casts * ELEMENT_BYTES[precision] / HALF)
+        return replace(op, collective=replace(sent, bytes=round(share * sent.bytes)))
+
+    return replace(
+        layer,
+        forward=tuple(own(op, layer.forward) for op in layer.forward),
+        backward=tuple(own(op, layer.backward) for op in layer.backward),
+    )
 
 
 def _pricer(run: Run) -> Pricer:
