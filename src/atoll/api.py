@@ -365,6 +365,10 @@ def estimate(
         from atoll.export.messages import messages_of, write_messages
 
         write_messages(messages_of(result), question.messages)
+    if question.chakra is not None:
+        from atoll.export.chakra import write_chakra
+
+        write_chakra(result, question.chakra)
     if question.out is not None:
         from atoll.report.plan_file import write_plan
 

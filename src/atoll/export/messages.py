@@ -76,9 +76,9 @@ def _of_stage(
     directions = max(1, len(chunks) // layout.rounds)
     for chunk in chunks:
         for cost, count in chunk:
-            for one in _of_layer(stepper, stage, cost, recompute):
+            for one in of_layer(stepper, stage, cost, recompute):
                 yield replace(one, count=one.count * m * count / directions)
-    yield from _of_weights(stepper, stage, *trained)
+    yield from of_weights(stepper, stage, *trained)
     boundary = max((c.boundary_bytes for x in chunks for c, _ in x if c.is_block), default=0)
     sent, stride = stepper.sent_bytes(boundary), layout.tp * layout.cp * layout.dp
     for way, phase in ((0, FORWARD), (1, BACKWARD)):
@@ -87,7 +87,7 @@ def _of_stage(
         yield Message(stage, phase, "pipeline", "send", layout.pp, stride, sent, m * came)
 
 
-def _of_layer(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> Iterator[Message]:
+def of_layer(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> Iterator[Message]:
     """Messages of one layer for one microbatch."""
     layout = stepper.layout
     kept = cost.kept(recompute if cost.is_block else "none")
@@ -123,7 +123,7 @@ def _of_layer(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> 
             yield Message(stage, phase, "data", one.kind, one.group, one.stride, bytes_, 1)
 
 
-def _of_weights(stepper: Stepper, stage: int, dense: float, expert: float) -> Iterator[Message]:
+def of_weights(stepper: Stepper, stage: int, dense: float, expert: float) -> Iterator[Message]:
     """Sums of gradients and gathers of weights, where they are not of single layers."""
     layout, m = stepper.layout, stepper.microbatches
     if layout.zero >= 3:

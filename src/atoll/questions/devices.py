@@ -192,6 +192,7 @@ class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):
     devices: f.Devices = 1
     batch: f.Batch = 1
     messages: f.Messages = None
+    chakra: f.ChakraFolder = None
     example = "atoll estimate --model llama3-70b --device h100 --devices 512 --tp 8 --pp 4"
 
 

@@ -63,6 +63,10 @@ Messages = Annotated[
     Path | None,
     option("Write all messages of a step to this file (.json, .csv).", OUTPUT, exclude=True),
 ]
+ChakraFolder = Annotated[
+    Path | None,
+    option("Write the step as Chakra execution traces to this folder.", OUTPUT, exclude=True),
+]
 Trace = Annotated[
     Path | None,
     option("Write the step as a Chrome trace (Perfetto) to this file.", OUTPUT, exclude=True),

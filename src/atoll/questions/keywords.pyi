@@ -87,6 +87,7 @@ class EstimateFields(TypedDict, total=False):
     out: str | Path | None
     trace: str | Path | None
     messages: str | Path | None
+    chakra: str | Path | None
     wafer: str | None
     mapping: str | None
 
