@@ -86,7 +86,7 @@ def _folder(path: Path, *names: str) -> dict[str, bytes]:
 @contextlib.contextmanager
 def made_answers() -> Iterator[Path]:
     """Answers of the programs themselves, to be changed."""
-    from atoll.report.plan_file import write_plan
+    from atoll.report.folder import write_plan
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -37,6 +37,7 @@ from atoll.questions import (
     SearchQuestion,
     WaferQuestion,
 )
+from atoll.several import compare, sweep
 
 if TYPE_CHECKING:
     from atoll.explore.answer.result import SearchResult
@@ -67,6 +68,7 @@ __all__ = [
     "calibrate",
     "capture",
     "check",
+    "compare",
     "describe_hardware",
     "describe_model",
     "estimate",
@@ -75,6 +77,7 @@ __all__ = [
     "place",
     "plan",
     "search",
+    "sweep",
     "validate",
 ]
 

@@ -370,7 +370,7 @@ def estimate(
 
         write_chakra(result, question.chakra)
     if question.out is not None:
-        from atoll.report.plan_file import write_plan
+        from atoll.report.folder import write_plan
 
         write_plan(result, question.out)
     return _written(result, question)
@@ -427,7 +427,12 @@ def plan(
         return PlanProblem(question, run, axes, usable, now, launch_files)
 
     first = "a layout was estimated"
-    return _written(drive(prepare, means, stop, question.time_limit, progress, first), question)
+    found = drive(prepare, means, stop, question.time_limit, progress, first)
+    if question.layouts is not None:
+        from atoll.training.planner.answer import write_layouts
+
+        write_layouts(found, question.layouts)
+    return _written(found, question)
 
 
 def load(path: str | Path) -> Answer:
@@ -482,6 +487,8 @@ def _check_files(
     """Refuse, before any work, what could not be written in the end. The modules that write take
     longer to import than a plan.
     """
+    if getattr(question, "sweep", ()):
+        raise AtollError("sweep: one answer is asked for here; atoll.sweep has one for every value")
     if question.out is not None:
         from atoll.files.wholefile import check_folder
 

@@ -17,7 +17,7 @@ from atoll.commands.capture import capture
 from atoll.commands.catalogue import env, hardware, models, schema
 from atoll.commands.common import INTERRUPTED, say_interrupted
 from atoll.commands.designs import designs
-from atoll.commands.report import report, trace
+from atoll.commands.report import compare, report, trace
 from atoll.commands.search import explain, search
 from atoll.commands.serve import serve
 from atoll.commands.training import check, estimate, plan
@@ -95,7 +95,7 @@ def _root(
 _RUN: dict[str, Callable[..., None]] = {
     run.__name__: run
     for run in (
-        calibrate, capture, check, designs, env, estimate, explain,
+        calibrate, capture, check, compare, designs, env, estimate, explain,
         hardware, models, place, plan, report,
         schema, search, serve, trace, validate,
     )

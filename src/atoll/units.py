@@ -234,3 +234,16 @@ def ranges(noun: str, numbers: Sequence[int]) -> str:
             runs.append([number])
     words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(words)}"
+
+
+def format_value(value: object) -> str:
+    """A value of a table for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, list):
+        return ", ".join(map(format_value, value))
+    return "" if value is None else str(value)

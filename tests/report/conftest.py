@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.report.plan_file import write_plan
+from atoll.report.folder import write_plan
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import atoll
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
-from atoll.report import plan_file
+from atoll.report import folder as plan_file
 from atoll.serve.app import App, Response
 from atoll.serve.guard import Guard
 from atoll.serve.query import compile_all

@@ -17,7 +17,7 @@ from atoll.answers.answer import checked, dumped
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.errors import AtollError
-from atoll.report.plan_file import read_plan
+from atoll.report.folder import read_plan
 from atoll.serve.change import Change, parse_change
 from atoll.serve.figures import Problem
 from atoll.serve.whatif_chip import ChipWhatIf, job_of

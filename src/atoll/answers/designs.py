@@ -1,15 +1,20 @@
-"""`atoll designs`, and what a store keeps of designs."""
+"""`atoll designs`, `atoll compare` and sweeps, and what a store keeps of designs."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NotRequired
+from io import StringIO
+from typing import TYPE_CHECKING, Literal, NotRequired
 
 from pydantic import JsonValue
 from typing_extensions import TypedDict
 
-from atoll.answers.answer import Answer
+from atoll.answers.answer import Answer, Picture
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Identity = Mapping[str, JsonValue]
 """What the results of a job depend on, as its store is known by."""
@@ -143,3 +148,103 @@ class DesignsAnswer(Answer):
     """Of chips: columns of their rows."""
     designs: tuple[Row, ...]
     parquet: Written | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptRow:
+    """One combination of values."""
+
+    asked: Mapping[str, JsonValue]
+    figures: Mapping[str, JsonValue]
+    problem: str = ""
+    """Why there are no figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepAnswer(Picture):
+    """A question asked for every value of some of its fields."""
+
+    kind: Literal["sweep"] = "sweep"
+    format: Literal[1] = 1
+    axes: tuple[str, ...]
+    given: str
+    """What all of them share."""
+    rows: tuple[SweptRow, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What was asked, what came out, and why it did not."""
+        figures = dict.fromkeys(name for row in self.rows for name in row.figures)
+        problems = ("problem",) if any(row.problem for row in self.rows) else ()
+        return *self.axes, *figures, *problems
+
+    def lines(self) -> list[dict[str, JsonValue]]:
+        """The rows, flat.
+
+        Returns:
+            A dictionary a row, by the names of `columns`.
+
+        Example:
+            >>> import atoll
+            >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
+            >>> atoll.sweep(asked, devices=[8, 16]).lines()[1]["devices"]
+            16
+        """
+        told = ({**row.asked, **row.figures, "problem": row.problem} for row in self.rows)
+        return [{name: row.get(name) for name in self.columns} for row in told]
+
+    def to_csv(self) -> str:
+        """The rows as a table.
+
+        Returns:
+            The content of a CSV file, with a header.
+
+        Example:
+            >>> import atoll
+            >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
+            >>> atoll.sweep(asked, devices=[8, 16]).to_csv().splitlines()[0][:26]
+            'devices,tokens/s per devic'
+        """
+        text = StringIO()
+        table = csv.DictWriter(text, self.columns, lineterminator="\n")
+        table.writeheader()
+        table.writerows(self.lines())
+        return text.getvalue()
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The rows for pandas.
+
+        Returns:
+            One row for each combination of values.
+
+        Example:
+            >>> import atoll
+            >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
+            >>> len(atoll.sweep(asked, devices=[8, 16]).to_dataframe())
+            2
+        """
+        import pandas as pd
+
+        return pd.DataFrame(self.lines())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRow:
+    """One thing of all runs."""
+
+    name: str
+    values: tuple[JsonValue, ...]
+    ratios: tuple[float, ...]
+    """To the first run's, of numbers; else empty."""
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareAnswer(Picture):
+    """Runs side by side."""
+
+    kind: Literal["compare"] = "compare"
+    format: Literal[1] = 1
+    runs: tuple[str, ...]
+    asked: tuple[ComparedRow, ...]
+    figures: tuple[ComparedRow, ...]

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from atoll.answers.answer import Answer, adapter
 from atoll.answers.chips import ChipsValidation, NodesValidation
 from atoll.answers.design import TablePlan
-from atoll.answers.designs import DesignsAnswer
+from atoll.answers.designs import CompareAnswer, DesignsAnswer, SweepAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
 from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
 from atoll.answers.plan import (
@@ -35,6 +35,7 @@ __all__ = [
     "CatalogueAnswer",
     "CheckAnswer",
     "ChipsValidation",
+    "CompareAnswer",
     "DesignsAnswer",
     "EstimateAnswer",
     "HardwareAnswer",
@@ -50,17 +51,19 @@ __all__ = [
     "SearchAnswer",
     "SearchExplanation",
     "SiteCalibration",
+    "SweepAnswer",
     "TablePlan",
     "WaferAnswer",
     "WaferExplanation",
 ]
 
 ANSWERS: dict[str, tuple[type[Answer], ...]] = {
-    "search": (SearchAnswer, WaferAnswer),
+    "search": (SearchAnswer, WaferAnswer, SweepAnswer),
     "explain": (SearchExplanation, WaferExplanation, PlanExplanation),
     "designs": (DesignsAnswer,),
-    "plan": (PlanAnswer,),
-    "estimate": (EstimateAnswer, MappingAnswer),
+    "plan": (PlanAnswer, SweepAnswer),
+    "estimate": (EstimateAnswer, MappingAnswer, SweepAnswer),
+    "compare": (CompareAnswer,),
     "place": (TablePlan,),
     "capture": (CaptureAnswer,),
     "models": (ModelAnswer, ModelsAnswer),

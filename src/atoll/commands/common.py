@@ -80,6 +80,17 @@ def print_json(value: Mapping[str, JsonValue]) -> None:
     sys.stdout.write("\n")
 
 
+def swept(question: Any, as_json: bool) -> bool:
+    """Whether a question is asked for several values, which it then is."""
+    if not question.sweep:
+        return False
+    from atoll.printing.tables import print_sweep
+    from atoll.several import sweep
+
+    answer(sweep(question), as_json, print_sweep)
+    return True
+
+
 def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
     """An answer as JSON, or as people read it."""
     if as_json:

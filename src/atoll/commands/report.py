@@ -5,14 +5,24 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from atoll.commands.common import print_json
-from atoll.questions.verbs import ReportQuestion, TraceQuestion
+from atoll.commands.common import answer, print_json
+from atoll.printing import tables
+from atoll.questions.verbs import CompareQuestion, ReportQuestion, TraceQuestion
 
 
 def report(question: ReportQuestion, as_json: bool) -> None:
     from atoll.report import write_report
 
     _wrote(write_report(question.folder, question.out), as_json)
+
+
+def compare(question: CompareQuestion, as_json: bool) -> None:
+    from atoll.several import compare as run
+
+    found = run(*question.runs)
+    answer(found, as_json, tables.print_compared)
+    if question.out is not None:
+        print(f"atoll: wrote {found.report(question.out)}", file=sys.stderr)
 
 
 def trace(question: TraceQuestion, as_json: bool) -> None:

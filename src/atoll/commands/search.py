@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.answers.answer import Explanation
-from atoll.commands.common import answer, interruptible, leave_if_interrupted
+from atoll.commands.common import answer, interruptible, leave_if_interrupted, swept
 from atoll.errors import AtollError
 from atoll.printing import search as printing
 from atoll.questions import SearchQuestion, WaferQuestion
@@ -16,6 +16,8 @@ from atoll.questions.verbs import ExplainQuestion
 def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float) -> None:
     from atoll.api import search as run
 
+    if isinstance(question, SearchQuestion) and swept(question, as_json):
+        return
     noun = "chips"
     show_result: Callable[[Any], None] = printing.print_result
     if isinstance(question, WaferQuestion):

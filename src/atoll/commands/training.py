@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.commands.common import answer, interruptible, leave_if_interrupted
+from atoll.commands.common import answer, interruptible, leave_if_interrupted, swept
 from atoll.printing import training as printing_training
 from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
 from atoll.questions.verbs import CheckQuestion
@@ -17,6 +17,8 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
     from atoll.api import estimate as run
     from atoll.training.estimate import Estimate
 
+    if isinstance(question, EstimateQuestion) and swept(question, as_json):
+        return
     asked = (
         question.model_copy(update=_LATER) if isinstance(question, EstimateQuestion) else question
     )
@@ -35,6 +37,8 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
     from atoll.api import plan as run
     from atoll.training.planner.search import UnusableError
 
+    if swept(question, as_json):
+        return
     refused = None
     with interruptible(began, "layouts", kernels=False) as (stop, show):
         try:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from atoll.printing.console import console_for_output, plain_table, print_error_table, short
-from atoll.units import format_bytes, format_count, format_seconds
+from atoll.units import format_bytes, format_count, format_seconds, format_value
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from atoll.answers.chips import ChipsValidation, NodesValidation
+    from atoll.answers.designs import CompareAnswer, SweepAnswer
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
     from atoll.answers.validation import (
@@ -217,3 +218,26 @@ def print_nodes(shown: NodesValidation) -> None:
         table.add_row(node.id, node.device, str(node.devices), node.workload, *watts)
     console.print()
     console.print(table)
+
+
+def print_sweep(shown: SweepAnswer) -> None:
+    """A row for every combination of values."""
+    columns = [name for name in shown.columns if name not in ("low s", "high s")]
+    table = plain_table(*columns)
+    for row in shown.lines():
+        table.add_row(*(format_value(row[name]) for name in columns))
+    console_for_output().print(table)
+
+
+def print_compared(shown: CompareAnswer) -> None:
+    """A column for every run; what differs is marked."""
+    console = console_for_output()
+    for title, rows in (("asked", shown.asked), ("figures", shown.figures)):
+        table = plain_table("", title, *shown.runs, left=title)
+        for row in rows:
+            values = [format_value(value) for value in row.values]
+            for at, ratio in enumerate(row.ratios):
+                if at and ratio != 1:
+                    values[at] += f" ({ratio:.3g}x)"
+            table.add_row("*" if row.differs else "", row.name, *values)
+        console.print(table)

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[type[Question], ...]] = {
     "estimate": (EstimateQuestion, MappingQuestion),
     "check": (verbs.CheckQuestion,),
     "report": (verbs.ReportQuestion,),
+    "compare": (verbs.CompareQuestion,),
     "trace": (verbs.TraceQuestion,),
     "place": (verbs.PlaceQuestion,),
     "capture": (verbs.CaptureQuestion,),

@@ -130,6 +130,7 @@ class SearchQuestion(Question):
     seed: f.Seed = 0
     workers: f.Workers = None
     cluster: f.Cluster = None
+    sweep: f.Sweep = ()
     out: f.Kept = None
     trace: f.Trace = None
 

@@ -182,6 +182,7 @@ class FilesQuestion(Question):
         "Write a launch file; a plan then has only layouts that it can run.", OUTPUT, None
     )
     export_to: Path | None = option("Where to write it.", OUTPUT, None, shown="its own name")
+    sweep: f.Sweep = ()
     out: f.Out = None
     trace: f.Trace = None
 
@@ -228,5 +229,8 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     workers: f.Workers = None
     cluster: f.Cluster = None
     out: f.Kept = None
+    layouts: Path | None = option(
+        "Write every layout that was estimated to this file (CSV).", OUTPUT, None, exclude=True
+    )
     example = "atoll plan --model gpt3-175b --device h100 --devices 1024 --batch 2048"
     answer_keys: ClassVar[Mapping[str, str]] = {"time_limit": "time_limit_s"}

@@ -59,6 +59,11 @@ Out = Annotated[
     Path | None,
     option("Keep it in this folder, for atoll report and atoll trace.", OUTPUT, exclude=True),
 ]
+Sweep = Annotated[
+    tuple[str, ...], Several,
+    option("NAME=VALUE,...: ask for every value of a field, of several for all combinations.",
+           OUTPUT, shown="none", exclude=True),
+]  # fmt: skip
 Messages = Annotated[
     Path | None,
     option("Write all messages of a step to this file (.json, .csv).", OUTPUT, exclude=True),

@@ -84,6 +84,7 @@ class EstimateFields(TypedDict, total=False):
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
     export_to: str | Path | None
+    sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
     messages: str | Path | None
@@ -142,6 +143,7 @@ class PlanFields(TypedDict, total=False):
     headroom: float | str | None
     export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
     export_to: str | Path | None
+    sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
     tp: Sequence[int] | int | None
@@ -159,6 +161,7 @@ class PlanFields(TypedDict, total=False):
     time_limit: float | str | None
     workers: int | None
     cluster: str | None
+    layouts: str | Path | None
 
 class RunFields(TypedDict, total=False):
     tokens: float | str | None
@@ -222,6 +225,7 @@ class SearchFields(TypedDict, total=False):
     seed: int | None
     workers: int | None
     cluster: str | None
+    sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
     wafer: str | None

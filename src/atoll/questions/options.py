@@ -133,23 +133,24 @@ def _parameter(
     return _named(name, annotation | None, option)
 
 
+def read_text(info: FieldInfo, text: str) -> Any:
+    """One value of a field; what cannot be read is left to the question."""
+    found = scalars(info)
+    for kind in (int, float):
+        if kind in found:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text
+
+
 def _read(info: FieldInfo, value: Any, split: bool) -> Any:
-    """Text of the command line as the field's type; what cannot be read is left to the question."""
+    """Text of the command line as the field's type."""
     if isinstance(value, bool):
         return value
-    found = scalars(info)
-
-    def number(text: str) -> Any:
-        for kind in (int, float):
-            if kind in found:
-                try:
-                    return kind(text)
-                except ValueError:
-                    continue
-        return text
-
     if not isinstance(value, list):
-        return number(value)
+        return read_text(info, value)
     parts = (part for text in value for part in (_LISTED.split(text) if split else [text]))
-    several = tuple(number(part.strip()) for part in parts if part)
+    several = tuple(read_text(info, part.strip()) for part in parts if part)
     return several[0] if split and len(several) == 1 else several

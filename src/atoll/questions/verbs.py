@@ -159,6 +159,17 @@ class ReportQuestion(Question):
     arguments = ("folder",)
 
 
+class CompareQuestion(Question):
+    """Lay runs side by side: what was asked of each, and what came out."""
+
+    runs: tuple[Path, ...] = option(
+        "Folders that search, plan or estimate wrote (--out), or files of answers (--json).", "Runs"
+    )
+    out: Path | None = option("Also draw it: one HTML file.", OUTPUT, None)
+    example = "atoll compare runs/mine runs/other"
+    arguments = ("runs",)
+
+
 class TraceQuestion(Question):
     """Write a step as a Chrome trace, which Perfetto and chrome://tracing open."""
 

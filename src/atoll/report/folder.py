@@ -12,12 +12,14 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.files import RESULT
-from atoll.files.wholefile import as_written
-from atoll.report.plan_file import read_plan
+from atoll.files.wholefile import as_written, check_folder, write_folder
 from atoll.store import FILE, RunReader, RunStatus
+from atoll.training.estimate import Estimate
+from atoll.training.planner.plan import Plan
 from atoll.training.planner.problem import PLAN
 from atoll.units import counted
 
+SWEEP = "sweep.json"
 Shown = SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer
 
 
@@ -53,6 +55,20 @@ def read_result(path: Path) -> SearchAnswer | WaferAnswer:
     """The content of a result.json; a sentence where it cannot be read."""
     found = read_answer(path, SearchAnswer, WaferAnswer)
     assert isinstance(found, SearchAnswer | WaferAnswer)
+    return found
+
+
+def write_plan(result: Plan | Estimate, folder: Path) -> Path:
+    """Write plan.json into a folder, whole or not at all."""
+    check_folder(folder)
+    write_folder(folder, {PLAN: result.answer.to_json()})
+    return folder / PLAN
+
+
+def read_plan(path: Path) -> PlanAnswer | EstimateAnswer:
+    """The content of a plan.json; a sentence where it cannot be read."""
+    found = read_answer(path, PlanAnswer, EstimateAnswer)
+    assert isinstance(found, PlanAnswer | EstimateAnswer)
     return found
 
 

@@ -6,15 +6,17 @@ import html
 import json
 from pathlib import Path
 
-from atoll.answers.answer import dumped
+from atoll.answers.answer import dumped, read_answer
+from atoll.answers.designs import CompareAnswer, SweepAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.files.wholefile import check_place, whole_files
 from atoll.front import bundle, text
 from atoll.identity import VERSION
-from atoll.report.folder import Shown, open_folder
+from atoll.report.folder import SWEEP, Shown, open_folder
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
+from atoll.report.table_view import table_view
 from atoll.report.view import View
 from atoll.report.wafer_view import wafer_view
 from atoll.store import RunStatus
@@ -24,8 +26,12 @@ REPORT = "report.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def view_of(found: Shown, folder: Path | None, status: RunStatus | None) -> View:
+def view_of(
+    found: Shown | SweepAnswer | CompareAnswer, folder: Path | None, status: RunStatus | None
+) -> View:
     """What is drawn of an answer; with a search's folder, every evaluated design."""
+    if isinstance(found, SweepAnswer | CompareAnswer):
+        return table_view(found)
     if isinstance(found, SearchAnswer):
         return search_view(folder, found, status)
     return wafer_view(found) if isinstance(found, WaferAnswer) else plan_view(found)
@@ -60,12 +66,17 @@ def render(view: View) -> str:
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Read a folder, draw it, and write the page."""
+    if (folder / SWEEP).exists():
+        return write_page(read_answer(folder / SWEEP, SweepAnswer), out or folder / REPORT)
     source = open_folder(folder)
     return write_page(source.answer, out or folder / REPORT, folder, source.status)
 
 
 def write_page(
-    found: Shown, path: Path, folder: Path | None = None, status: RunStatus | None = None
+    found: Shown | SweepAnswer | CompareAnswer,
+    path: Path,
+    folder: Path | None = None,
+    status: RunStatus | None = None,
 ) -> Path:
     """Draw an answer and write the page, whole or not at all."""
 

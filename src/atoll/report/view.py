@@ -162,6 +162,22 @@ class WaferMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableView:
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlotView:
+    """Lines by name, as points."""
+
+    x: str
+    y: str
+    lines: Mapping[str, tuple[tuple[float, float], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """A page; what is none has no section."""
 
@@ -187,3 +203,5 @@ class View:
     pareto: Mapping[str, float | None] | None = None
     space: SpaceView | None = None
     wafer: WaferMap | None = None
+    tables: tuple[TableView, ...] = ()
+    plot: PlotView | None = None

@@ -19,9 +19,8 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
 from atoll.files.wholefile import as_written
-from atoll.report.folder import Source, open_folder
+from atoll.report.folder import Source, open_folder, read_plan
 from atoll.report.page import view_of
-from atoll.report.plan_file import read_plan
 from atoll.report.view import View
 from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer

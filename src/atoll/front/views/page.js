@@ -6,6 +6,7 @@ import { clusterView, launchView } from "./cluster.js";
 import { baselinesView, memoryView, reasonsView, sensitivityView, timesView } from "./parts.js";
 import { pipelineView } from "./pipeline.js";
 import { scheduleView } from "./schedule.js";
+import { plotView, tableView } from "./several.js";
 import { spaceView } from "./space.js";
 import { waferView } from "./wafer.js";
 
@@ -15,12 +16,14 @@ export function pageOf(data) {
     data.wafer && waferView(data),
     data.space && spaceView(data),
     data.cluster && clusterView(data),
-    timesView(data),
+    data.plot && plotView(data),
+    ...(data.tables ?? []).map(tableView),
+    data.times.length && timesView(data),
     data.baselines?.length && baselinesView(["this answer", data.score], data.baselines, data.unit),
     data.reasons?.length && reasonsView(data),
     data.models.some((model) => model.layers.length) && scheduleView(data),
     data.models.some((model) => model.pipeline) && pipelineView(data),
-    memoryView(data),
+    data.models.length && memoryView(data),
     data.sensitivity && sensitivityView(data),
     data.launch && launchView(data),
   ].filter(Boolean);
@@ -32,6 +35,6 @@ export function pageOf(data) {
     data.given && h("p", { class: "proof", id: "given" }, `Given: ${data.given}.`),
     data.notes.map((note) => h("p", { class: "proof warn" }, note)),
     h("nav", { class: "contents", "aria-label": "Contents" }, sections.map(link)),
-    h("section", { class: "card", id: "facts", "aria-label": "Figures" }, figures(data.facts)),
+    data.facts.length ? h("section", { class: "card", id: "facts", "aria-label": "Figures" }, figures(data.facts)) : null,
     sections);
 }

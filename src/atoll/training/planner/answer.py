@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from pathlib import Path
 
 from atoll.answers.answer import answer_of, made_of
 from atoll.answers.certificate import LayoutProof
@@ -24,6 +25,8 @@ from atoll.answers.plan import (
     StageMemory,
 )
 from atoll.fabric.nested import collective_s
+from atoll.files.csvfile import write_csv
+from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.memory import Memory
@@ -140,6 +143,22 @@ def plan_answer(found: Plan) -> PlanAnswer:
             target=found.target,
         ),
     )
+
+
+def write_layouts(found: Plan, path: Path) -> None:
+    """Every layout that was estimated, the fastest first, as a table."""
+    space, names = found.space, [f.name for f in fields(Layout) if f.name != "blocks"]
+    fastest_s = found.fastest.step.time_s
+    rows = (
+        [
+            str(layout),
+            time_s,
+            max(0.0, time_s / fastest_s - 1),
+            *(getattr(layout, name) for name in names),
+        ]
+        for layout, time_s in space.known()
+    )
+    write_csv(path, ("layout", "step_time_s", "slower", *names), rows)
 
 
 def _best(found: Estimate) -> BestLayout:

@@ -228,6 +228,12 @@ class Space:
             if self._refusal(row, name) is None:
                 yield row, name
 
+    def known(self) -> Iterator[tuple[Layout, float]]:
+        """Layouts that fit and were estimated, with their seconds, the fastest first."""
+        every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
+        for row, name, time_s in self._ranked(*every, exact=True):
+            yield self.layout(row, name), time_s
+
     def _written(
         self, count: int, among: Bools, named: Bools, exact: bool
     ) -> tuple[tuple[Estimate, ...], list[str], int, float]:

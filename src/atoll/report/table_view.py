@@ -1,0 +1,81 @@
+"""What the page shows of several answers: a sweep's table and its plot, runs side by side."""
+
+from __future__ import annotations
+
+from atoll.answers.designs import CompareAnswer, ComparedRow, SweepAnswer
+from atoll.report.view import PlotView, TableView, View
+from atoll.units import format_value
+
+
+def table_view(found: SweepAnswer | CompareAnswer) -> View:
+    return _sweep(found) if isinstance(found, SweepAnswer) else _compared(found)
+
+
+def _sweep(found: SweepAnswer) -> View:
+    rows, columns = found.lines(), found.columns
+    table = TableView(
+        title="Every value",
+        heads=columns,
+        rows=tuple(tuple(format_value(row[name]) for name in columns) for row in rows),
+    )
+    figure = next(iter(next(row.figures for row in found.rows if row.figures)))
+    failed = sum(1 for row in found.rows if row.problem)
+    return View(
+        kind=found.kind,
+        title=f"{', '.join(found.axes)} swept",
+        sentence=f"{len(rows)} questions, one for every combination of {', '.join(found.axes)}.",
+        certificate="Each is answered on its own, with its own proof where it has one.",
+        given=found.given,
+        notes=(f"{failed} of them have no answer; the last column says why.",) if failed else (),
+        facts=(),
+        times=(),
+        models=(),
+        tables=(table,),
+        plot=_plot(found, figure),
+    )
+
+
+def _plot(found: SweepAnswer, figure: str) -> PlotView | None:
+    """The first figure against the first axis, a line for each value of the others."""
+    first, *others = found.axes
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in found.rows:
+        x, y = row.asked[first], row.figures.get(figure)
+        if isinstance(x, int | float) and isinstance(y, int | float):
+            name = ", ".join(f"{other} {row.asked[other]}" for other in others)
+            lines.setdefault(name, []).append((float(x), float(y)))
+    if not lines:
+        return None
+    return PlotView(
+        x=first,
+        y=figure,
+        lines={name: tuple(sorted(points)) for name, points in lines.items()},
+    )
+
+
+def _compared(found: CompareAnswer) -> View:
+    return View(
+        kind=found.kind,
+        title=f"{len(found.runs)} runs side by side",
+        sentence=", ".join(found.runs),
+        certificate="Ratios are to the first; what differs is marked.",
+        notes=(),
+        facts=(),
+        times=(),
+        models=(),
+        tables=(
+            _side_by_side("What was asked", found.runs, found.asked),
+            _side_by_side("What came out", found.runs, found.figures),
+        ),
+    )
+
+
+def _side_by_side(title: str, runs: tuple[str, ...], rows: tuple[ComparedRow, ...]) -> TableView:
+    shown = []
+    for row in rows:
+        values = [format_value(value) for value in row.values]
+        for at, ratio in enumerate(row.ratios):
+            if at and ratio != 1:
+                values[at] += f" ({ratio:.3g}x)"
+        shown.append(("≠" if row.differs else "", row.name, *values))
+    return TableView(title=title, heads=("", "", *runs), rows=tuple(shown))

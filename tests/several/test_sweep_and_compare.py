@@ -1,0 +1,118 @@
+"""One question for several values, and runs side by side."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import atoll
+from atoll.cli import app
+from atoll.errors import AtollError
+from atoll.questions import EstimateQuestion, PlanQuestion
+
+ASKED = {"model": "gpt2-xl", "device": "h100", "batch": 80}
+WORDS = ("--model", "gpt2-xl", "--device", "h100", "--batch", "80")
+
+
+def printed(*words: str) -> str:
+    done = CliRunner().invoke(app, [*words], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_every_combination_is_what_the_question_alone_answers() -> None:
+    asked = EstimateQuestion.of(**ASKED)
+    found = atoll.sweep(asked, devices=[10, 20], tp=[1, 5], sequence=[512])
+    assert found.axes == ("devices", "tp", "sequence")
+    assert [tuple(row.asked.values()) for row in found.rows] == [
+        (10, 1, 512), (10, 5, 512), (20, 1, 512), (20, 5, 512),
+    ]  # fmt: skip
+    for row in found.rows:
+        alone = atoll.estimate(**ASKED, **row.asked)  # type: ignore[arg-type]
+        assert row.figures["step s"] == alone.step.time_s
+        assert row.figures["layout"] == str(alone.layout)
+
+
+def test_values_without_an_answer_keep_the_reason() -> None:
+    found = atoll.sweep(EstimateQuestion.of(**ASKED, devices=8), tp=[1, 3])
+    assert [bool(row.problem) for row in found.rows] == [False, True]
+    assert "multiple" in found.rows[1].problem
+    assert found.lines()[1]["step s"] is None
+    with pytest.raises(AtollError, match="no value has an answer"):
+        atoll.sweep(EstimateQuestion.of(**ASKED, devices=8), tp=[3, 7])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [("colour=1", "no field"), ("8", "NAME=VALUE"), ("out=a,b", "no field")],
+)
+def test_what_cannot_be_swept_is_refused(words: str, sentence: str) -> None:
+    done = CliRunner().invoke(app, ["estimate", *WORDS, "--sweep", words])
+    assert isinstance(done.exception, AtollError)
+    assert sentence in str(done.exception)
+
+
+def test_a_sweep_is_no_single_answer() -> None:
+    with pytest.raises(AtollError, match=r"atoll\.sweep"):
+        atoll.plan(job=PlanQuestion.of(**ASKED, devices=8, sweep="tp=1,2"))
+
+
+def test_the_command_prints_keeps_and_draws_a_sweep(tmp_path: Path) -> None:
+    quick = ("--pp", "1", "--cp", "1", "--recompute", "none")
+    words = (
+        "plan",
+        *WORDS,
+        *quick,
+        "--devices",
+        "8",
+        "--sweep",
+        "devices=8,16",
+        "--sweep",
+        "zero=1,3",
+    )
+    folder = tmp_path / "swept"
+    shown = json.loads(printed(*words, "--json", "--out", str(folder)))
+    assert shown["kind"] == "sweep" and len(shown["rows"]) == 4
+    assert shown == json.loads((folder / "sweep.json").read_text())
+    with (folder / "sweep.csv").open() as file:
+        assert [row["devices"] for row in csv.DictReader(file)] == ["8", "8", "16", "16"]
+    assert "tokens/s" in printed(*words)
+    printed("report", str(folder))
+    assert '"plot":{"x":"devices"' in (folder / "report.html").read_text()
+    assert type(atoll.load(folder / "sweep.json")).__name__ == "SweepAnswer"
+
+
+def test_every_estimated_layout_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "layouts.csv"
+    found = atoll.plan(**ASKED, devices=8, cp=[1], layouts=file)
+    with file.open() as opened:
+        rows = list(csv.DictReader(opened))
+    assert rows[0]["layout"] == str(found.fastest.layout)
+    assert float(rows[0]["slower"]) == 0.0
+    times = [float(row["step_time_s"]) for row in rows]
+    assert times == sorted(times)
+    named = next(row for row in rows if row["layout"] == str(found.best.layout))
+    assert float(named["step_time_s"]) == pytest.approx(found.best.step.time_s)
+
+
+def test_runs_are_compared_by_what_was_asked_and_what_came_out(tmp_path: Path) -> None:
+    atoll.plan(**ASKED, devices=8, cp=[1], pp=[1], out=tmp_path / "eight")
+    atoll.estimate(**ASKED, devices=16).save(tmp_path / "sixteen.json")
+    runs = tmp_path / "eight", tmp_path / "sixteen.json"
+    found = atoll.compare(*runs)
+    asked = {row.name: row for row in found.asked}
+    assert [name for name, row in asked.items() if row.differs] == ["devices"]
+    assert asked["devices"].ratios == (1.0, 2.0)
+    figures = {row.name: row for row in found.figures}
+    assert figures["step s"].values[1] == atoll.estimate(**ASKED, devices=16).step.time_s
+    assert figures["proven"].values == (True, None)
+    page = tmp_path / "compared.html"
+    out = printed("compare", *map(str, runs), "--out", str(page))
+    assert "*  devices" in out and "(2x)" in out
+    assert "What came out" in page.read_text()
+    with pytest.raises(AtollError, match="two or more"):
+        atoll.compare(runs[0])
