@@ -8,10 +8,11 @@ pick the best. docs/gpu-model.md has the formulas.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from atoll.cost import gpu_kernels as kernels
 from atoll.hardware.gpu import ELEMENT_BYTES, Calibration, Gpu
 
 Floats = NDArray[np.float64]
@@ -25,6 +26,12 @@ TILES = {
 }
 SECTOR_ELEMENTS = 16  # 32-byte memory sectors of 16-bit elements
 VECTOR_ELEMENTS = 8  # 16-byte vectors of them, the least that bulk copies move
+SPLITS = np.array([2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0])[:, None]  # of the reduction
+SLICE_BYTES = 128.0  # of the reduction, taken at a time: one swizzled row of shared memory
+SPLIT_WAVES = 2.0  # products of so many waves are not split
+OUTPUT_BYTES = 2.0  # 16-bit results, of narrower products too
+PARTIAL_BYTES = 4.0  # fp32 partial sums of a split reduction
+AT_ONCE = 2048  # products, so that their arrays stay in caches
 
 
 def gemm_times_s(
@@ -50,17 +57,58 @@ def gemm_times_s(
     loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
     row = k if operand_row is None else operand_row
     sizes = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch, row)))
-    m_, n_, k_, batch_, row_ = (np.ascontiguousarray(size).reshape(-1) for size in sizes)
-    odd = (m_ % SECTOR_ELEMENTS != 0) | (n_ % SECTOR_ELEMENTS != 0) | (k_ % SECTOR_ELEMENTS != 0)
-    slowdown = np.where(odd, fit.misaligned, 1.0) * _alignment(fit, row_, n_)
-    found_s = np.empty(m_.size)
-    kernels.best_times_s(
-        m_, n_, k_, batch_, slowdown, TILES[fit.tiles], float(gpu.sms), loop_flops / gpu.sms,
-        fit.hbm * gpu.hbm_Bps, float(ELEMENT_BYTES.get(dtype, 2)), fit.tile_half,
-        fit.epilogue, fit.exposed, fit.split_s, fit.spill, throttle,
-        0.0 if sustained else fit.throttle_s, found_s,
-    )  # fmt: skip
-    return found_s.reshape(sizes[0].shape) + own.kernel_s
+    every = np.stack([size.reshape(-1) for size in sizes])
+    clock = throttle, 0.0 if sustained else fit.throttle_s
+    parts = [
+        _best_times_s(gpu, loop_flops, float(ELEMENT_BYTES.get(dtype, 2)), clock, *part)
+        for part in np.split(every, range(AT_ONCE, every.shape[1], AT_ONCE), axis=1)
+    ]
+    return np.concatenate(parts).reshape(sizes[0].shape) + own.kernel_s
+
+
+def _best_times_s(
+    gpu: Gpu,
+    loop_flops: float,
+    width: float,
+    clock: tuple[float, float],
+    m: Floats,
+    n: Floats,
+    k: Floats,
+    batch: Floats,
+    row: Floats,
+) -> Floats:
+    """Seconds of every product under its best tile and split, without launch."""
+    fit = gpu.calibration
+    odd = (m % SECTOR_ELEMENTS != 0) | (n % SECTOR_ELEMENTS != 0) | (k % SECTOR_ELEMENTS != 0)
+    slowdown = np.where(odd, fit.misaligned, 1.0) * _alignment(fit, row, n)
+    bandwidth_Bps, slice_ = fit.hbm * gpu.hbm_Bps, SLICE_BYTES / width
+    outputs = m * n * batch
+    write_s = slowdown * outputs * OUTPUT_BYTES / bandwidth_Bps
+    move_s = write_s + (m + n) * k * batch * width / bandwidth_Bps
+    rows, columns = TILES[fit.tiles].T[:, :, None]
+    # Seconds of one tile for each element of its reduction, until operands are delivered.
+    delivery = 1 + fit.tile_half * (rows + columns) / (rows * columns)
+    element_s = 2 * rows * columns * delivery / (loop_flops / gpu.sms)
+    whole = np.ceil(m / rows) * np.ceil(n / columns) * batch
+
+    def each_s(split: Floats | float, of: Any, tiles: Floats, element_s: Floats) -> Floats:
+        depth = np.ceil(k[of] / split / slice_) * slice_
+        waves = np.ceil(tiles * split / gpu.sms)
+        busy_s = waves * (element_s * depth) * slowdown[of] + fit.epilogue * write_s[of]
+        busy_s = throttled_s(busy_s, *clock)
+        longer_s, shorter_s = np.maximum(busy_s, move_s[of]), np.minimum(busy_s, move_s[of])
+        return np.asarray(longer_s + fit.exposed * shorter_s)
+
+    best_s = each_s(1.0, slice(None), whole, element_s).min(axis=0)
+    tile, of = np.nonzero((whole < SPLIT_WAVES * gpu.sms) & (k >= SPLITS[0] * slice_))
+    if not of.size:
+        return np.asarray(best_s)
+    split_s = each_s(SPLITS, of, whole[tile, of], element_s[tile, 0])
+    partial_bytes = 2 * SPLITS * outputs[of] * PARTIAL_BYTES
+    split_s += fit.split_s + fit.spill * partial_bytes / bandwidth_Bps
+    split_s[k[of] < SPLITS * slice_] = np.inf
+    np.minimum.at(best_s, of, split_s.min(axis=0))
+    return np.asarray(best_s)
 
 
 def fastest_flops(gpu: Gpu, dtype: str) -> float:
