@@ -26,7 +26,9 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING
-from atoll.hardware import GIB, Hbm, Space, load_network, phaze_space
+from atoll.hardware.accelerator import GIB, Hbm
+from atoll.hardware.catalog import load_network
+from atoll.hardware.space import Space, phaze_space
 from atoll.profiles import DEFAULT
 from atoll.step.states import load_states
 from atoll.workload import load_config

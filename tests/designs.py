@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.hardware import Space
+from atoll.hardware.space import Space
 
 
 def position_of(space: Space, **wanted: int) -> int:

@@ -29,6 +29,11 @@ Install = Callable[[str, str, str], None]
 RUN = {"model": "gpt2-xl", "device": "h100", "devices": 8, "batch": 32}
 
 
+def forget() -> None:
+    registry._plug_ins.cache_clear()
+    registry._installed.cache_clear()
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install a package of one module with these entry points."""
@@ -40,10 +45,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         facts.mkdir()
         (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
         (facts / "entry_points.txt").write_text(points)
-        registry._plug_ins.cache_clear()
+        forget()
 
     yield add
-    registry._plug_ins.cache_clear()
+    forget()
     for name in [
         name
         for name, module in sys.modules.items()

@@ -6,7 +6,7 @@ import atexit
 import gc
 import sys
 
-COLLECTED_AFTER = 100_000  # new objects: a command makes graphs and layouts that stay, few cycles
+COLLECTED_AFTER = 300_000  # new objects: a command makes graphs and layouts that stay, few cycles
 
 
 def main() -> None:

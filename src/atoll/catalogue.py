@@ -28,20 +28,19 @@ from atoll.answers.hardware import (
 )
 from atoll.cost.model import COST_MODELS
 from atoll.errors import AtollError
+from atoll.fabric.network import Network
 from atoll.files.yamlfile import load_yaml, suggestion
-from atoll.hardware import (
-    Hbm,
-    Network,
+from atoll.hardware.accelerator import Hbm
+from atoll.hardware.catalog import (
+    AcceleratorFile,
+    NetworkFile,
     accelerator_names,
-    area_parts,
+    is_file,
     load_accelerator,
     load_network,
     network_names,
-    peak_power_W,
-    phaze_space,
-    read_space,
+    unknown_entry,
 )
-from atoll.hardware.catalog import AcceleratorFile, NetworkFile, is_file, unknown_entry
 from atoll.hardware.device_names import same_device
 from atoll.hardware.gpu import (
     CalibrationFile,
@@ -51,8 +50,10 @@ from atoll.hardware.gpu import (
     load_calibration,
     load_gpu,
 )
+from atoll.hardware.silicon.chip import area_parts, peak_power_W
 from atoll.hardware.silicon.systolic import TEMPLATES
-from atoll.hardware.spacefile import space_file
+from atoll.hardware.space import phaze_space
+from atoll.hardware.spacefile import read_space, space_file
 from atoll.hardware.wafer_files import WaferFile, load_wafer, load_wafers, wafer_names
 
 SPACES = ("phaze",)

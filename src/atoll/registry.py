@@ -160,8 +160,12 @@ def _package(point: EntryPoint) -> str:
 
 @cache
 def _plug_ins(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """What installed packages offer, by name."""
+    """What installed packages offer of one kind, by name."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    for point in entry_points(group=f"atoll.{group}"):
+    for point in _installed().select(group=f"atoll.{group}"):
         found[point.name] = (*found.get(point.name, ()), point)
     return found
+
+
+_installed = cache(entry_points)
+"""Of all packages: they are looked through once."""

@@ -13,7 +13,7 @@ from atoll.cost.chips import chips_of_space
 from atoll.explore.answer.scope import open_space
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.run import prepare_search
-from atoll.hardware import Space
+from atoll.hardware.space import Space
 from atoll.questions import SearchQuestion
 from atoll.schedule.bound_kernels import Instance, prepare
 from atoll.schedule.bounds import solve_subsets

@@ -12,7 +12,10 @@ from some_job import SPACE, answer, some_job
 from atoll.errors import AtollError
 from atoll.explore.proof import reserve
 from atoll.explore.run import run_search
-from atoll.hardware import ProductSpace, Space, product, read_space
+from atoll.hardware import product
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import Space
+from atoll.hardware.spacefile import read_space
 from atoll.questions import SearchQuestion
 
 

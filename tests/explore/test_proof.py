@@ -22,7 +22,7 @@ from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING
-from atoll.hardware import Space
+from atoll.hardware.space import Space
 from atoll.hardware.template.stalls import STALLS, Stalls
 from atoll.placement.chain import make_chain
 from atoll.profile import Profile

@@ -16,7 +16,11 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.explore import run
 from atoll.explore.answer.scope import chosen_hbm, open_space
 from atoll.explore.run import run_search
-from atoll.hardware import GIB, Hbm, ProductSpace, Space, accelerator_area_mm2, phaze_space, product
+from atoll.hardware import product
+from atoll.hardware.accelerator import GIB, Hbm
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.silicon.chip import accelerator_area_mm2
+from atoll.hardware.space import Space, phaze_space
 from atoll.questions import SearchQuestion
 from designs import position_of
 

@@ -21,9 +21,10 @@ from atoll.explore.pricing.energy import (
 )
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.run import run_search
-from atoll.hardware import accelerator_area_mm2, load_accelerator, peak_power_W
 from atoll.hardware.accelerator import Accelerator
+from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.energy import core_buffer_bytes_per_mac
+from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
 from atoll.profiles import DEFAULT
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"

@@ -10,7 +10,8 @@ import numpy as np
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Spreads, Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
-from atoll.hardware import GIB, MIB, Axes, GlbBandwidth, Hbm, Limits, Space, build_space
+from atoll.hardware.accelerator import GIB, MIB, Hbm
+from atoll.hardware.space import Axes, GlbBandwidth, Limits, Space, build_space
 from atoll.profile import Profile
 from atoll.profiles import PHAZE
 from atoll.step.layout import ZERO_STAGES

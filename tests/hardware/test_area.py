@@ -9,15 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.hardware import (
-    KIB,
-    MIB,
-    accelerator_area_mm2,
-    area_mm2,
-    area_parts,
-    load_accelerator,
-)
-from atoll.hardware.area import core_buffer_area_mm2, glb_area_mm2
+from atoll.hardware.accelerator import KIB, MIB
+from atoll.hardware.area import area_mm2, core_buffer_area_mm2, glb_area_mm2
+from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.silicon.chip import accelerator_area_mm2, area_parts
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 

@@ -8,14 +8,8 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
-from atoll.hardware import (
-    GIB,
-    MIB,
-    accelerator_names,
-    load_accelerator,
-    load_network,
-    network_names,
-)
+from atoll.hardware.accelerator import GIB, MIB
+from atoll.hardware.catalog import accelerator_names, load_accelerator, load_network, network_names
 
 OWN_CHIP = """\
 name: own

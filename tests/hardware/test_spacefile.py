@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.hardware import GIB, MIB, load_space, phaze_space
+from atoll.hardware.accelerator import GIB, MIB
+from atoll.hardware.space import phaze_space
+from atoll.hardware.spacefile import load_space
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "spaces"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.hardware import Space, phaze_space
+from atoll.hardware.space import Space, phaze_space
 from atoll.hardware.widened import RETICLE_MM2, round_numbers, widened_space
 
 LARGEST_MM2 = float(phaze_space().area_mm2.max())

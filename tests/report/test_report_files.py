@@ -115,7 +115,7 @@ def test_sensitivities_are_differences_to_the_best_chip_itself(tiny_run: Path) -
 
 
 def test_the_chip_is_read_back_from_its_record(tiny_run: Path) -> None:
-    from atoll.hardware import accelerator_area_mm2
+    from atoll.hardware.silicon.chip import accelerator_area_mm2
 
     shown = search_of(tiny_run).best.accelerator
     assert accelerator_area_mm2(shown.device()) == pytest.approx(shown.area_mm2)

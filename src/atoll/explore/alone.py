@@ -11,7 +11,8 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.hardware import ProductSpace, Space
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import Space
 from atoll.stopping import Stop
 
 

@@ -22,16 +22,11 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Found
 from atoll.explore.proof.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
-from atoll.hardware import (
-    Accelerator,
-    Hbm,
-    ProductSpace,
-    Space,
-    accelerator_area_mm2,
-    load_accelerator,
-    peak_power_W,
-)
-from atoll.hardware.silicon.chip import columns_of, template_of
+from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.silicon.chip import accelerator_area_mm2, columns_of, peak_power_W, template_of
+from atoll.hardware.space import Space
 from atoll.stopping import Stop, StoppedError, go_on
 
 NAMES = ("tpuv4-expert", "tpuv4-placed", "spotlight", "random")

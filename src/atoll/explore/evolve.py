@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from atoll.errors import AtollError
 from atoll.explore.pricing.energy import energy_per_token_J
 from atoll.explore.proof.branch_and_bound import Outcome, Search
-from atoll.hardware import ProductSpace
+from atoll.hardware.product import ProductSpace
 
 IntArray = NDArray[np.int64]
 

@@ -14,8 +14,9 @@ from atoll.explore.pricing.energy import energy_per_token_J, step_energy
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.journal import Found, Key
-from atoll.hardware import Space, peak_power_W
 from atoll.hardware.accelerator import Hbm
+from atoll.hardware.silicon.chip import peak_power_W
+from atoll.hardware.space import Space
 from atoll.stopping import StoppedError
 from atoll.workload.flops import model_flops
 

@@ -39,7 +39,10 @@ from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.stored import StoredJournal, identity
 from atoll.explore.strategies import STRATEGIES, Strategy
-from atoll.hardware import Limits, ProductSpace, Space, load_network, read_space
+from atoll.hardware.catalog import load_network
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import Limits, Space
+from atoll.hardware.spacefile import read_space
 from atoll.kernel_cache import compile_in_background
 from atoll.profile import Profile
 from atoll.profiles import profile_of

@@ -18,7 +18,7 @@ from atoll.cost.chips import chips_of_space
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants, make_variants
-from atoll.hardware import Space
+from atoll.hardware.space import Space
 from atoll.stopping import Asked, go_on, never
 
 FloatArray = NDArray[np.float64]

@@ -17,8 +17,10 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
 from atoll.explore.proof.objective import AIMS
 from atoll.explore.strategies import STRATEGIES
-from atoll.hardware import Network, ProductSpace, Space
+from atoll.fabric.network import Network
+from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, TEMPLATES
+from atoll.hardware.space import Space
 from atoll.profiles import PROFILES
 from atoll.questions import SearchQuestion
 from atoll.schedule.solve import Effort

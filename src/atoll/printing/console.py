@@ -10,15 +10,16 @@ from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from atoll.step.certificate import relative_gap
 from atoll.step.parts import in_words
 from atoll.units import format_seconds
 
+# Rich takes long to import, and nothing of it is needed for JSON on a pipe.
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from atoll.answers.validation import Errors
 
 LOG = logging.getLogger("atoll")
@@ -28,12 +29,16 @@ _BAR = 40
 
 
 def console_for_output() -> Console:
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else 110
     return Console(width=width, highlight=False)
 
 
 def plain_table(*columns: str, left: str = "") -> Table:
     """A table without lines; numbers stand to the right, all but the column `left`."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="")
     for name in columns:
         table.add_column(name, justify="left" if name == left else "right")
@@ -54,6 +59,8 @@ def progress(
     with _compiling() if kernels else nullcontext(str) as words:
         line = StatusLine(noun, words)
         if sys.stderr.isatty():
+            from rich.console import Console
+
             with Console(stderr=True).status(line):
                 yield line.show
             return
@@ -99,6 +106,8 @@ class StatusLine:
         LOG.debug(self.logged())
 
     def __rich__(self) -> Text:
+        from rich.text import Text
+
         said = self._compiling() or self._text
         return Text(f"{said} ({self._clock() - self._began:.0f} s)")
 

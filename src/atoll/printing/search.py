@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from rich.console import Console
-from rich.table import Table
-
 from atoll.printing.console import console_for_output, plain_table, print_bars, short
 from atoll.step.certificate import times
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from atoll.answers.design import TablePlan
     from atoll.answers.designs import DesignsAnswer, Row, ShownParameter, StoredDesign
     from atoll.answers.search import FrontAnswer, SearchExplanation
@@ -118,7 +118,7 @@ def _print_baselines(console: Console, result: SearchResult) -> None:
 
 def _print_beside(console: Console, result: SearchResult) -> None:
     """Devices that exist, each at its best layout, against the (first) model's throughput."""
-    table = Table(box=None, pad_edge=False, header_style="")
+    table = plain_table()
     table.add_column("Device")
     table.add_column("samples/s", justify="right")
     table.add_column("speedup", justify="right")

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from atoll.printing.console import console_for_output, print_error_table
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from atoll.answers.plan import LaunchFile, PlanExplanation
     from atoll.answers.validation import MeasuredRun, RunsValidation
     from atoll.launch.check import Checked

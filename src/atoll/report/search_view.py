@@ -9,7 +9,8 @@ from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
 from atoll.answers.search import NearAnswer, SearchAnswer
 from atoll.errors import AtollError
-from atoll.hardware import accelerator_area_mm2, area_parts, load_accelerator
+from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.silicon.chip import accelerator_area_mm2, area_parts
 from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import job_of, space_points
 from atoll.report.timeline import placement_timeline

@@ -22,8 +22,10 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.run import make_objective, prepare_search
-from atoll.hardware import Accelerator, ProductSpace, Space, accelerator_area_mm2
-from atoll.hardware.accelerator import MIB
+from atoll.hardware.accelerator import MIB, Accelerator
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.silicon.chip import accelerator_area_mm2
+from atoll.hardware.space import Space
 from atoll.questions import SearchQuestion
 from atoll.report.view import SensitivityView
 

@@ -22,7 +22,7 @@ from atoll.errors import AtollError
 from atoll.explore.answer.scope import open_space
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.run import make_objective, prepare_search
-from atoll.hardware import Space
+from atoll.hardware.space import Space
 from atoll.questions import SearchQuestion
 from atoll.report.view import ColumnView, SpaceView
 from atoll.store import RunReader

@@ -26,8 +26,9 @@ from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Spreads, Variants, make_variants, make_workload
 from atoll.explore.run import prepare_search
 from atoll.explore.stored import space_identity
-from atoll.hardware import ProductSpace, Space
 from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import Space
 from atoll.identity import code_words, this_code
 from atoll.questions import SearchQuestion
 from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, keep, link_slider, slider

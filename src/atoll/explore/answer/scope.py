@@ -10,10 +10,12 @@ import numpy as np
 from atoll.answers.search import SpaceAnswer
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.strategies import STRATEGIES
-from atoll.hardware import ProductSpace, Space, phaze_space, read_space, template_space
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
+from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.systolic import SYSTOLIC
+from atoll.hardware.space import Space, phaze_space
+from atoll.hardware.spacefile import read_space, template_space
 from atoll.hardware.widened import widened_space
 from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion

@@ -48,7 +48,8 @@ from atoll.explore.proof.tasks import (
     place_node,
 )
 from atoll.explore.proof.trial import Placed, Rule, Trial, replayed, try_chip
-from atoll.hardware import ProductSpace, Space
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import Space
 from atoll.placement.chain import Division
 from atoll.schedule.solve import Effort
 from atoll.step.certificate import relative_gap
