@@ -174,6 +174,19 @@ def test_a_folder_that_the_user_chose_is_left_alone(
     assert not home.exists()
 
 
+def test_an_empty_folder_that_the_user_chose_is_a_first_run(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
+    assert chosen() == folder
+    assert kernel_cache.compiling()
+    (folder / "kernel.nbi").touch()
+    kernel_cache.use_kernel_cache()
+    assert not kernel_cache.compiling()
+
+
 def test_systems_without_user_numbers_keep_the_home(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

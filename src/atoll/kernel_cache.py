@@ -44,7 +44,9 @@ def kernels_digest() -> str:
 def use_kernel_cache() -> None:
     """Point numba at our cache, unless the user chose one. Call before numba is imported."""
     global _fresh
-    if "NUMBA_CACHE_DIR" in os.environ:
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        with suppress(OSError):
+            _fresh = not os.path.lexists(given) or not any(Path(given).iterdir())
         return
     name = f"kernels-{kernels_digest()}"
     for base in _bases():
