@@ -25,14 +25,21 @@ from numpy.typing import NDArray
 from atoll.cost.pricer import Cost
 from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
-from atoll.step.bubbles import bubble_terms
+from atoll.step.bubbles import bubble_terms, peaks
+from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import SPLIT, copies_of
 from atoll.training.batch import per_parameter, shared_terms
-from atoll.training.memory import kept_bytes, stage_parameters
+from atoll.training.memory import (
+    buffers_bytes,
+    kept_bytes,
+    stage_parameters,
+    workspace_bytes,
+)
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.policies import links
 from atoll.training.operators.priced import Priced
 from atoll.training.planner.space import Block, Family
+from atoll.training.run import Run
 from atoll.training.step import Stepper
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role
@@ -54,16 +61,13 @@ class Floor:
         """Seconds and bytes that the layouts of a family need at least; seconds are infinite where
         they need more bytes than the `capacity`.
         """
-        run = self.run
-        sizes, which = np.unique(block.microbatch, return_inverse=True)
+        sizes, which = _numbered(block.microbatch)
         sample = _Sample(self, block.family, sizes)
         copies = np.array([copies_of(order) for order in block.schedules])[block.schedule]
         copies = np.where(block.pp > 1, copies, 1)
         keys = (block.dp, block.zero, block.hsdp, copies)
         divided, key = _by_key(keys, partial(self._divided, sample))
-        chunks = np.where(copies > 1, 1, block.vpp * _own_chunks(block))
-        blocks = run.model.layers // (block.pp * chunks) * chunks
-        needed = self._bytes(block, sample, divided[:, :6][key], copies, blocks)
+        needed = self._bytes(block, sample, divided[:, :6], key, copies)
         step_s = np.full(len(block), np.inf)
         some = np.flatnonzero(needed <= capacity)
         step_s[some] = self._seconds(
@@ -80,22 +84,36 @@ class Floor:
         block: Block,
         sample: _Sample,
         per: Floats,
+        key: NDArray[np.intp],
         copies: NDArray[np.int64],
-        blocks: NDArray[np.int64],
     ) -> Floats:
-        stack, size = self.run.stack, block.microbatch.astype(np.float64)
-        parts = (sample.held, sample.trained, sample.trained)
-        weights, gradients, optimizer = (
-            (per[:, 2 * i] * dense + per[:, 2 * i + 1] * expert) * copies / block.pp
-            for i, (dense, expert) in enumerate(parts)
-        )
+        """The mean of all stages' states with the fewest activations of any, and what the first,
+        the last and the second stage need for their blocks and ends.
+        """
+        stack = self.run.stack
+        held, trained = sample.parameters
+        states, gradients = per[:, :2] @ held + per[:, 4:] @ trained, per[:, 2:4] @ trained
         first, run = _runs(block)
-        held = _mean_held(block.part(first), self.run.global_batch)[run]
-        needed = weights + optimizer + held * blocks * size * sample.kept_bytes
-        # Late gradients come as activations go.
-        there = block.zero >= 2 if stack.late_gradients else np.ones(len(block), np.bool_)
-        needed += np.where(there, gradients + (blocks > 0) * size * sample.transient_bytes, 0.0)
-        return np.asarray(needed * (1 + stack.fragmentation) + stack.context_bytes)
+        some = block.part(first)
+        blocks, most, waiting = _activations(some, sample, self.run.global_batch)
+        # Whatever is recomputed, one block's tensors are there when its backward pass runs.
+        rebuilt = np.where(blocks.min(axis=0) > 0, some.microbatch * sample.transient_bytes, 0.0)
+        kept = np.maximum(most + rebuilt, waiting)[:, run]
+        whole, one, front, back = (states + gradients)[key].T
+        if stack.late_gradients:
+            # They come as activations go; of several microbatches they are there before.
+            late = block.zero < 2
+            kept = np.where(late, np.maximum(most, waiting)[:, run], kept)
+            alone = self.run.global_batch == block.dp * block.microbatch
+            there = np.where(late & alone, states[key].T, (whole, one, front, back))
+            whole, one, front, back = there
+        needed = (blocks * copies[first])[:, run] * one + kept
+        needed[0] += front
+        needed[1] += np.where(_own_chunks(block) > 1, 0.0, back)  # zb-v ends on the first stage
+        mean = whole * copies / block.pp + kept.min(axis=0)
+        found = np.maximum(np.maximum(needed[0], needed[1]), np.maximum(needed[2], mean))
+        found += sample.buffers[(blocks.min(axis=0) > 0).astype(np.intp)[run], block.zero]
+        return np.asarray(found * (1 + stack.fragmentation) + stack.context_bytes)
 
     def _seconds(
         self,
@@ -189,14 +207,14 @@ class Floor:
         of = sample.family
         ranks = dp * of.cp * copies
         key = ranks, ranks * of.tp // (of.ep * of.etp), zero, hsdp, copies
-        if key not in self._shares:
+        wired = of.tp, dp * of.cp, of.ep, of.etp, hsdp, zero > 0, copies
+        if key not in self._shares or wired not in self._wires:
             order = "1f1b" if copies == 1 else "dualpipe"
             layout = of.layout(dp=dp, pp=2, zero=zero, hsdp=hsdp, schedule=order)
+        if key not in self._shares:
             table = per_parameter(self.priced, layout, True)
             self._shares[key] = tuple(table.reshape(-1).tolist())
-        wired = of.tp, dp * of.cp, of.ep, of.etp, hsdp, zero > 0
         if wired not in self._wires:
-            layout = of.layout(dp=dp, zero=zero, hsdp=hsdp)
             found, slopes = shared_terms(self.ideal, layout)
             per_byte = slopes.max(axis=1, initial=0.0)
             gathers = found[:, 0] > 0
@@ -218,7 +236,7 @@ class Floor:
 class _Sample:
     """What one sequence takes on the devices of a family, at least."""
 
-    def __init__(self, floor: Floor, family: Family, sizes: NDArray[np.int32]) -> None:
+    def __init__(self, floor: Floor, family: Family, sizes: NDArray[np.intp]) -> None:
         run, priced = floor.run, floor.priced
         self.family = family
         # Experts that are spread do the same work, of fewer with more tokens each.
@@ -250,17 +268,36 @@ class _Sample:
             self.waiting_s += repeat * waiting_s / family.ep
             if cost.is_block:
                 kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
-                # Whatever is recomputed, one block's tensors are there when its backward pass runs.
                 whole = cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
-                blocks.append((forward.total_s + backward.total_s, kept, max(0.0, whole - kept)))
+                both_s = forward.total_s + backward.total_s
+                blocks.append((both_s, kept, max(0.0, whole - kept), cost.waiting_bytes))
         divided = 1 if family.sp and family.tp > 1 else family.tp
         self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
-        self.block_s, self.kept_bytes, self.transient_bytes = np.min(blocks, axis=0)
-        layers = [(cost, cost.repeat) for cost in costs]
-        self.trained, self.held = (
-            (dense, expert / family.ep)
-            for dense, expert in stage_parameters(run, layers, model.shared_parameters)
+        self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = np.min(
+            blocks, axis=0
         )
+        there = [cost for cost in costs if cost.is_block]
+        self.layers = sum(cost.repeat for cost in there)
+        always = workspace_bytes(run)
+        extra = [min(buffers_bytes(run, [(x, 1)], z) for x in there) - always for z in ZERO_STAGES]
+        self.buffers = always + np.array([np.zeros(len(extra)), np.array(extra) / family.ep])
+        """(2, 4): without and with blocks, by ZeRO stage."""
+        at = costs.index(there[0])
+        ends = [[cost for cost in of if not cost.is_block] for of in (costs[:at], costs[at:])]
+        shared = [priced.shared(family.layout(pp=2, recompute="none"), end) for end in ends]
+        every = self._parameters(run, costs, model.shared_parameters)
+        self.trained = every[1]
+        one = np.min([self._parameters(run, [cost], whole=False) for cost in there], axis=0)
+        sides = (self._parameters(run, *end) for end in zip(ends, shared, strict=True))
+        self.parameters = np.stack([every, one, *sides], axis=-1)
+        """(2, 2, 4): held and trained, dense and expert parameters, of the model, of the least
+        block, and of what stands in front of all blocks and behind them."""
+
+    def _parameters(
+        self, run: Run, costs: Sequence[LayerCost], shared: int = 0, whole: bool = True
+    ) -> Floats:
+        layers = [(cost, cost.repeat if whole else 1) for cost in costs]
+        return np.array(stage_parameters(run, layers, shared)[::-1]) / (1, self.family.ep)
 
 
 def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats:
@@ -318,33 +355,42 @@ def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.flatnonzero(new), np.cumsum(new) - 1
 
 
-def _mean_held(block: Block, batch: int) -> Floats:
-    """Microbatches that a stage holds (`step.bubbles.held`), the mean over all stages: sums over j
-    of min(a + j, most) or min(a + 2 j - 1, most).
+def _activations(block: Block, sample: _Sample, batch: int) -> tuple[Floats, Floats, Floats]:
+    """(3, layouts): blocks of the first, the last and the second stage, which has most of them
+    (`step.stages.even_sizes`), and bytes of microbatches (`step.bubbles.peaks`): where they hold
+    most, and where weight gradients wait.
     """
-    m = batch / (block.dp * block.microbatch.astype(np.float64))
-    p, v = block.pp.astype(np.float64), block.vpp.astype(np.float64)
-    groups = np.maximum(1, m // p)
-    first = np.ceil(m / groups)
-    ahead = np.clip((m * v - (v - 1) * first + 1) // 2, 0, p)
-    interleaved = (ahead**2 + ahead * (v - 1) * first + (p - ahead) * m * v) / v
-    most = np.minimum(m, p)
-    found = np.where(v > 1, interleaved, most * p - most * (most - 1) / 2)
-    for number, order in enumerate(block.schedules):
-        mine = (block.schedule == number) & (block.pp > 1)
-        q, x = p[mine], m[mine]
-        if order == "zb-h2":
-            ahead = np.minimum(q, (x + 1) // 2)
-            found[mine] = ahead**2 + (q - ahead) * x
-        elif order == "zb-v":
-            most = np.minimum(2 * q, 2 * x)
-            ahead = np.clip(most - x, 0, q)
-            found[mine] = (ahead * x + ahead * (ahead + 1) / 2 + (q - ahead) * most) / 2
-        elif order == "dualpipe":
-            most = np.minimum(q + 1, x)
-            ahead = np.clip(most - x / 2, 0, q / 2)
-            found[mine] = ahead * x + ahead * (ahead + 1) + (q - 2 * ahead) * most
-    return np.asarray(found / p)
+    p, v, size = (x.astype(np.float64) for x in (block.pp, block.vpp, block.microbatch))
+    m = batch / (block.dp * size)
+    stage = np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
+    split, turned = (
+        np.array([name in some for name in block.schedules])[block.schedule] & (block.pp > 1)
+        for some in (SPLIT, ("zb-v", "dualpipe"))  # the chunks of these lie elsewhere
+    )
+    least, more = np.divmod(sample.layers, p * v * _own_chunks(block))
+    more = np.where(stage > 0, np.maximum(0, (more - stage + p) // p), more // p)
+    blocks = least * v * _own_chunks(block) + np.where(turned, 0, more)
+    ahead = p - stage
+    group = np.ceil(m / np.maximum(1, m // p))
+    many = np.minimum(2 * ahead - 1 + (v - 1) * group, m * v) / v
+    held = np.where(v > 1, many, np.minimum(ahead, m)) * sample.kept_bytes
+    late = np.zeros_like(held)
+    keys = block.schedule[split], block.pp[split], m[split].astype(np.int64)
+    found, which = _by_key(keys, lambda order, *of: _peaks(block.schedules[order], *of))
+    each = np.array([sample.kept_bytes, sample.waiting_bytes])
+    bytes_ = (found.reshape(-1, 3, 3, 2) @ each)[which].T
+    held[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
+    return blocks, held * blocks * size, late * blocks * size
+
+
+@lru_cache(maxsize=4096)
+def _peaks(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
+    """(held, waiting) three times, of the first, the last and the second stage."""
+    found: list[float] = []
+    for stage in (0, stages - 1, 1):
+        each = peaks(order, stages, stage, microbatches)
+        found += [x for i in range(3) for x in each[min(i, len(each) - 1)]]
+    return tuple(found)
 
 
 def _own_chunks(block: Block) -> NDArray[np.int64]:
@@ -356,11 +402,21 @@ def _by_key(
     keys: Sequence[NDArray[Any]], of: Callable[..., tuple[float, ...]]
 ) -> tuple[Floats, NDArray[np.intp]]:
     """A row of figures for each distinct entry of some columns, and the row of every entry."""
-    shape = tuple(int(key.max(initial=0)) + 1 for key in keys)
-    numbers = np.ravel_multi_index(tuple(keys), shape)
-    distinct, which = np.unique(numbers, return_inverse=True)
-    listed = zip(*(x.tolist() for x in np.unravel_index(distinct, shape)), strict=True)
+    columns = [_numbered(key) for key in keys]
+    shape = [max(1, len(values)) for values, _ in columns]
+    numbers, which = _numbered(np.ravel_multi_index([number for _, number in columns], shape))
+    at = zip(columns, np.unravel_index(numbers, shape), strict=True)
+    listed = zip(*(values[some].tolist() for (values, _), some in at), strict=True)
     return np.array([of(*key) for key in listed]), which
+
+
+def _numbered(values: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Small numbers without repeats, and which of them each entry is; marked, as sorting takes
+    longer.
+    """
+    marks = np.zeros(int(values.max(initial=0)) + 1, dtype=np.bool_)
+    marks[values] = True
+    return np.flatnonzero(marks), (np.cumsum(marks) - 1)[values]
 
 
 def _ideal(network: Network) -> Network:

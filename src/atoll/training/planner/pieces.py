@@ -77,21 +77,31 @@ class Pieces:
         "optimal" at the least, as if they ran nothing again and kept least; rounded down, infinite
         where they do not fit.
         """
+        if self.ask == self.make:  # nobody keeps it
+            return self._least_s(_every(block), names)
         return _read(self.ask(*least_call(block, names)))
 
     def _least(self, names: Sequence[str], *block: Any) -> list[Any]:
+        return _told(self._least_s(_layouts(*block), names))
+
+    def _least_s(self, layouts: Sequence[Layout], names: Sequence[str]) -> Floats:
         choices = [LEAST if name == OPTIMAL else name for name in names]
-        step_s, _ = self._figures(_layouts(*block), choices)
-        return _told(step_s)
+        return self._figures(layouts, choices)[0]
 
     def times_s(self, block: Block, names: Sequence[str]) -> Floats:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
         down, infinite where they do not fit.
         """
+        if self.ask == self.make:
+            return self._times_s(_every(block), names)
         return _read(self.ask(*times_call(block, names))["times_s"])
 
     def _times(self, names: Sequence[str], *block: Any) -> dict[str, Any]:
-        layouts, choices = _layouts(*block), tuple(names)
+        found = self._times_s(_layouts(*block), names)
+        return {"layouts": block, "policies": list(names), "times_s": _told(found)}
+
+    def _times_s(self, layouts: Sequence[Layout], names: Sequence[str]) -> Floats:
+        choices = tuple(names)
         if OPTIMAL in names:
             costs = self.estimator.costs(replace(layouts[0], recompute=OPTIMAL))
             choices = choices_of(costs, OPTIMAL)
@@ -103,7 +113,7 @@ class Pieces:
             at = list(names).index(OPTIMAL)
             others_s = np.delete(found, at, axis=1).min(axis=1, initial=np.inf)
             found[others_s <= by_stage_s * (1 + SAME), at] = np.inf
-        return {"layouts": block, "policies": list(names), "times_s": _told(found)}
+        return found
 
     def _figures(self, layouts: Sequence[Layout], choices: Sequence[str]) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
@@ -132,7 +142,10 @@ def times_call(block: Block, names: Sequence[str]) -> Call:
 
 
 def _layouts(family: Sequence[Any], schedules: Sequence[str], columns: Any) -> list[Layout]:
-    block = Block(Family(*family), tuple(schedules), np.array(columns))
+    return _every(Block(Family(*family), tuple(schedules), np.array(columns)))
+
+
+def _every(block: Block) -> list[Layout]:
     return block.layouts(np.arange(len(block)), "none")
 
 

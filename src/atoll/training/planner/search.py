@@ -10,6 +10,7 @@ Parts of the space can be searched again: what was priced and estimated is kept.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -39,7 +40,7 @@ from atoll.training.run import Run
 
 Usable = Callable[[Layout], str | None]
 """Why a layout cannot be used, or nothing if it can."""
-AHEAD = 0.1  # rows of a variant with bounds so much above what is asked for are looked at together
+AHEAD = 0.07  # rows of a variant with bounds so much above what is asked for are looked at together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
 TELL_S = 0.2  # between two reports of progress
 MOST_TRIED = 20  # layouts looked at for the one that needs least memory
@@ -189,7 +190,8 @@ class Space:
                 unseen_s = self._rest_s(among), self._loose_s(among, named)
                 limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
                 stopped = True
-            best, refusals, estimated, bound_s = self._written(count, among, named, stopped)
+            ranked = self._ranked(among, named, stopped, np.inf if stopped else limit_s)
+            best, refusals, estimated, bound_s = self._written(count, ranked)
             if len(best) == count or limit_s == np.inf or stopped:
                 break
             wanted += count - len(best)  # some missed the memory by a rounding
@@ -222,9 +224,7 @@ class Space:
         every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
         with suppress(StoppedError):
             self._estimate_all(1, *every, whole=True, within_s=limit_s)
-        for row, name, time_s in self._ranked(*every, exact=True):
-            if time_s > limit_s:
-                return
+        for row, name, _ in self._ranked(*every, True, limit_s):
             if self._refusal(row, name) is None:
                 yield row, name
 
@@ -235,15 +235,15 @@ class Space:
             yield self.layout(row, name), time_s
 
     def _written(
-        self, count: int, among: Bools, named: Bools, exact: bool
+        self, count: int, ranked: Iterator[tuple[int, int, float]]
     ) -> tuple[tuple[Estimate, ...], list[str], int, float]:
         """The fastest in full, what was refused among them, how many were written out, and a time
-        that none of the others is below; of those estimated alone (`exact`).
+        that none of the others is below.
         """
         best: list[Estimate] = []
         refusals: list[str] = []
         estimated = 0
-        for row, name, time_s in self._ranked(among, named, exact):
+        for row, name, time_s in ranked:
             if len(best) == count and time_s >= best[-1].step.time_s:
                 return tuple(best), refusals, estimated, time_s
             refusal = self._refusal(row, name)
@@ -282,7 +282,7 @@ class Space:
                 self.loose[rows] = False
             else:
                 self._add(rows)
-            limit_s, best_s = self._limit_s(count, among, named)
+            limit_s, best_s = self._limit_s(count, among, named, limit_s)
             limit_s = max(limit_s, within_s)
 
     def _tell(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
@@ -305,7 +305,7 @@ class Space:
         lowest_s = float(loose_s.min(initial=np.inf))
         if lowest_s < limit_s and lowest_s <= max(first_s, best_s):
             mine = np.flatnonzero((self.variant == self.variant[loose_s.argmin()]).all(axis=1))
-            return True, mine[loose_s[mine] < min(limit_s, (1 + AHEAD) * lowest_s)]
+            return True, mine[loose_s[mine] < (1 + AHEAD) * min(limit_s, (1 + AHEAD) * lowest_s)]
         if not rest.size:
             return False, rest
         first = int(rest[self.least_s[rest].argmin()])
@@ -342,13 +342,15 @@ class Space:
         """Bounds of rows without figures."""
         return self.least_s[among & self.may_fit & (self.slot < 0)]
 
-    def _limit_s(self, count: int, among: Bools, named: Bools) -> tuple[float, float]:
+    def _limit_s(
+        self, count: int, among: Bools, named: Bools, below_s: float = np.inf
+    ) -> tuple[float, float]:
         """No less than the time of the last of the fastest `count` layouts that are known, and that
-        of the first.
+        of the first; those above an earlier such time are not looked at.
         """
         left = count
         refused, best_s = 0, np.inf
-        for row, name, time_s in self._ranked(among, named, exact=True):
+        for row, name, time_s in self._ranked(among, named, True, below_s):
             refusal = self._refusal(row, name)
             if refusal is None:
                 left -= 1
@@ -365,21 +367,25 @@ class Space:
         return np.where(among[self.rows][:, None] & named, self.time_s, np.inf)
 
     def _ranked(
-        self, among: Bools, named: Bools, exact: bool = False
+        self, among: Bools, named: Bools, exact: bool, below_s: float
     ) -> Iterator[tuple[int, int, float]]:
-        """(row, name, time) of what is bounded, or estimated, and fits; the fastest first."""
-        times_s = self._times_s(among, named)
+        """(row, name, time) of what is bounded, or estimated (`exact`), and fits, up to a time; the
+        fastest first.
+        """
+        every_s = self.time_s.reshape(-1)
+        listed = np.flatnonzero(every_s <= min(below_s, sys.float_info.max))
+        slots, names = np.divmod(listed, len(self.names))
+        there = among[self.rows[slots]] & named[names]
         if exact:
-            times_s[self.loose[:, None] & self.optimal] = np.inf
-        time_s = times_s.reshape(-1)
+            there &= ~(self.loose[slots] & self.optimal[names])
+        listed = listed[there]
+        time_s = every_s[listed]
         length = done = 0
         while done < time_s.size:
             length = min(4 * max(16, length), time_s.size)
             some = np.argpartition(time_s, length - 1)[:length]
             for at in some[np.lexsort((some, time_s[some]))][done:]:
-                if time_s[at] == np.inf:
-                    return
-                slot, name = divmod(int(at), len(self.names))
+                slot, name = divmod(int(listed[at]), len(self.names))
                 yield int(self.rows[slot]), name, float(time_s[at])
             done = length
 
