@@ -12,8 +12,9 @@ import atoll
 from atoll.cost.chips import chips_of_accelerator
 from atoll.explore.baselines import reference_space
 from atoll.explore.pricing.energy import energy_of_chip
-from atoll.hardware import accelerator_area_mm2, area_parts, load_accelerator, peak_power_W
 from atoll.hardware.accelerator import Accelerator
+from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.silicon.chip import accelerator_area_mm2, area_parts, peak_power_W
 from atoll.hardware.silicon.physical import physical_memories
 from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.spacefile import read_space

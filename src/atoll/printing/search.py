@@ -68,7 +68,7 @@ def print_result(result: SearchResult) -> None:
 
 def _print_silicon(console: Console, best: Design) -> None:
     """Where area and running power of a chip of another template go, and its clock."""
-    from atoll.hardware import area_parts
+    from atoll.hardware.silicon.chip import area_parts
 
     chip = best.accelerator
     parts = {name.removesuffix("_mm2"): mm2 for name, mm2 in area_parts(chip).items()}
