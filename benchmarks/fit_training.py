@@ -48,6 +48,17 @@ def _slack(name: str) -> Parameter:
     )
 
 
+def _straggling(name: str) -> Parameter:
+    def change(run: Run, delta: float) -> Run:
+        value = run.stack.straggling + delta
+        return replace(run, stack=replace(run.stack, straggling=value))
+
+    return Parameter(
+        f"straggling of {name}", 0.01, lambda r: r.stack.straggling,
+        lambda r: r.stack.name == name, change,
+    )  # fmt: skip
+
+
 def _overlap(field: str, step: float) -> Parameter:
     def change(run: Run, delta: float) -> Run:
         value = min(1.0, max(0.0, getattr(run.stack.overlap, field) + delta))
@@ -87,6 +98,8 @@ PARAMETERS = (
     _slack("nemo"),
     _overlap("gather", 0.1),
     _overlap("tensor", 0.1),
+    _overlap("tensor_products", 0.1),
+    _straggling("xla"),
 )
 
 
@@ -103,7 +116,8 @@ def error(items: Sequence[tuple[RunRow, Run, Layout]], deltas: dict[str, float])
 
 def judged(row: RunRow) -> bool:
     half = row.text("precision") in ("bf16", "fp16")
-    return row.quality == "A" and half and row.device[:4] in ("A100", "H100")
+    graded = row.quality == "A" and row.device[:4] in ("A100", "H100")
+    return half and (graded or row.device.startswith("TPU"))
 
 
 def is_fitted(row: RunRow) -> bool:

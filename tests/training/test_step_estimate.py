@@ -386,7 +386,8 @@ def test_all_families_can_be_estimated(name: str) -> None:
 def test_devices_of_other_makers_take_their_own_network() -> None:
     run = make_run("llama2-7b", "tpu-v5p", 16, batch=32, stack="xla")
     assert run.network.name == "tpu-v5p"
-    assert run.network == network("tpu-v5p")
+    assert run.network == network("tpu-v5p").cut(16)
+    assert run.network.levels[0].torus == (2, 2, 4)
     assert make_run("llama2-7b", "v100", 8, batch=8).precision == "fp16"
     assert gpu("v100").half_dtype == "fp16"
 

@@ -323,7 +323,7 @@ def prepare_search(
     profile = profile or profile_of(job)
     plain = profile.placer.plain
     setting = Setting(
-        network=load_network(job.network or profile.network),
+        network=load_network(job.network or profile.network).cut(job.devices),
         profile=profile,
         states=load_states(job.optimizer or profile.optimizer),
         devices=job.devices,

@@ -4,7 +4,9 @@ The members of a group lie `stride` ranks apart. Inside one level they form a ri
 the library runs one ring (or tree) per member of a node, through all nodes and their members, so
 that inner and outer links work at the same time and the slower sets the pace. Ring terms: Thakur,
 Rabenseifner, Gropp (IJHPCA 2005); small messages take the shorter of a ring's and a tree's number
-of steps.
+of steps. On a torus a group spans some axes, whole or in part, and its collective is divided over
+all of them, so that the links of all work at the same time (Chan et al., "Collective communication
+on architectures that support simultaneous communication over multiple links", PPoPP 2006).
 
 `terms` states a collective as numbers, which compiled loops take too (`nested_kernels`).
 """
@@ -12,7 +14,9 @@ of steps.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate, permutations
 from math import ceil, log2
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -44,18 +48,57 @@ def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
         slopes.append(0.0)
         if here <= inside:
             continue
-        rings = ceil(here / inside)
+        rings, axes_Bps = ceil(here / inside), level.bandwidth_Bps
+        hops = min(rings - 1, 2 * ceil(log2(rings)))
+        if level.torus:
+            spans = torus_spans(level, here, stride)
+            axes_Bps *= sum(span.share for span in spans)
+            hops = sum(span.hops for span in spans)
         passes = 1.0 if kind == "all_reduce" and level.in_network else PASSES[kind]
         # Rings go through all members, one for each member of an inner unit, which carries its part
         # of the tensor out: all but what ends there.
-        reached_Bps = level.bandwidth_Bps * (1 - level.few / here)
+        reached_Bps = axes_Bps * (1 - level.few / here)
         slopes[-1] = passes * (here - 1) / here / inside / reached_Bps
         start_s = max(start_s, level.start_s)
-        fixed_s += PASSES[kind] * min(rings - 1, 2 * ceil(log2(rings))) * level.latency_s
+        fixed_s += PASSES[kind] * hops * level.latency_s
         inside = here
     if inside < group:
         raise _too_large(network, group * stride)
     return Terms(start_s + fixed_s, tuple(slopes))
+
+
+class Span(NamedTuple):
+    """What a group has of one axis of a torus."""
+
+    members: int
+    share: float
+    """Of the bandwidth of an axis: half where it is no ring, less where groups lie interleaved."""
+    hops: int
+    """Between neighbours, one after the other, until the farthest member is reached."""
+
+
+@lru_cache(maxsize=4096)
+def torus_spans(level: Level, group: int, stride: int) -> tuple[Span, ...]:
+    """The axes that a group inside of one torus spans, its members `stride` ranks apart.
+
+    Ranks go through one axis after the other. The axes come in the order in which the innermost
+    group (the ranks inside of a stride, or else the group) is made of whole axes, if there is one:
+    so are meshes of devices laid over a torus.
+    """
+    inner = stride if stride > 1 else group
+    orders = sorted(permutations(level.torus), reverse=True)
+    order = next((o for o in orders if inner in accumulate(o, mul)), orders[0])
+    found, low, high, before = [], stride, stride * group, 1
+    for length in order:
+        after = before * length
+        members = ceil(min(high, after) / max(low, before))
+        if members > 1:
+            apart = max(1, low // before)
+            ring = high >= after and length >= level.wraps
+            hops = members // 2 if ring else members - 1
+            found.append(Span(members, (1.0 if ring else 0.5) / apart, hops * apart))
+        before = after
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)
@@ -117,6 +160,10 @@ def all_to_all_s(
             if 1 < units <= limit[0]:
                 met = min(met, limit[1])
             leaving = bytes_ / chosen * met * (here - inside) / here
+        if level.torus:
+            # Half of an axis sends to its other half, over both links of a cut through a ring.
+            spans = torus_spans(level, here, stride)
+            leaving = bytes_ * max(span.members / 4 / span.share for span in spans)
         reached_Bps = level.bandwidth_Bps * (1 - level.few / here)
         slowest_s = max(slowest_s, _sent_s(level, leaving / reached_Bps))
         start_s = max(start_s, level.start_s)
@@ -130,7 +177,9 @@ def all_to_all_s(
 def send_s(network: Network, bytes_: float, stride: int) -> float:
     """Seconds of one message to the device `stride` ranks away."""
     level = network.levels[level_of(network, stride)]
-    return level.start_s + level.latency_s + _sent_s(level, bytes_ / level.bandwidth_Bps)
+    links = 2 if level.torus else 1  # an axis has one to either side, of which a message takes one
+    sent_s = _sent_s(level, links * bytes_ / level.bandwidth_Bps)
+    return level.start_s + level.latency_s + sent_s
 
 
 def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> float:

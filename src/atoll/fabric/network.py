@@ -2,14 +2,15 @@
 
 Level 0 is the innermost (devices of one node); each further level joins whole groups of the one
 before. Bandwidth is per device and per direction, as seen by one device that talks only on that
-level.
+level. A level may be a torus (or a mesh, where an axis is too short to be closed to a ring): its
+bandwidth is that of one axis, both of whose links work at the same time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from math import log
+from math import log, prod
 
 from atoll.units import format_bandwidth
 
@@ -28,6 +29,15 @@ class Level:
     """Of a collective or send, whatever its size and steps: its kernel starts and ends."""
     few: float = 0.0
     """Few members do not fill the links: of n, 1 - few / n of the bandwidth is reached."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Lengths of a torus' axes, of every size in which it is cut; ascending, the last one here."""
+    wraps: int = 0
+    """The shortest axis that is closed to a ring; shorter ones are lines."""
+
+    @property
+    def torus(self) -> tuple[int, ...]:
+        """Lengths of the axes; none where devices are switched."""
+        return self.shapes[-1] if self.shapes else ()
 
     def share(self, sent_bytes: float) -> float:
         """Of the bandwidth that a device reaches which sends so much, between measured sizes on a
@@ -53,8 +63,19 @@ class Network:
 
     @property
     def node(self) -> int:
-        """Devices of the innermost level."""
-        return self.levels[0].devices
+        """Devices of the innermost level; of a torus, those of its smallest plane."""
+        inner = self.levels[0]
+        return prod(sorted(inner.torus)[:2]) if inner.torus else inner.devices
+
+    def cut(self, devices: int) -> Network:
+        """The network as so many devices are given it: the smallest torus that holds them."""
+        inner, *outer = self.levels
+        holding = [shape for shape in inner.shapes[:-1] if prod(shape) >= devices]
+        if not holding:
+            return self
+        kept = inner.shapes[: inner.shapes.index(holding[0]) + 1]
+        inner = replace(inner, shapes=kept, devices=prod(holding[0]))
+        return replace(self, levels=(inner, *outer))
 
     def sentence(self, devices: int) -> str:
         """The levels that so many devices reach, with bandwidths of a device and of a node."""

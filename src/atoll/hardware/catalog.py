@@ -7,6 +7,7 @@ same form.
 from __future__ import annotations
 
 from importlib.resources import files
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -35,6 +36,7 @@ from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
 from atoll.hardware.template.stalls import STALLS
 from atoll.units import parse_bytes
 
+MOST_AXES = 6  # of a torus; more than any that was built
 BytesPerClock = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
 
 
@@ -115,9 +117,14 @@ class AcceleratorFile(FileModel):
         )
 
 
+Axes = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_AXES)]
+
+
 class LevelFile(FileModel):
     name: str = Field(min_length=1)
-    devices: Count
+    devices: Count | None = None
+    torus: tuple[Axes, ...] = ()
+    wraps: Count = 1
     bandwidth: Bandwidth
     latency: Seconds
     efficiency: dict[str, Share] | Share = {}  # noqa: RUF012  (pydantic copies defaults)
@@ -128,7 +135,15 @@ class LevelFile(FileModel):
     @model_validator(mode="after")
     def _sizes(self) -> LevelFile:
         self.curve()
+        if (self.devices is None) == (not self.torus):
+            raise ValueError(
+                "expected devices, or torus: the lengths of its axes in every size that there is"
+            )
         return self
+
+    @property
+    def size(self) -> int:
+        return self.devices or max(map(prod, self.torus))
 
     def curve(self) -> tuple[tuple[float, float], ...]:
         """Efficiency by the bytes that a device sends, smallest first."""
@@ -140,13 +155,15 @@ class LevelFile(FileModel):
     def level(self) -> Level:
         return Level(
             self.name,
-            self.devices,
+            self.size,
             self.bandwidth,
             self.latency,
             self.curve(),
             self.in_network,
             self.start,
             self.few_members,
+            tuple(sorted(self.torus, key=prod)),
+            self.wraps,
         )
 
 
@@ -158,10 +175,12 @@ class NetworkFile(FileModel):
     @model_validator(mode="after")
     def _nested(self) -> NetworkFile:
         for inner, outer in zip(self.levels, self.levels[1:], strict=False):
-            if outer.devices <= inner.devices or outer.devices % inner.devices:
+            if outer.torus:
+                raise ValueError(f"level {outer.name} is a torus, but only the first one may be")
+            if outer.size <= inner.size or outer.size % inner.size:
                 raise ValueError(
-                    f"level {outer.name} has {outer.devices} devices, which is not a multiple of "
-                    f"level {inner.name} with {inner.devices}"
+                    f"level {outer.name} has {outer.size} devices, which is not a multiple of "
+                    f"level {inner.name} with {inner.size}"
                 )
         return self
 

@@ -48,6 +48,9 @@ class Run:
     headroom: float = 0.0
     """Share of each device's memory that is to stay free."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", self.network.cut(self.devices))
+
     def at(self, site: Site) -> Run:
         """The run at a site, its software as stated."""
         stack, network = site.on_stack(self.stack), site.on_network(self.network)
@@ -65,8 +68,10 @@ class Run:
 
     @property
     def slack(self) -> float:
-        """Time of a step over what its parts explain; several nodes also wait for the slowest."""
-        several = self.devices > self.network.node
+        """Time of a step over what its parts explain; several nodes (of TPUs, slices) also wait for
+        the slowest.
+        """
+        several = self.devices > self.network.levels[0].devices
         return self.stack.slack * (self.stack.straggling if several else 1.0)
 
     @property

@@ -173,6 +173,14 @@ def _attention(row: RunRow, stack: Stack, unread: list[str]) -> str:
     return "flash1" if _first_flash(row) else stack.attention
 
 
+SELECTIVE = {
+    "fsdp": "alternate",
+    # MaxText's save_dot_except_mlp, and the recipes that send the same tensors to the host.
+    "xla": "core_attn+layernorm+mlp+moe+qkv_linear@host+attn_proj@host",
+}
+"""What "selective" means to software that does not mean attention's core."""
+
+
 def _selective(row: RunRow, stack: Stack, unread: list[str]) -> str:
     """Modules as Megatron-Core names them; torchtitan's selective keeps every second product."""
     given = row.text("recompute_modules").lower().replace("attention core", "core_attn")
@@ -185,7 +193,7 @@ def _selective(row: RunRow, stack: Stack, unread: list[str]) -> str:
         unread.append(f"offload {row.text('offload')!r}")
     if given and "sac" not in words and not SOME_BLOCKS.search(given):
         unread.append(f"recompute_modules {given!r}")
-    return "alternate" if stack.name == "fsdp" else "selective"
+    return SELECTIVE.get(stack.name, "selective")
 
 
 def _peak(row: RunRow, unread: list[str]) -> str:

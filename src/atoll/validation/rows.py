@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll.errors import AtollError
+from atoll.fabric.network import Network
 from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
 from atoll.step.layout import SOME, Layout
 from atoll.step.orders import ORDERS
@@ -49,6 +50,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         # MaxText divides the embedding of activations over its tensor axis.
         sp=bool(row.whole("sp", 0)) or (facts.stack.name == "xla" and tp > 1),
         zero=zero,
+        hsdp=_replicas(facts.network.cut(devices), devices, tp * pp * cp, zero),
         recompute=_recompute(row, facts),
         schedule=_schedule(row, vpp),
         blocks=_blocks(row, pp, vpp),
@@ -123,6 +125,15 @@ def _blocks(row: RunRow, pp: int, vpp: int) -> tuple[int, ...]:
         share = (layers + sum(ends)) // chunks
         return (share - ends[0], *(share,) * (chunks - 2), share - ends[1])
     return ()
+
+
+def _replicas(network: Network, devices: int, inner: int, zero: int) -> int:
+    """Weights are divided inside of a torus and copied to others over the network between them, as
+    MaxText's dcn_data_parallelism does.
+    """
+    slices, rest = divmod(devices, network.levels[0].devices)
+    inside = network.levels[0].torus and zero and not rest and not devices % (slices * inner)
+    return slices if inside else 1
 
 
 def _microbatch(row: RunRow, stack: Stack, dp: int, pp: int) -> int:
