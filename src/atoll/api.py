@@ -297,9 +297,10 @@ def validate(
 ) -> OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation:
     """Predicted against measured: operators, steps of one device, training runs, powers of nodes.
 
-    The file's columns say which. Without data: our H200 operators, on the rows that the shipped
-    calibration did not see, and under `steps` our H200 training steps. With `chips`: area and rated
-    power of published chips, each from the chips of other vendors.
+    The file's columns say which; of `wafer`, rows of wafers and of TPUs are priced. Without either:
+    our H200 operators, on the rows that the shipped calibration did not see, and under `steps` our
+    H200 training steps. With `chips`: area and rated power of published chips, each from the chips
+    of other vendors.
 
     Returns:
         Errors overall and by group, and the worst rows.
@@ -313,8 +314,10 @@ def validate(
         6
     """
     from atoll.calibrate.measured import judge
+    from atoll.wafer.measured import judge_meshes
 
-    return judge(ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields}))
+    asked = ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields})
+    return judge(asked) if asked.wafer is None else judge_meshes(asked)
 
 
 @described_by(EstimateQuestion, MappingQuestion)

@@ -13,7 +13,13 @@ from atoll.cli import app
 from atoll.errors import AtollError
 from atoll.files.wholefile import write_folder
 from atoll.questions import WaferQuestion
-from atoll.wafer.answer.explain import CHANGES, explain_wafer_result, worth
+from atoll.wafer.answer.explain import (
+    CHANGES,
+    FROZEN,
+    ablations,
+    explain_wafer_result,
+    worth,
+)
 from atoll.wafer.answer.result import wafer_files
 from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.mapping import from_dict
@@ -136,3 +142,11 @@ def test_mapping_files_from_before_the_schedule_gene_run_1f1b():
     assert from_dict(data) == found.mapping
     del data["schedule"]
     assert from_dict(data).schedule == "1f1b"
+
+
+def test_freezing_a_gene_never_helps():
+    wafer = small_wafer(2, 2, link_Bps=1e9)
+    found = WaferSearch(wafer, small_model(), 16, 24, None, (1, 2)).run().best
+    rows = {row.gene: row for row in ablations(wafer, found, Options(), ())}
+    assert set(rows) == set(FROZEN)
+    assert all(row.worth is None or row.worth > -1e-3 for row in rows.values())

@@ -14,7 +14,7 @@ from .wafer_cases import small_wafer
 
 
 def test_the_catalogue_builds():
-    assert set(wafer_names()) >= {"default", "dojo-tile", "watos-like", "wse-like"}
+    assert set(wafer_names()) >= {"default", "dojo-tile", "watos-like", "cs-2", "cs-3"}
     for name in wafer_names():
         wafer = load_wafer(name)
         assert wafer.site_mm2 * wafer.dies <= wafer.usable_mm2
@@ -30,9 +30,11 @@ def test_reference_points():
     watos = load_wafer("watos-like")
     assert watos.core.peak_flops == pytest.approx(708e12, rel=0.01)
     assert watos.memory_bytes == pytest.approx(70e9)
-    wse = load_wafer("wse-like")
+    wse = load_wafer("cs-3")
     assert wse.chip.hbm.capacity_bytes * wse.dies == pytest.approx(44e9, rel=0.01)
-    assert wse.chip.hbm.bandwidth_Bps * wse.dies == pytest.approx(21e15, rel=0.01)
+    assert wse.chip.hbm.bandwidth_Bps * wse.dies == pytest.approx(21e15 * wse.efficiency, rel=0.01)
+    assert wse.peak_flops == pytest.approx(15.8e15, rel=0.01)
+    assert load_wafer("cs-2").peak_flops == pytest.approx(7.5e15, rel=0.01)
     assert 0.5 < D1_AREA_SCALE < 1.5
 
 
@@ -63,6 +65,8 @@ def test_yield_falls_and_cost_rises_with_the_die():
         ({"process": "3nm"}, "process: allowed are 5nm, 7nm, 12nm"),
         ({"max_power_W": 1000.0}, "max_power"),
         ({"bond_yield": 0.0}, "bond_yield"),
+        ({"efficiency": 1.5}, "efficiency"),
+        ({"rows": 1, "columns": 24, "stated_die_mm2": 1088.0}, "but a wafer is 300 mm across"),
     ],
 )
 def test_a_wafer_that_cannot_be_built_is_one_sentence(change, words):

@@ -272,6 +272,19 @@ class Worth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    """The mapping's stages solved again with one gene frozen."""
+
+    gene: str
+    frozen: str
+    """What it may still be."""
+    samples_per_s: Amount | None
+    """None: nothing fits."""
+    worth: Number | None
+    """Throughput with the gene over that without it, less one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherMapping:
     samples_per_s: Positive
     microbatch: Degree
@@ -310,9 +323,12 @@ class WaferAnswer(Picture):
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
 
-    def explain(self) -> WaferExplanation:
+    def explain(self, ablate: bool = False) -> WaferExplanation:
         """Why this mapping: its slowest stage, the runners-up, and what more of each resource
         would be worth.
+
+        Args:
+            ablate: Solve the mapping again with one gene frozen after the other.
 
         Returns:
             The reasons as data; printed, they read as those of `atoll explain`.
@@ -326,7 +342,8 @@ class WaferAnswer(Picture):
             >>> result.answer.explain().stages
             4
         """
-        made: WaferExplanation = named("atoll.wafer.answer.explain:explain_wafer_result")(self)
+        explained = named("atoll.wafer.answer.explain:explain_wafer_result")
+        made: WaferExplanation = explained(self, ablate=ablate)
         return made
 
 
@@ -361,6 +378,7 @@ class WaferExplanation(Explanation):
     memory_bytes: Mapping[str, Amount]
     memory_bytes_per_die: Positive
     explanation: tuple[Worth, ...]
+    ablations: tuple[Ablation, ...] = ()
     note: str
     runners_up: tuple[SlowerMapping, ...]
     baselines: Mapping[str, Amount | None]

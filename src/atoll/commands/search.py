@@ -32,6 +32,7 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
 
 def explain(question: ExplainQuestion, as_json: bool) -> None:
     from atoll.answers.plan import EstimateAnswer
+    from atoll.answers.wafer import WaferAnswer
     from atoll.report import open_folder
 
     found = open_folder(question.folder).answer
@@ -40,4 +41,9 @@ def explain(question: ExplainQuestion, as_json: bool) -> None:
             f"{question.folder}: holds the estimate of one layout, which was compared with none; "
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
-    answer(found.explain(), as_json, Explanation.show)
+    if not question.ablate:
+        answer(found.explain(), as_json, Explanation.show)
+    elif isinstance(found, WaferAnswer):
+        answer(found.explain(ablate=True), as_json, Explanation.show)
+    else:
+        raise AtollError(f"{question.folder}: ablate is for mappings on a wafer, and holds none.")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import hypot
 
 from atoll.errors import AtollError
 from atoll.fabric.mesh import Mesh
@@ -33,6 +34,11 @@ YIELD_CLUSTERING = 10.0  # [Gemini]
 # Die silicon per modelled square millimetre (`hardware.area` is a 22 nm model without control and
 # wires): 645 mm2 of [D1] against what the model gives for 354 nodes of 16 x 16 cells and 442.5 MB.
 D1_AREA_SCALE = 645.0 / float(area_mm2(354, 354, 16, 16, 16, 442_500_000))
+
+# A wafer is 300 mm across; with their corners cut, WSE-2 and WSE-3 are squares with a diagonal of
+# 304 mm. Sites may be twice as long as wide, more than a reticle field (26 x 33, 17.9 x 30.7 mm).
+LARGEST_DIAGONAL_MM = 305.0
+LONGEST_SITE = 2.0
 
 DRAM_DOLLARS_PER_GIB = 12.0  # assumption, of the order of HBM contract prices
 
@@ -85,7 +91,12 @@ class Wafer:
     sram_memory: bool = False
     """No DRAM: a die's shared buffer is its main memory (WSE-like)."""
     parameter_store: bool = False
-    """Weights may live in memory behind the wafer's ports (weight streaming)."""
+    """Weights may live in memory behind the wafer's ports (weight streaming); where a die has no
+    DRAM, inputs of layers wait there too for their backward pass."""
+    efficiency: float = 1.0
+    """Of the modelled rate of a die's operators, what software was measured to reach."""
+    step_s: float = 0.0
+    """Once a step, whatever the mapping: the host, and its memory outside between steps."""
     process: str = "7nm"
     bond_yield: float = 0.99
     link_J_per_byte: float = 5.0 * 8 * 1e-12
@@ -97,10 +108,12 @@ class Wafer:
             raise AtollError(
                 f"{where}: process: allowed are {', '.join(PROCESSES)}; got {self.process!r}."
             )
-        if not 0.0 < self.bond_yield <= 1.0:
-            raise AtollError(
-                f"{where}: bond_yield: expected more than 0 and at most 1, got {self.bond_yield:g}."
-            )
+        for name in ("bond_yield", "efficiency"):
+            value = getattr(self, name)
+            if not 0.0 < value <= 1.0:
+                raise AtollError(
+                    f"{where}: {name}: expected more than 0 and at most 1, got {value:g}."
+                )
         if self.stacks == 0 and not self.sram_memory:
             raise AtollError(
                 f"{where}: dram: no stacks, so that a die has no memory; give at least one stack, "
@@ -112,6 +125,13 @@ class Wafer:
                 f"{where}: grid: {self.rows} x {self.columns} dies of {self.site_mm2:.0f} mm2 take "
                 f"{needed:,.0f} mm2, but {self.usable_mm2:,.0f} mm2 are usable; at most "
                 f"{int(self.usable_mm2 // self.site_mm2)} such dies fit."
+            )
+        width, height = self.outline_mm
+        if hypot(width, height) > LARGEST_DIAGONAL_MM:
+            raise AtollError(
+                f"{where}: grid: {self.rows} x {self.columns} dies of {self.site_mm2:.0f} mm2 are "
+                f"{width:.0f} x {height:.0f} mm at best, but a wafer is 300 mm across; choose rows "
+                "and columns closer to each other."
             )
         edge = self.stacks * self.stack.edge_mm
         if edge >= self.perimeter_mm:
@@ -150,6 +170,13 @@ class Wafer:
     def site_mm2(self) -> float:
         return self.die_mm2 + self.stacks * self.stack.area_mm2 + self.halo_mm2
 
+    @property
+    def outline_mm(self) -> tuple[float, float]:
+        """Width and height of the grid, whose sites are as long as make it most like a square."""
+        tall = min(LONGEST_SITE, max(1.0 / LONGEST_SITE, self.columns / self.rows))
+        side = float(self.site_mm2**0.5)
+        return self.columns * side / float(tall**0.5), self.rows * side * float(tall**0.5)
+
     @cached_property
     def perimeter_mm(self) -> float:
         """Edge of a square site."""
@@ -165,8 +192,10 @@ class Wafer:
 
     @cached_property
     def chip(self) -> Accelerator:
-        """A die as the cost models see it: its cores and its memory."""
-        c = self.core
+        """A die as the cost models see it: its cores, at the clock at which they would do what
+        software reaches, and its memory.
+        """
+        c = replace(self.core, clock_Hz=self.efficiency * self.core.clock_Hz)
         if self.sram_memory:
             memory = Hbm(c.glb_bytes, c.glb_bandwidth_Bpc * c.clock_Hz, power_W=0.0)
         else:
@@ -174,6 +203,11 @@ class Wafer:
                 self.stacks * self.stack.capacity_bytes, self.stacks * self.stack.bandwidth_Bps
             )
         return replace(c, hbm=memory, name=self.name)
+
+    @property
+    def inputs_outside(self) -> bool:
+        """Whether the inputs of layers wait outside the wafer for their backward pass."""
+        return self.sram_memory and self.parameter_store
 
     @property
     def memory_bytes(self) -> float:
@@ -192,7 +226,8 @@ class Wafer:
         # The energy model's static power follows its own area; silicon beyond it leaks alike.
         extra_mm2 = max(0.0, self.die_mm2 - self.die_mm2 / D1_AREA_SCALE)
         static = DEFAULT_ENERGY.static_W_per_mm2 * extra_mm2
-        return self.dies * (peak_power_W(self.chip) + static) + watts
+        chip = replace(self.chip, clock_Hz=self.core.clock_Hz)
+        return self.dies * (peak_power_W(chip) + static) + watts
 
     @cached_property
     def die_yield(self) -> float:

@@ -85,6 +85,8 @@ class WaferFile(FileModel):
     dram: DramFile | None = None
     sram_memory: bool = False
     parameter_store: bool = False
+    efficiency: Share = 1.0
+    step: Seconds = 0.0
     halo: Area = 20.0
     link: LinkFile
     io_bandwidth: Bandwidth
@@ -132,6 +134,8 @@ class WaferFile(FileModel):
             stated_die_mm2=d.area,
             sram_memory=self.sram_memory,
             parameter_store=self.parameter_store,
+            efficiency=self.efficiency,
+            step_s=self.step,
             process=self.process,
             bond_yield=self.bond_yield,
             link_J_per_byte=link.energy * 8,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from atoll.answers.wafer import SlowerMapping, WaferExplanation, Worth
+from atoll.answers.wafer import Ablation, SlowerMapping, WaferExplanation, Worth
 from atoll.printing.console import console_for_output, plain_table, print_bars
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.answer.draw import offloaded
@@ -128,6 +128,7 @@ def print_wafer_explanation(shown: WaferExplanation) -> None:
         f"die at most: {_parts(parts)}",
     )
     _print_worth(shown.explanation)
+    _say("Without", *map(_ablation_line, shown.ablations))
     if shown.note:
         _say("Note", shown.note)
     _say("Runners-up", *map(_runner_up_line, shown.runners_up))
@@ -145,6 +146,11 @@ def _runner_up_line(other: SlowerMapping) -> str:
         f"{other.slower_by:.2%} slower: {counted(other.stages, 'stage')} of {width} x {height} "
         f"dies, microbatch {other.microbatch}"
     )
+
+
+def _ablation_line(row: Ablation) -> str:
+    said = "nothing fits" if row.worth is None else f"the gene is worth {row.worth:+.2%}"
+    return f"{row.gene:<17}{row.frozen}: {said}"
 
 
 def _print_worth(rows: Sequence[Worth]) -> None:

@@ -242,6 +242,7 @@ class SearchFields(TypedDict, total=False):
 
 class ValidateFields(TypedDict, total=False):
     chips: str | Path | None
+    wafer: str | Path | None
     device: str | None
     expect: Literal["oom"] | None
     site: str | None

@@ -86,6 +86,9 @@ class ValidateQuestion(Question):
         "Operators, steps or training runs (CSV).", MEASURED, None, shown="our H200's"
     )
     chips: Path | None = option("Published chips (CSV).", MEASURED, None, shown="none")
+    wafer: Path | None = option(
+        "Runs on wafers and slices of TPUs (CSV).", MEASURED, None, shown="none"
+    )
     device: Measured = "h200"
     expect: Literal["oom"] | None = option("The file's runs went out of memory.", MEASURED, None)
     site: SiteFile | None = option("Predict runs at this site (YAML).", MEASURED, None)
@@ -142,6 +145,9 @@ class ExplainQuestion(Question):
     """
 
     folder: Folder
+    ablate: bool = option(
+        "Of a wafer's mapping: solve it again with one gene frozen after the other.", OUTPUT, False
+    )
     example = "atoll explain runs/mine"
     arguments = ("folder",)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from atoll.hardware.gpu import SCALED
 from atoll.registry import Registry
 from atoll.step.orders import ORDERS
 
@@ -369,6 +370,7 @@ XLA = replace(
     # of the TPU runs of published_runs.csv (`benchmarks/fit_training.py`).
     overlap=Overlap(gradient=0.9, gather=0.9, tensor=0.9, tensor_products=0.8, pipeline=0.9),
     straggling=1.06,
+    fused_casts=SCALED,
     late_gradients=True,
     gathered_layers=0.5,
     loss_bytes=10,

@@ -6,7 +6,7 @@ The schema is that of `published_runs.csv`; columns that a file has not are take
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,10 +83,10 @@ class RunRow:
         return None if math.isnan(value) or value <= 0 else value * 1e9
 
 
-def read_runs(path: str | Path) -> tuple[RunRow, ...]:
-    """The file's rows; a file without the schema's columns is refused."""
+def read_runs(path: str | Path, required: Sequence[str] = REQUIRED) -> tuple[RunRow, ...]:
+    """The file's rows; a file without the columns that it must have is refused."""
     header, lines = read_csv(path)
-    missing = [name for name in REQUIRED if name not in header]
+    missing = [name for name in required if name not in header]
     if missing:
         raise AtollError(f"{path}: the columns {', '.join(missing)} are missing")
     return tuple(

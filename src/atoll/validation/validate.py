@@ -26,30 +26,62 @@ WORST = 10
 
 
 @dataclass(frozen=True)
+class Priced:
+    """What is predicted of a measured run, on whatever machine."""
+
+    time_s: float
+    peak_bytes: float
+    """Of what the row's peak counts."""
+    stage_bytes: tuple[float, ...]
+    fits: bool
+    layout: str
+    kind: str
+    """Of run, as intervals have it."""
+    variant: str = ""
+    """What tells layouts apart that were measured beside each other."""
+    features: tuple[str, ...] = ()
+    intervals: tuple[tuple[float, float], tuple[float, float]] | None = None
+    """Of step time and memory, measured over predicted; none where none is known."""
+
+
+@dataclass(frozen=True)
 class Prediction:
     """One row with what was predicted for it, or why nothing was."""
 
     row: RunRow
-    estimate: Estimate | None
+    priced: Priced | None
     reason: str = ""
+    estimate: Estimate | None = None
+    """Where it is one of the training model."""
 
     @property
     def time_error(self) -> float | None:
         """Predicted over measured step time, less one."""
-        if self.estimate is None or self.row.time_s is None:
+        if self.priced is None or self.row.time_s is None:
             return None
-        return self.estimate.step.time_s / self.row.time_s - 1
+        return self.priced.time_s / self.row.time_s - 1
 
     @property
     def memory_error(self) -> float | None:
-        if self.estimate is None or self.row.peak_bytes is None:
+        if self.priced is None or self.row.peak_bytes is None:
             return None
-        return peak_of(self.row, self.estimate.memory) / self.row.peak_bytes - 1
+        return self.priced.peak_bytes / self.row.peak_bytes - 1
 
-    @property
-    def kind(self) -> str:
-        """Of run, as intervals have it."""
-        return "" if self.estimate is None else self.estimate.expected_error.of
+
+def priced_run(row: RunRow, estimate: Estimate) -> Priced:
+    """A run on devices that exist."""
+    run, layout = estimate.run, estimate.layout
+    return Priced(
+        time_s=estimate.step.time_s,
+        peak_bytes=peak_of(row, estimate.memory),
+        stage_bytes=tuple(memory.allocated for memory in estimate.memory),
+        fits=estimate.fits,
+        layout=str(layout),
+        kind=estimate.expected_error.of,
+        variant=f"{layout} {run.attention}",
+        features=tuple(name for name, uses in FEATURES.items() if uses(run, layout)),
+        intervals=(estimate.accuracy.step_time, estimate.accuracy.memory),
+    )
 
 
 def predict(
@@ -63,7 +95,8 @@ def predict(
         try:
             row.check()
             run, layout = run_at(row, site, reader) if site else reader(row)
-            found.append(Prediction(row, Estimator(run).estimate(layout)))
+            estimate = Estimator(run).estimate(layout)
+            found.append(Prediction(row, priced_run(row, estimate), estimate=estimate))
         except AtollError as error:
             found.append(Prediction(row, None, str(error)))
     return tuple(found)
@@ -79,7 +112,7 @@ def validate_runs(
     """Errors over a file of measured runs; with `expect="oom"`, how many were refused memory."""
     if expect not in (None, "oom"):
         raise AtollError(f"expect is {expect!r}, but must be oom")
-    return _report(predict(read_runs(path), site=site), expect, out)
+    return report(predict(read_runs(path), site=site), expect, out)
 
 
 def validate_steps(
@@ -90,20 +123,21 @@ def validate_steps(
     site: Site | None = None,
 ) -> RunsValidation:
     """Errors over a file of measured steps on one device."""
-    return _report(predict(read_steps(path, device), step_run_of, site), None, out)
+    return report(predict(read_steps(path, device), step_run_of, site), None, out)
 
 
-def _report(
-    predictions: tuple[Prediction, ...], expect: str | None, out: str | Path | None
+def report(
+    predictions: Sequence[Prediction], expect: str | None = None, out: str | Path | None = None
 ) -> RunsValidation:
+    """Errors of all predictions, which are written to `out`."""
     if out is not None:
         write_predictions(predictions, out)
     return summary(predictions, expect=expect)
 
 
 def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> RunsValidation:
-    known = [p for p in predictions if p.estimate is not None]
-    skipped = Counter(p.reason for p in predictions if p.estimate is None)
+    known = [p for p in predictions if p.priced is not None]
+    skipped = Counter(p.reason for p in predictions if p.priced is None)
     step_time, peaks = _time_errors(known), _memory_errors(known)
     fitting = sum(map(_fits, known))
     memory = expect == "oom"
@@ -122,7 +156,9 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
         accepted=None if memory else count,
         accepted_share=None if memory else share,
         groups={kind: grouped(known, key) for kind, key in GROUPS.items()},
-        unread=dict(Counter(word for p in known for word in unread_of(p.row)).most_common()),
+        unread=dict(
+            Counter(w for p in known if p.estimate for w in unread_of(p.row)).most_common()
+        ),
         regret=regret(judged),
         by_source=grouped(judged, lambda p: p.row.id.split("-")[0]),
         by_device=grouped(judged, lambda p: p.row.device),
@@ -136,38 +172,42 @@ GROUPS: dict[str, Callable[[Prediction], str]] = {
     "device": lambda p: p.row.device,
     "method": lambda p: p.row.text("method", "pretrain"),
     "precision": lambda p: p.row.text("precision", "bf16"),
-    "kind": lambda p: p.kind,
+    "kind": lambda p: p.priced.kind if p.priced else "",
 }
 
 
 def _time_errors(members: Sequence[Prediction]) -> Errors:
-    return errors(
-        (p.time_error, p.estimate.accuracy.step_time) for p in members if p.estimate is not None
-    )
+    return errors((p.time_error, _interval(p, 0)) for p in members)
 
 
 def _memory_errors(members: Sequence[Prediction]) -> Errors:
-    return errors(
-        (p.memory_error, p.estimate.accuracy.memory) for p in members if p.estimate is not None
-    )
+    return errors((p.memory_error, _interval(p, 1)) for p in members)
 
 
-def errors(values: Iterable[tuple[float | None, tuple[float, float]]]) -> Errors:
+def _interval(p: Prediction, which: int) -> tuple[float, float] | None:
+    return p.priced.intervals[which] if p.priced and p.priced.intervals else None
+
+
+def errors(values: Iterable[tuple[float | None, tuple[float, float] | None]]) -> Errors:
     """Absolute percentage errors, as shares, and how many lie inside of their intervals: what is
     measured over what is predicted, from low to high.
     """
-    table = np.array([(v, *ratios) for v, ratios in values if v is not None])
-    if not table.size:
+    known = [(error, ratios) for error, ratios in values if error is not None]
+    if not known:
         return Errors()
-    error, low, high = table.T
-    measured, sizes = 1 / (1 + error), np.abs(error)
+    sizes = np.abs([error for error, _ in known])
+    inside = [
+        (ratios[0] <= 1 / (1 + error) <= ratios[1], ratios[1] - ratios[0])
+        for error, ratios in known
+        if ratios is not None
+    ]
     return Errors(
-        rows=int(sizes.size),
+        rows=len(known),
         mean_ape=float(sizes.mean()),
         median_ape=float(np.median(sizes)),
         p90_ape=float(np.quantile(sizes, 0.9)),
-        coverage=float(((low <= measured) & (measured <= high)).mean()),
-        half_width=float((high - low).mean() / 2),
+        coverage=float(np.mean([hit for hit, _ in inside])) if inside else None,
+        half_width=float(np.mean([width for _, width in inside]) / 2) if inside else None,
     )
 
 
@@ -180,17 +220,16 @@ def regret(predictions: Sequence[Prediction]) -> Regret:
     """
     groups: dict[tuple[Any, ...], list[Prediction]] = defaultdict(list)
     for p in predictions:
-        if p.estimate is not None and p.row.time_s is not None:
+        if p.priced is not None and p.priced.variant and p.row.time_s is not None:
             groups[group_of(p.row)].append(p)
     found = []
     for members in groups.values():
         measured: dict[str, float] = {}
         predicted: dict[str, float] = {}
         for p in members:
-            assert p.estimate is not None and p.row.time_s is not None
-            layout = f"{p.estimate.layout} {p.estimate.run.attention}"
+            assert p.priced is not None and p.row.time_s is not None
+            layout, time_s = p.priced.variant, p.priced.time_s
             measured[layout] = min(p.row.time_s, measured.get(layout, p.row.time_s))
-            time_s = p.estimate.step.time_s
             predicted[layout] = min(time_s, predicted.get(layout, time_s))
         if len(measured) > 1:
             chosen = min(predicted, key=lambda name: predicted[name])
@@ -243,8 +282,8 @@ FEATURES: dict[str, Callable[[Run, Layout], bool]] = {
 def _features(predictions: Sequence[Prediction]) -> dict[str, GroupErrors]:
     """Errors where a feature is in use."""
     found = {}
-    for name, uses in FEATURES.items():
-        users = [p for p in predictions if p.estimate and uses(p.estimate.run, p.estimate.layout)]
+    for name in FEATURES:
+        users = [p for p in predictions if p.priced and name in p.priced.features]
         if users:
             found[name] = _errors(users)
     return found
@@ -256,19 +295,19 @@ def _largest(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 def _worst(p: Prediction) -> WorstRun:
-    assert p.estimate is not None
+    assert p.priced is not None
     return WorstRun(
         id=p.row.id,
         device=p.row.device,
-        layout=str(p.estimate.layout),
+        layout=p.priced.layout,
         measured_s=p.row.time_s,
-        predicted_s=p.estimate.step.time_s,
+        predicted_s=p.priced.time_s,
         error=p.time_error,
     )
 
 
 def _fits(p: Prediction) -> bool:
-    return p.estimate is not None and p.estimate.fits
+    return p.priced is not None and p.priced.fits
 
 
 FIELDS = (
@@ -284,32 +323,31 @@ def write_predictions(predictions: Sequence[Prediction], path: str | Path) -> No
 
 
 def _line(p: Prediction) -> list[Any]:
-    e = p.estimate
-    if e is None:
+    found = p.priced
+    if found is None:
         measured_s, peak = _readable(p.row, "time_s"), _readable(p.row, "peak_bytes")
         devices = p.row.text("devices")
         return [
             p.row.id, p.row.device, devices, "", measured_s, "", "", peak, "", "", "", "", p.reason,
             "", "", "", "",
         ]  # fmt: skip
-    peak, ratios = peak_of(p.row, e.memory), e.accuracy
-    times = (e.step.time_s * ratio for ratio in ratios.step_time)
-    peaks = (peak * ratio for ratio in ratios.memory)
+    times, peaks = found.intervals or ((), ())
     return [
         p.row.id,
         p.row.device,
         p.row.whole("devices"),
-        str(e.layout),
+        found.layout,
         p.row.time_s or "",
-        f"{e.step.time_s:.6g}",
+        f"{found.time_s:.6g}",
         "" if p.time_error is None else f"{p.time_error:.4f}",
         p.row.peak_bytes or "",
-        f"{peak:.6g}",
+        f"{found.peak_bytes:.6g}",
         "" if p.memory_error is None else f"{p.memory_error:.4f}",
-        " ".join(f"{memory.allocated:.4g}" for memory in e.memory),
-        int(e.fits),
+        " ".join(f"{held:.4g}" for held in found.stage_bytes),
+        int(found.fits),
         p.reason,
-        *(f"{value:.6g}" for value in (*times, *peaks)),
+        *([f"{found.time_s * ratio:.6g}" for ratio in times] or ["", ""]),
+        *([f"{found.peak_bytes * ratio:.6g}" for ratio in peaks] or ["", ""]),
     ]
 
 

@@ -1,7 +1,9 @@
 """The evaluator: what a mapping costs on a wafer. The same for found mappings and for baselines.
 
-    load of a stage = layers x block + ends (embedding, head) + transfers in
+    load of a stage = layers x block + ends (embedding, head) + transfers in; a block takes at least
+                      what ports need where inputs of layers wait outside the wafer
     step            = (microbatches - 1) x largest load + sum of the loads          (1F1B)
+                      + what a step takes whatever the mapping
     memory of a die = layers x (states + kept x microbatches in flight) + transient (rebuilt for one
                       layer) + states and logits of the ends + buffers + guests (what other stages
                       left there)
@@ -29,7 +31,7 @@ from atoll.fabric.routes import Boundary, Journey, boundaries, journeys
 from atoll.hardware.wafer import Wafer
 from atoll.step.bubbles import held, held_bytes, step_s
 from atoll.step.replay import PassTime
-from atoll.step.states import load_states
+from atoll.step.states import States, load_states
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.homes import home_bytes, home_cost
 from atoll.wafer.costs.layer import block_cost
@@ -111,7 +113,8 @@ def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = (
         for number, stage in enumerate(mapping.stages)
     )
     stages = _with_guests(mapping, stages)
-    step = step_s(mapping.schedule, [stage.passes for stage in stages], mapping.microbatches)
+    passes = [stage.passes for stage in stages]
+    step = wafer.step_s + step_s(mapping.schedule, passes, mapping.microbatches)
     return Evaluation(
         mapping=mapping,
         stages=stages,
@@ -192,9 +195,8 @@ def _stage(
         stage.layers * layers + end for layers, end in zip(layer.states, ends.states, strict=True)
     )
     buffers = layer.buffer_bytes
-    if external:  # weights and their gradients pass through a double buffer of one layer
-        each = setting.states.weight + setting.states.reduced
-        buffers += 2.0 * each * block.parameters / block.layers / stage.rectangle.size
+    if external:
+        buffers += streamed_bytes(block, setting.states, stage.rectangle.size)
     memory = {
         "weights": weights,
         "gradients": gradients,
@@ -207,12 +209,17 @@ def _stage(
         "transient": cost.rebuilt_bytes,
         "buffers": buffers,
     }  # fmt: skip
-    load = stage.layers * cost.time_s + ends.time_s + transfer
+    load = stage.layers * max(cost.time_s, setting.ports_s(block)) + ends.time_s + transfer
     return StageCost(
         cost, layer.parts_s, ends, transfer, load,
         stage.layers * layer.forward_s + ends.time_s / 3.0,
         stage.layers * layer.weight_s + ends.weight_s, memory,
     )  # fmt: skip
+
+
+def streamed_bytes(block: Block, states: States, dies: int) -> float:
+    """Weights from outside and their gradients pass through a double buffer of one layer."""
+    return 2.0 * (states.weight + states.reduced) * block.parameters / block.layers / dies
 
 
 @lru_cache(maxsize=4096)

@@ -166,9 +166,9 @@ class WaferSearch:
                 "more memory a die, a shorter sequence or a smaller model."
             )
         best, lowest = self._suggested(best, kept)
-        self._overall_s = lowest.bound_s
+        self._overall_s = min(best.step_s, lowest.bound_s + self.wafer.step_s)
         self._report("proven", 0, total, best)
-        return best, lowest.bound_s
+        return best, self._overall_s
 
     def _is_open(self, candidate: Candidate) -> bool:
         return replace(candidate, bound_s=0.0) not in self._closed

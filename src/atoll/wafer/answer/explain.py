@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll.answers.answer import made_of
-from atoll.answers.wafer import SlowerMapping, SlowestStage, WaferAnswer, WaferExplanation, Worth
+from atoll.answers.wafer import (
+    Ablation,
+    SlowerMapping,
+    SlowestStage,
+    WaferAnswer,
+    WaferExplanation,
+    Worth,
+)
 from atoll.errors import AtollError
 from atoll.fabric.mesh import Link
 from atoll.hardware.wafer import Wafer
@@ -114,23 +121,57 @@ def _again(
     return best
 
 
+FROZEN: dict[str, tuple[str, dict[str, object]]] = {
+    "recomputation": ("nothing runs again", {"recompute": False}),
+    "partition": ("one dimension an operator", {"one_axis": True}),
+    "order": ("the factors of an axis nest in one way", {"orders": False}),
+    "homes": ("optimizer states divided, weights not", {"homes": ("optimizer",)}),
+    "streaming": ("collectives block their operators", {"streaming": False}),
+    "collectives": ("along lines", {"algorithm": "line"}),
+    "gradient codes": ("those of the forward pass", {"passes": False}),
+    "offload": ("none", {"offload": False}),
+    "zero bubble": ("1F1B", {"zero_bubble": False}),
+}
+"""By gene, what it is frozen to, in words and as options of a search."""
+
+
+def ablations(
+    wafer: Wafer, found: Evaluation, options: Options, dead_links: Sequence[Link]
+) -> tuple[Ablation, ...]:
+    """What each gene is worth: the stages solved again without its freedom."""
+    mapping, rows = found.mapping, []
+    rectangles = [stage.rectangle for stage in mapping.stages]
+    for gene, (words, changed) in FROZEN.items():
+        if gene == "homes" and options.homes == ("external",):
+            continue
+        frozen = replace(options, **changed)  # type: ignore[arg-type]
+        planner = Planner(wafer, mapping.model, mapping.batch, mapping.sequence, frozen)
+        other = planner.best(rectangles, mapping.microbatch, dead_links=dead_links)
+        speed = None if other is None else other.samples_per_s
+        gain = None if speed is None else found.samples_per_s / speed - 1.0
+        rows.append(Ablation(gene=gene, frozen=words, samples_per_s=speed, worth=gain))
+    return tuple(rows)
+
+
 SAME = 1e-9
 """Relative difference of a step's time up to which a mapping is as it was recorded."""
 
 
-def explain_wafer_result(result: WaferAnswer) -> WaferExplanation:
+def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExplanation:
     """Where the time goes, which stage sets the pace, what the runners-up lack, what more of each
-    resource would be worth.
+    resource would be worth; with `ablate`, what each gene is.
     """
     best, picture = result.best, result.wafer
     model = best.models[0]
     fullest = max(picture.dies, key=lambda die: die.memory_total_bytes)
     # Around faults nothing else was mapped: the runners-up are those of the whole wafer.
     faulty = picture.dead_dies or picture.dead_links
-    worth, note = result.explanation, ""
-    if not worth:
+    worth, note, frozen = result.explanation, "", ()
+    if not worth or ablate:
         try:
-            worth = _worth(result)
+            again = _priced_again(result)
+            worth = worth or _worth(*again)
+            frozen = ablations(*again) if ablate else ()
         except AtollError as error:
             note = f"What more of a resource would be worth cannot be said: {error}"
     return made_of(
@@ -144,6 +185,7 @@ def explain_wafer_result(result: WaferAnswer) -> WaferExplanation:
         memory_bytes=fullest.memory_bytes,
         memory_bytes_per_die=picture.memory_bytes_per_die,
         explanation=worth,
+        ablations=frozen,
         note=note,
         runners_up=tuple(
             made_of(SlowerMapping, other, slower_by=1.0 - other.samples_per_s / model.samples_per_s)
@@ -154,8 +196,8 @@ def explain_wafer_result(result: WaferAnswer) -> WaferExplanation:
     )
 
 
-def _worth(result: WaferAnswer) -> tuple[Worth, ...]:
-    """What `explain` in the job would have said."""
+def _priced_again(result: WaferAnswer) -> tuple[Wafer, Evaluation, Options, tuple[Link, ...]]:
+    """The wafer of a result and its mapping, what the job allows, and dead links."""
     job = WaferQuestion.from_dict(result.job)
     name = result.best.wafer.name
     wafer = next((wafer for wafer in load_wafers(job.wafer) if wafer.name == name), None)
@@ -169,6 +211,12 @@ def _worth(result: WaferAnswer) -> tuple[Worth, ...]:
             f"the mapping takes {found.step_s:.6g} s here, {recorded_s:.6g} s are on record: the "
             "wafer's file, the model or atoll has changed; run the search again."
         )
-    options = rough(options_of(job, wafer))
-    rows = (worth(name, wafer, found, options, broken) for name in CHANGES)
+    return wafer, found, options_of(job, wafer), broken
+
+
+def _worth(
+    wafer: Wafer, found: Evaluation, options: Options, broken: tuple[Link, ...]
+) -> tuple[Worth, ...]:
+    """What `explain` in the job would have said."""
+    rows = (worth(name, wafer, found, rough(options), broken) for name in CHANGES)
     return tuple(row for row in rows if row is not None)

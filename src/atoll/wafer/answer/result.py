@@ -148,7 +148,10 @@ class WaferEstimate(Answered[MappingAnswer]):
     def mfu(self) -> float:
         """Model FLOPs over what all dies together could do."""
         mapping = self.evaluation.mapping
-        flops = model_flops(load_model(mapping.model), mapping.sequence)
+        model = mapping.model
+        flops = model_flops(
+            load_model(model) if isinstance(model, str) else model, mapping.sequence
+        )
         return flops * self.evaluation.samples_per_s / self.wafer.peak_flops
 
     @property

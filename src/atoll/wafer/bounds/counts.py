@@ -240,7 +240,7 @@ class CountTables:
         share = np.array([1.0 / prod(parts.get(tag, 1) for tag in "bsc") for parts in among])
         return Paths(
             states.chains, np.array([self._stream_s(parts) for parts in among]),
-            share * (block.stream_bytes + block.always_bytes), np.zeros(len(among)),
+            share * self.setting.held_bytes(block), np.zeros(len(among)),
         )  # fmt: skip
 
 

@@ -245,9 +245,10 @@ class LayerBounds:
         prices = PRICES * scale * block.layers * dies / self.wafer.dies / self.wafer.memory_bytes
         curves = np.full((len(DEPTHS), len(prices)), layer)
         state = 0.0 if self.external else states.held * parameters / dies
+        held = self.planners[0].setting(microbatch).held_bytes(block)
         for depth, in_flight in enumerate(DEPTHS):
             curves[depth] += prices * state
-            curves[depth] += prices * in_flight * (block.stream_bytes + block.always_bytes) / dies
+            curves[depth] += prices * in_flight * held / dies
         own = curves.copy()
         for depth, in_flight in enumerate(DEPTHS):
             for chain, entry in zip(block.chains, entries, strict=True):
@@ -314,11 +315,12 @@ def port_step_s(planner: Planner, microbatch: int) -> float:
     """Largest load at least where all weights live outside the wafer, whatever the stages.
 
     Every weight comes in twice a microbatch, and p stages have a p-th of the ports each: the loads
-    add up to p times what the ports need for all weights.
+    add up to p times what the ports need for all weights, or for what layers move through them.
     """
     if planner.options.homes != ("external",):
         return 0.0
     block = make_block(planner.model, microbatch, planner.sequence)
     parameters = block.layers * sum(unit.parameters for unit in block.units)
     parameters += block.head.parameters if block.head else 0
-    return 2.0 * planner.options.states.weight * parameters / planner.wafer.io_Bps
+    weights_s = 2.0 * planner.options.states.weight * parameters / planner.wafer.io_Bps
+    return max(weights_s, block.layers * planner.setting(microbatch).ports_s(block))

@@ -175,7 +175,7 @@ def block_cost(
             seconds, held = _home(visit, home, setting, move)
             homes_s += seconds
             states += held
-    share = tables.stream_share(genes.stream) * (block.stream_bytes + block.always_bytes)
+    share = tables.stream_share(genes.stream) * setting.held_bytes(block)
     links = again = journeys = delayed = rebuilt = left = 0.0
     kept = share
     for crossing in (crossing for chain in walk(tables, genes, move) for crossing in chain):

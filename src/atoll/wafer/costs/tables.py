@@ -44,6 +44,22 @@ class Setting:
     """Part of the wafer's input and output that one group may use."""
     states: States = STATES[OPTIMIZER]
 
+    def held_bytes(self, block: Block) -> float:
+        """What a layer holds of a microbatch until its backward pass, whatever is recomputed."""
+        return 0.0 if self.wafer.inputs_outside else block.stream_bytes + block.always_bytes
+
+    def ports_s(self, block: Block) -> float:
+        """What the wafer's ports need for a layer and microbatch where weights and inputs of layers
+        live outside: in come weights for both passes and the input for the second; out go the
+        gradients and the input.
+        """
+        if not self.wafer.inputs_outside:
+            return 0.0
+        each = max(2.0 * self.states.weight, self.states.reduced)
+        parameters = sum(unit.parameters for unit in block.units)
+        moved = each * parameters + block.stream_bytes + block.always_bytes
+        return moved / (self.wafer.io_Bps * self.io_share)
+
 
 @dataclass(frozen=True, eq=False)
 class Nodes:
@@ -273,5 +289,9 @@ class Tables:
         return 1.0 / prod(parts.get(tag, 1) for tag in "bsc")
 
     def buffer_bytes(self, code: str) -> float:
-        """Two of the stream's tensors, gathered but for samples: the one in work and the next."""
-        return 2.0 * self.block.stream_bytes / parts_of(code, self.digits).get("b", 1)
+        """Two of the stream's tensors, gathered but for samples: the one in work and the next; and
+        what comes back from outside.
+        """
+        gathered = 2.0 * self.block.stream_bytes / parts_of(code, self.digits).get("b", 1)
+        whole = self.block.stream_bytes + self.block.always_bytes
+        return gathered + self.stream_share(code) * (whole - self.setting.held_bytes(self.block))

@@ -254,13 +254,15 @@ def _prefixes(layer: Layer) -> list[str]:
     return [op.name.removesuffix("qkv") for op in layer.forward if op.name.endswith("qkv")]
 
 
-def make_block(model: str, microbatch: int, sequence: int | None = None) -> Block:
-    """The block of a zoo model (or configuration file) at one microbatch."""
+def make_block(model: str | ModelConfig, microbatch: int, sequence: int | None = None) -> Block:
+    """The block of a zoo model (or configuration, in a file or in hand) at one microbatch."""
     return _block(model, _age(model), microbatch, sequence)
 
 
-def _age(model: str) -> tuple[int, int] | None:
+def _age(model: str | ModelConfig) -> tuple[int, int] | None:
     """Tells an edited configuration file from what was read of it before."""
+    if isinstance(model, ModelConfig):
+        return None
     try:
         path = Path(model)
         found = (path / "config.json" if path.is_dir() else path).stat()
@@ -270,8 +272,9 @@ def _age(model: str) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=128)
-def _block(model: str, age: object, microbatch: int, sequence: int | None) -> Block:
-    config = load_model(model)
+def _block(given: str | ModelConfig, age: object, microbatch: int, sequence: int | None) -> Block:
+    config = load_model(given) if isinstance(given, str) else given
+    model = given if isinstance(given, str) else given.name
     if not isinstance(config, StoredModel):
         _check_form(model, config)
     whole = prepare(config, microbatch, sequence, fusion="none")

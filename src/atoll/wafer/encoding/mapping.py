@@ -40,6 +40,7 @@ from atoll.wafer.encoding.genes import (
     SCHEDULES,
     BlockMapping,
 )
+from atoll.workload.families.model_config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class StageMapping:
 class WaferMapping:
     """A training step on a wafer."""
 
-    model: str
+    model: str | ModelConfig
     batch: int
     microbatch: int
     sequence: int
@@ -87,7 +88,7 @@ class WaferMapping:
         """As its file has it."""
         block = self.blocks()
         return MappingFile(
-            model=self.model,
+            model=self.model if isinstance(self.model, str) else self.model.name,
             batch=self.batch,
             microbatch=self.microbatch,
             sequence=self.sequence,

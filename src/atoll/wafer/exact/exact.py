@@ -55,7 +55,7 @@ class Exact:
         self.paths = Paths(
             self.states.chains,
             np.array([tables.stream_s(code) for code in codes]),
-            share * (tables.block.stream_bytes + tables.block.always_bytes),
+            share * tables.setting.held_bytes(tables.block),
             np.array([tables.buffer_bytes(code) for code in codes]),
         )
         self._refiner: Refiner | None = None

@@ -33,9 +33,18 @@ from atoll.wafer.encoding.genes import (
     Solved,
 )
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Ends, Evaluation, away_paths, ends_cost, evaluate, head_codes
+from atoll.wafer.evaluate import (
+    Ends,
+    Evaluation,
+    away_paths,
+    ends_cost,
+    evaluate,
+    head_codes,
+    streamed_bytes,
+)
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.staging.offload import RESERVED, Helpers, Line, pairings
+from atoll.workload.families.model_config import ModelConfig
 
 INFINITY = float("inf")
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -59,6 +68,8 @@ class Options:
     passes: bool = True
     """Gradient passes may have codes of their own."""
     homes: tuple[str, ...] = SEARCHED_HOMES
+    orders: bool = True
+    """The factors of an axis may nest in any order."""
     one_axis: bool = False
     """Only one tag for all digits of an operator: no mixed splits."""
     volume_only: bool = False
@@ -83,8 +94,8 @@ class Planner:
     """Solves stages for one wafer, model, batch and sequence; remembers what it solved."""
 
     def __init__(
-        self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
-        most_codes: int = MANY_CODES, stop: Asked = never,
+        self, wafer: Wafer, model: str | ModelConfig, batch: int, sequence: int,
+        options: Options | None = None, most_codes: int = MANY_CODES, stop: Asked = never,
     ) -> None:  # fmt: skip
         """Shapes with more codes an operator than `most_codes` are solved over a part of them."""
         self.stop = stop
@@ -115,7 +126,8 @@ class Planner:
             modes = (True, False) if both else None
             found = []
             setting, price = self.setting(microbatch), pricer(self.wafer.chip)
-            for digits in digit_systems(width, height):
+            systems = digit_systems(width, height)
+            for digits in systems if self.options.orders else systems[:1]:
                 for only in code_sets(block, digits, self.most_codes, one_axis=one_axis):
                     go_on(self.stop)
                     tables = Tables(block, digits, setting, price, only, modes=modes)
@@ -285,6 +297,8 @@ class Planner:
         r, helpers = line.rectangles[stage], line.helpers
         in_flight = self._held(len(line.rectangles), stage, line.microbatch, line.schedule)
         limit = self.wafer.memory_bytes - self._end_bytes(line, stage)
+        if "external" in self.options.homes:
+            limit -= streamed_bytes(self._block(line), self.options.states, r.size)
         away, room = None, 0.0
         if helpers is not None:
             limit -= helpers.reserved[stage]

@@ -1,0 +1,179 @@
+"""Predictions held against runs on wafers and on tori of TPUs (`atoll validate --wafer`).
+
+A row of a TPU is estimated as `atoll estimate` does, on the torus of its slice: as its layout says,
+or fully sharded where the table has none. A row of a wafer is priced as weight streaming runs it:
+one group of all dies, layer after layer, in microbatches of the size that is fastest; weights and
+inputs of layers come through the ports. Several wafers divide the batch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import gcd
+from pathlib import Path
+
+from atoll.answers.validation import RunsValidation
+from atoll.errors import AtollError, InfeasibleError
+from atoll.fabric.mesh import Rectangle
+from atoll.fabric.network import Network
+from atoll.hardware.wafer import Wafer
+from atoll.hardware.wafer_files import load_wafer
+from atoll.questions.verbs import ValidateQuestion
+from atoll.step.layout import Layout
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.run import Run
+from atoll.validation.rows import run_of
+from atoll.validation.run_table import RunRow, read_runs
+from atoll.validation.validate import Prediction, Priced, priced_run, report
+from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.search import QUICK_CODES
+from atoll.wafer.staging.stages import Options, Planner, rough
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.load import load_config
+
+REQUIRED = ("id", "device", "devices", "layers", "hidden", "seq", "global_batch")
+WAFER = re.compile(r"\bcs-?(\d)\b", re.IGNORECASE)
+TORUS = re.compile(r"\d+(?:x\d+)+")
+FORMS = {"bert": "bert-large", "gpt-j": "gpt-j-6b", "llama": "llama2-7b", "gpt": "gpt3-175b"}
+"""Models of the zoo whose blocks those of a family are built like, whatever their sizes."""
+CLASSIFIED = 128
+"""Columns of a classifier's head: few enough to cost nothing, as many as dies to cut them among."""
+PLAIN = re.compile(r"bert|gpt-?[23j]|maxtext", re.IGNORECASE)
+"""Models whose feed-forward layers have no gate; those of others that were measured have."""
+
+
+def judge_meshes(asked: ValidateQuestion) -> RunsValidation:
+    """Errors over the rows of TPUs and of wafers of a file of measured runs."""
+    for name in ("data", "chips", "expect", "site"):
+        if getattr(asked, name) is not None:
+            raise AtollError(f"{name} is given, but not taken beside wafer: ask for one of them")
+    assert asked.wafer is not None
+    return report([predicted(row) for row in read_mesh_runs(asked.wafer)], out=asked.out)
+
+
+def read_mesh_runs(path: str | Path) -> tuple[RunRow, ...]:
+    """The file's rows that are of a TPU or of a wafer."""
+    rows = read_runs(path, REQUIRED)
+    found = tuple(r for r in rows if r.device.lower().startswith("tpu") or WAFER.search(r.device))
+    if not found:
+        raise AtollError(f"{path}: no row is of a TPU or of a wafer; use --data for other devices")
+    return found
+
+
+def predicted(row: RunRow) -> Prediction:
+    """A row priced, or why it is not."""
+    try:
+        row.check()
+        machine = WAFER.search(row.device)
+        if machine:
+            return Prediction(row, _on_wafer(row, load_wafer(f"cs-{machine[1]}")))
+        estimate = _on_torus(row)
+        return Prediction(row, priced_run(row, estimate), estimate=estimate)
+    except AtollError as error:
+        return Prediction(row, None, str(error))
+
+
+# -- TPUs ------------------------------------------------------------------------------------------
+
+
+def _on_torus(row: RunRow) -> Estimate:
+    """With the layout of the row, or fully sharded with the least recomputation that fits."""
+    if row.text("tp"):
+        run, layout = _sliced(*run_of(row), row)
+        return Estimator(run).estimate(layout)
+    devices, batch = row.count("devices"), row.count("global_batch")
+    replicas = gcd(devices, batch)
+    told = {
+        "tp": "1",
+        "pp": "1",
+        "dp": str(replicas),
+        "cp": str(devices // replicas),
+        "zero_stage": "3",
+        "mlp_gated": str(int(not PLAIN.search(row.text("model")))),
+        "method": "pretrain",
+    }
+    estimates = []
+    for recompute in ("none", "selective", "full"):
+        values = {**row.values, **told, "recompute": recompute}
+        run, layout = _sliced(*run_of(replace(row, values=values)), row)
+        estimates.append(Estimator(run).estimate(layout))
+        if estimates[-1].fits:
+            break
+    return estimates[-1]
+
+
+def _sliced(run: Run, layout: Layout, row: RunRow) -> tuple[Run, Layout]:
+    """On the torus that the row names, if it names one."""
+    written = TORUS.search(row.text("topology"))
+    if written is None:
+        return run, layout
+    axes = tuple(int(length) for length in written[0].split("x"))
+    return replace(run, network=_shaped(run.network, axes)), layout
+
+
+def _shaped(network: Network, axes: tuple[int, ...]) -> Network:
+    inner, *outer = network.levels
+    devices = 1
+    for length in axes:
+        devices *= length
+    return replace(network, levels=(replace(inner, shapes=(axes,), devices=devices), *outer))
+
+
+# -- wafers ----------------------------------------------------------------------------------------
+
+
+def _on_wafer(row: RunRow, wafer: Wafer) -> Priced:
+    wafers, batch = row.count("devices"), row.count("global_batch")
+    found = streamed(wafer, _model(row), -(-batch // wafers), row.count("seq"))
+    return Priced(
+        time_s=found.step_s,
+        peak_bytes=found.memory_bytes,
+        stage_bytes=tuple(stage.total_bytes for stage in found.stages),
+        fits=found.fits,
+        layout=f"{wafers} x {wafer.name}, microbatches of {found.mapping.microbatch}",
+        kind="wafer",
+    )
+
+
+def streamed(wafer: Wafer, model: ModelConfig, batch: int, sequence: int) -> Evaluation:
+    """The fastest mapping of one group of all dies with weights from outside."""
+    options = rough(Options(homes=("external",)))
+    planner = Planner(wafer, model, batch, sequence, options, QUICK_CODES)
+    everyone = (Rectangle(0, 0, wafer.columns, wafer.rows),)
+    sizes = [2**n for n in range(batch.bit_length())]
+    found = [e for e in (planner.best(everyone, size) for size in sizes) if e is not None]
+    if not found:
+        raise InfeasibleError(f"model {model.name}: no microbatch fits wafer {wafer.name}")
+    return min(found, key=lambda e: e.step_s)
+
+
+def _model(row: RunRow) -> ModelConfig:
+    """A model of the row's sizes, built as its family is."""
+    name = row.text("model", row.id)
+    form = next((zoo for family, zoo in FORMS.items() if family in name.lower()), None)
+    if form is None:
+        raise AtollError(
+            f"line {row.line} ({row.id}): model {name!r} is of no family that was measured on "
+            f"wafers: {', '.join(FORMS)}"
+        )
+    hidden, sequence = row.count("hidden"), row.count("seq")
+    heads = row.count("heads")
+    classifies = row.text("method").startswith("fine-tune")
+    config = replace(
+        load_config(form),
+        name=name,
+        hidden=hidden,
+        layers=row.count("layers"),
+        heads=heads,
+        kv_heads=row.count("kv_heads", heads),
+        head_dim=row.count("head_dim", hidden // heads),
+        ffn=row.count("ffn", 4 * hidden),
+        vocab=CLASSIFIED if classifies else row.count("vocab", 50257),
+        max_sequence=sequence,
+        position_rows=sequence,
+        dropout=0.0,
+        attention_dropout=0.0,
+        embedding_dropout=0.0,
+    )
+    return replace(config, mlm_head=False) if classifies else config
