@@ -166,7 +166,8 @@ def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExpl
     fullest = max(picture.dies, key=lambda die: die.memory_total_bytes)
     # Around faults nothing else was mapped: the runners-up are those of the whole wafer.
     faulty = picture.dead_dies or picture.dead_links
-    worth, note, frozen = result.explanation, "", ()
+    worth, note = result.explanation, ""
+    frozen: tuple[Ablation, ...] = ()
     if not worth or ablate:
         try:
             again = _priced_again(result)
