@@ -231,7 +231,7 @@ class Space:
     def known(self) -> Iterator[tuple[Layout, float]]:
         """Layouts that fit and were estimated, with their seconds, the fastest first."""
         every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
-        for row, name, time_s in self._ranked(*every, exact=True):
+        for row, name, time_s in self._ranked(*every, True, np.inf):
             yield self.layout(row, name), time_s
 
     def _written(
