@@ -61,7 +61,7 @@ def test_a_row_for_several_members_is_sent_once_to_their_unit() -> None:
     wide_s = all_to_all_s(DGX, size, 64, chosen=8)
     limited_s = all_to_all_s(DGX, size, 64, chosen=8, limit=(8, 4))
     assert limited_s < wide_s
-    latency_s = inner.latency_s + outer.latency_s
+    latency_s = inner.start_s + inner.latency_s + outer.latency_s
     met = 8 * (1 - (7 / 8) ** 8)
     assert (wide_s - latency_s) / (limited_s - latency_s) == pytest.approx(met / 4)
 
@@ -77,12 +77,13 @@ def test_steps_are_those_of_a_ring_or_of_a_tree(group: int, steps: int) -> None:
 def test_an_all_reduce_is_a_scatter_and_a_gather(
     name: str, size: float, group: int, stride: int
 ) -> None:
+    """Or less: it starts once, sends messages of twice the size, and switches may add up."""
     net = network(name)
     if group * stride > net.levels[-1].devices:
         return
     parts_s = sum(collective_s(net, kind, size, group, stride) for kind in KINDS[1:])
     whole_s = collective_s(net, "all_reduce", size, group, stride)
-    if not any(level.in_network for level in net.levels):
+    if not any(x.in_network or x.start_s or len(x.efficiency) > 1 for x in net.levels):
         assert whole_s == pytest.approx(parts_s)
     assert whole_s <= parts_s * (1 + 1e-12)
 
