@@ -118,6 +118,12 @@ def test_the_chip_that_a_search_writes_is_planned_at_its_step(tmp_path: Path) ->
         cp=where.cp, vpp=where.vpp, order=where.schedule if where.vpp == 1 else None,
     )  # fmt: skip
     assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
+    planned = atoll.plan(
+        SMALL, str(tmp_path / "chip.yaml"), where.devices, batch=BATCH, sequence=SEQUENCE,
+        tp=[1, 2], microbatch=[1, 2],
+    )  # fmt: skip
+    assert planned.best.layout == planned.fastest.layout
+    assert planned.best.step.time_s <= where.step_time_s * (1 + 1e-3)
 
 
 def test_devices_beside_a_searched_chip_are_planned_for_its_job() -> None:

@@ -223,7 +223,7 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     )
     ties: Share = option(
         "Layouts so near the fastest count as equal: the simplest with room in memory is named.",
-        LAYOUT, TIES, shown="1%",
+        LAYOUT, TIES, shown="1%, of chips 0",
     )  # fmt: skip
     time_limit: f.TimeLimit = 3600.0
     workers: f.Workers = None

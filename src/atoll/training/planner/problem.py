@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from atoll.answers.designs import Identity
 from atoll.answers.plan import LaunchFile
 from atoll.driver import Desk
+from atoll.hardware.device import Chip
 from atoll.questions import PlanQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.step.layout import Layout
@@ -52,6 +53,12 @@ class PlanProblem:
             if is_dataclass(content) and name != "length"
         }
 
+    @property
+    def ties(self) -> float:
+        """As asked. A chip of the template is planned at the step that its search proved."""
+        chip = isinstance(self.run.gpu, Chip) and "ties" not in self.question.asked()
+        return 0.0 if chip else self.question.ties
+
     def solve(self, desk: Desk) -> Plan:
         pieces = Pieces(self.run, self.axes)
         if not desk.plain:
@@ -66,7 +73,7 @@ class PlanProblem:
             progress=desk.progress,
             pieces=pieces,
             stop=desk.stop,
-            ties=self.question.ties,
+            ties=self.ties,
         )
         best = found.best
         found = replace(found, best=replace(best, launch=self.launch(self.run, best.layout)))
