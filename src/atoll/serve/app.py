@@ -13,11 +13,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from atoll.answers.answer import dumped
 from atoll.errors import AtollError
 from atoll.front import KINDS, assets
+from atoll.hardware.gpu import gpu_names
 from atoll.identity import VERSION
 from atoll.report.page import data_of, render
 from atoll.serve.change import Change, parse_change
 from atoll.serve.columns import Columns
-from atoll.serve.guard import HEADERS, Guard
+from atoll.serve.guard import HEADERS, Guard, is_loopback
+from atoll.serve.pasted import MOST_BYTES, judged
 from atoll.serve.query import (
     HIGHER_IS_BETTER,
     column,
@@ -34,6 +36,7 @@ from atoll.store import StoredDesign
 Query = Mapping[str, Sequence[str]]
 
 JSON = "application/json"
+CHECK = "/api/check"
 MOST_ROWS = 500
 
 
@@ -54,7 +57,7 @@ class RefusedError(Exception):
 
 
 class App:
-    """Answers GET requests about some runs."""
+    """Answers GET requests about some runs, and judges launch files that are pasted."""
 
     def __init__(
         self, runs: Mapping[str, Run], guard: Guard, left_out: Sequence[LeftOut] = ()
@@ -71,17 +74,21 @@ class App:
             "result.json": _result,
         }
 
-    def respond(self, method: str, target: str, headers: Mapping[str, str]) -> Response:
+    def respond(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
+    ) -> Response:
         """`headers` with names in lower case."""
         try:
-            found = self._respond(method, target, headers)
+            found = self._respond(method, target, headers, body)
         except RefusedError as refused:
             found = _error(refused.status, str(refused))
         except AtollError as error:
             found = _error(400, str(error))
         return Response(found.status, found.kind, found.body, (*HEADERS, *found.headers))
 
-    def _respond(self, method: str, target: str, headers: Mapping[str, str]) -> Response:
+    def _respond(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Response:
         guard = self.guard
         if guard.refuses_host(headers.get("host")):
             raise RefusedError(
@@ -89,15 +96,18 @@ class App:
                 f"Host {headers.get('host', '')!r} is not a name of this server; open it by its "
                 "address, or start it with --allow-host.",
             )
-        if method != "GET":
+        parts = urlsplit(target)
+        pasted = method == "POST" and parts.path == CHECK
+        if method != "GET" and not pasted:
             sentence = f"Only GET is answered, got {method}: nothing can be changed here."
             return _error(405, sentence, (("Allow", "GET"),))
-        parts = urlsplit(target)
         query = parse_qs(parts.query, keep_blank_values=True)
         if not guard.admits(query, headers):
             raise RefusedError(
                 401, "A token is needed: open the address that atoll serve printed, token and all."
             )
+        if pasted:
+            return self._pasted(headers, body)
         path = [unquote(part) for part in parts.path.split("/") if part]
         cookie: tuple[tuple[str, str], ...] = ()
         if guard.token is not None and not path:
@@ -105,6 +115,19 @@ class App:
             cookie = (("Set-Cookie", value),)
         found = self._route(path, query)
         return Response(found.status, found.kind, found.body, (*found.headers, *cookie))
+
+    def _pasted(self, headers: Mapping[str, str], body: bytes) -> Response:
+        """A file from this machine and from our own page: others' pages cannot send JSON here."""
+        if not is_loopback(self.guard.address):
+            raise RefusedError(403, "Launch files are judged on this machine only: atoll check.")
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            raise RefusedError(415, "Expected application/json.")
+        origin = headers.get("origin")
+        if origin is not None and self.guard.refuses_host(urlsplit(origin).netloc):
+            raise RefusedError(403, f"Pages of {origin} may not ask this server.")
+        if len(body) > MOST_BYTES:
+            raise RefusedError(413, f"More than {MOST_BYTES // 1024} KiB; use atoll check.")
+        return _json(judged(body))
 
     def _route(self, path: list[str], query: Query) -> Response:
         if not path:
@@ -117,6 +140,8 @@ class App:
                 others = [{"id": other.name, "reason": other.reason} for other in self.left_out]
                 return _json({"runs": runs, "left_out": others, "version": VERSION})
             return self._run(path[2], path[3:], query)
+        if path == ["api", "check"]:
+            return _json({"devices": gpu_names()})
         raise RefusedError(404, f"Nothing at /{'/'.join(path)}.")
 
     def _file(self, name: str) -> Response:

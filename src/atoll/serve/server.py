@@ -1,4 +1,4 @@
-"""The socket: a thread for each connection, GET only, until the user ends it.
+"""The socket: a thread for each connection, until the user ends it.
 
 Connections and answers at once are bounded, so that memory is, whoever asks.
 """
@@ -19,6 +19,7 @@ from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.serve.app import App
 from atoll.serve.guard import Guard, make_guard
+from atoll.serve.pasted import MOST_BYTES
 from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737
@@ -47,10 +48,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, server: _Server) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
+        length = headers.get("content-length", "0")
+        body = b""
+        if self.command == "POST" and length.isascii() and length.isdigit():
+            body = self.rfile.read(min(int(length), MOST_BYTES + 1))
         with server.answering:
-            found = server.app.respond(self.command, self.path, headers)
+            found = server.app.respond(self.command, self.path, headers, body)
         # A body that nobody reads would be taken for the next request.
-        given = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        given = length != "0" or "transfer-encoding" in headers
         self.close_connection = self.close_connection or given
         self.send_response(found.status)
         for name, value in found.headers:

@@ -2,7 +2,15 @@
 
 export async function ask(path, query) {
   const text = query ? String(query) : "";
-  const answer = await fetch(`/api/runs${path}${text ? `?${text}` : ""}`);
+  return read(await fetch(`/api/runs${path}${text ? `?${text}` : ""}`));
+}
+
+export const known = async (path) => read(await fetch(path));
+
+export const post = async (path, content) =>
+  read(await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) }));
+
+async function read(answer) {
   const content = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
   if (!answer.ok) throw new Error(content.error);
   return content;

@@ -3,7 +3,8 @@
 import { COLUMNS, nameParameters, nameScore } from "../base/columns.js";
 import { h, say } from "../base/dom.js";
 import { counted, number } from "../base/units.js";
-import { ask } from "./api.js";
+import { ask, known } from "./api.js";
+import { Check } from "./check.js";
 import { Compare } from "./compare.js";
 import { Designs } from "./designs.js";
 import { Layouts } from "./layouts.js";
@@ -26,6 +27,7 @@ const current = () => (state.get("run") ? runs.find((run) => run.id === state.ge
 const viewName = (run) => (state.get("view") in VIEWS[run.kind] ? state.get("view") : Object.keys(VIEWS[run.kind])[0]);
 
 function show() {
+  if (state.get("view") === "check") return void showCheck();
   const run = current();
   if (!run) return showMissing(state.get("run"));
   const name = viewName(run);
@@ -42,6 +44,21 @@ function show() {
   byId("view").replaceChildren(h("h1", { class: "unseen" }, `${VIEWS[run.kind][name]} of ${run.id}`), view.element);
   byId("view").dataset.view = name;
   document.title = `${VIEWS[run.kind][name]}, ${run.id} – Atoll`;
+}
+
+/** The door for launch files belongs to no run. */
+async function showCheck() {
+  drawList();
+  byId("badge").textContent = "launch file";
+  byId("badge").className = "badge";
+  byId("tabs").replaceChildren();
+  byId("tabs").dataset.kind = "";
+  if (present === "check") return;
+  present = "check";
+  view = new Check((await known("/api/check")).devices);
+  byId("view").replaceChildren(h("h1", { class: "unseen" }, "Check a launch file"), view.element);
+  byId("view").dataset.view = "check";
+  document.title = "Check a launch file – Atoll";
 }
 
 /** Another run must not stand in for the one that was asked for. */
@@ -96,7 +113,7 @@ async function keepUp() {
     const before = current();
     runs = (await ask("")).runs;
     const now = current();
-    if (!now) return void setTimeout(keepUp, pause);
+    if (!now || present === "check") return void setTimeout(keepUp, pause);
     const moved = before && (before.version !== now.version || before.state !== now.state || before.seconds !== now.seconds);
     if (before && before.kind !== now.kind) show();
     drawHead(now, viewName(now));
@@ -134,8 +151,10 @@ async function start() {
     catch { byId("link").textContent = "See the address"; }
     setTimeout(() => { byId("link").textContent = "Copy link"; }, 1500);
   });
+  byId("check").addEventListener("click", () => state.set({ view: "check" }, true));
   byId("run").addEventListener("change", () => {
     state.forget([...Object.keys(COLUMNS), "a", "b", "model", "offset", "sort", "w_devices", "w_link", "w_hbm_GiB", "w_hbm_GBps", "w_microbatch", "w_tensor"]);
+    if (state.get("view") === "check") state.forget(["view"]);
     state.set({ run: byId("run").value }, true);
   });
   try {

@@ -1,0 +1,76 @@
+// A launch file, pasted or dropped: does it fit, how long is a step, which layout would be better.
+
+import { figures, h, say, section } from "../base/dom.js";
+import { bytes, number, seconds } from "../base/units.js";
+import { pageOf } from "../views/page.js";
+import { post } from "./api.js";
+
+export class Check {
+  constructor(devices) {
+    this.name = "launch.sh";
+    this.text = h("textarea", { id: "launch", rows: 12, spellcheck: "false", "aria-label": "Launch file",
+      placeholder: "Paste or drop a Megatron-LM script, a torchtitan TOML, a DeepSpeed JSON, a NeMo YAML…" });
+    this.device = h("select", { id: "check-device" }, devices.map((name) => h("option", { value: name, selected: name === "h100" }, name)));
+    this.devices = h("input", { id: "check-devices", type: "number", min: 1, placeholder: "as the file says" });
+    this.model = h("input", { id: "check-model", type: "text", placeholder: "as the file says" });
+    this.file = h("input", { type: "file", id: "check-file", "aria-label": "Choose a file", onchange: () => this.take(this.file.files) });
+    this.button = h("button", { type: "button", id: "judge", onclick: () => this.judge() }, "Check");
+    this.verdict = h("div", { class: "stack", id: "verdict", "aria-live": "polite" });
+    const asked = h("section", { class: "card", id: "paste" }, h("h2", {}, "A launch file"),
+      h("p", { class: "muted" }, "It is read, never run, and nothing of it is kept."), this.text,
+      h("div", { class: "row" }, this.file, h("label", {}, "Device ", this.device), h("label", {}, "Devices ", this.devices),
+        h("label", {}, "Model ", this.model), this.button));
+    asked.addEventListener("dragover", (event) => event.preventDefault());
+    asked.addEventListener("drop", (event) => { event.preventDefault(); this.take(event.dataTransfer.files); });
+    this.element = h("div", { class: "stack" }, asked, this.verdict);
+  }
+
+  changed() {}
+
+  async take(files) {
+    if (!files.length) return;
+    this.name = files[0].name;
+    this.text.value = await files[0].text();
+  }
+
+  async judge() {
+    this.button.disabled = true;
+    this.verdict.replaceChildren(h("p", { class: "muted", role: "status" }, "All layouts of the same job are bounded."));
+    const asked = { name: named(this.name, this.text.value), text: this.text.value, device: this.device.value, model: this.model.value.trim() };
+    if (this.devices.value) asked.devices = Number(this.devices.value);
+    try {
+      const { check, view } = await post("/api/check", asked);
+      this.verdict.replaceChildren(...told(check), pageOf(view));
+      say("The verdict is there");
+    } catch (error) {
+      this.verdict.replaceChildren(h("p", { class: "card warn", role: "alert" }, error.message));
+    }
+    this.button.disabled = false;
+  }
+}
+
+/** Readers go by what a name ends with; what is pasted has none. */
+function named(name, text) {
+  if (name !== "launch.sh") return name;
+  const start = text.trimStart();
+  if (start.startsWith("{")) return "launch.json";
+  return /^\s*\[[\w.]+\]\s*$/m.test(start) ? "launch.toml" : /^[\w-]+:(\s|$)/m.test(start) && !/^\s*(export\s|--|\w+=)/m.test(start) ? "launch.yaml" : name;
+}
+
+function told(check) {
+  const { estimate, better, arguments: read } = check;
+  const interval = estimate.interval?.step_time_s;
+  const fits = estimate.memory_bytes.stages.map((stage) => [`stage ${stage.stage}`, bytes(stage.needed), estimate.memory_bytes.capacity - (stage.needed)]);
+  const least = fits.reduce((a, b) => (a[2] <= b[2] ? a : b));
+  const rows = [
+    ["Memory", estimate.fits ? "fits" : "does not fit", "", `${least[0]} needs ${least[1]} of ${bytes(estimate.memory_bytes.capacity)}`],
+    ["Step", seconds(estimate.step_time_s), "", interval ? `90 % of such runs lie between ${seconds(interval.low)} and ${seconds(interval.high)}` : ""],
+    ["Better", better ? better.layout : "none", "", better ? `${seconds(better.step_time_s)}, saves ${number(better.saved_percent)} %` : ""],
+  ];
+  const names = (found) => Object.entries(found).map(([name, value]) => (value === "" ? name : `${name} ${value}`)).join(", ");
+  const parts = [section("verdict-said", `${check.software}: ${estimate.layout_words ?? estimate.layout}`, check.notes.join(" "), figures(rows))];
+  if (better) parts.push(section("difference", "What would change", better.proof, h("pre", {}, better.launch_file)));
+  parts.push(section("arguments", "Arguments", `${Object.keys(read.used).length} used, ${Object.keys(read.without_effect).length} without effect on time or memory.`,
+    Object.keys(read.not_understood).length ? h("p", { class: "warn" }, `Not understood: ${names(read.not_understood)}`) : null));
+  return parts;
+}

@@ -1,0 +1,69 @@
+"""A launch file that is pasted or dropped into the explorer, judged as `atoll check` does.
+
+It is read in a folder of its own that is gone with the answer: nothing that it names is run,
+nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from atoll.answers.validation import CheckAnswer
+from atoll.errors import AtollError
+from atoll.report.plan_view import plan_view
+from atoll.report.view import View
+
+MOST_BYTES = 256 * 1024
+LIMIT_S = 20.0
+"""For the better layout; the file's own is priced in any case."""
+_FIELDS = ("name", "text", "device", "devices", "model")
+_NAMES = re.compile(r"[\w-][\w.-]{0,80}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is said of a file, and its page."""
+
+    check: CheckAnswer
+    view: View
+
+
+def judged(body: bytes) -> Verdict:
+    """The verdict on a file, from the question as JSON: its name and text, the device, and how many
+    or which model where the file does not say.
+    """
+    from atoll.launch.check import check
+    from atoll.questions.verbs import CheckQuestion
+
+    asked = _asked(body)
+    name = str(asked.pop("name", "") or "launch.sh")
+    if not _NAMES.fullmatch(name):
+        raise AtollError(f"name: expected the name of a file, got {name[:80]!r}")
+    text = asked.pop("text", None)
+    if not isinstance(text, str) or not text.strip():
+        raise AtollError("text: nothing was pasted")
+    with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
+        path = Path(folder, name)
+        path.write_text(text, encoding="utf-8")
+        try:
+            found = check(CheckQuestion.of(file=path, time_limit=f"{LIMIT_S} s", **asked))
+            notes = tuple(note.replace(str(path), name) for note in found.answer.notes)
+            told = replace(found.answer, file=name, notes=notes)
+            return Verdict(told, plan_view(told.estimate))
+        except AtollError as error:
+            raise AtollError(str(error).replace(str(path), name)) from None
+
+
+def _asked(body: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError):
+        raise AtollError("expected the question as JSON") from None
+    if not isinstance(asked, dict) or not asked.keys() <= set(_FIELDS):
+        raise AtollError(f"expected an object with {', '.join(_FIELDS)}")
+    return {name: value for name, value in asked.items() if value not in ("", None)}
