@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import atoll
-from atoll.serve.change import Change
+from atoll.serve.whatif import Change
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.store import RunReader

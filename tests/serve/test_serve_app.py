@@ -305,13 +305,13 @@ def newer(folder: Path) -> Path:
 
 def no_plan(folder: Path) -> Path:
     folder.mkdir()
-    (folder / "plan.json").write_text('{"kind": "plan", "format": 2, "model": "gpt2-xl"}')
+    (folder / "plan.json").write_text('{"kind": "plan", "format": 3, "model": "gpt2-xl"}')
     return folder
 
 
 def later_plan(folder: Path) -> Path:
     folder.mkdir()
-    (folder / "plan.json").write_text('{"kind": "plan", "format": 3}')
+    (folder / "plan.json").write_text('{"kind": "plan", "format": 4}')
     return folder
 
 
@@ -335,7 +335,7 @@ def empty(folder: Path) -> Path:
         (lambda folder: write_wafer(folder / "w").parent, "/w` draws it"),
         (newer, "written by a newer atoll"),
         (no_plan, "device is missing"),
-        (later_plan, "written by another version of atoll (format 3, this one reads 2)"),
+        (later_plan, "written by another version of atoll (format 4, this one reads 3)"),
         (broken_plan, "not valid JSON"),
     ],
 )

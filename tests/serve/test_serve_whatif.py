@@ -18,8 +18,7 @@ from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.errors import AtollError
 from atoll.report.folder import read_plan
-from atoll.serve.change import Change, parse_change
-from atoll.serve.figures import Problem
+from atoll.serve.whatif import Change, Problem, parse_change
 from atoll.serve.whatif_chip import ChipWhatIf, job_of
 from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.step.layout import Layout

@@ -16,7 +16,6 @@ from atoll.front import KINDS, assets
 from atoll.hardware.gpu import gpu_names
 from atoll.identity import VERSION
 from atoll.report.page import data_of, render
-from atoll.serve.change import Change, parse_change
 from atoll.serve.columns import Columns
 from atoll.serve.guard import HEADERS, Guard, is_loopback
 from atoll.serve.pasted import MOST_BYTES, judged
@@ -31,6 +30,7 @@ from atoll.serve.query import (
     scatter,
 )
 from atoll.serve.runs import LeftOut, PlanRun, Reports, Run, SearchRun
+from atoll.serve.whatif import Change, parse_change
 from atoll.store import StoredDesign
 
 Query = Mapping[str, Sequence[str]]

@@ -22,7 +22,6 @@ from atoll.files.wholefile import as_written
 from atoll.report.folder import Source, open_folder, read_plan
 from atoll.report.page import view_of
 from atoll.report.view import View
-from atoll.serve.change import Change
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
 from atoll.serve.told import (
@@ -34,6 +33,7 @@ from atoll.serve.told import (
     SearchSummary,
     ToldResult,
 )
+from atoll.serve.whatif import Change
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.store import FILE, ProgressPoint, RunReader, StatusAnswer, StoredDesign

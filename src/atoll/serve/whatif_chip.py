@@ -31,8 +31,18 @@ from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
 from atoll.identity import code_words, this_code
 from atoll.questions import SearchQuestion
-from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, keep, link_slider, slider
-from atoll.serve.figures import Figures, Options, Problem
+from atoll.serve.whatif import (
+    CAPACITIES_GIB,
+    GIB,
+    Change,
+    Figures,
+    Options,
+    Problem,
+    around,
+    keep,
+    link_slider,
+    slider,
+)
 from atoll.step.orders import SPLIT
 from atoll.step.parts import in_words
 from atoll.store import Identity, StoredDesign, StoredPlan, fingerprint

@@ -9,8 +9,18 @@ from typing import Any
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.errors import AtollError
 from atoll.questions import RunQuestion
-from atoll.serve.change import CAPACITIES_GIB, GIB, Change, around, keep, link_slider, slider
-from atoll.serve.figures import Figures, Options, Problem
+from atoll.serve.whatif import (
+    CAPACITIES_GIB,
+    GIB,
+    Change,
+    Figures,
+    Options,
+    Problem,
+    around,
+    keep,
+    link_slider,
+    slider,
+)
 from atoll.step.layout import Layout
 from atoll.step.parts import in_words
 from atoll.training.estimate import Estimate, Estimator
