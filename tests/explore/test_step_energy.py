@@ -71,11 +71,11 @@ def test_the_list_of_designs_has_the_same_energy_as_the_answer(
     tmp_path: Path, profile: str
 ) -> None:
     # Stages recompute, and some devices stay idle.
-    changes = {"devices": 11, "batch": 4, "recompute": "full", "space": str(TINY)}
+    changes = {"devices": 15, "batch": 4, "recompute": "full", "space": str(TINY)}
     result = run_search(some_job(tmp_path, profile=profile, **changes))
     plan, row = result.best.plans[0], result.designs[0]
     assert plan.placement.recompute_share > 0.0
-    assert plan.placement.devices < 11
+    assert plan.placement.devices < 15
     assert row["power_W"] == row["bert-large: power_W"] == pytest.approx(plan.power_W)
     assert row["energy_per_token_J"] == pytest.approx(plan.energy_per_token_J)
 

@@ -98,12 +98,10 @@ def _tail_s(system: System, parameters: float, data: int) -> float:
     for each, fixed_s, slopes in zip(
         system.reduce_bytes, system.reduce_s, system.reduce_s_per_byte, strict=True
     ):
-        sent = each * parameters
+        full_s = slopes[data] * each * parameters
         wires_s = (
-            slope * sent / np.interp(np.log(max(sent, 1.0)), np.log(sizes), shares)
-            for slope, sizes, shares in zip(
-                slopes[data], system.share_bytes, system.share, strict=True
-            )
+            full / np.interp(np.log(max(full, 1e-9)), np.log(known_s), shares)
+            for full, known_s, shares in zip(full_s, system.share_s, system.share, strict=True)
         )
         total_s += float(fixed_s[data] + max(wires_s))
     return total_s
