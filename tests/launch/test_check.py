@@ -66,6 +66,19 @@ def test_a_better_layout_is_proven_and_priced(script: Path) -> None:
     assert shown["better"]["layout"] == better.layout
 
 
+def test_what_other_flags_would_bring_is_told_apart(script: Path) -> None:
+    checked = atoll.check(script, device="h100", set=["GPUS=8"])
+    freed, better = checked.with_other_flags, checked.better
+    assert freed is not None and better is not None
+    assert freed.step_time_s < better.step_time_s < checked.estimate.step.time_s
+    assert "grad_reduce" in freed.flags
+    assert checked.to_dict()["with_other_flags"]["layout"] == freed.layout
+    every = "--overlap-grad-reduce --overlap-param-gather --tp-comm-overlap"
+    every += " --cross-entropy-loss-fusion --cross-entropy-fusion-impl te"
+    script.write_text(SCRIPT.replace("$MORE", every))
+    assert atoll.check(script, device="h100", set=["GPUS=8"]).with_other_flags is None
+
+
 def test_gradients_that_the_file_does_not_overlap_are_not_hidden(script: Path) -> None:
     given = {"device": "h100", "devices": 64}
     plain = atoll.check(script, **given)  # type: ignore[arg-type]

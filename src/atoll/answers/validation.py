@@ -227,6 +227,8 @@ class Better:
     launch_file: str
     """As a difference from the launch file that Atoll would write for the layout in use."""
     proof: str
+    flags: str = ""
+    """What else the file must say for it, in the words of `--overlap` and `--flags`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,3 +294,5 @@ class CheckAnswer(Answer):
     notes: tuple[str, ...]
     measured: MeasuredRun | None = None
     """With `--log` or `--trace`."""
+    with_other_flags: Better | None = None
+    """The best where the software's flags may change too; None where that brings nothing more."""

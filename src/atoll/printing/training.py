@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from atoll.answers.plan import LaunchFile, PlanExplanation
-    from atoll.answers.validation import MeasuredRun, RunsValidation
+    from atoll.answers.validation import Better, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
     from atoll.training.planner.plan import Plan
@@ -203,15 +203,21 @@ def print_checked(result: Checked) -> None:
         _print_measured(console, result.measured)
     if better is None:
         console.print(f"better: {result.why_not}", markup=False)
-        return
+    else:
+        _print_better(console, better, "better")
+        console.print(better.launch_file, markup=False)
+    if (freed := result.with_other_flags) is not None:
+        _print_better(console, freed, f"with other flags ({freed.flags})")
+
+
+def _print_better(console: Console, better: Better, name: str) -> None:
     saved = [f"{better.saved_percent:.1f}% of a step"]
     if better.saved_hours is not None:
         saved.append(f"{better.saved_hours:,.0f} device-hours")
     if better.saved_usd is not None:
         saved.append(f"{better.saved_usd:,.0f} dollars")
     console.print(
-        f"better: {better.layout}, step {format_seconds(better.step_time_s)}, saves "
+        f"{name}: {better.layout}, step {format_seconds(better.step_time_s)}, saves "
         f"{', '.join(saved)}; {better.proof}",
         markup=False,
     )
-    console.print(better.launch_file, markup=False)

@@ -67,6 +67,8 @@ function told(check) {
     ["Step", seconds(estimate.step_time_s), "", interval ? `90 % of such runs lie between ${seconds(interval.low)} and ${seconds(interval.high)}` : ""],
     ["Better", better ? better.layout : "none", "", better ? `${seconds(better.step_time_s)}, saves ${number(better.saved_percent)} %` : ""],
   ];
+  const freed = check.with_other_flags;
+  if (freed) rows.push(["With other flags", freed.layout, "", `${seconds(freed.step_time_s)}, saves ${number(freed.saved_percent)} % (${freed.flags})`]);
   const names = (found) => Object.entries(found).map(([name, value]) => (value === "" ? name : `${name} ${value}`)).join(", ");
   const parts = [section("verdict-said", `${check.software}: ${estimate.layout_words ?? estimate.layout}`, check.notes.join(" "), figures(rows))];
   if (better) parts.push(section("difference", "What would change", better.proof, h("pre", {}, better.launch_file)));
