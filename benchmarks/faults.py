@@ -70,11 +70,12 @@ class End:
         """Its kind; "answer" where it printed one."""
         if self.code is None:
             return "hang"
-        if "Traceback" in self.said or (self.code < 0 and self.code != -signal.SIGKILL):
-            return "traceback"
         if self.code == -signal.SIGKILL:
             return "killed"
-        if self.out.strip() and self.code in (0, 130):
+        if "Traceback" in self.said:
+            return "traceback"
+        # Ctrl-C after the answer, while Python leaves, is its usual death by SIGINT
+        if self.out.strip() and self.code in (0, 130, -signal.SIGINT):
             return "answer"
         return "sentence" if "atoll: " in self.said and self.code else "traceback"
 
@@ -246,7 +247,8 @@ def records(folder: Path) -> dict[tuple[Any, ...], int]:
         return found
     with tempfile.TemporaryDirectory() as copied:
         for path in folder.glob("search.sqlite*"):
-            shutil.copy(path, copied)
+            with contextlib.suppress(FileNotFoundError):  # a journal comes and goes
+                shutil.copy(path, copied)
         with contextlib.closing(sqlite3.connect(Path(copied) / "search.sqlite")) as store:
             for table, columns in KEYS.items():
                 with contextlib.suppress(sqlite3.OperationalError):  # killed before there was one

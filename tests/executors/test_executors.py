@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -201,6 +202,23 @@ def test_closing_does_not_wait_for_a_stopped_process(tmp_path: Path) -> None:
     time.sleep(0.1)
     pool.close()
     assert call.future is not None and call.future.done()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_closing_does_not_wait_for_a_lock_of_a_stopped_process(
+    which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two idle processes holds the lock of the queue of tasks."""
+    monkeypatch.setattr("atoll.executors.processes.PATIENCE", 2)
+    pool = LocalProcesses(2)
+    pool.start(10)
+    list(Crew(pool).results([Call(sleeps, (0.1,)) for _ in range(2)]))
+    assert pool._pool is not None and pool._pool._processes is not None
+    os.kill(list(pool._pool._processes)[which], signal.SIGSTOP)
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
 
 
 def test_closing_does_not_wait_for_tasks_that_nobody_wants() -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -67,7 +68,7 @@ class LocalProcesses:
         Of Ctrl-Z all processes of a terminal stop, and go on together: stopped at one look is not
         yet stopped for good.
         """
-        stopped = _stopped(self._pool)
+        stopped = _stopped(self._pool._processes if self._pool else ())
         self._stopped = Counter({pid: self._stopped[pid] + 1 for pid in stopped})
         for pid, looks in self._stopped.items():
             if looks > PATIENCE:
@@ -79,10 +80,20 @@ class LocalProcesses:
     def close(self) -> None:
         if self._pool is not None:
             self._closing.value = 1
-            for pid in _stopped(self._pool):  # it would not hear of the end
-                os.kill(pid, signal.SIGKILL)
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            waits: Any = self._pool._executor_manager_thread
+            processes = list((self._pool._processes or {}).values())
+            self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+            looks = 0
+            while waits is not None and waits.is_alive():
+                stopped = _stopped(process.pid for process in processes if process.pid)
+                for process in processes:
+                    # One that is stopped does not hear of the end; others may wait for a lock
+                    # that it held.
+                    if looks > PATIENCE or process.pid in stopped:
+                        process.kill()
+                waits.join(_POLL_S)
+                looks += 1
 
     def _begin(self, task: Task, args: tuple[Any, ...]) -> Future[Any]:
         assert self._pool is not None
@@ -110,12 +121,12 @@ class LocalProcesses:
         )
 
 
-def _stopped(pool: ProcessPoolExecutor | None) -> list[int]:
-    """Processes of a pool that a signal stopped, where the system tells."""
-    if pool is None or not hasattr(os, "waitid"):
+def _stopped(pids: Iterable[int] | None) -> list[int]:
+    """Those of our processes that a signal stopped, where the system tells."""
+    if not hasattr(os, "waitid"):
         return []
     found = []
-    for pid in list(pool._processes or ()):
+    for pid in list(pids or ()):
         with suppress(ChildProcessError):
             asked = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, pid, asked) is not None:
