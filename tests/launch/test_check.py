@@ -79,6 +79,17 @@ def test_what_other_flags_would_bring_is_told_apart(script: Path) -> None:
     assert atoll.check(script, device="h100", set=["GPUS=8"]).with_other_flags is None
 
 
+@pytest.mark.parametrize("target", ["megatron", "nemo"])
+def test_context_parallelism_by_heads_is_written_and_read_back(tmp_path: Path, target: str) -> None:
+    given = {"batch": 16, "sequence": 4096, "cp": 2, "dp": 4, "flags": "cp_a2a"}
+    found = atoll.estimate("llama2-7b", "h100", 8, **given)  # type: ignore[arg-type]
+    written = found.export(target)
+    file = written.save(tmp_path / written.file)
+    checked = atoll.check(file, device="h100", devices=8, model="llama2-7b")
+    assert "cp_a2a" in (checked.question.flags or "").split()
+    assert checked.estimate.run.stack.exchanges_heads
+
+
 def test_gradients_that_the_file_does_not_overlap_are_not_hidden(script: Path) -> None:
     given = {"device": "h100", "devices": 64}
     plain = atoll.check(script, **given)  # type: ignore[arg-type]

@@ -56,10 +56,13 @@ def export(
     precision: str = "bf16",
     devices_per_node: int = 8,
     stages: Sequence[int] | None = None,
+    exchanges_heads: bool = False,
 ) -> LaunchFile:
     """The launch file of `target`. `stages`: blocks of each model chunk, in the model's order."""
     exporter = EXPORTERS[target]
-    plan = make_plan(model, layout, sequence, global_batch, precision, devices_per_node, stages)
+    plan = make_plan(
+        model, layout, sequence, global_batch, precision, devices_per_node, stages, exchanges_heads
+    )
     return exporter.write(plan)
 
 
@@ -76,6 +79,7 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         precision=run.precision,
         devices_per_node=run.network.node,
         stages=even_sizes(run.model.layers, layout.pp * layout.rounds),
+        exchanges_heads=run.stack.gives_heads(run.model.kv_heads // layout.tp, layout.cp),
     )
 
 

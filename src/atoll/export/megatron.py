@@ -52,7 +52,6 @@ def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     layout = plan.layout
     notes += sharding_notes(plan)
     values = parallel_values(plan, TARGET) | {
-        "cp_comm_type": "p2p" if layout.cp > 1 else None,
         "num_virtual_stages_per_pipeline_rank": layout.vpp
         if plan.even and layout.vpp > 1
         else None,

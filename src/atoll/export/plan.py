@@ -34,6 +34,8 @@ class LaunchPlan:
     """Processes on each node, one a device."""
     stages: tuple[int, ...]
     """Blocks of each model chunk, in the model's order."""
+    exchanges_heads: bool = False
+    """Context parallelism by heads (all-to-all) instead of a ring."""
 
     @property
     def microbatches(self) -> int:
@@ -73,6 +75,7 @@ def make_plan(
     precision: str,
     devices_per_node: int,
     stages: Sequence[int] | None,
+    exchanges_heads: bool = False,
 ) -> LaunchPlan:
     check_count("sequence", sequence)
     check_count("global batch", global_batch)
@@ -96,6 +99,7 @@ def make_plan(
         nodes=layout.devices // per_node,
         per_node=per_node,
         stages=_stages(stages, model.layers, chunks),
+        exchanges_heads=exchanges_heads,
     )
 
 

@@ -15,7 +15,7 @@ from atoll.launch.account import Launch
 from atoll.launch.ask import fields_of, launched
 from atoll.launch.measured import columns_of, measured_run
 from atoll.questions import EstimateQuestion
-from atoll.questions.devices import TIES, LengthQuestion
+from atoll.questions.devices import LengthQuestion
 from atoll.questions.verbs import CheckQuestion
 from atoll.stopping import Stop, StoppedError
 from atoll.training.estimate import Estimate, estimate
@@ -110,7 +110,7 @@ def _better(
     target, run = launch.software, found.run
     axes, usable = Axes(**EXPORTERS[target].values), refusals(target, run)
     try:
-        best = plan(run, axes, usable=usable, target=target, stop=stop, ties=TIES)
+        best = plan(run, axes, usable=usable, target=target, stop=stop)
     except (UnusableError, InfeasibleError) as error:
         return None, None, str(error)
     except StoppedError:
@@ -144,7 +144,7 @@ def _freed(
         return None
     axes, usable = Axes(**EXPORTERS[launch.software].values), refusals(launch.software, run)
     try:
-        freed = plan(run, axes, usable=usable, target=launch.software, stop=stop, ties=TIES)
+        freed = plan(run, axes, usable=usable, target=launch.software, stop=stop)
     except (UnusableError, InfeasibleError, StoppedError):
         return None
     known_s = min(found.step.time_s, best.best.step.time_s if best else found.step.time_s)
