@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import answers
 from atoll.api import (
+    bench,
     calibrate,
     capture,
     check,
@@ -65,6 +66,7 @@ __all__ = [
     "WaferResult",
     "__version__",
     "answers",
+    "bench",
     "calibrate",
     "capture",
     "check",

@@ -21,7 +21,7 @@ from atoll.commands.report import compare, report, trace
 from atoll.commands.search import explain, search
 from atoll.commands.serve import serve
 from atoll.commands.training import check, estimate, plan
-from atoll.commands.validate import calibrate, place, validate
+from atoll.commands.validate import bench, calibrate, place, validate
 from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.questions import COMMANDS
@@ -95,7 +95,7 @@ def _root(
 _RUN: dict[str, Callable[..., None]] = {
     run.__name__: run
     for run in (
-        calibrate, capture, check, compare, designs, env, estimate, explain,
+        bench, calibrate, capture, check, compare, designs, env, estimate, explain,
         hardware, models, place, plan, report,
         schema, search, serve, trace, validate,
     )

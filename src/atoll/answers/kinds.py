@@ -20,6 +20,7 @@ from atoll.answers.plan import (
 )
 from atoll.answers.search import SearchAnswer, SearchExplanation
 from atoll.answers.validation import (
+    BenchAnswer,
     CalibrationAnswer,
     CheckAnswer,
     OperatorsValidation,
@@ -30,6 +31,7 @@ from atoll.answers.wafer import MappingAnswer, WaferAnswer, WaferExplanation
 
 __all__ = [
     "Answer",
+    "BenchAnswer",
     "CalibrationAnswer",
     "CaptureAnswer",
     "CatalogueAnswer",
@@ -70,6 +72,7 @@ ANSWERS: dict[str, tuple[type[Answer], ...]] = {
     "hardware": (CatalogueAnswer, *get_args(HardwareAnswer)),
     "calibrate": (CalibrationAnswer, SiteCalibration),
     "check": (CheckAnswer,),
+    "bench": (BenchAnswer,),
     "validate": (OperatorsValidation, RunsValidation, ChipsValidation, NodesValidation),
 }
 """By command; each answer says its `kind`."""

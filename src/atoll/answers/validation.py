@@ -91,6 +91,66 @@ class RunsValidation(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFile:
+    file: str
+    rows: int
+    ran: bool
+    """Whether its runs ran, or went out of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchScore:
+    """How well a predictor does on some rows."""
+
+    rows: int
+    """That it can express."""
+    step_time: Errors
+    first: Errors
+    """Of the first predictor on the same rows."""
+    memory: Errors
+    ran: int
+    """Runs that ran, of which it says whether they fit; `accepted_share` are said to."""
+    accepted_share: float | None = None
+    failed: int
+    """Runs that went out of memory; of `rejected_share` it says so."""
+    rejected_share: float | None = None
+    regret: Regret = Regret()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictorBench:
+    name: str
+    about: str
+    refused: Mapping[str, int]
+    """Rows that it cannot express, by the reason."""
+    per_second: float
+    """Rows that it answered or refused in a second of one processor."""
+    all: BenchScore
+    common: BenchScore
+    """On the rows that every predictor can express."""
+    groups: Mapping[str, Mapping[str, BenchScore]]
+    """By kind of run, size of the model, precision, device and source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchAnswer(Answer):
+    """Predictors beside each other on the same measured runs."""
+
+    kind: Literal["bench"] = "bench"
+    format: Literal[1] = 1
+    files: tuple[BenchFile, ...]
+    rows: int
+    unread: Mapping[str, int]
+    """Rows that describe no run, of which nobody was asked, by the reason."""
+    shared: int
+    """Rows that two predictors or more can express; `common` ones all of them."""
+    common: int
+    missing: Mapping[str, str]
+    """Predictors that could not be asked, and why."""
+    predictors: tuple[PredictorBench, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorstOperator:
     line: int
     operator: str

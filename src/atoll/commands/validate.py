@@ -1,4 +1,4 @@
-"""Measured against predicted: `atoll calibrate`, `atoll validate`; and placed: `atoll place`."""
+"""Measured against predicted: `atoll calibrate`, `validate`, `bench`; and placed: `atoll place`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from atoll.commands.common import answer
 from atoll.printing import search as printing
 from atoll.printing import tables
 from atoll.printing import training as printing_training
-from atoll.questions.verbs import CalibrateQuestion, PlaceQuestion, ValidateQuestion
+from atoll.questions.verbs import (
+    BenchQuestion,
+    CalibrateQuestion,
+    PlaceQuestion,
+    ValidateQuestion,
+)
 
 if TYPE_CHECKING:
     from atoll.answers.chips import ChipsValidation, NodesValidation
@@ -45,6 +50,12 @@ def validate(question: ValidateQuestion, as_json: bool) -> None:
     from atoll.api import validate as run
 
     answer(run(**question.asked()), as_json, _print_validation)
+
+
+def bench(question: BenchQuestion, as_json: bool) -> None:
+    from atoll.api import bench as run
+
+    answer(run(**question.asked()), as_json, tables.print_bench)
 
 
 def _print_validation(

@@ -26,6 +26,8 @@ from atoll.hardware.template.cores import (
 )
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.template import ChipTemplate, EnergyModel, Levels
+from atoll.predictors.known import PREDICTORS
+from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.profile import Profile
 from atoll.profiles import PROFILES
 from atoll.training.stack import STACKS, Stack
@@ -39,12 +41,14 @@ __all__ = [
     "GLB_BPC_PER_MIB",
     "MAPPER",
     "MIB",
+    "PREDICTORS",
     "PROFILES",
     "STACKS",
     "STRATEGIES",
     "SYSTOLIC",
     "TEMPLATES",
     "Aim",
+    "Asked",
     "ChipTemplate",
     "Columns",
     "CostModel",
@@ -56,6 +60,8 @@ __all__ = [
     "LaunchPlan",
     "Levels",
     "Parameter",
+    "Predicted",
+    "Predictor",
     "ProductCosts",
     "Profile",
     "Shape",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
     from atoll.answers.validation import (
+        BenchAnswer,
         CalibrationAnswer,
         OperatorsValidation,
         RunsFit,
@@ -218,6 +219,64 @@ def print_nodes(shown: NodesValidation) -> None:
         table.add_row(node.id, node.device, str(node.devices), node.workload, *watts)
     console.print()
     console.print(table)
+
+
+def print_bench(shown: BenchAnswer) -> None:
+    """Predictors side by side."""
+    console = console_for_output()
+    first = shown.predictors[0].name
+    console.print(
+        f"{shown.rows} rows; {shown.shared} that two predictors or more can express, "
+        f"{shown.common} that all can"
+    )
+    for name, why in shown.missing.items():
+        console.print(f"  without {name}: {why}", markup=False)
+    for reason, count in shown.unread.items():
+        console.print(f"  skipped {count}: {reason}", markup=False)
+    columns = (
+        "rows", "step time", "median", "p90", f"{first}'s", "memory", "ran: fits", "oom: not",
+        "regret", "rows/s",
+    )  # fmt: skip
+    for title, scores in (
+        ("rows of its own", [(one, one.all) for one in shown.predictors]),
+        ("rows of all", [(one, one.common) for one in shown.predictors]),
+    ):
+        table = plain_table(title, *columns, left=title)
+        for one, score in scores:
+            time, verdicts = score.step_time, (score.accepted_share, score.rejected_share)
+            shares = (time.mean_ape, time.median_ape, time.p90_ape, score.first.mean_ape)
+            table.add_row(
+                one.name,
+                str(score.rows),
+                *map(_share, (*shares, score.memory.mean_ape, *verdicts, score.regret.mean)),
+                f"{one.per_second:.3g}",
+            )
+        console.print(table)
+    closer = []
+    for kind, groups in shown.predictors[0].groups.items():
+        table = plain_table(kind, *(one.name for one in shown.predictors), left=kind)
+        for group in groups:
+            scores_of = {one.name: one.groups[kind][group] for one in shown.predictors}
+            cells = []
+            for name, score in scores_of.items():
+                theirs, ours = score.step_time.mean_ape, score.first.mean_ape
+                cells.append(f"{_share(theirs)} of {score.step_time.rows}")
+                if theirs is not None and ours is not None and theirs < ours:
+                    rows = score.step_time.rows
+                    told = f"{kind} {group}: {name} {theirs:.1%}, {first} {ours:.1%} ({rows} rows)"
+                    closer.append(told)
+            if any(score.step_time.rows for score in scores_of.values()):
+                table.add_row(group, *cells)
+        console.print(table)
+    for told in closer:
+        console.print(f"closer than {first}: {told}", markup=False)
+    for one in shown.predictors:
+        for reason, count in one.refused.items():
+            console.print(f"{one.name} cannot express {count}: {reason}", markup=False)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def print_sweep(shown: SweepAnswer) -> None:

@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[type[Question], ...]] = {
     "hardware": (verbs.HardwareQuestion,),
     "calibrate": (verbs.CalibrateQuestion,),
     "validate": (verbs.ValidateQuestion,),
+    "bench": (verbs.BenchQuestion,),
     "schema": (verbs.SchemaQuestion,),
     "env": (verbs.EnvQuestion,),
 }

@@ -99,6 +99,30 @@ class ValidateQuestion(Question):
     positional = ("data",)
 
 
+class BenchQuestion(Question):
+    """Lay predictors side by side on the same measured runs: errors, memory, regret, speed.
+
+    Ours, a rule of thumb, a roofline, llm-analysis where it is installed, and those of plug-ins.
+    What one cannot express is counted as such.
+    """
+
+    files: Annotated[tuple[Path, ...], Several] = option(
+        "Tables of training runs or steps (CSV).", MEASURED
+    )
+    oom: Annotated[tuple[Path, ...], Several] = option(
+        "Tables of runs that went out of memory (CSV).", MEASURED, ()
+    )
+    predictors: Annotated[
+        tuple[Annotated[str, Named("atoll.predictors.known:PREDICTORS")], ...], Several
+    ] = option("Predictors; others are compared with the first.", MEASURED, (), shown="all")
+    device: Measured = "h200"
+    out: Path | None = option(
+        "Write one line per row and predictor, with prediction and error (CSV).", OUTPUT, None
+    )
+    example = "atoll bench runs.csv --oom failed.csv"
+    arguments = positional = ("files",)
+
+
 class CaptureQuestion(Question):
     """Capture a PyTorch module or an ONNX graph, forward and backward, without its weights.
 

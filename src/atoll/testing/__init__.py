@@ -10,7 +10,13 @@ Each function takes what a plug-in offers and asserts what Atoll relies on. In a
 """
 
 from atoll.testing.cost_model import check_cost_model, some_configs
-from atoll.testing.doors import check_exporter, check_family, check_objective, check_stack
+from atoll.testing.doors import (
+    check_exporter,
+    check_family,
+    check_objective,
+    check_predictor,
+    check_stack,
+)
 from atoll.testing.template import check_chip_template
 
 __all__ = [
@@ -19,6 +25,7 @@ __all__ = [
     "check_exporter",
     "check_family",
     "check_objective",
+    "check_predictor",
     "check_stack",
     "some_configs",
 ]

@@ -1,4 +1,4 @@
-"""What exporters, stacks, objectives and families must keep to."""
+"""What exporters, stacks, predictors, objectives and families must keep to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError
 from atoll.explore.proof.objective import Aim
 from atoll.export.plan import Exporter, make_plan
+from atoll.predictors.predictor import Asked, Predictor
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
 from atoll.training.estimate import Estimator
@@ -72,6 +73,27 @@ def check_stack(stack: Stack, model: str = "megatron-1.7b", device: str = "h100"
         assert all(memory.needed > 0 for memory in found.memory)
     for name, passes in stack.passes.items():
         assert passes.bytes >= 0 and passes.kernels >= 0, name
+
+
+def check_predictor(
+    predictor: Predictor, models: Sequence[str] = ("llama2-7b", "megatron-1.7b")
+) -> None:
+    """Assert that it answers for some layout and refuses others with one sentence, that times and
+    bytes are above zero, and that it says the same when it is asked again."""
+    answered = 0
+    for name, layout in product(models, LAYOUTS):
+        asked = Asked(make_run(name, "h100", 8, batch=16), layout)
+        try:
+            found = predictor.predict(asked)
+        except AtollError as error:
+            assert str(error).strip(), "a refusal says why"
+            continue
+        known = [value for value in (found.time_s, found.peak_bytes) if value is not None]
+        assert known, f"nothing is said of {layout}, and nothing refused"
+        assert all(np.isfinite(value) and value > 0 for value in known), f"{found} of {layout}"
+        assert predictor.predict(asked) == found, "another answer to the same question"
+        answered += 1
+    assert answered, f"no layout of {', '.join(models)} on eight devices is predicted"
 
 
 def check_objective(aim: Aim, seed: int = 0) -> None:

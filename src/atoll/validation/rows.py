@@ -83,11 +83,16 @@ def run_at(row: RunRow, site: Site, reader: Reader = run_of) -> tuple[Run, Layou
     return run.at(site), layout
 
 
-def peak_of(row: RunRow, stages: Sequence[Memory]) -> float:
-    """The prediction of what a row's peak counts: on its first, its last or its fullest rank."""
-    counts = facts_of(row, device_of(row), zero_of(row)).peak
+def counted_of(row: RunRow) -> tuple[str, str]:
+    """What a row's peak counts (`Facts.peak`), and on which rank: first, last or any."""
+    return facts_of(row, device_of(row), zero_of(row)).peak, row.text("memory_rank")
+
+
+def peak_of(counted: tuple[str, str], stages: Sequence[Memory]) -> float:
+    """The prediction of what a peak counts: on its first, its last or its fullest rank."""
+    counts, rank = counted
     ranks = {"first": stages[0], "last": stages[-1]}
-    memory = ranks.get(row.text("memory_rank")) or max(stages, key=lambda m: m.needed)
+    memory = ranks.get(rank) or max(stages, key=lambda m: m.needed)
     if counts == "reserved":
         return memory.reserved
     if counts == "device":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
 from atoll.training.site import Site
-from atoll.validation.rows import Reader, peak_of, run_at, run_of, unread_of
+from atoll.validation.rows import Reader, counted_of, peak_of, run_at, run_of, unread_of
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import read_steps, step_run_of
 
@@ -73,7 +73,7 @@ def priced_run(row: RunRow, estimate: Estimate) -> Priced:
     run, layout = estimate.run, estimate.layout
     return Priced(
         time_s=estimate.step.time_s,
-        peak_bytes=peak_of(row, estimate.memory),
+        peak_bytes=peak_of(counted_of(row), estimate.memory),
         stage_bytes=tuple(memory.allocated for memory in estimate.memory),
         fits=estimate.fits,
         layout=str(layout),
@@ -159,7 +159,7 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
         unread=dict(
             Counter(w for p in known if p.estimate for w in unread_of(p.row)).most_common()
         ),
-        regret=regret(judged),
+        regret=regret(filter(None, map(_ranked, judged))),
         by_source=grouped(judged, lambda p: p.row.id.split("-")[0]),
         by_device=grouped(judged, lambda p: p.row.device),
         by_grade=grouped(judged, lambda p: p.row.quality or "none"),
@@ -211,29 +211,43 @@ def errors(values: Iterable[tuple[float | None, tuple[float, float] | None]]) ->
     )
 
 
-def regret(predictions: Sequence[Prediction]) -> Regret:
+class Ranked(NamedTuple):
+    """A measured layout and its place in a predictor's order."""
+
+    group: tuple[Any, ...]
+    variant: str
+    measured_s: float
+    place: tuple[float, ...]
+
+
+def _ranked(p: Prediction) -> Ranked | None:
+    if p.priced is None or not p.priced.variant or p.row.time_s is None:
+        return None
+    return Ranked(group_of(p.row), p.priced.variant, p.row.time_s, (p.priced.time_s,))
+
+
+def regret(layouts: Iterable[Ranked]) -> Regret:
     """How much slower the layout that is ranked first was than the fastest measured one.
 
     A group is one model on one kind and number of devices with one batch, in which at least two
     layouts were measured. A layout that was measured several times counts with its best time: what
-    differed between them is not in the table.
+    differed between them is not in the table. Of several first ones each is as likely.
     """
-    groups: dict[tuple[Any, ...], list[Prediction]] = defaultdict(list)
-    for p in predictions:
-        if p.priced is not None and p.priced.variant and p.row.time_s is not None:
-            groups[group_of(p.row)].append(p)
+    groups: dict[tuple[Any, ...], list[Ranked]] = defaultdict(list)
+    for one in layouts:
+        groups[one.group].append(one)
     found = []
     for members in groups.values():
         measured: dict[str, float] = {}
-        predicted: dict[str, float] = {}
-        for p in members:
-            assert p.priced is not None and p.row.time_s is not None
-            layout, time_s = p.priced.variant, p.priced.time_s
-            measured[layout] = min(p.row.time_s, measured.get(layout, p.row.time_s))
-            predicted[layout] = min(time_s, predicted.get(layout, time_s))
+        places: dict[str, tuple[float, ...]] = {}
+        for one in members:
+            name = one.variant
+            measured[name] = min(one.measured_s, measured.get(name, one.measured_s))
+            places[name] = min(one.place, places.get(name, one.place))
         if len(measured) > 1:
-            chosen = min(predicted, key=lambda name: predicted[name])
-            found.append(measured[chosen] / min(measured.values()) - 1)
+            best = min(places.values())
+            chosen = [measured[name] for name, place in places.items() if place == best]
+            found.append(float(np.mean(chosen)) / min(measured.values()) - 1)
     if not found:
         return Regret()
     return Regret(groups=len(found), mean=float(np.mean(found)), median=float(np.median(found)))

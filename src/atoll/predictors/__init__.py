@@ -1,0 +1,1 @@
+"""Atoll beside other predictors, on the same measured runs."""
