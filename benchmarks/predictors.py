@@ -54,7 +54,7 @@ def overall(found: BenchAnswer) -> None:
                 score.accepted_share, score.rejected_share, score.regret.mean,
             )  # fmt: skip
             cells = [f"{one.name}{name}", str(score.rows), *map(share, shares)]
-            print("| " + " | ".join([*cells, f"{one.per_second:,.2g}"]) + " |")
+            print("| " + " | ".join([*cells, f"{float(f'{one.per_second:.2g}'):,.0f}"]) + " |")
     print()
 
 
