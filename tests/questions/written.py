@@ -40,6 +40,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 STUB = Path(questions.__file__).with_name("keywords.pyi")
 _TABLE = re.compile(r"(<!-- options: (\S+) -->\n)(?:.+\n)*")
 KEYWORDS: dict[str, tuple[type[Question], ...]] = {
+    "BenchFields": (verbs.BenchQuestion,),
     "CalibrateFields": (verbs.CalibrateQuestion,),
     "CheckFields": (verbs.CheckQuestion,),
     "EstimateFields": (EstimateQuestion, MappingQuestion),

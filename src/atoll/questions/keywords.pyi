@@ -10,8 +10,15 @@ from atoll.explore.strategies import Strategy
 from atoll.export.plan import Exporter
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.template import ChipTemplate
+from atoll.predictors.predictor import Predictor
 from atoll.profile import Profile
 from atoll.training.stack import Stack
+
+class BenchFields(TypedDict, total=False):
+    oom: Sequence[str | Path] | str | Path | None
+    predictors: Sequence[Literal["atoll", "rule-of-thumb", "roofline", "llm-analysis"] | str | Predictor] | Literal["atoll", "rule-of-thumb", "roofline", "llm-analysis"] | str | Predictor | None
+    device: str | None
+    out: str | Path | None
 
 class CalibrateFields(TypedDict, total=False):
     trace: str | Path | None
