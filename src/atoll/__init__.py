@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import answers
 from atoll.api import (
-    bench,
     calibrate,
     capture,
     check,
@@ -38,7 +37,7 @@ from atoll.questions import (
     SearchQuestion,
     WaferQuestion,
 )
-from atoll.several import compare, sweep
+from atoll.several import bench, compare, sweep
 
 if TYPE_CHECKING:
     from atoll.explore.answer.result import SearchResult

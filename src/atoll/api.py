@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
     from atoll.answers.validation import (
-        BenchAnswer,
         CalibrationAnswer,
         OperatorsValidation,
         RunsValidation,
@@ -319,32 +318,6 @@ def validate(
 
     asked = ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields})
     return judge(asked) if asked.wafer is None else judge_meshes(asked)
-
-
-@described_by(verbs.BenchQuestion)
-def bench(
-    files: Sequence[str | Path] | str | Path, **fields: Unpack[keywords.BenchFields]
-) -> BenchAnswer:
-    """Predictors side by side on the same measured runs.
-
-    A predictor may be given as an object (`atoll.plugins.Predictor`) instead of by its name.
-
-    Returns:
-        Errors of each overall, on the rows that all can express and by group; memory verdicts,
-        regret, rows a second, and what each cannot express.
-
-    Raises:
-        AtollError: A file cannot be read, or a named predictor cannot be asked.
-
-    Example:
-        >>> import atoll
-        >>> found = atoll.bench("runs.csv", predictors=["atoll", "rule-of-thumb"])
-        >>> [one.name for one in found.predictors], found.shared
-        (['atoll', 'rule-of-thumb'], 6)
-    """
-    from atoll.predictors.bench import judge
-
-    return judge(ask({"bench": verbs.BenchQuestion}, None, {"files": files, **fields}))
 
 
 @described_by(EstimateQuestion, MappingQuestion)

@@ -53,7 +53,7 @@ def validate(question: ValidateQuestion, as_json: bool) -> None:
 
 
 def bench(question: BenchQuestion, as_json: bool) -> None:
-    from atoll.api import bench as run
+    from atoll.several import bench as run
 
     answer(run(**question.asked()), as_json, tables.print_bench)
 

@@ -1,14 +1,21 @@
-"""Several answers together: one question with other values (`sweep`), runs side by side."""
+"""Several answers together: one question with other values (`sweep`), runs side by side, and other
+predictors' answers beside ours (`bench`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
+
+from atoll.questions.ask import ask
+from atoll.questions.texts import described_by
+from atoll.questions.verbs import BenchQuestion
 
 if TYPE_CHECKING:
     from atoll.answers.designs import CompareAnswer, SweepAnswer
-    from atoll.questions import EstimateQuestion, PlanQuestion, SearchQuestion
+    from atoll.answers.validation import BenchAnswer
+    from atoll.questions import EstimateQuestion, PlanQuestion, SearchQuestion, keywords
 
 
 def sweep(
@@ -63,3 +70,29 @@ def compare(*runs: str | Path) -> CompareAnswer:
     from atoll.several.compared import compared
 
     return compared([Path(one) for one in runs])
+
+
+@described_by(BenchQuestion)
+def bench(
+    files: Sequence[str | Path] | str | Path, **fields: Unpack[keywords.BenchFields]
+) -> BenchAnswer:
+    """Predictors side by side on the same measured runs.
+
+    A predictor may be given as an object (`atoll.plugins.Predictor`) instead of by its name.
+
+    Returns:
+        Errors of each overall, on the rows that all can express and by group; memory verdicts,
+        regret, rows a second, and what each cannot express.
+
+    Raises:
+        AtollError: A file cannot be read, or a named predictor cannot be asked.
+
+    Example:
+        >>> import atoll
+        >>> found = atoll.bench("runs.csv", predictors=["atoll", "rule-of-thumb"])
+        >>> [one.name for one in found.predictors], found.shared
+        (['atoll', 'rule-of-thumb'], 6)
+    """
+    from atoll.predictors.bench import judge
+
+    return judge(ask({"bench": BenchQuestion}, None, {"files": files, **fields}))
