@@ -17,6 +17,7 @@ from atoll.commands.capture import capture
 from atoll.commands.catalogue import env, hardware, models, schema
 from atoll.commands.common import INTERRUPTED, say_interrupted
 from atoll.commands.designs import designs
+from atoll.commands.mcp import mcp
 from atoll.commands.report import compare, report, trace
 from atoll.commands.search import explain, search
 from atoll.commands.serve import serve
@@ -96,7 +97,7 @@ _RUN: dict[str, Callable[..., None]] = {
     run.__name__: run
     for run in (
         bench, calibrate, capture, check, compare, designs, env, estimate, explain,
-        hardware, models, place, plan, report,
+        hardware, mcp, models, place, plan, report,
         schema, search, serve, trace, validate,
     )
 }  # fmt: skip

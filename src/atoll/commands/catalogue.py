@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.commands.common import answer, print_json
 from atoll.printing import tables
 from atoll.questions.verbs import EnvQuestion, HardwareQuestion, ModelsQuestion, SchemaQuestion
 
 
 def models(question: ModelsQuestion, as_json: bool) -> None:
+    show = tables.print_models if question.name is None else tables.print_model
+    answer(known_models(question), as_json, show)
+
+
+def known_models(question: ModelsQuestion) -> Any:
+    """The zoo, or one model."""
     from atoll.api import describe_model, list_models
 
-    if question.name is not None:
-        answer(describe_model(**question.asked()), as_json, tables.print_model)
-        return
-    answer(list_models(), as_json, tables.print_models)
+    return list_models() if question.name is None else describe_model(**question.asked())
 
 
 def hardware(question: HardwareQuestion, as_json: bool) -> None:

@@ -31,6 +31,11 @@ def search(question: SearchQuestion | WaferQuestion, as_json: bool, began: float
 
 
 def explain(question: ExplainQuestion, as_json: bool) -> None:
+    answer(explained(question), as_json, Explanation.show)
+
+
+def explained(question: ExplainQuestion) -> Explanation:
+    """Why the answer of a folder is as it is."""
     from atoll.answers.plan import EstimateAnswer
     from atoll.answers.wafer import WaferAnswer
     from atoll.report import open_folder
@@ -42,8 +47,7 @@ def explain(question: ExplainQuestion, as_json: bool) -> None:
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
     if not question.ablate:
-        answer(found.explain(), as_json, Explanation.show)
-    elif isinstance(found, WaferAnswer):
-        answer(found.explain(ablate=True), as_json, Explanation.show)
-    else:
-        raise AtollError(f"{question.folder}: ablate is for mappings on a wafer, and holds none.")
+        return found.explain()
+    if isinstance(found, WaferAnswer):
+        return found.explain(ablate=True)
+    raise AtollError(f"{question.folder}: ablate is for mappings on a wafer, and holds none.")

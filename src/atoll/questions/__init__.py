@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[type[Question], ...]] = {
     "calibrate": (verbs.CalibrateQuestion,),
     "validate": (verbs.ValidateQuestion,),
     "bench": (verbs.BenchQuestion,),
+    "mcp": (verbs.McpQuestion,),
     "schema": (verbs.SchemaQuestion,),
     "env": (verbs.EnvQuestion,),
 }

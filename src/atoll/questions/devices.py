@@ -181,7 +181,9 @@ class FilesQuestion(Question):
     export: Exporter | None = option(
         "Write a launch file; a plan then has only layouts that it can run.", OUTPUT, None
     )
-    export_to: Path | None = option("Where to write it.", OUTPUT, None, shown="its own name")
+    export_to: Path | None = option(
+        "Where to write it.", OUTPUT, None, shown="its own name", writes=True
+    )
     sweep: f.Sweep = ()
     out: f.Out = None
     trace: f.Trace = None

@@ -156,14 +156,17 @@ def option(
     old: tuple[str, ...] = (),
     file_only: bool = False,
     exclude: bool = False,
+    writes: bool = False,
 ) -> Any:
     """What a field is for, and the group that it stands in.
 
     `shown`: its default in words, where the value does not say it. `old`: names of the release
     before. `file_only`: too deep for an option. `exclude`: not a part of the question that answers
-    repeat (where results go, who works).
+    repeat (where results go, who works). `writes`: a file is written there.
     """
-    told = {"group": group, "shown": shown, "old": [*old], "file_only": file_only}
+    told = {
+        "group": group, "shown": shown, "old": [*old], "file_only": file_only, "writes": writes,
+    }  # fmt: skip
     extra: dict[str, Any] = {f"x-{name}": value for name, value in told.items() if value}
     return Field(
         default,

@@ -93,7 +93,7 @@ class ValidateQuestion(Question):
     expect: Literal["oom"] | None = option("The file's runs went out of memory.", MEASURED, None)
     site: SiteFile | None = option("Predict runs at this site (YAML).", MEASURED, None)
     out: Path | None = option(
-        "Write one line per row, with prediction and error (CSV).", OUTPUT, None
+        "Write one line per row, with prediction and error (CSV).", OUTPUT, None, writes=True
     )
     example = "atoll validate --data runs.csv"
     positional = ("data",)
@@ -117,7 +117,10 @@ class BenchQuestion(Question):
     ] = option("Predictors; others are compared with the first.", MEASURED, (), shown="all")
     device: Measured = "h200"
     out: Path | None = option(
-        "Write one line per row and predictor, with prediction and error (CSV).", OUTPUT, None
+        "Write one line per row and predictor, with prediction and error (CSV).",
+        OUTPUT,
+        None,
+        writes=True,
     )
     example = "atoll bench runs.csv --oom failed.csv"
     arguments = positional = ("files",)
@@ -157,7 +160,9 @@ class DesignsQuestion(Question):
     limit: Count = option("Rows to show.", ROWS, 20)
     offset: Whole = option("Rows to skip.", ROWS, 0)
     front: str | None = option("Only the front of score against this column.", ROWS, None)
-    parquet: Path | None = option("Write every design to this Parquet file.", OUTPUT, None)
+    parquet: Path | None = option(
+        "Write every design to this Parquet file.", OUTPUT, None, writes=True
+    )
     example = "atoll designs runs/mine --where 'area_mm2<=200' --limit 5"
     arguments = ("folder",)
 
@@ -195,7 +200,7 @@ class CompareQuestion(Question):
     runs: tuple[Path, ...] = option(
         "Folders that search, plan or estimate wrote (--out), or files of answers (--json).", "Runs"
     )
-    out: Path | None = option("Also draw it: one HTML file.", OUTPUT, None)
+    out: Path | None = option("Also draw it: one HTML file.", OUTPUT, None, writes=True)
     example = "atoll compare runs/mine runs/other"
     arguments = ("runs",)
 
@@ -258,7 +263,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
     )
     append: Path | None = option(
         "Add the measured run to this table (CSV), for validate and calibrate.", "Measurements",
-        None, shown="none",
+        None, shown="none", writes=True,
     )  # fmt: skip
     strict: bool = option("Refuse a file with arguments that are not understood.", OUTPUT, False)
     least: Annotated[float, Field(ge=0, lt=1)] = option(
@@ -270,6 +275,15 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
     time_limit: f.TimeLimit = 3600.0
     example = "atoll check pretrain.sh --device h100 --devices 512"
     arguments = positional = ("file",)
+
+
+class McpQuestion(Question):
+    """Offer the verbs that only read to agents, over the Model Context Protocol (stdio).
+
+    Needs the extra mcp. Tools are the commands' questions; answers are those of --json.
+    """
+
+    example = "atoll mcp"
 
 
 class EnvQuestion(Question):

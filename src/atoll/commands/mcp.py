@@ -1,0 +1,130 @@
+"""`atoll mcp`: the verbs that only read, as tools of the Model Context Protocol.
+
+Tools are the questions of the commands under the same names: schemas, checks and sentences are
+theirs, without the fields that write files or say who works. Answers are those of `--json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from inspect import cleandoc
+from typing import Any
+
+from atoll import api, several
+from atoll.commands.catalogue import known_models
+from atoll.commands.search import explained
+from atoll.errors import AtollError
+from atoll.identity import VERSION
+from atoll.questions import COMMANDS
+from atoll.questions.ask import ask
+from atoll.questions.question import Question, about
+from atoll.questions.verbs import McpQuestion
+
+VERBS: dict[str, Callable[[Any], Any]] = {
+    "plan": lambda asked: api.plan(job=asked),
+    "estimate": lambda asked: api.estimate(job=asked),
+    "check": lambda asked: api.check(**asked.asked()),
+    "search": api.search,
+    "models": known_models,
+    "hardware": lambda asked: api.describe_hardware(asked.name),
+    "explain": explained,
+    "compare": lambda asked: several.compare(*asked.runs),
+    "validate": lambda asked: api.validate(**asked.asked()),
+    "bench": lambda asked: several.bench(**asked.asked()),
+}
+"""From a question to what has its answer."""
+INSTRUCTIONS = (
+    "Plans and estimates of language model training on devices that exist, judgement of launch "
+    "files, and searches for chips. Quantities take units (80 GiB, 10 min). A plan or a search "
+    "ends after time_limit with the best so far; start with estimate, models and hardware. Nothing "
+    "is written."
+)
+
+
+def mcp(question: McpQuestion) -> None:
+    try:
+        import anyio
+        from mcp.server import stdio
+    except ImportError as error:
+        raise AtollError(
+            f"mcp: the extra is not installed ({error}): pip install 'atoll[mcp]'"
+        ) from error
+
+    async def serve() -> None:
+        server = made_server()
+        async with stdio.stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    anyio.run(serve)
+
+
+def offered(name: str) -> dict[str, Any]:
+    """JSON Schema of a tool's arguments: the question's, without what writes."""
+    asked = COMMANDS[name][0]
+    schema = asked.model_json_schema()
+    kept = schema["properties"].keys() - hidden(asked)
+    schema["properties"] = {n: part for n, part in schema["properties"].items() if n in kept}
+    return schema
+
+
+def hidden(asked: type[Question]) -> set[str]:
+    """Fields that are not an agent's: where files are written, who works."""
+    fields = asked.model_fields.items()
+    return {name for name, info in fields if info.exclude or about(info, "writes", False)}
+
+
+def called(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A tool's answer as `--json` has it, and the launch file that was asked for."""
+    if name not in VERBS:
+        raise AtollError(f"tool {name!r} is not known; there are {', '.join(VERBS)}")
+    asked = COMMANDS[name][0]
+    if refused := sorted(hidden(asked) & arguments.keys()):
+        raise AtollError(f"{', '.join(refused)}: not offered here, where nothing is written")
+    question = ask({name: asked}, None, arguments)
+    found = VERBS[name](question)
+    target = getattr(question, "export", None)
+    return found.to_dict(), [] if target is None else [found.export(target).text]
+
+
+def made_server() -> Any:
+    """The server of the protocol's SDK, with a tool for each verb."""
+    import anyio
+    from mcp import types
+    from mcp.server.lowlevel import Server
+
+    one_by_one = anyio.CapacityLimiter(1)
+
+    async def list_tools(context: Any, asked: Any) -> Any:
+        tools = [
+            types.Tool(
+                name=name,
+                description=cleandoc(COMMANDS[name][0].__doc__ or ""),
+                input_schema=offered(name),
+                annotations=types.ToolAnnotations(
+                    read_only_hint=True, idempotent_hint=True, open_world_hint=False
+                ),
+            )
+            for name in VERBS
+        ]
+        return types.ListToolsResult(tools=tools)
+
+    async def call_tool(context: Any, asked: Any) -> Any:
+        run = partial(called, asked.name, asked.arguments or {})
+        try:
+            answer, files = await anyio.to_thread.run_sync(run, limiter=one_by_one)
+        except AtollError as error:
+            told = [types.TextContent(type="text", text=str(error))]
+            return types.CallToolResult(content=told, is_error=True)
+        texts = [json.dumps(answer, allow_nan=False), *files]
+        content = [types.TextContent(type="text", text=text) for text in texts]
+        return types.CallToolResult(content=content, structured_content=answer)
+
+    return Server(
+        "atoll",
+        version=VERSION,
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )

@@ -1,0 +1,87 @@
+"""`atoll mcp`: agents ask the same questions and are given the same answers, over the SDK's own
+client and a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atoll
+from atoll.commands.mcp import VERBS, called, hidden, offered
+from atoll.errors import AtollError
+from atoll.questions import COMMANDS
+
+ASKED = {"model": "gpt2-xl", "device": "h100", "devices": 8, "batch": 64}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_tool_asks_what_its_command_asks_without_what_writes(name: str) -> None:
+    asked, schema = COMMANDS[name][0], offered(name)
+    assert schema["type"] == "object"
+    assert schema["properties"].keys() == asked.model_fields.keys() - hidden(asked)
+    writing = ("out", "export_to", "append", "messages", "chakra", "parquet", "workers", "cluster")
+    assert not schema["properties"].keys() & set(writing)
+    assert set(schema.get("required", ())) <= schema["properties"].keys()
+
+
+def test_nothing_is_written_and_unknown_tools_are_named(tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match="out: not offered here"):
+        called("estimate", {**ASKED, "out": str(tmp_path / "run")})
+    with pytest.raises(AtollError, match="'serve' is not known"):
+        called("serve", {})
+    with pytest.raises(AtollError, match="batch"):
+        called("plan", {"model": "gpt2-xl", "device": "h100", "devices": 8})
+
+
+def test_answers_are_those_of_python_and_a_launch_file_comes_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found, files = called("estimate", {**ASKED, "export": "megatron"})
+    alone = atoll.estimate(**ASKED)  # type: ignore[arg-type]
+    assert found == alone.to_dict()
+    assert files == [alone.export("megatron").text]
+    assert called("models", {"name": "gpt2-xl"})[0]["parameters"] == 1557611200
+    assert {entry["name"] for entry in called("models", {})[0]["models"]} >= {"gpt2-xl"}
+    assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def client() -> Iterator[Any]:
+    """The SDK's client, connected to the command over its pipes."""
+    pytest.importorskip("mcp")
+    import os
+
+    from anyio.from_thread import start_blocking_portal
+    from mcp import Client, StdioServerParameters
+
+    server = StdioServerParameters(
+        command=sys.executable, args=["-m", "atoll", "mcp"], env=dict(os.environ)
+    )
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(Client(server)) as connected,
+    ):
+        yield lambda name, *words: portal.call(getattr(connected, name), *words)
+
+
+def test_the_sdks_client_lists_and_calls_over_stdio() -> None:
+    with client() as ask:
+        tools = {tool.name: tool for tool in ask("list_tools").tools}
+        assert tools.keys() == VERBS.keys()
+        assert tools["plan"].input_schema == offered("plan")
+        assert all(tool.annotations.read_only_hint for tool in tools.values())
+        found = ask("call_tool", "plan", {**ASKED, "tp": [1, 2], "pp": [1]})
+        plan = atoll.plan(**ASKED, tp=[1, 2], pp=[1])  # type: ignore[arg-type]
+        assert not found.is_error
+        assert found.structured_content["best"] == plan.to_dict()["best"]
+        assert json.loads(found.content[0].text) == found.structured_content
+        wrong = ask("call_tool", "estimate", {**ASKED, "device": "h10"})
+        assert wrong.is_error
+        assert "h100" in wrong.content[0].text
