@@ -100,6 +100,8 @@ class LayerBounds:
         # Products of streamed operators run in pieces; each operator may stream or not.
         self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
         self._known: dict[tuple[int, int], SizeBound] = {}
+        # Of this object: a cache of the class would keep every search's tables for ever.
+        self._counted = cache(self._count)
         self.known = 0
         """How often a size was made sharper: fills worked out before are out of date."""
 
@@ -173,8 +175,7 @@ class LayerBounds:
             plain, layer_s=layer_s, but_weight_s=but_s, curves=own, pooled=pooled, level=level
         )
 
-    @cache  # noqa: B019 (as long as the bounds)
-    def _counted(self, microbatch: int, dies: int) -> Decoupled:
+    def _count(self, microbatch: int, dies: int) -> Decoupled:
         setting, shapes = self.planners[0].setting(microbatch), self.shapes_of()[dies]
         tables = CountTables(self.block(microbatch), shapes, setting, self.price, self.pieces)
         return counted(tables, Rules(self.options.homes, self.options.recompute))
