@@ -1,10 +1,11 @@
 """A search never loses to its own restriction: random jobs, each asked with and without one.
 
-    python benchmarks/wafer_restrictions.py [JOBS] [SEED]
+    python benchmarks/wafer_restrictions.py [JOBS] [SEED] [DIES]
 
-A job is a wafer of the catalogue with a drawn grid, link bandwidth and memory, a model and a batch;
-its restriction allows some numbers of stages, one shape of a stage, some microbatches, or takes a
-part of the space away. A violation is a restricted answer that is more than 0.1 % faster.
+A job is a wafer of the catalogue with a drawn grid (of at most so many dies), link bandwidth and
+memory, a model and a batch; its restriction allows some numbers of stages, one shape of a stage,
+some microbatches, or takes a part of the space away. A violation is a restricted answer that is
+more than 0.1 % faster; jobs whose restriction does not fit are drawn again.
 """
 
 from __future__ import annotations
@@ -22,28 +23,34 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.job import ABLATIONS
 from atoll.wafer.search import Candidate, Found, WaferSearch
 from atoll.wafer.staging.stages import MICROBATCHES, Options
-from record import recorded
+from record import figure, recorded
 
 SLACK = 1e-3
 WAFERS = ("default", "temp-like", "watos-like")
-GRIDS = ((2, 4), (3, 4), (4, 4), (4, 6), (6, 8))
-MODELS = (("llama2-7b", 4096), ("llama2-13b", 4096), ("gpt3-6.7b", 2048), ("llama2-70b", 4096))
-BATCHES = (8, 16, 32, 128)
+GRIDS = ((1, 4), (2, 2), (2, 3), (2, 4), (3, 3), (3, 4), (4, 4), (4, 6), (6, 8))
+MODELS = (
+    ("bert-large", 512), ("gpt2-xl", 1024), ("llama2-7b", 4096), ("gpt-j-6b", 2048),
+    ("llama2-13b", 4096), ("llama2-70b", 4096),
+)  # fmt: skip
+BATCHES = (2, 8, 16, 32)
+KINDS = ("stages", "shape", "microbatches", "ablation")
 WHOLE = Options()
 
 
 @dataclass(frozen=True)
 class Restriction:
     name: str
+    kind: str
     options: Options = WHOLE
     microbatches: tuple[int, ...] = MICROBATCHES
     accept: Callable[[Candidate], bool] | None = None
 
 
-def draw_wafer(random: np.random.Generator) -> Wafer:
+def draw_wafer(random: np.random.Generator, dies: int) -> Wafer:
     """With links and memory scaled down where they are drawn to be scarce."""
     wafer = load_wafer(str(random.choice(WAFERS)))
-    rows, columns = GRIDS[int(random.integers(len(GRIDS)))]
+    grids = [(rows, columns) for rows, columns in GRIDS if rows * columns <= dies]
+    rows, columns = grids[int(random.integers(len(grids)))]
     links = wafer.link_Bps * float(random.choice((1.0, 0.3, 0.1)))
     memory = wafer.stack.capacity_bytes * float(random.choice((2.0, 1.0, 0.5)))
     return replace(
@@ -53,67 +60,76 @@ def draw_wafer(random: np.random.Generator) -> Wafer:
 
 
 def draw_restriction(random: np.random.Generator, wafer: Wafer) -> Restriction:
-    kind = str(random.choice(("stages", "shape", "microbatches", "ablation")))
+    kind = str(random.choice(KINDS))
     if kind == "stages":
         counts = {int(n) for n in random.choice([1, 2, 3, 4, 6, 8, 12, 16], 2, replace=False)}
-        return Restriction(f"stages {sorted(counts)}", accept=lambda c: c.stages in counts)
+        return Restriction(f"stages {sorted(counts)}", kind, accept=lambda c: c.stages in counts)
     if kind == "shape":
         width, height = (int(random.integers(1, n + 1)) for n in (wafer.columns, wafer.rows))
         return Restriction(
             f"stages of {width} x {height}",
+            kind,
             accept=lambda c: (c.width, c.height) == (width, height),
         )
     if kind == "microbatches":
         some = tuple(sorted(int(b) for b in random.choice(MICROBATCHES[:8], 2, replace=False)))
-        return Restriction(f"microbatches {some}", microbatches=some)
+        return Restriction(f"microbatches {some}", kind, microbatches=some)
     name = str(random.choice(sorted(ABLATIONS)))
     field, value = ABLATIONS[name]
-    return Restriction(name, options=replace(WHOLE, **{field: value}))
+    return Restriction(name, kind, options=replace(WHOLE, **{field: value}))
+
+
+def asked(where: tuple[Wafer, str, int, int], rule: Restriction) -> Found | None:
+    search = WaferSearch(*where, rule.options, rule.microbatches, accept=rule.accept)
+    try:
+        return search.run()
+    except InfeasibleError:
+        return None
 
 
 def main() -> None:
     given = [int(value) for value in sys.argv[1:]]
-    jobs, seed = [*given, *(200, 0)[len(given) :]]
+    jobs, seed, dies = [*given, *(200, 0, 12)[len(given) :]]
     random = np.random.default_rng(seed)
-    compared = violations = 0
-    for number in range(jobs):
-        wafer = draw_wafer(random)
+    lost: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    gaps: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    unfit = number = 0
+    while number < jobs:
+        wafer = draw_wafer(random, dies)
         model, sequence = MODELS[int(random.integers(len(MODELS)))]
         batch = int(random.choice(BATCHES))
         less = draw_restriction(random, wafer)
         began = time.process_time()
-
-        def asked(
-            rule: Restriction, where: tuple[Wafer, str, int, int] = (wafer, model, batch, sequence)
-        ) -> Found | None:
-            microbatches = rule.microbatches
-            search = WaferSearch(*where, rule.options, microbatches, accept=rule.accept)
-            try:
-                return search.run()
-            except InfeasibleError:
-                return None
-
-        part, whole = asked(less), asked(Restriction("none"))
-        taken = time.process_time() - began
-        job = (
+        where = (wafer, model, batch, sequence)
+        part = asked(where, less)
+        if part is None:
+            unfit += 1
+            continue
+        whole = asked(where, Restriction("none", ""))
+        found, gap = (0.0, 1.0) if whole is None else (whole.best.samples_per_s, whole.gap)
+        lost[less.kind].append(part.best.samples_per_s / max(found, 1e-9) - 1.0)
+        gaps[less.kind].append(gap)
+        print(
             f"{number}: {wafer.name} {wafer.rows} x {wafer.columns}, "
             f"{wafer.link_Bps / 1e9:.0f} GB/s, {wafer.memory_bytes / 2**30:.0f} GiB, {model}, "
-            f"batch {batch}, {less.name}"
-        )
-        if part is None:
-            print(f"{job}: the restricted one does not fit; {taken:.0f} s", flush=True)
-            continue
-        compared += 1
-        found = 0.0 if whole is None else whole.best.samples_per_s
-        gap = 1.0 if whole is None else whole.gap
-        lost = part.best.samples_per_s > found * (1.0 + SLACK)
-        violations += lost
-        print(
-            f"{job}: {found:.2f} (gap {gap:.1%}) against {part.best.samples_per_s:.2f}"
-            f"{' VIOLATION' if lost else ''}; {taken:.0f} s",
+            f"batch {batch}, {less.name}: {found:.2f} (gap {gap:.1%}) against "
+            f"{part.best.samples_per_s:.2f}{' VIOLATION' if lost[less.kind][-1] > SLACK else ''}; "
+            f"{time.process_time() - began:.0f} s",
             flush=True,
         )
-    print(f"{compared} compared, {violations} violations")
+        number += 1
+    print("| restriction | jobs | restricted faster by more than 0.1 % | at most | mean gap |")
+    print("|---|---|---|---|---|")
+    for kind in KINDS:
+        rows = np.array(lost[kind] or [0.0])
+        print(
+            f"| {kind} | {len(lost[kind])} | {(rows > SLACK).sum()} | "
+            f"{max(0.0, rows.max()):.2%} | {np.mean(gaps[kind] or [0.0]):.1%} |"
+        )
+    every = np.array([share for shares in lost.values() for share in shares])
+    print(f"{jobs} compared, {(every > SLACK).sum()} violations; {unfit} drawn that do not fit")
+    figure("violations", int((every > SLACK).sum()))
+    figure("mean gap", float(np.mean([gap for each in gaps.values() for gap in each])))
 
 
 if __name__ == "__main__":

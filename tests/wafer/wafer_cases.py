@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from os import getpid
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -41,24 +42,24 @@ def small_wafer(
 def small_model(hidden: int = 64, heads: int = 4, ffn: int = 96, layers: int = 4) -> str:
     """A Llama-like configuration on disk; its path is its name."""
     path = Path(gettempdir()) / f"atoll-wafer-{hidden}-{heads}-{ffn}-{layers}" / "config.json"
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "vocab_size": 128,
+        "max_position_embeddings": 4096,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
     path.parent.mkdir(exist_ok=True)
-    path.write_text(
-        json.dumps(
-            {
-                "model_type": "llama",
-                "hidden_size": hidden,
-                "intermediate_size": ffn,
-                "num_hidden_layers": layers,
-                "num_attention_heads": heads,
-                "num_key_value_heads": heads,
-                "vocab_size": 128,
-                "max_position_embeddings": 4096,
-                "hidden_act": "silu",
-                "rms_norm_eps": 1e-5,
-                "tie_word_embeddings": False,
-            }
-        )
-    )
+    # Other test processes read the same file: it is there whole, or not at all.
+    part = path.with_name(f"{getpid()}.part")
+    part.write_text(json.dumps(config))
+    part.replace(path)
     return str(path)
 
 

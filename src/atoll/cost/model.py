@@ -13,15 +13,21 @@ from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, Tensor
 from atoll.jit import over_ranges
 from atoll.registry import Registry
 
+_FEW = 64  # products that are mapped sooner than threads start
+
 
 def map_products(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
     """By our mapper (`cost.gemm`), on all of this machine's cores."""
     arguments = _arguments(shapes, configs)
     time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
-    over_ranges(
-        lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, time_s, hbm, glb),
-        len(shapes) * len(configs),
-    )
+    count = len(shapes) * len(configs)
+    if count <= _FEW:
+        gemm_kernels.map_range(0, count, *arguments, time_s, hbm, glb)
+    else:
+        over_ranges(
+            lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, time_s, hbm, glb),
+            count,
+        )
     return ProductCosts(time_s, hbm, glb)
 
 

@@ -25,7 +25,7 @@ from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.others.baselines import Baseline, run_baseline
 from atoll.wafer.staging.faults import Faults, map_around
-from atoll.wafer.staging.stages import Options, Planner, rough
+from atoll.wafer.staging.stages import ROUGH, Options, Planner, rough
 
 Call = tuple[Any, ...]
 
@@ -41,10 +41,11 @@ class Pieces:
         self.fine = Planner(*self._asked, options, most_codes, stop)
         few = rough(options)
         modes = (few, replace(few, streaming=False)) if options.streaming else (few,)
-        self.rough = tuple(Planner(*self._asked, mode, most_codes, stop) for mode in modes)
-        self._planners = (*self.rough, self.fine)
+        self.rough = tuple(Planner(*self._asked, mode, most_codes, stop, ROUGH) for mode in modes)
+        self._planners = (*self.rough, self.fine, self.rough[0].helping())
         """By the numbers under which they are asked."""
-        self._bounds = LayerBounds(self.rough), LayerBounds((self.fine,))
+        shared = LayerBounds(self.rough)
+        self._bounds = shared, LayerBounds((self.fine,), like=shared)
         self.kinds: dict[str, Callable[..., Any]] = {
             "fastest": lambda planner, *shape: self._planners[planner].fastest_s(*shape),
             "plan": self._plan,

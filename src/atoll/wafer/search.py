@@ -39,9 +39,10 @@ QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 20  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 10  # the same when many wafers are compared
 CLOSE = 1e-3  # of a step: candidates whose bounds promise no more are not solved
+SMALL = 8  # dies of a stage
 MOST_POLISHED = 3  # of the best mappings, solved again with every gene free
 POLISHED = 0.03  # of a step: what that may bring
-MOST_HELPED = 4  # candidates tried with helpers where nothing fits without
+MOST_HELPED = 4  # candidates tried with stages that help each other
 MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
 
 
@@ -147,8 +148,11 @@ class WaferSearch:
         queue = self.candidates()
         total = len(queue)
         self._report("mappings", total, total, min(kept, key=_step_s, default=None))
+        # Stages of few dies are solved in no time; what they take limits the search of others.
+        self._solve_next([c for c in queue if c.width * c.height <= SMALL], kept, total)
         for stages in dict.fromkeys(c.stages for c in queue):
-            self._solve_next([c for c in queue if c.stages == stages], kept, total)
+            same = [c for c in queue if c.stages == stages and self._is_open(c)]
+            self._solve_next(same, kept, total)
         solvable = [c for c in queue if self._is_open(c)]
         while self._solve_next(solvable, kept, total):
             pass
@@ -158,7 +162,9 @@ class WaferSearch:
             kept.append(mixed)
             best = mixed
         self._report("refining", len(solvable), total, best)
-        best = self._polished(kept, self.candidates(self.bounds) if best is None else ())
+        if self.fine.options.offload:
+            self._helped(kept, total)
+        best = self._polished(kept)
         if best is None:
             raise InfeasibleError(
                 f"model {self.model}: no mapping fits wafer {self.wafer.name} with batch "
@@ -181,27 +187,49 @@ class WaferSearch:
         best = min(kept, key=_step_s, default=None)
         limit = INFINITY if best is None else best.step_s * (1.0 - CLOSE)
         quick = self.most_codes <= QUICK_CODES or self.planner.options.volume_only
+        candidate = self._next(queue, limit, self._reach)
+        if candidate is None or len(self._closed) >= (QUICK_SOLVED if quick else MOST_SOLVED):
+            return False
+        self._closed.add(replace(candidate, bound_s=0.0))
+        self._look_ahead([candidate, *heapq.nsmallest(2, queue)], limit)
+        fastest = [self._fastest_s(p, candidate, self._reach) for p in range(len(self.planners))]
+        for planner in sorted(range(len(fastest)), key=lambda p: fastest[p]):
+            if fastest[planner] < limit:
+                self._solved += 1
+                found = self._solve(candidate, limit, planner)
+                if found is not None:
+                    kept.append(found)
+                    limit = min(limit, found.step_s)
+        self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
+        return True
+
+    def _next(self, queue: list[Candidate], limit: float, bounds: StepBound) -> Candidate | None:
+        """Take the candidate of the queue (a heap) whose bound, as sharp as it gets, is the best;
+        None if none is below the limit.
+        """
         while queue and queue[0].bound_s < limit:
             candidate = heapq.heappop(queue)
-            sharper = self._sharper(candidate, limit)
-            if sharper.bound_s > candidate.bound_s * (1.0 + 1e-9):
-                heapq.heappush(queue, sharper)
-                continue
-            if len(self._closed) >= (QUICK_SOLVED if quick else MOST_SOLVED):
-                return False
-            self._closed.add(replace(candidate, bound_s=0.0))
-            self._look_ahead([candidate, *heapq.nsmallest(2, queue)], limit)
-            order = sorted(range(len(self.planners)), key=lambda p: self._fastest_s(p, candidate))
-            for planner in order:
-                if self._fastest_s(planner, candidate) < limit:
-                    self._solved += 1
-                    found = self._solve(candidate, limit, planner)
-                    if found is not None:
-                        kept.append(found)
-                        limit = min(limit, found.step_s)
-            self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
-            return True
-        return False
+            sharper = self._sharper(candidate, limit, bounds)
+            if sharper.bound_s <= candidate.bound_s * (1.0 + 1e-9):
+                return candidate
+            heapq.heappush(queue, sharper)
+        return None
+
+    def _helped(self, kept: list[Evaluation], total: int) -> None:
+        """Pipelines whose stages leave saved tensors with each other: those that time alone would
+        put first.
+        """
+        queue = [c for c in self.candidates(self.bounds) if c.stages > 1]
+        for _ in range(MOST_HELPED):
+            best = min(kept, key=_step_s, default=None)
+            limit = INFINITY if best is None else best.step_s * (1.0 - CLOSE)
+            candidate = self._next(queue, limit, self.bounds)
+            if candidate is None:
+                break
+            found = self._solve(candidate, limit, len(self.planners) + 1)
+            if found is not None:
+                kept.append(found)
+            self._report("refining", len(queue), total, min(kept, key=_step_s, default=None))
 
     def _look_ahead(self, candidates: Sequence[Candidate], limit: float) -> None:
         """What is asked for next, unless a better mapping is found before."""
@@ -226,17 +254,8 @@ class WaferSearch:
             bound = self.batch / min(self._overall_s, best.step_s)
             self.progress(phase, left, total, best.samples_per_s, bound)
 
-    def _polished(
-        self, kept: list[Evaluation], candidates: Sequence[Candidate]
-    ) -> Evaluation | None:
-        """The best with every gene free: gradient codes, ways of collectives, helpers.
-
-        Where nothing fits so far, `candidates` are tried: stages that help each other may fit.
-        """
-        for candidate in [c for c in candidates if c.stages > 1][:MOST_HELPED]:
-            found = self._solve(candidate, INFINITY, len(self.planners))
-            if found is not None:
-                kept.append(found)
+    def _polished(self, kept: list[Evaluation]) -> Evaluation | None:
+        """The best with every gene free: gradient codes, ways of collectives, helpers."""
         if not kept:
             return None
         best = min(kept, key=_step_s)
@@ -272,26 +291,26 @@ class WaferSearch:
             best = min(better, key=_step_s)
         return best, self.bounds.lowest(best.step_s)
 
-    def _sharper(self, candidate: Candidate, limit: float) -> Candidate:
+    def _sharper(self, candidate: Candidate, limit: float, bounds: StepBound) -> Candidate:
         """The candidate under more of what its operators take; or, if that is known already, under
         the fastest layer of its shape.
         """
         where = candidate.microbatch, candidate.width * candidate.height
-        bound = self._reach.equal_s(*where, candidate.stages, limit)
+        bound = bounds.equal_s(*where, candidate.stages, limit)
         while bound <= candidate.bound_s * (1.0 + 1e-9):
-            if not self._reach.layers.sharpen(*where, COUNTS):
+            if not bounds.layers.sharpen(*where, COUNTS):
                 planners = range(len(self.planners))
-                bound = min(self._fastest_s(p, candidate) for p in planners)
+                bound = min(self._fastest_s(p, candidate, bounds) for p in planners)
                 break
-            bound = self._reach.equal_s(*where, candidate.stages, limit)
+            bound = bounds.equal_s(*where, candidate.stages, limit)
         return replace(candidate, bound_s=max(candidate.bound_s, bound))
 
-    def _fastest_s(self, planner: int, candidate: Candidate) -> float:
+    def _fastest_s(self, planner: int, candidate: Candidate, bounds: StepBound) -> float:
         """No step is shorter that this planner finds for the candidate."""
         shape = candidate.width, candidate.height
         layer_s = self.pieces.ask("fastest", planner, *shape, candidate.microbatch)
         where = candidate.microbatch, shape[0] * shape[1], candidate.stages
-        return self._reach.equal_s(*where, INFINITY, layer_s)
+        return bounds.equal_s(*where, INFINITY, layer_s)
 
     def _mixed(self, best: Evaluation | None) -> Evaluation | None:
         """Stages of different shapes, where equal ones leave dies idle or do not fit at all."""

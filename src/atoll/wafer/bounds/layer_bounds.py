@@ -89,8 +89,14 @@ Sharper = Callable[[int, int, int], SizeBound]
 class LayerBounds:
     """Bounds of layers of one model, batch and sequence on one wafer."""
 
-    def __init__(self, planners: Sequence[Planner], ask: Sharper | None = None) -> None:
-        """`ask` makes bounds sharper instead of `sharper`, which does it here."""
+    def __init__(
+        self, planners: Sequence[Planner], ask: Sharper | None = None,
+        like: LayerBounds | None = None,
+    ) -> None:  # fmt: skip
+        """`ask` makes bounds sharper instead of `sharper`, which does it here. `like`: bounds under
+        options that differ in offload, gradient codes and ways of each operator alone, which share
+        what operators and splits take.
+        """
         first = planners[0]
         self._ask = ask or self.sharper
         self.planners = tuple(planners)
@@ -101,7 +107,10 @@ class LayerBounds:
         self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
         self._known: dict[tuple[int, int], SizeBound] = {}
         # Of this object: a cache of the class would keep every search's tables for ever.
-        self._counted = cache(self._count)
+        self._counted: Callable[[int, int], Decoupled] = cache(self._count)
+        self._unit: Callable[[int, str, int], PassTime] = cache(self._unit_times)
+        if like is not None:
+            self._counted, self._unit = like._counted, like._unit
         self.known = 0
         """How often a size was made sharper: fills worked out before are out of date."""
 
@@ -212,9 +221,8 @@ class LayerBounds:
 
     def _by_operators(self, microbatch: int, dies: int) -> SizeBound:
         block = self.block(microbatch)
-        times = {unit.name: self._unit(unit, dies) for unit in block.units}
-        if block.head is not None:
-            times[block.head.name] = self._unit(block.head, dies)
+        units = (*block.units, *([block.head] if block.head else []))
+        times = {unit.name: self._unit(microbatch, unit.name, dies) for unit in units}
         stream_splits = splits(block.stream_sizes, dies)
         entries = [self._passes(c.entry_passes, stream_splits) for c in block.chains]
         others = [self._passes(c.stream_passes, stream_splits) for c in block.chains]
@@ -270,7 +278,9 @@ class LayerBounds:
     def _passes(self, passes: Sequence[Pass], among: Iterable[Parts]) -> float:
         return min(self.price.passes_s(passes, parts) for parts in among)
 
-    def _unit(self, unit: Unit, dies: int) -> PassTime:
+    def _unit_times(self, microbatch: int, name: str, dies: int) -> PassTime:
+        block = self.block(microbatch)
+        unit = next(u for u in (*block.units, block.head) if u is not None and u.name == name)
         among = splits(unit.sizes, dies)
         if not among:
             return PassTime(np.inf, np.inf, np.inf)

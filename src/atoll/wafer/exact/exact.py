@@ -49,6 +49,7 @@ class Exact:
         self.tables = tables
         self.tolerance = tolerance
         self.away: Away | None = None
+        self._reaching: dict[Away, Exact] = {}
         self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
         codes = tables.stream.codes
         share = np.array([tables.stream_share(code) for code in codes])
@@ -66,10 +67,12 @@ class Exact:
 
     def with_away(self, away: Away) -> Exact:
         """The same, for a stage that may leave tensors in the memory of another."""
-        other = copy(self)
-        other.away = away
-        other.paths = replace(self.paths, chains=self.states.chains_with(away))
-        return other
+        if away not in self._reaching:
+            other = copy(self)
+            other.away = away
+            other.paths = replace(self.paths, chains=self.states.chains_with(away))
+            self._reaching[away] = other
+        return self._reaching[away]
 
     # -- without a limit -----------------------------------------------------------------------
 
@@ -98,9 +101,11 @@ class Exact:
     # -- with a limit --------------------------------------------------------------------------
 
     def solve(
-        self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0
-    ) -> Solved | None:
-        """The fastest mapping whose stage of `layers` layers fits; None if none does.
+        self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0,
+        cap_s: float = np.inf,
+    ) -> Solved | None:  # fmt: skip
+        """The fastest mapping whose stage of `layers` layers fits; None if none does, or none whose
+        layer, before gradient passes get codes of their own, takes less than `cap_s`.
 
         `away_bytes`: what a die may leave elsewhere, where the stage has somewhere to leave it.
         """
@@ -108,7 +113,7 @@ class Exact:
         if self.paths.bytes(found.stream, found.cost, layers, in_flight) <= limit_bytes:
             return self.unlimited
         limits = Limits(limit_bytes, away_bytes)
-        hunt = Hunt(self.paths, layers, in_flight, limits, self.fastest_s, self.tolerance)
+        hunt = Hunt(self.paths, layers, in_flight, limits, self.fastest_s, self.tolerance, cap_s)
         best = hunt.run()
         if best is None:
             return None

@@ -145,7 +145,11 @@ def _completions(
     for index in range(len(steps) - 2, -1, -1):
         step = steps[index + 1]
         only = np.array([stream]) if index + 1 in ends else np.arange(step.time_s.shape[1])
-        weights = (step.scalar(free), step.least_bytes(price.per_state), step.scalar(price))
+        weights = (
+            step.scalar(free),
+            step.least_bytes(price.per_kept, price.per_state),
+            step.scalar(price),
+        )
         after = follow[index + 1]
         seconds, own, both = (
             (weight[:, only] + later[only][None, :]).min(axis=1)
@@ -172,13 +176,15 @@ class Hunt:
 
     def __init__(
         self, paths: Paths, layers: int, in_flight: int, limits: Limits, fastest_s: FloatArray,
-        tolerance: float,
+        tolerance: float, cap_s: float = np.inf,
     ) -> None:  # fmt: skip
+        """`cap_s`: mappings that take so long are not looked for."""
+        self._cap_s = cap_s
         self.paths, self.limits, self.tolerance = paths, limits, tolerance
         self.layers, self.in_flight = layers, in_flight
         self.scale = (float(layers * in_flight), float(layers))
         self.fixed = self.scale[0] * paths.stream_kept + paths.buffers
-        fewest = self.fixed + paths.fewest_bytes(self.scale[1])
+        fewest = self.fixed + paths.fewest_bytes(*self.scale)
         # Rounding must not cut off a mapping that just fits.
         self.streams = np.flatnonzero(fewest <= limits.own * (1 + 1e-12))
         self.fastest_s = float(fastest_s.min())
@@ -194,7 +200,7 @@ class Hunt:
         self._by_price()
         for stream in self.streams[np.argsort(self.bounds[self.streams], kind="stable")]:
             # A bound this high means that not even the smallest mapping fits.
-            cap = _HOPELESS * self.fastest_s
+            cap = min(self._cap_s, _HOPELESS * self.fastest_s)
             if self.best is not None:
                 cap = self.best.cost.time_s * (1 - self.tolerance)
             if self.bounds[stream] >= cap * (1 - 1e-12):
@@ -208,7 +214,8 @@ class Hunt:
         return self.best
 
     def _offer(self, stream: int, way: Way, cost: BlockCost) -> None:
-        if self.best is None or cost.time_s < self.best.cost.time_s:
+        least = self._cap_s if self.best is None else self.best.cost.time_s
+        if cost.time_s < least:
             self.best = Found(stream, way, cost)
 
     def _by_price(self) -> None:
@@ -244,6 +251,8 @@ class Hunt:
                 low = price
                 price = price * 4.0 if high is None else 0.5 * (price + high)
             if high is not None and high - low < 1e-3 * high:
+                break
+            if float(self.bounds[self.streams].min()) >= self._cap_s:
                 break
             if high is None and price * limit > _HOPELESS * self.fastest_s:
                 break

@@ -40,18 +40,32 @@ def undominated_sorted(at, own, away, keep):
 
 
 @entry
-def min_plus(left, right, product, choice):
-    """product[i, j] = min over k of left[i, k] + right[k, j], and which k."""
-    for i in range(left.shape[0]):
-        for j in range(right.shape[1]):
+def min_plus(left, right, product):
+    """product[i, j] = min over k of left[i, k] + right[k, j].
+
+    Four rows at a time, so that a row of `right` is read once for them.
+    """
+    rows, columns = product.shape
+    for i in range(rows):
+        for j in range(columns):
             product[i, j] = np.inf
-            choice[i, j] = 0
+    together = rows - rows % 4
+    for i in range(0, together, 4):
+        for k in range(left.shape[1]):
+            a, b, c, d = left[i, k], left[i + 1, k], left[i + 2, k], left[i + 3, k]
+            for j in range(columns):
+                weight = right[k, j]
+                least = a + weight
+                product[i, j] = least if least < product[i, j] else product[i, j]
+                least = b + weight
+                product[i + 1, j] = least if least < product[i + 1, j] else product[i + 1, j]
+                least = c + weight
+                product[i + 2, j] = least if least < product[i + 2, j] else product[i + 2, j]
+                least = d + weight
+                product[i + 3, j] = least if least < product[i + 3, j] else product[i + 3, j]
+    for i in range(together, rows):
         for k in range(left.shape[1]):
             head = left[i, k]
-            if head == np.inf:
-                continue
-            for j in range(right.shape[1]):
-                value = head + right[k, j]
-                if value < product[i, j]:
-                    product[i, j] = value
-                    choice[i, j] = k
+            for j in range(columns):
+                least = head + right[k, j]
+                product[i, j] = least if least < product[i, j] else product[i, j]

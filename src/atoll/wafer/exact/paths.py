@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.arrays import FloatArray
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
 from atoll.wafer.exact.path_kernels import min_plus
 
@@ -100,10 +100,14 @@ class Step:
                 fate = OFFLOAD
         return option, fate
 
-    def least_bytes(self, per_state: float) -> FloatArray:
+    def least_bytes(self, per_kept: float, per_state: float) -> FloatArray:
         """The fewest bytes here that the step can take."""
-        node = per_state * self.state.min(axis=0)
-        return np.asarray((self.kept if self.droppable else 0.0) + node + np.zeros_like(self.kept))
+        held = np.zeros_like(self.kept)
+        if self.droppable:
+            # Of one microbatch where the tensor can be made again or wait elsewhere.
+            once = self.away_s is not None or np.isfinite(self.again_s)
+            held = np.where(once, self.kept, per_kept * self.kept)
+        return np.asarray(held + per_state * self.state.min(axis=0))
 
 
 class Way(NamedTuple):
@@ -128,22 +132,31 @@ def taken(way: Way, chains: list[list[Step]], stream: int) -> list[tuple[Step, i
     return walked
 
 
-def scalar_chain(steps: list[Step], price: Price) -> tuple[FloatArray, list[IntArray]]:
+class Reach(NamedTuple):
+    """Least seconds + price x bytes to every state, for every stream layout."""
+
+    before: FloatArray
+    """(streams, states) before a step."""
+    weight: FloatArray
+    """(states, states) of the step."""
+
+    def choice(self, stream: int, state: int) -> int:
+        """The state before."""
+        return int((self.before[stream] + self.weight[:, state]).argmin())
+
+
+def scalar_chain(steps: list[Step], price: Price) -> tuple[FloatArray, list[Reach]]:
     """Least seconds + price x bytes of a chain for every stream layout; the way there."""
-    reach: FloatArray | None = None
-    choices: list[IntArray] = []
-    for step in steps:
-        weight = step.scalar(price)
-        if reach is None:
-            reach = weight
-            continue
-        product = np.empty((reach.shape[0], weight.shape[1]))
-        choice = np.empty(product.shape, np.int64)
-        min_plus(reach, weight, product, choice)
-        reach = product
-        choices.append(choice)
-    assert reach is not None
-    return np.ascontiguousarray(np.diagonal(reach)), choices
+    reach = steps[0].scalar(price)
+    ways: list[Reach] = []
+    for step in steps[1:]:
+        ways.append(Reach(reach, step.scalar(price)))
+        if step is steps[-1]:
+            # A chain ends in the stream layout that it began with.
+            return (reach + ways[-1].weight.T).min(axis=1), ways
+        reach = np.empty((len(reach), ways[-1].weight.shape[1]))
+        min_plus(*ways[-1], reach)
+    return np.ascontiguousarray(np.diagonal(reach)), ways
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,33 +169,33 @@ class Paths:
     """Of one microbatch: the layer's input and its masks."""
     buffers: FloatArray
 
-    def least(self, price: Price) -> tuple[FloatArray, list[list[IntArray]]]:
+    def least(self, price: Price) -> tuple[FloatArray, list[list[Reach]]]:
         """Least seconds + price x bytes of every stream layout, without its own bytes."""
         solved = [scalar_chain(steps, price) for steps in self.chains]
         total = self.stream_s + sum((v for v, _ in solved), np.zeros(len(self.stream_s)))
-        return total, [choices for _, choices in solved]
+        return total, [ways for _, ways in solved]
 
-    def fewest_bytes(self, per_state: float) -> FloatArray:
+    def fewest_bytes(self, per_kept: float, per_state: float) -> FloatArray:
         """The fewest bytes of a stage's layers here that any way takes, by stream layout, without
         the stream's own.
         """
         total = np.zeros(len(self.stream_s))
         for steps in self.chains:
             bytes_ = [
-                replace(s, time_s=s.least_bytes(per_state), droppable=False,
+                replace(s, time_s=s.least_bytes(per_kept, per_state), droppable=False,
                         option_s=np.zeros((1, 1, 1)), state=np.zeros((1, 1, 1)))
                 for s in steps
             ]  # fmt: skip
             total += scalar_chain(bytes_, Price(0.0, 0.0, 0.0, 0.0))[0]
         return total
 
-    def recover(self, stream: int, price: Price, ways: list[list[IntArray]]) -> Way:
+    def recover(self, stream: int, price: Price, ways: list[list[Reach]]) -> Way:
         """The way of the scalar optimum by the choices of `least`."""
         found = Way([], [], [])
-        for steps, choices in zip(self.chains, ways, strict=True):
+        for steps, reaches in zip(self.chains, ways, strict=True):
             path = [stream]
-            for choice in reversed(choices):
-                path.insert(0, int(choice[stream, path[0]]))
+            for reach in reversed(reaches):
+                path.insert(0, reach.choice(stream, path[0]))
             found.states.append(path[:-1])
             before = stream
             for step, here in zip(steps, path, strict=True):

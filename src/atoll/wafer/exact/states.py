@@ -11,7 +11,7 @@ is dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -154,6 +154,8 @@ class Decoupled:
     backward: list[list[Step]]
     but_weight: Paths
     """`forward` without the products of weight gradients."""
+    _known: dict[Price, FloatArray] = field(default_factory=dict)
+    """What `least` found: with tensors elsewhere it is the same for any number in flight."""
 
     @staticmethod
     def of(states: SharedStates, paths: Paths, ways: Gradients) -> Decoupled:
@@ -213,14 +215,22 @@ class Decoupled:
             chains = [
                 [replace(s, away_s=np.zeros_like(s.kept)) for s in steps] for steps in paths.chains
             ]
-            paths = replace(paths, chains=chains)
-        return self._least(price, paths)
+            return self._least(price, replace(paths, chains=chains))
+        if price not in self._known:
+            self._known[price] = self._least(price, paths)
+        return self._known[price]
 
     def _least(self, price: Price, paths: Paths) -> FloatArray:
         """The paths forward and back."""
-        total = paths.least(price)[0]
+        total: FloatArray = paths.least(price)[0] + self._back_s
+        return total
+
+    @cached_property
+    def _back_s(self) -> FloatArray:
+        """Data passes hold nothing, so that bytes have no price for them."""
+        total = np.zeros(len(self.forward.stream_s))
         for steps in self.backward:
-            total = total + scalar_chain(steps, price)[0]
+            total = total + scalar_chain(steps, FREE)[0]
         return total
 
 

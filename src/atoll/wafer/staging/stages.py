@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from atoll.fabric.digits import Digits, digit_systems
@@ -50,6 +51,8 @@ INFINITY = float("inf")
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
 TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
+ROUGH = 5e-3  # the same where candidates are compared
+MOST_SHAPES = 16  # whose solvers a planner keeps
 PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
 
 
@@ -96,15 +99,24 @@ class Planner:
     def __init__(
         self, wafer: Wafer, model: str | ModelConfig, batch: int, sequence: int,
         options: Options | None = None, most_codes: int = MANY_CODES, stop: Asked = never,
+        tolerance: float = TOLERANCE,
     ) -> None:  # fmt: skip
         """Shapes with more codes an operator than `most_codes` are solved over a part of them."""
-        self.stop = stop
+        self.stop, self.tolerance = stop, tolerance
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         self.options = options or Options()
         self.most_codes = most_codes
         self._exacts: dict[tuple[int, int, int], list[tuple[Digits, Exact]]] = {}
-        self._with_away: dict[tuple[int, Away], Exact] = {}
-        self._solved: dict[tuple[object, ...], _Choice | None] = {}
+        """The solvers of the shapes that were asked for last: they are large."""
+        self._fastest: dict[tuple[int, int, int], float] = {}
+        self._solved: dict[tuple[object, ...], tuple[_Choice | None, float]] = {}
+        """The best block of a stage, and below how many seconds of a layer it was looked for."""
+
+    def helping(self) -> Planner:
+        """The same, but stages may leave saved tensors with each other; solvers are shared."""
+        other = copy(self)
+        other.options = replace(self.options, offload=True)
+        return other
 
     def rounds(self, microbatch: int) -> int:
         return -(-self.batch // microbatch)
@@ -118,22 +130,29 @@ class Planner:
     def exacts(self, width: int, height: int, microbatch: int) -> list[tuple[Digits, Exact]]:
         """Solvers for a shape, one a digit system."""
         key = width, height, microbatch
-        if key not in self._exacts:
-            block = make_block(self.model, microbatch, self.sequence)
-            # Pieces hide transfers, but make products smaller: each operator may do either.
-            both = self.options.streaming and self.options.each_way
-            one_axis = self.options.one_axis
-            modes = (True, False) if both else None
-            found = []
-            setting, price = self.setting(microbatch), pricer(self.wafer.chip)
-            systems = digit_systems(width, height)
-            for digits in systems if self.options.orders else systems[:1]:
-                for only in code_sets(block, digits, self.most_codes, one_axis=one_axis):
-                    go_on(self.stop)
-                    tables = Tables(block, digits, setting, price, only, modes=modes)
-                    found.append((digits, self._exact(tables)))
-            self._exacts[key] = found
-        return self._exacts[key]
+        found = self._exacts.pop(key, None)
+        if found is None:
+            found = self._make_exacts(*key)
+            while len(self._exacts) >= MOST_SHAPES:
+                del self._exacts[next(iter(self._exacts))]
+        self._exacts[key] = found
+        return found
+
+    def _make_exacts(self, width: int, height: int, microbatch: int) -> list[tuple[Digits, Exact]]:
+        block = make_block(self.model, microbatch, self.sequence)
+        # Pieces hide transfers, but make products smaller: each operator may do either.
+        both = self.options.streaming and self.options.each_way
+        one_axis = self.options.one_axis
+        modes = (True, False) if both else None
+        found = []
+        setting, price = self.setting(microbatch), pricer(self.wafer.chip)
+        systems = digit_systems(width, height)
+        for digits in systems if self.options.orders else systems[:1]:
+            for only in code_sets(block, digits, self.most_codes, one_axis=one_axis):
+                go_on(self.stop)
+                tables = Tables(block, digits, setting, price, only, modes=modes)
+                found.append((digits, self._exact(tables)))
+        return found
 
     def complete(self, width: int, height: int, microbatch: int) -> bool:
         """Whether a shape is solved over all of its codes."""
@@ -143,7 +162,7 @@ class Planner:
     def _exact(self, tables: Tables) -> Exact:
         return Exact(
             tables, self.options.homes, recompute=self.options.recompute,
-            volume_only=self.options.volume_only, tolerance=TOLERANCE,
+            volume_only=self.options.volume_only, tolerance=self.tolerance,
             passes=self.options.passes,
         )  # fmt: skip
 
@@ -151,33 +170,37 @@ class Planner:
         """Seconds of a layer on this shape with unlimited memory, less the tolerance: what is found
         here is no faster. The exact part's `bound_s` holds for the whole encoding.
         """
-        found = [e.unlimited.cost.time_s for _, e in self.exacts(width, height, microbatch)]
-        return min(found, default=INFINITY) * (1.0 - TOLERANCE)
+        key = width, height, microbatch
+        if key not in self._fastest:
+            found = [e.unlimited.cost.time_s for _, e in self.exacts(*key)]
+            self._fastest[key] = min(found, default=INFINITY) * (1.0 - TOLERANCE)
+        return self._fastest[key]
 
     def block(
         self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float,
-        away: Away | None = None, room: float = 0.0,
+        away: Away | None = None, room: float = 0.0, cap_s: float = INFINITY,
     ) -> _Choice | None:  # fmt: skip
-        """The best block of a stage with so much memory, and `room` with a helper."""
+        """The best block of a stage with so much memory, and `room` with a helper; None if there is
+        none whose layer takes less than `cap_s`.
+        """
+        # What better gradient codes bring is not known beforehand.
+        cap_s = INFINITY if self.options.passes else cap_s
         key = (*shape, microbatch, layers, in_flight, limit, away, room)
-        if key not in self._solved:
-            best: _Choice | None = None
-            for digits, exact in self.exacts(*shape, microbatch):
-                go_on(self.stop)
-                if best is not None and exact.bound_s >= best.solved.cost.time_s:
-                    continue
-                solver = exact if away is None else self._reaching(exact, away)
-                found = solver.solve(layers, in_flight, limit, room)
-                if found and (not best or found.cost.time_s < best.solved.cost.time_s):
-                    best = _Choice(digits, found)
-            self._solved[key] = best
-        return self._solved[key]
-
-    def _reaching(self, exact: Exact, away: Away) -> Exact:
-        key = id(exact), away
-        if key not in self._with_away:
-            self._with_away[key] = exact.with_away(away)
-        return self._with_away[key]
+        best, below_s = self._solved.get(key, (None, 0.0))
+        if best is not None or cap_s <= below_s:
+            return best
+        left_s = cap_s
+        for digits, exact in self.exacts(*shape, microbatch):
+            go_on(self.stop)
+            if exact.bound_s >= (left_s if best is None else best.solved.cost.time_s):
+                continue
+            solver = exact if away is None else exact.with_away(away)
+            found = solver.solve(layers, in_flight, limit, room, left_s)
+            if found and (not best or found.cost.time_s < best.solved.cost.time_s):
+                best = _Choice(digits, found)
+                left_s = min(left_s, INFINITY if self.options.passes else found.cost.time_s)
+        self._solved[key] = best, cap_s
+        return best
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -264,7 +287,8 @@ class Planner:
             counts[counts.index(max(counts))] -= 1
 
         def load(stage: int, layers: int) -> float:
-            choice = self._stage(line, stage, layers)
+            most_s = stop_s / rounds - 2 * crossing.into_s[stage]
+            choice = self._stage(line, stage, layers, most_s / layers)
             if choice is None:
                 return INFINITY
             ends = self._ends(line, stage, choice)[0]
@@ -279,7 +303,7 @@ class Planner:
         for number in range(count):
             choice = self._stage(line, number, counts[number])
             assert choice is not None
-            rates += 1.0 / (choice.solved.cost.time_s * (1.0 - TOLERANCE))
+            rates += 1.0 / (choice.solved.cost.time_s * (1.0 - self.tolerance))
         if rounds * max(largest, block.layers / rates) >= stop_s:
             return None
         heap = [(load(s, counts[s] + 1), s) for s in range(count)]
@@ -293,7 +317,9 @@ class Planner:
             heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
         return self._mapping(line, counts)
 
-    def _stage(self, line: Line, stage: int, layers: int) -> _Choice | None:
+    def _stage(
+        self, line: Line, stage: int, layers: int, cap_s: float = INFINITY
+    ) -> _Choice | None:
         r, helpers = line.rectangles[stage], line.helpers
         in_flight = self._held(len(line.rectangles), stage, line.microbatch, line.schedule)
         limit = self.wafer.memory_bytes - self._end_bytes(line, stage)
@@ -304,7 +330,7 @@ class Planner:
             limit -= helpers.reserved[stage]
             away, room = helpers.away[stage], helpers.room_bytes(stage, line.rectangles)
         return self.block(
-            (r.width, r.height), line.microbatch, layers, in_flight, limit, away, room
+            (r.width, r.height), line.microbatch, layers, in_flight, limit, away, room, cap_s
         )
 
     def _held(self, stages: int, stage: int, microbatch: int, schedule: str) -> int:
