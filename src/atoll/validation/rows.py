@@ -164,7 +164,9 @@ def zero_of(row: RunRow) -> int:
 def _recompute(row: RunRow, facts: Facts) -> str:
     given = row.text("recompute", "none").lower()
     if given == "selective":
-        return row.text("selective_means") or facts.selective
+        told = row.text("selective_means")
+        # "selective" by itself is the software's own, as without the column
+        return facts.selective if told in ("", "selective") else told
     blocks = SOME_BLOCKS.search(row.text("recompute_modules"))
     if given == "full" and blocks:
         return f"{SOME}{blocks[1]}"
