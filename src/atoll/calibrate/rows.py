@@ -2,7 +2,9 @@
 
 Columns: kind, us (median kernel time in microseconds), graphed (1: replayed in a CUDA graph, 0:
 launched by the host), then sizes, empty where a kind has none: m, n, k, batch for products; b, h,
-hk, s, d, causal for attention; m (rows), n (columns), v (vocabulary) for streaming operators.
+hk, s, d, causal for attention; m (rows), n (columns), v (vocabulary) for streaming operators;
+local_experts, assignments (rows), hidden, ffn (of gated experts), tokens and largest_expert (its
+rows; evenly spread if absent) for parts of an expert layer.
 """
 
 from __future__ import annotations
@@ -15,20 +17,21 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from atoll.cost.gpu_experts import EXPERT_KINDS
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError
 from atoll.files.csvfile import Line, read_csv
 from atoll.files.yamlfile import MOST, suggestion
 
-SIZES = ("m", "n", "k", "batch", "b", "h", "hk", "s", "d", "causal", "v")
+EXPERT_SIZES = ("tokens", "assignments", "hidden", "ffn", "local_experts", "largest_expert")
+SIZES = ("m", "n", "k", "batch", "b", "h", "hk", "s", "d", "causal", "v", *EXPERT_SIZES)
 COLUMNS = ("kind", "us", "graphed", *SIZES)
 PRODUCTS = ("gemm", "bmm", "gemm_fp8")
 ATTENTION = ("sdpa_fwd", "sdpa_bwd")
 VECTORS = tuple(name for name in LEAST_BYTES if name != "softmax_fwd_wide")
-GROUPED = ("grouped_up_fwd", "grouped_up_dgrad", "grouped_up_wgrad", "grouped_down_fwd")
-"""Products of experts by the columns local_experts, assignments (rows), hidden, ffn (gated)."""
+EXPERTS = tuple(EXPERT_KINDS)
 OTHER_NAMES = {"attention_fwd": "sdpa_fwd", "attention_bwd": "sdpa_bwd"}
-KINDS = (*PRODUCTS, *ATTENTION, *VECTORS)
+KINDS = (*PRODUCTS, *ATTENTION, *VECTORS, *EXPERTS)
 
 H200_OPERATORS = files("atoll") / "data" / "h200_ops.csv"
 
@@ -102,8 +105,8 @@ def _read(line: Line) -> OperatorRow:
         raise ValueError(f"graphed: expected 0 or 1, got {graphed!r}")
     microseconds = _number(given, "us")
     sizes = {name: _number(given, name) for name in SIZES if given.get(name)}
-    if kind in GROUPED:
-        kind, sizes = "bmm", _grouped(kind, given)
+    if kind in EXPERTS and sizes.get("local_experts"):
+        sizes.setdefault("largest_expert", sizes.get("assignments", 1) / sizes["local_experts"])
     elif kind in ATTENTION and "h" in sizes:
         sizes.setdefault("hk", sizes["h"])
     for name in needed_sizes(kind):
@@ -112,28 +115,13 @@ def _read(line: Line) -> OperatorRow:
     return OperatorRow(line.number, kind, microseconds * 1e-6, graphed == "1", tuple(sizes.items()))
 
 
-def _grouped(kind: str, given: Mapping[str, str]) -> dict[str, float]:
-    """Products of the experts of a device, each of its share of the rows."""
-    names = ("local_experts", "assignments", "hidden", "ffn")
-    for name in names:
-        if not given.get(name):
-            raise ValueError(f"{name}: a {kind} needs it, got nothing")
-    experts, rows, hidden, ffn = (_number(given, name) for name in names)
-    own = rows / experts
-    m, n, k = {
-        "grouped_up_fwd": (own, 2 * ffn, hidden),
-        "grouped_up_dgrad": (own, hidden, 2 * ffn),
-        "grouped_up_wgrad": (2 * ffn, hidden, own),
-        "grouped_down_fwd": (own, hidden, ffn),
-    }[kind]
-    return {"m": m, "n": n, "k": k, "batch": experts}
-
-
 def needed_sizes(kind: str) -> tuple[str, ...]:
     if kind in PRODUCTS:
         return ("m", "n", "k")
     if kind in ATTENTION:
         return ("b", "h", "hk", "s", "d", "causal")
+    if kind in EXPERTS:
+        return EXPERT_SIZES[1:] if kind.startswith("grouped") else EXPERT_SIZES
     return ("m",) if kind in VECTORS else ()
 
 

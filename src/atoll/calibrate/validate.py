@@ -12,6 +12,8 @@ import numpy as np
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.calibrate.rows import (
     ATTENTION,
+    EXPERT_SIZES,
+    EXPERTS,
     H200_OPERATORS,
     KINDS,
     PRODUCTS,
@@ -21,6 +23,7 @@ from atoll.calibrate.rows import (
     read_operators,
 )
 from atoll.cost.gpu_attention import Heads, attention_times_s
+from atoll.cost.gpu_experts import Routed, expert_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
 from atoll.cost.gpu_vector import KERNELS, vector_times_s
 from atoll.files.csvfile import write_csv
@@ -69,6 +72,8 @@ def _kernel_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
         sizes = (table[name] for name in ("b", "h", "hk", "s", "d", "causal"))
         backward = kind == "sdpa_bwd"
         return attention_times_s(gpu, Heads(*sizes), backward=backward, dtype=gpu.half_dtype)
+    if kind in EXPERTS:
+        return expert_times_s(gpu, kind, Routed(*(table[name] for name in EXPERT_SIZES)))
     return vector_times_s(gpu, kind, table["m"], table["n"])
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from atoll.cost.gpu_experts import GATE_BACKWARD_BYTES, GATE_BYTES
 from atoll.errors import AtollError
 from atoll.training.stack import NEMO, STACKS, Stack, fused_loss
 
@@ -54,6 +55,13 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),
     "cp_p2p": lambda stack: replace(stack, exchanges_heads=False, adapters_exchange_heads=False),
     "local": lambda stack: replace(stack, workspaces=2),  # without Transformer Engine's handle
+    # Experts by torch's grouped products, gate and up in one: no loop over experts on the host. 10
+    # and 18 bytes are those of the gate's functions.
+    "grouped_mm": lambda stack: replace(
+        stack,
+        host_expert_s=0.0,
+        halves_bytes={"activation": GATE_BYTES - 10, "activation_bwd": GATE_BACKWARD_BYTES - 18},
+    ),
 }
 """Further flags of launch files, and what they change."""
 DEFERRED = "head_wgrad="  # and of how many microbatches

@@ -9,7 +9,7 @@ that are not listed take the bytes that the calibration measured for PyTorch's s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from atoll.hardware.gpu import SCALED
 from atoll.registry import Registry
@@ -130,6 +130,9 @@ class Stack:
     routed_bytes: float = 0.0
     """Bytes per element of the rows that go to experts, in each pass: copied to and from buffers of
     the exchange, sorted by expert, padded."""
+    halves_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Bytes per element of experts' gates by kind of operator, beyond those of their functions:
+    gate and up are halves of one tensor."""
     fused_casts: tuple[str, ...] = ()
     """Formats to which experts' inputs are cast by the kernels that make them; to others expert by
     expert."""

@@ -21,6 +21,7 @@ from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
 from atoll.training.run import Run
+from atoll.training.software import flagged
 from atoll.training.stack import STACKS, with_adapters
 from atoll.validation.row_model import method_of
 from atoll.validation.run_table import RunRow
@@ -124,7 +125,7 @@ def step_run_of(row: RunRow) -> tuple[Run, Layout]:
     stack = STACKS["compiled" if row.whole("compiled", 0) else "eager"]
     adapters = method_of(row)
     if row.text("experts_implementation") == "grouped_mm":
-        stack = replace(stack, host_expert_s=0.0)
+        stack = flagged(stack, "grouped_mm")
     run = Run(
         model=model_of(row),
         gpu=gpu,

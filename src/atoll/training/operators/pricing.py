@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from atoll.cost.gpu_attention import Heads, attention_times_s
+from atoll.cost.gpu_experts import TILE_ROWS
 from atoll.cost.gpu_gemm import Floats, fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import (
     KERNELS,
@@ -180,20 +181,23 @@ class GpuPricer:
                 if experts and not _even_experts(layer):
                     continue
                 spread = ep if experts else 1
-                for m, n, k, batch, _, row in self._sizes(layer, op, product):
-                    of = (m, n, k * spread) if op.kind == "linear_wgrad" else (m * spread, n, k)
-                    grows = op.kind == "linear_wgrad"
-                    found.append((*of, batch // spread, row, grows, product.fraction))
+                grows = op.kind == "linear_wgrad"
+                more = TILE_ROWS // 2 if _of_experts(layer, op) else 0
+                for m, n, k, batch, _, row in self._sizes(layer, op, product, tiled=False):
+                    of = (m, n, k * spread) if grows else (m * spread, n, k)
+                    found.append((*of, batch // spread, row, grows, more, product.fraction))
         if not found:
             return np.zeros(len(samples))
-        m, n, k, batch, row, deeper, fraction = np.array(found, dtype=np.float64).T[:, :, None]
+        m, n, k, batch, row, deeper, more, fraction = np.array(found, dtype=float).T[:, :, None]
         times = np.array(samples, dtype=np.float64)[None, :]
-        m, k = np.where(deeper, m, m * times), np.where(deeper, k * times, k)
+        flops = 2 * m * n * k * batch * times
+        m = np.where(deeper, m, m * times + more)
+        k = np.where(deeper, k * times + more, k)
         exact_s = gemm_times_s(
             self.gpu, m, n, k, batch, self.dtype,
             sustained=True, operand_row=np.broadcast_to(row, m.shape),
         )  # fmt: skip
-        least_s = 2 * m * n * k * batch / fastest_flops(self.gpu, self.dtype)
+        least_s = flops / fastest_flops(self.gpu, self.dtype)
         more_s = fraction * (exact_s - self.launch_s - least_s)
         return np.asarray(np.maximum(0.0, more_s).sum(axis=0))
 
@@ -225,6 +229,9 @@ class GpuPricer:
             weights = sum(p.batch * p.n * p.k for p in op.matmuls)
             turned_s = float(streaming_s(self.gpu, TURNED_BYTES * weights))
             total += Cost(vector_s=turned_s, kernels=1)
+        if op.kind in self.stack.halves_bytes and _gates_experts(layer, op):
+            moved = self.stack.halves_bytes[op.kind] * op.vectors[0].elements
+            total += Cost(vector_s=float(streaming_s(self.gpu, moved)))
         if op.kind in ROUTED and self.stack.routed_bytes:
             sent = max(layer.tensors[name].elements for name in (*op.reads, *op.writes))
             moved = float(streaming_s(self.gpu, self.stack.routed_bytes * sent))
@@ -290,10 +297,17 @@ class GpuPricer:
         self._products_s.update(zip(sizes, found.tolist(), strict=True))
 
     def _sizes(
-        self, layer: Layer, op: Operator, product: Matmul
+        self, layer: Layer, op: Operator, product: Matmul, tiled: bool = True
     ) -> list[tuple[int, int, int, int, str, int]]:
+        """`tiled`: uneven experts fill half of their last tile."""
         dtype = self.dtype if op.kind.startswith("linear") else self.half
         parts = self._parts(layer, op, product)
+        if tiled and not self.stored and _of_experts(layer, op):
+            more = TILE_ROWS // 2
+            if op.kind == "linear_wgrad":
+                parts = [replace(p, k=p.k + more) for p in parts]
+            else:
+                parts = [replace(p, m=p.m + more) for p in parts]
         if op.kind == "linear_wgrad" and self.stored:  # outputs x inputs, as torch runs it
             return [(p.m, p.n, p.k, p.batch, dtype, p.m) for p in parts]
         if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
@@ -445,6 +459,15 @@ def _of_experts(layer: Layer, op: Operator) -> bool:
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
     return any(t.role in roles and len(t.shape) == 3 for t in tensors)
+
+
+def _gates_experts(layer: Layer, op: Operator) -> bool:
+    """Whether a gated activation is one of experts: their products read it or make it."""
+    of = {*op.reads, *op.writes}
+    return len(op.vectors) == 2 and any(
+        _of_experts(layer, other) and of & {*other.reads, *other.writes}
+        for other in (*layer.forward, *layer.backward)
+    )
 
 
 def _width_by_expert(layer: Layer, op: Operator) -> bool:

@@ -1,0 +1,139 @@
+"""The parts of an expert layer on a GPU as eager PyTorch runs them, for arrays of sizes at once.
+
+Router, sorting of ids, rows gathered by expert (dispatch), grouped products, rows scaled and added
+up again (combine), and the whole block in both directions. Constants were chosen on 1,070 timings
+of one H200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.cost.gpu_gemm import Floats, gemm_times_s
+from atoll.cost.gpu_vector import streaming_s
+from atoll.hardware.gpu import Gpu
+
+TILE_ROWS = 128
+"""Of a grouped product: an expert's last tile is computed whole."""
+GROUPED_START_S = 10e-6  # the kernel that lists the products
+# Bytes per element of a gathered row and of a token: sources are read again for every expert,
+# partly from L2.
+GATHERED_BYTES, SOURCE_BYTES = 3.5, 3.0
+# Rows are scaled, and added up by atomic operations on memory, into zeros that were written first.
+ADDED_BYTES, SUM_BYTES = 47.0, 12.0
+# Gate and up are halves of one tensor, each gradient is written into zeros of its size.
+GATE_BYTES, GATE_BACKWARD_BYTES = 18.5, 44.0
+# Ids up to this many are sorted by one block, others in passes over their digits.
+BLOCK_IDS = 4096
+SORT_S = 38e-6
+# The largest k of a row: a block takes a row, in pieces of so many scores.
+TOP_COLUMNS = 64
+TOP_ROW_S = 3.7e-9
+ROUTER_START_S = 21e-6  # casts, softmax, top k, normalised gates
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Sizes of expert layers on one device."""
+
+    tokens: Floats
+    rows: Floats
+    """Routed to the experts of the device."""
+    hidden: Floats
+    ffn: Floats
+    experts: Floats
+    """On the device."""
+    largest: Floats
+    """Rows of the expert that has most."""
+
+    @property
+    def tiled_rows(self) -> Floats:
+        """Rows that an expert's products compute on average: uneven experts fill half of their
+        last tile.
+        """
+        own = self.rows / self.experts
+        uneven = self.largest > np.ceil(own)
+        even = np.ceil(own / TILE_ROWS) * TILE_ROWS
+        return np.where(uneven, own + TILE_ROWS / 2, even)
+
+
+def expert_times_s(gpu: Gpu, kind: str, sizes: Routed) -> Floats:
+    """Seconds of one of `EXPERT_KINDS`."""
+    return EXPERT_KINDS[kind](gpu, sizes)
+
+
+def _grouped_s(gpu: Gpu, sizes: Routed, m: Floats, n: Floats, k: Floats) -> Floats:
+    return GROUPED_START_S + gemm_times_s(gpu, m, n, k, sizes.experts, gpu.half_dtype)
+
+
+def _up_s(gpu: Gpu, s: Routed) -> Floats:
+    return _grouped_s(gpu, s, s.tiled_rows, 2 * s.ffn, s.hidden)
+
+
+def _up_dgrad_s(gpu: Gpu, s: Routed) -> Floats:
+    return _grouped_s(gpu, s, s.tiled_rows, s.hidden, 2 * s.ffn)
+
+
+def _up_wgrad_s(gpu: Gpu, s: Routed) -> Floats:
+    return _grouped_s(gpu, s, 2 * s.ffn, s.hidden, s.tiled_rows)
+
+
+def _down_s(gpu: Gpu, s: Routed) -> Floats:
+    return _grouped_s(gpu, s, s.tiled_rows, s.hidden, s.ffn)
+
+
+def _down_dgrad_s(gpu: Gpu, s: Routed) -> Floats:
+    return _grouped_s(gpu, s, s.tiled_rows, s.ffn, s.hidden)
+
+
+def _down_wgrad_s(gpu: Gpu, s: Routed) -> Floats:
+    return _grouped_s(gpu, s, s.hidden, s.ffn, s.tiled_rows)
+
+
+def _dispatch_s(gpu: Gpu, s: Routed) -> Floats:
+    return streaming_s(gpu, (GATHERED_BYTES * s.rows + SOURCE_BYTES * s.tokens) * s.hidden)
+
+
+def _combine_s(gpu: Gpu, s: Routed) -> Floats:
+    return streaming_s(gpu, (ADDED_BYTES * s.rows + SUM_BYTES * s.tokens) * s.hidden, 2)
+
+
+def _router_s(gpu: Gpu, s: Routed) -> Floats:
+    scores_s = gemm_times_s(gpu, s.tokens, s.experts, s.hidden, 1, gpu.half_dtype)
+    top_s = TOP_ROW_S * s.tokens * np.maximum(1.0, s.experts / TOP_COLUMNS)
+    return np.asarray(scores_s + top_s + ROUTER_START_S)
+
+
+def _sort_s(gpu: Gpu, s: Routed) -> Floats:
+    return np.where(s.rows <= BLOCK_IDS, SORT_S, 2 * SORT_S)
+
+
+def _forward_s(gpu: Gpu, s: Routed) -> Floats:
+    gate_s = streaming_s(gpu, GATE_BYTES * s.rows * s.ffn)
+    return _dispatch_s(gpu, s) + _up_s(gpu, s) + gate_s + _down_s(gpu, s) + _combine_s(gpu, s)
+
+
+def _backward_s(gpu: Gpu, s: Routed) -> Floats:
+    """Gradients of gathered rows are added up as results are."""
+    gate_s = streaming_s(gpu, GATE_BACKWARD_BYTES * s.rows * s.ffn)
+    up_s = _up_dgrad_s(gpu, s) + _up_wgrad_s(gpu, s)
+    down_s = _down_dgrad_s(gpu, s) + _down_wgrad_s(gpu, s)
+    return up_s + down_s + gate_s + _combine_s(gpu, s)
+
+
+EXPERT_KINDS: Mapping[str, Callable[[Gpu, Routed], Floats]] = {
+    "router_fwd": _router_s,
+    "sort_ids": _sort_s,
+    "dispatch_fwd": _dispatch_s,
+    "grouped_up_fwd": _up_s,
+    "grouped_up_dgrad": _up_dgrad_s,
+    "grouped_up_wgrad": _up_wgrad_s,
+    "grouped_down_fwd": _down_s,
+    "combine_fwd": _combine_s,
+    "block_fwd": _forward_s,
+    "block_bwd": _backward_s,
+}
+"""By the names of their rows in a table of measured operators."""
