@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from os import getpid
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory
 
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
 from atoll.hardware.wafer import Stack, Wafer
@@ -38,10 +37,13 @@ def small_wafer(
     )
 
 
+_FOLDER = TemporaryDirectory(prefix="atoll-wafer-")
+
+
 @cache
 def small_model(hidden: int = 64, heads: int = 4, ffn: int = 96, layers: int = 4) -> str:
     """A Llama-like configuration on disk; its path is its name."""
-    path = Path(gettempdir()) / f"atoll-wafer-{hidden}-{heads}-{ffn}-{layers}" / "config.json"
+    path = Path(_FOLDER.name) / f"{hidden}-{heads}-{ffn}-{layers}" / "config.json"
     config = {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -56,10 +58,7 @@ def small_model(hidden: int = 64, heads: int = 4, ffn: int = 96, layers: int = 4
         "tie_word_embeddings": False,
     }
     path.parent.mkdir(exist_ok=True)
-    # Other test processes read the same file: it is there whole, or not at all.
-    part = path.with_name(f"{getpid()}.part")
-    part.write_text(json.dumps(config))
-    part.replace(path)
+    path.write_text(json.dumps(config))
     return str(path)
 
 
