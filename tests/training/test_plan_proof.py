@@ -117,6 +117,37 @@ def test_the_plan_is_the_best_of_random_spaces(run: Run, random: Random, share: 
     assert found.certificate.proven
 
 
+@pytest.mark.slow
+def test_llama3_8b_on_64_h100_is_the_best_of_its_whole_space() -> None:
+    """No bound, no order: every layout that the answer counts is estimated, in arrays; of the
+    fastest and of some others the readable estimate says the same. Small twins are above.
+    """
+    run = make_run("llama3-8b", "h100", 64, batch=256, sequence=8192)
+    estimator, axes, random = Estimator(run), Axes(), Random(0)
+    known: list[tuple[float, float, Layout]] = []
+    for family in families(run, axes):
+        block = block_of(run, axes, family)
+        for size in np.unique(block.microbatch):
+            layouts = block.layouts(np.flatnonzero(block.microbatch == size), "optimal")
+            choices = choices_of(estimator.costs(layouts[0]), "optimal")
+            time_s, needed = batch_estimates(estimator, layouts, choices)
+            for policy in axes.recompute:
+                at = len(choices) if policy == "optimal" else choices.index(policy)
+                named = (replace(layout, recompute=policy) for layout in layouts)
+                known += zip(time_s[:, at].tolist(), needed[:, at].tolist(), named, strict=True)
+    found = plan(run, runners_up=9)
+    assert found.certificate.proven
+    assert found.certificate.items == len(known) == 320_955
+    fitting = sorted((k for k in known if k[1] <= run.capacity_bytes), key=lambda k: k[:2])
+    # Recomputation by operator that comes to a named policy is that.
+    once = {(replace(k[2], recompute="none"), k[:2]): k[0] for k in fitting}
+    ranked = [e.step.time_s for e in (found.best, *found.runners_up)]
+    assert ranked == pytest.approx(list(once.values())[:10], rel=1e-12)
+    for time_s, needed, layout in (*fitting[:50], *random.sample(known, 200)):
+        one = estimator.estimate(layout)
+        assert (one.step.time_s, one.worst.needed) == pytest.approx((time_s, needed), rel=1e-9)
+
+
 def test_a_bound_below_the_plan_is_no_proof() -> None:
     proof = plan(CASES["dense"], SMALL).certificate
     doubted = replace(proof, bound=1.25 * proof.score)
