@@ -231,6 +231,38 @@ def _as_csv(draw: random.Random, content: bytes) -> bytes:
     return _blind(draw, made) if draw.random() < 0.2 else made
 
 
+WORDS = (
+    *("-1", "0", "1e999", "nan", "inf", "9" * 5000, "1" * 400, "2147483648", "0x10", "", "x"),
+    *("true", "null", "[" * 500, "{" * 500, "'", '"', "`", "$(", "${", "${X:-", "$((1/0))", "))"),
+    *("\\", "#", "\x00", "\x1b[31m", "\u0663", "1,2,3", "=", "--", "$0", "$@", "..", "a" * 5000),
+)  # fmt: skip
+
+
+def _as_text(draw: random.Random, content: bytes) -> bytes:
+    """Words and lines exchanged, dropped, doubled; numbers that are larger, smaller, none."""
+    parts = re.split(r"(\s+|[=:,\"'])", content.decode("utf-8", "replace"))
+    words = [k for k, part in enumerate(parts) if part.strip()]
+    numbers = [k for k in words if re.fullmatch(r"[-+0-9.eE]+", parts[k])]
+    way = draw.choice(("number", "number", "number", "word", "swap", "drop", "cut", "line"))
+    if not words or way == "line":
+        lines = content.splitlines(keepends=True) or [b""]
+        lines.insert(draw.randrange(len(lines)), draw.choice(lines) * draw.choice((1, 1, 50)))
+        return b"".join(lines)
+    at = draw.choice(numbers if way == "number" and numbers else words)
+    if way == "number":
+        parts[at] = str(draw.choice(NUMBERS))
+    elif way == "word":
+        parts[at] = draw.choice(WORDS)
+    elif way == "swap":
+        other = draw.choice(words)
+        parts[at], parts[other] = parts[other], parts[at]
+    elif way == "drop":
+        parts[at] = ""
+    else:
+        parts[at] = parts[at][: draw.randrange(len(parts[at]) + 1)]
+    return "".join(parts).encode("utf-8", "replace")
+
+
 def _as_sqlite(draw: random.Random, content: bytes) -> bytes:
     """One value of one record exchanged."""
     with tempfile.TemporaryDirectory() as folder:
@@ -267,6 +299,6 @@ def _as_words(draw: random.Random, content: bytes) -> bytes:
 
 
 _FORMS: Mapping[str, Callable[[random.Random, bytes], bytes]] = {
-    "yaml": _as_yaml, "json": _as_json, "csv": _as_csv, "sqlite": _as_sqlite, "words": _as_words,
-    "binary": _blind,
+    "yaml": _as_yaml, "json": _as_json, "csv": _as_csv, "text": _as_text, "sqlite": _as_sqlite,
+    "words": _as_words, "binary": _blind,
 }  # fmt: skip

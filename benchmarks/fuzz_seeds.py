@@ -12,7 +12,7 @@ SAMPLES = "128*microbatch"
 COMMANDS = [
     "\n".join(words.split()).encode()
     for words in (
-        "estimate --model gpt2-xl --device h100 --devices 16 --batch 64 --tp 2 --pp 2 "
+        "estimate --model llama3-8b --device h100 --devices 16 --batch 64 --tp 2 --pp 2 "
         "--microbatch 1 --sequence 1024",
         "plan --model gpt2-xl --device h100 --devices 16 --batch 64 --tp 1 --pp 2 "
         "--microbatch 1 --zero 1",
@@ -160,4 +160,17 @@ NCCL_LOG = b"""# nccl-tests version 2.17.6
    268435456  67108864 float   sum   -1 1310.2 204.88 204.88      0 1309.0 205.07 205.07      0
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 95.6
+"""
+
+MESHES = b"""id,device,devices,topology,model,layers,hidden,heads,seq,global_batch,precision,\
+measured_iter_time_s,quality,ffn,kv_heads,head_dim,vocab,n_experts,top_k,method
+a,TPU 7x (Ironwood),64,4x4x4,llama3.1-8b,4,4096,32,8192,128,bf16,1.0,A,14336,8,128,32000,0,0,train
+b,Cerebras CS-2,2,1 wafer,GPT-3 256M,2,1088,17,256,16,mixed,0.1,A-,4352,17,64,1024,0,0,train
+"""
+
+TIMED = b"""device,op,precision,us,m,n,k,batch,heads,kv_heads,seq,head_dim,causal
+h100,gemm,bf16,900.5,8192,8192,8192,1,,,,,
+h100,bmm,bf16,120.0,512,512,128,64,,,,,
+a100-80,gemm,fp8,30.0,1024,1024,1024,1,,,,,
+h200,attention_prefill,bf16,410.0,,,,2,32,8,4096,128,1
 """

@@ -37,11 +37,12 @@ def test_every_device_is_priced_as_itself(tmp_path: Path) -> None:
         "H100,gemm,int4,64,64,64,,,,,,,,,10,",
         "H100,gemm,bf16,64,64,many,,,,,,,,,10,",
         "TPU-v99,gemm,bf16,64,64,64,,,,,,,,,10,",
+        "H100,gemm,bf16,64,64,64,,,,,,,,,1e400,",
     )
     shown = validate(table, out=tmp_path / "lines.csv")
     assert isinstance(shown, OperatorsValidation)
-    assert (shown.rows, shown.predicted) == (8, 4)
-    assert len(shown.skipped) == 4
+    assert (shown.rows, shown.predicted) == (9, 4)
+    assert len(shown.skipped) == 5
     assert shown.groups["device"]["B200"].mean_ape == pytest.approx(0, abs=1e-9)
     assert shown.groups["device"]["NVIDIA B200"].mean_ape == pytest.approx(0.5)
     assert set(shown.by_kind) == {"gemm bf16", "attention_prefill bf16", "all_gather int8"}

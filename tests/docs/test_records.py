@@ -10,7 +10,7 @@ import pytest
 from docs.records import RESULTS, with_records
 from docs.written import PAGES, ROOT
 
-PARTS = ("record", "fault_cluster", "fuzz_changes", "fuzz_seeds")
+PARTS = ("record", "fault_cluster", "fuzz_changes", "fuzz_kinds", "fuzz_launch", "fuzz_seeds")
 """Of benchmarks, which are none themselves."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import product
 
@@ -93,6 +94,13 @@ def test_every_tensor_width_of_experts_is_enumerated_once() -> None:
     assert len(listed) == len(set(listed))
     assert set(listed) == by_brute_force(run, axes)
     assert {(x.tp, x.etp) for x in listed} >= {(2, 1), (2, 2), (1, 2)}
+
+
+def test_a_batch_of_any_size_is_divided_at_once() -> None:
+    run = small_run(dense(2), devices=1, global_batch=999_999_937)  # a prime
+    begun = time.process_time()
+    found = {layout.microbatch for layout in all_layouts(run, Axes(recompute=("none",)))}
+    assert found == {1, 999_999_937} and time.process_time() - begun < 5.0
 
 
 @pytest.mark.parametrize("schedule", ORDERS)

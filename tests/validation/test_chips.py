@@ -124,6 +124,28 @@ def test_one_line_a_chip_is_written(tmp_path: Path) -> None:
     assert float(lines[0]["network_mm2"]) > 0 and float(lines[0]["dram_W"]) > 0
 
 
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ("432 TC x 256", "0 TC"),
+        ("108 SM (128", "0 SM (128"),
+        ("432 TC x 256", "9" * 400),
+        ("2020,7,826", "2020,0,826"),
+        ("2020,7,826", "9999,7,826"),
+        (",300,CoWoS-S", ",1e308,CoWoS-S"),
+    ],
+)
+def test_a_chip_of_no_units_or_beyond_all_numbers_is_left_out(
+    given: str, instead: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "chips.csv"
+    first, second, *more = CHIPS.read_text().splitlines()
+    assert given in second
+    table.write_text("\n".join([first, second.replace(given, instead), *more]))
+    found, skipped = read_chips(table)
+    assert len(found) == 9 and len(skipped) == 1
+
+
 def test_tables_that_are_none_and_rows_that_cannot_be_read_say_so(tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     other.write_text("chip,year\nA,2020\n")

@@ -164,8 +164,8 @@ def _row(line: Line) -> Timed:
         took_us = float(given["us"]) - float(given.get("quant_us") or 0)
     except ValueError:
         raise ValueError(f"line {line.number}: a size or time is no number") from None
-    if not (took_us > 0 and all(0 <= size < 1e15 for size in sizes)):
-        raise ValueError(f"line {line.number}: sizes and times must be positive")
+    if not (0 < took_us < 1e15 and all(0 <= size < 1e15 for size in sizes)):
+        raise ValueError(f"line {line.number}: sizes and times must be positive, below 1e15")
     kernel = given.get("kernel") or ""
     return Timed(line.number, given["device"], op, precision, sizes, took_us * 1e-6, kernel)
 

@@ -29,6 +29,8 @@ _USUAL_LANES_PER_CELL = 1 / 32  # TPU v4 has 1/32, Ascend 910 1/64, D1 1/16
 _USUAL_BYTES_PER_CELL = 1024.0  # A100 has 830, TPU v4 1,360, Ascend 910 510
 _INT8_PER_BF16 = 4.0  # where a chip has no bf16: cells that its usual lanes go by
 _TERA, _GIGA = 1e12, 1e9
+_MOST = 1e9
+"""Of any number in a table: a million times what a wafer has stays finite in all that follows."""
 
 _NUMBER = re.compile(
     r"(?<![\w.,-])~?(\d[\d,]*(?:\.\d+)?)(k|M)?(B\b|-bit|)(?![\w])\s*([A-Za-z][\w-]*)?"
@@ -78,14 +80,14 @@ def read_chips(path: str | Path | Traversable) -> tuple[list[ChipRow], dict[str,
 
 def _row(number: int, cells: Mapping[str, str]) -> ChipRow:
     node = _number(cells, "process_nm")
-    if node is None:
+    if not node:
         raise ValueError("process_nm: a chip needs it, got nothing")
     chip, constructed = _chip(cells, node)
     wide, narrow = (_number(cells, name) for name in ("bf16_TFLOPs", "fp8_TFLOPs"))
     known = [value * _TERA for value in (wide, narrow) if value]
     # words may count cells of either precision: "4 x 320x320 int8 (fp16 at 1/4)"
     peak = min(known, key=lambda flops: abs(flops - (constructed or known[0])), default=None)
-    silicon, tdp = _number(cells, "silicon_mm2"), _number(cells, "tdp_W")
+    silicon, tdp = (_number(cells, name) or None for name in ("silicon_mm2", "tdp_W"))
     return ChipRow(
         line=number,
         name=cells["chip"],
@@ -155,7 +157,7 @@ def _chip(cells: Mapping[str, str], node: float) -> tuple[Chip, float | None]:
         link_Bps=(_number(cells, "link_GBps_total") or 0.0) * _GIGA,
         on_wafer=on_wafer,
         dies=1.0 if on_wafer else _dies(cells.get("dies", "")),
-        year=_number(cells, "year") or USUAL_YEAR,
+        year=_year(cells),
     )
     return chip, constructed and 2 * constructed * clock
 
@@ -170,14 +172,14 @@ def _factors(words: str) -> list[float]:
     found = _NUMBER.findall(re.split(r"[+;]", _plain(words))[0])
     scale = {"k": 1e3, "M": 1e6, "": 1.0}
     width = {"B": 1 / 4, "-bit": 1 / 32, "": 1.0}
-    return [float(n.replace(",", "")) * scale[k] * width[unit] for n, k, unit, _ in found]
+    return [_count(n) * scale[k] * width[unit] for n, k, unit, _ in found]
 
 
 def _unit(words: str, factors: list[float]) -> float:
     """Cells of the array that words give a shape of, or else all that a unit has; 0: not said."""
     shape = re.search(r"\d+(?:x\d+)+", re.sub(r"\([^)]*\)", "", words))
     if shape:
-        return prod(map(float, shape[0].split("x")))
+        return prod(map(_count, shape[0].split("x")))
     return prod(factors[1:]) if len(factors) > 1 else 0.0
 
 
@@ -209,7 +211,7 @@ def _spare(words: str) -> float:
     found = _SPARED.search(words)
     if not found:
         return 1.0
-    used, there = (float(text.replace(",", "")) for text in found.groups())
+    used, there = map(_count, found.groups())
     return max(there / used, 1.0)
 
 
@@ -217,7 +219,22 @@ def _dies(words: str) -> float:
     """Dies of logic: "8 XCD + 4 IOD" are 12; memory and dummies are none."""
     counted = [re.match(r"\s*(\d+)\s*(\w*)", part) for part in words.split("+")]
     logic = (m for m in counted if m and m[2].lower() not in ("hbm", "dummy", "bridge", "memory"))
-    return sum(float(m[1]) for m in logic) or 1.0
+    return sum(_count(m[1]) for m in logic) or 1.0
+
+
+def _count(text: str) -> float:
+    """A number in words: what a product has none of, it does not name."""
+    value = float(text.replace(",", ""))
+    if not 0 < value < _MOST:
+        raise ValueError(f"expected a count from 1 up to {_MOST:.0e}, got {text[:40]!r}")
+    return value
+
+
+def _year(cells: Mapping[str, str]) -> float:
+    year = _number(cells, "year") or USUAL_YEAR
+    if not 1970 <= year <= 2100:
+        raise ValueError(f"year: expected one from 1970 to 2100, got {year:g}")
+    return year
 
 
 def _number(cells: Mapping[str, str], name: str) -> float | None:
@@ -228,6 +245,6 @@ def _number(cells: Mapping[str, str], name: str) -> float | None:
         value = float(text)
     except ValueError:
         raise ValueError(f"{name}: expected a number, got {text[:40]!r}") from None
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name}: expected a number of 0 or more, got {text[:40]!r}")
+    if not 0 <= value < _MOST:
+        raise ValueError(f"{name}: expected a number from 0 up to {_MOST:.0e}, got {text[:40]!r}")
     return value

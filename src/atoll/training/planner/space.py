@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import product
-from math import gcd
+from math import gcd, isqrt
 from typing import Any
 
 import numpy as np
@@ -296,4 +296,5 @@ def _experts_fit(run: Run, tp: int, etp: int, sp: bool) -> bool:
 
 @lru_cache(maxsize=4096)
 def _divisors(n: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, n + 1) if n % d == 0)
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return tuple(sorted({*small, *(n // d for d in small)}))
