@@ -29,7 +29,6 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -43,245 +42,10 @@ from pathlib import Path
 from typing import Any
 
 from fault_cluster import Cluster
+from fault_runs import LIMIT_S, Asked, Question, Tally, answer, begun, questions, records
 from record import figure, recorded
 
-ROOT = Path(__file__).parent.parent
-LIMIT_S = 480.0
-"""Of one command, on a machine that others use as well."""
 WORDS = ("equal", "other", "sentence", "traceback", "hang", "lost", "redone")
-TIMES = ("wall_time_s", "phases_s", "bounded_per_s", "seconds", "executor", "workers", "at")
-"""What an answer says of the run that found it."""
-KEYS = {"bounds": 2, "evaluations": 4, "notes": 1}
-"""Tables of a store whose records are never computed twice, and the columns of their keys."""
-
-
-@dataclass(frozen=True)
-class End:
-    """How a command ended."""
-
-    code: int | None
-    """None: not within the limit."""
-    out: str
-    said: str
-    redone: int = 0
-
-    @property
-    def word(self) -> str:
-        """Its kind; "answer" where it printed one."""
-        if self.code is None:
-            return "hang"
-        if self.code == -signal.SIGKILL:
-            return "killed"
-        if "Traceback" in self.said:
-            return "traceback"
-        # Ctrl-C after the answer, while Python leaves, is its usual death by SIGINT
-        if self.out.strip() and self.code in (0, 130, -signal.SIGINT):
-            return "answer"
-        return "sentence" if "atoll: " in self.said and self.code else "traceback"
-
-
-@dataclass(frozen=True)
-class Question:
-    """One that is asked under faults."""
-
-    name: str
-    words: Sequence[str]
-
-
-def questions(folder: Path) -> list[Question]:
-    """Small ones, whose files lie in a folder; each takes a few seconds."""
-    job = str(ROOT / "examples" / "jobs" / "tiny.yaml")
-    wafer, model = folder / "wafer.yaml", folder / "model" / "config.json"
-    wafer.write_text(
-        "name: little\nusable_area: 5000 mm2\ngrid: [2, 4]\n"
-        "die: {tensor_cores: 16, vector_cores: 16, width: 16, depth: 16, sram: 8 MiB,"
-        " clock: 1 GHz}\n"
-        "dram: {stacks: 1, capacity: 1 GiB, bandwidth: 200 GB/s}\n"
-        "link: {bandwidth: 100 GB/s, latency: 50 ns}\nio_bandwidth: 50 GB/s\n",
-        encoding="utf-8",
-    )
-    model.parent.mkdir()
-    sizes = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
-        "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 128,
-        "max_position_embeddings": 4096,
-    }  # fmt: skip
-    told = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, **sizes}
-    model.write_text(json.dumps(told), encoding="utf-8")
-    small = ("--model", str(model), "--batch", "8", "--sequence", "64", "--microbatch", "1")
-    plan = ("--model", "gpt2-xl", "--device", "h100", "--devices", "16", "--batch", "64")
-    return [
-        Question("search", ("search", job, "--no-baselines")),
-        Question("pareto", ("search", job, "--pareto", "--no-baselines")),
-        Question("evolve", ("search", job, "--strategy", "evolve", "--evaluations", "12")),
-        Question("wafer", ("search", "--wafer", str(wafer), *small)),
-        Question("plan", ("plan", *plan)),
-    ]
-
-
-# --- One command ----------------------------------------------------------------------------------
-
-
-class Asked:
-    """A question's command, under way in a process group of its own."""
-
-    def __init__(self, question: Question, out: Path, *more: str, clock: int = 0) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="atoll-fault-"))
-        words = [*question.words, "--out", str(out), "--json", *more]
-        command = [sys.executable, __file__, "--child", str(self._folder), str(clock), *words]
-        self._said = (self._folder / "said").open("w+", encoding="utf-8")
-        self._out = (self._folder / "out").open("w+", encoding="utf-8")
-        self.process = subprocess.Popen(
-            command, stdout=self._out, stderr=self._said, start_new_session=True
-        )
-        self.began = time.monotonic()
-
-    def end(self, limit_s: float = LIMIT_S) -> End:
-        """Wait for it; whatever is left of its group goes with it."""
-        code: int | None
-        try:
-            code = self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        texts = []
-        for file in (self._out, self._said):
-            file.seek(0)
-            texts.append(file.read())
-            file.close()
-        counted = self._folder / "redone"
-        redone = int(counted.read_text()) if counted.exists() else 0
-        shutil.rmtree(self._folder)
-        return End(code, texts[0], texts[1], redone)
-
-    def children(self) -> list[int]:
-        """Processes that it started."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                words = path.read_text().rpartition(")")[2].split()
-                if int(words[1]) == self.process.pid:
-                    found.append(int(path.parent.name))
-        return sorted(found)
-
-    def wait_until(self, ready: Callable[[], Any], limit_s: float = 120.0) -> Any:
-        """Until something is so, or the command is over; what was found."""
-        while self.process.poll() is None and time.monotonic() - self.began < limit_s:
-            if found := ready():
-                return found
-            time.sleep(0.02)
-        return ready()
-
-
-def child(folder: Path, clock: int, words: Sequence[str]) -> None:
-    """The command line itself; counts records that are computed although they are there."""
-    import atoll.cli
-    from atoll.store import RunStore
-
-    if clock:
-        jumping(clock)
-    redone = 0
-    puts = {name: getattr(RunStore, name) for name in ("put_bounds", "put_evaluation", "put_note")}
-
-    def put_bounds(store: Any, batch: int, rows: Any) -> None:
-        nonlocal redone
-        held = list(rows)
-        there = store.bounds(batch)
-        redone += sum(chip in there for chip, _, _ in held)
-        puts["put_bounds"](store, batch, held)
-
-    def put_evaluation(store: Any, row: Any, design: Any) -> None:
-        nonlocal redone
-        redone += store.evaluation(row.phase, row.chip, row.variant, row.effort) is not None
-        puts["put_evaluation"](store, row, design)
-
-    def put_note(store: Any, key: str, value: Any) -> None:
-        nonlocal redone
-        redone += key != "result" and store.note(key) is not None
-        puts["put_note"](store, key, value)
-
-    for put in (put_bounds, put_evaluation, put_note):
-        setattr(RunStore, put.__name__, put)
-    sys.argv[1:] = words
-    try:
-        atoll.cli.main()
-    finally:
-        (folder / "redone").write_text(str(redone))
-
-
-def jumping(seed: int) -> None:
-    """From now on the time of day jumps by hours, to and fro."""
-    draw = random.Random(seed)
-    true = time.time
-    offset = 0.0
-
-    def now() -> float:
-        nonlocal offset
-        if draw.random() < 0.05:
-            offset = draw.uniform(-1e5, 1e5)
-        return true() + offset
-
-    time.time = now
-
-
-# --- What is compared -----------------------------------------------------------------------------
-
-
-def answer(text: str) -> Any:
-    """An answer without what it says of the run that found it."""
-
-    def bare(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: bare(inner) for name, inner in value.items() if name not in TIMES}
-        return [bare(inner) for inner in value] if isinstance(value, list) else value
-
-    return bare(json.loads(text))
-
-
-def records(folder: Path) -> dict[tuple[Any, ...], int]:
-    """Checksums of the records in a folder's store by their keys, read from a copy."""
-    found: dict[tuple[Any, ...], int] = {}
-    if not (folder / "search.sqlite").exists():
-        return found
-    with tempfile.TemporaryDirectory() as copied:
-        for path in folder.glob("search.sqlite*"):
-            with contextlib.suppress(FileNotFoundError):  # a journal comes and goes
-                shutil.copy(path, copied)
-        with contextlib.closing(sqlite3.connect(Path(copied) / "search.sqlite")) as store:
-            for table, columns in KEYS.items():
-                with contextlib.suppress(sqlite3.OperationalError):  # killed before there was one
-                    for row in store.execute(f"SELECT * FROM {table}"):
-                        found[table, *row[:columns]] = row[-1]
-    return {key: crc for key, crc in found.items() if key != ("notes", "result")}
-
-
-class Tally:
-    """Counts of one kind of fault."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.wrong: list[str] = []
-
-    def add(self, end: End, peace: Any, where: str) -> str:
-        """Count an end; its word."""
-        word = end.word
-        if word == "answer":
-            word = "equal" if answer(end.out) == peace else "other"
-        self.counts[word] += 1
-        self.counts["redone"] += end.redone
-        if word in ("other", "traceback", "hang") or end.redone:
-            self.wrong.append(f"{where}: {word}, {end.redone} redone: {end.said[-600:]}")
-        return word
-
-    def compare(self, before: Mapping[Any, int], folder: Path, where: str) -> None:
-        """Count records that are gone or changed."""
-        now = records(folder)
-        gone = [key for key, crc in before.items() if now.get(key) != crc]
-        self.counts["lost"] += len(gone)
-        if gone:
-            self.wrong.append(f"{where}: lost {gone[:3]}")
 
 
 @dataclass(frozen=True)
@@ -340,7 +104,7 @@ def local(campaign: Campaign, name: str, fault: str) -> Tally:
     tally = Tally()
     out = campaign.fresh()
     asked = Asked(campaign.asked[name], out, "--workers", "2")
-    victims = asked.wait_until(lambda: asked.children()[:1] if records(out) else [])
+    victims = asked.wait_until(lambda: asked.children()[:1] if begun(out) else [])
     if victims:
         how = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
         with contextlib.suppress(ProcessLookupError):
@@ -395,7 +159,8 @@ def dask(campaign: Campaign, name: str, fault: str) -> Tally:
             address = address.replace("tcp", "tls")
         asked = Asked(campaign.asked[name], out, "--cluster", address)
         how, _, whom = event.partition(" ")
-        if whom and asked.wait_until(lambda: bool(records(out))):
+        tally.counts["faults"] += fault != "nothing" and not whom  # there from the start
+        if whom and asked.wait_until(lambda: begun(out)):
             victims = [cluster.scheduler] if whom == "scheduler" else cluster.workers[: int(whom)]
             cluster.send(signal.SIGKILL if how == "kill" else signal.SIGSTOP, *victims)
             tally.counts["faults"] += 1
@@ -619,7 +384,4 @@ def prepared(folder: Path, names: Sequence[str] | None) -> Campaign:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
-        sys.exit(0)
     sys.exit(recorded(main))

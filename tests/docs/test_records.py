@@ -10,7 +10,10 @@ import pytest
 from docs.records import RESULTS, with_records
 from docs.written import PAGES, ROOT
 
-PARTS = ("record", "fault_cluster", "fuzz_changes", "fuzz_kinds", "fuzz_launch", "fuzz_seeds")
+PARTS = (
+    "record", "fault_cluster", "fault_runs", "fuzz_changes", "fuzz_kinds", "fuzz_launch",
+    "fuzz_seeds",
+)  # fmt: skip
 """Of benchmarks, which are none themselves."""
 
 

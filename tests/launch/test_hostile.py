@@ -37,6 +37,7 @@ REFUSED = {
     "deep.json": '{"a":' * 15_000 + "1" + "}" * 15_000,
     "deep.yaml": "[" * 20_000,
     "deep.toml": "a = " + "[" * 90_000,
+    "digits.toml": "a = " + "9" * 5_000,
     "infinite.sh": RUN + "--global-batch-size 1e400",
     "nan.sh": RUN + "--global-batch-size nan",
     "list.sh": RUN + "--num-experts 4 --moe-layer-freq '[1]*4096*4096*4096'",

@@ -35,7 +35,7 @@ def content_of(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also integers of more than 4,300 digits
             raise AtollError(f"{path}: not valid TOML ({error})") from None
     if path.suffix == ".json":
         return parse_object(text, str(path))
