@@ -20,6 +20,7 @@ from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 from atoll.step.certificate import Certificate
 from atoll.store import FILE, SCHEMA_VERSION, DesignRow, EvaluationRow, RunReader, RunStore
 from atoll.store.parquet import export_parquet
+from atoll.store.schema import in_sentences
 
 JOB = {
     "devices": 8,
@@ -372,3 +373,10 @@ def test_a_folder_that_is_removed_meanwhile_is_one_sentence(tmp_path: Path) -> N
     with pytest.raises(AtollError, match="was removed while the search wrote to it"):
         store.end({}, proof, early=False)
     store.abandon()
+
+
+@pytest.mark.parametrize("said", ["disk I/O error", "attempt to write a readonly database"])
+def test_what_sqlite_says_of_a_file_that_is_gone(said: str, tmp_path: Path) -> None:
+    gone = tmp_path / "run" / "search.sqlite"
+    with pytest.raises(AtollError, match="was removed while"), in_sentences(gone):
+        raise sqlite3.OperationalError(said)

@@ -164,8 +164,14 @@ def in_sentences(path: Path) -> Iterator[None]:
         raise AtollError(f"{path}: cannot be written ({error.strerror}).") from None
 
 
+REMOVED = "was removed while the search wrote to it; run it again, in a folder that stays."
+"""The system lets anybody remove a file that is written to."""
+
+
 def _reason(error: Exception, path: Path) -> str:
     text = str(error)
+    if ("disk I/O" in text or "readonly" in text) and not path.exists():
+        return REMOVED
     if "full" in text:
         return (
             "the disk is full; everything finished so far is kept: make room, and run the same "

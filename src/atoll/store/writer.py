@@ -33,6 +33,7 @@ from atoll.store.schema import (
     FIGURES,
     FILE,
     PLAN,
+    REMOVED,
     check_pages,
     check_record,
     check_version,
@@ -325,12 +326,8 @@ class RunStore:
             self._synced = time.monotonic()
 
     def _check_there(self) -> None:
-        """The system lets anybody remove a file that is written to."""
         if not self.path.exists():
-            raise AtollError(
-                f"out: {self.path} was removed while the search wrote to it; run it again, in a "
-                "folder that stays."
-            )
+            raise AtollError(f"{self.path}: {REMOVED}")
 
     def close(self, status: str) -> None:
         """End the run; the write-ahead log goes into the file."""
