@@ -163,6 +163,7 @@ def test_an_encoder_decoder_of_a_config_is_captured(tmp_path: Path) -> None:
         (("model.json",), "model.json: already an atoll-model file; give it to --model"),
         (("config.json",), "config.json: field 'model_type' is missing"),
         (("foo.json",), "transformers knows no model_type 'foo'"),
+        (("words.json",), "transformers cannot read this configuration ("),
         (("gpt.json", "--sequence", "4096"), "sequence is 4096, but its position table ends at 64"),
     ],
 )
@@ -184,6 +185,7 @@ def test_more_mistakes_are_one_sentence(
         "model.json": json.dumps({"format": "atoll-model", "version": 1}),
         "config.json": "{}",
         "foo.json": json.dumps({"model_type": "foo"}),
+        "words.json": json.dumps({**gpt, "n_layer": "many"}),
         "gpt.json": json.dumps({**gpt, "vocab_size": 96}),
     }
     for name, text in files.items():

@@ -294,20 +294,24 @@ def test_a_row_without_a_batch_that_is_timed_by_tokens_is_one_line_with_its_reas
         {"id": "own-2", "global_batch": "", "measured_tokens_per_s_per_device": "1000"},
         {"id": "own-3", "measured_iter_time_s": "soon"},
         {"id": "own-4", "measured_iter_time_s": "20", "measured_peak_mem_GB": "much"},
+        {"id": "own-5", "measured_iter_time_s": "20", "measured_peak_mem_GB": "1e18"},
+        {"id": "own-6", "measured_tokens_per_s_per_device": "1e-300"},
     ]
     out = tmp_path / "lines.csv"
     shown = validate(write(tmp_path / "runs.csv", rows), out=out)
-    assert (shown.rows, shown.predicted) == (4, 1)
+    assert (shown.rows, shown.predicted) == (6, 1)
     with out.open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
-    assert [line["id"] for line in lines] == ["own-1", "own-2", "own-3", "own-4"]
+    assert [line["id"] for line in lines] == [f"own-{n}" for n in range(1, 7)]
     assert [line["reason"] for line in lines] == [
         "",
         "line 3 (own-2): global_batch is empty",
         "line 4 (own-3): measured_iter_time_s is 'soon', expected a number",
         "line 5 (own-4): measured_peak_mem_GB is 'much', expected a number",
+        "line 6 (own-5): a peak memory of 1e+27 was never measured",
+        "line 7 (own-6): a step time of 8.192e+303 was never measured",
     ]
-    assert [line["measured_s"] for line in lines] == ["10.0", "", "", "20.0"]
+    assert [line["measured_s"] for line in lines][:5] == ["10.0", "", "", "20.0", "20.0"]
 
 
 def test_a_table_is_written_whole_or_not_at_all(

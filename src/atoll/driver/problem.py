@@ -120,7 +120,7 @@ def drive(
         check_folder(means.out)
     with _nothing_before(first, stop):
         problem = prepare(stop)
-        with _executor(means) as executor:
+        with _executor(means, stop) as executor:
             if means.out is None:
                 return problem.solve(Desk(executor, stop, began, progress, None))
             from atoll.store import opened
@@ -146,10 +146,10 @@ def _nothing_before(first: str, stop: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _executor(means: Means) -> Iterator[Executor]:
+def _executor(means: Means, stop: Stop) -> Iterator[Executor]:
     """Where tasks run; kernels called here have as many threads as there are workers."""
     alone = means.workers is None and means.cluster is None and not means.grows
-    executor = choose_executor(0 if alone else means.workers, means.cluster)
+    executor = choose_executor(0 if alone else means.workers, means.cluster, stop)
     try:
         if not means.workers:
             yield executor

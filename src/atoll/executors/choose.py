@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from atoll.errors import AtollError
 from atoll.executors.base import Executor, InProcess
+from atoll.stopping import Asked, never
 
 
-def choose_executor(workers: int | None, cluster: str | None) -> Executor:
+def choose_executor(workers: int | None, cluster: str | None, stop: Asked = never) -> Executor:
     """`workers` local processes (0: this process alone), or the cluster at an address.
 
     Without either: this process, and local processes once the work turns out to be long.
@@ -18,7 +19,7 @@ def choose_executor(workers: int | None, cluster: str | None) -> Executor:
             raise AtollError("workers: give either workers or cluster, not both.")
         from atoll.executors.dask_cluster import DaskCluster
 
-        return DaskCluster(cluster)
+        return DaskCluster(cluster, stop)
     if workers == 0:
         return InProcess()
     from atoll.executors.growing import Growing  # with numba

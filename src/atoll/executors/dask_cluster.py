@@ -13,8 +13,9 @@ import logging
 import platform
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from threading import Thread
 from typing import Any
 
 import numba
@@ -24,10 +25,13 @@ from atoll.errors import AtollError
 from atoll.executors.base import LostWorkerError, Task
 from atoll.identity import code_words, this_code
 from atoll.jit import set_threads
+from atoll.stopping import Asked, StoppedError, never
 
 CONNECT_S = 10.0
 COUNT_S = 1.0
 ANSWER_S = 60.0
+STOPPED_S = 2.0
+"""So long an answer is awaited once the search has to end."""
 WORKERS_S = 300.0
 """Workers may have to import Atoll first, or to take a large context."""
 SILENT_S = 120.0
@@ -42,7 +46,7 @@ class DaskCluster:
 
     in_process = False
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, stop: Asked = never) -> None:
         try:
             import distributed
         except ImportError:
@@ -54,6 +58,7 @@ class DaskCluster:
         for part in ("distributed", "distributed.client"):
             logging.getLogger(part).setLevel(logging.CRITICAL)
         self.address = address
+        self._stop = stop
         self._cluster: Any = None
         self._client: Any = self._connect(distributed)
         self._context: Any = None
@@ -108,11 +113,24 @@ class DaskCluster:
         return dict(found)
 
     def _ask(self, question: Any, *args: Any, within_s: float = ANSWER_S, **more: Any) -> Any:
-        """What the cluster answers, within a limit."""
+        """What the cluster answers, within a limit; soon where the search has to end."""
+        answer: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                if self._client.status == "closed":
+                    raise OSError
+                found = self._client.sync(question, *args, callback_timeout=within_s, **more)
+                answer.set_result(found)
+            except BaseException as error:
+                answer.set_exception(error)
+
+        Thread(target=ask, daemon=True).start()
+        while not wait([answer], timeout=STOPPED_S).done:
+            if self._stop() and not wait([answer], timeout=STOPPED_S).done:
+                raise StoppedError
         try:
-            if self._client.status == "closed":
-                raise OSError
-            return self._client.sync(question, *args, callback_timeout=within_s, **more)
+            return answer.result()
         except (OSError, TimeoutError, RuntimeError):
             raise AtollError(
                 f"cluster: the scheduler at {self.address}, or a worker through it, no longer "

@@ -17,6 +17,11 @@ from atoll.workload.families.config_fields import MOST
 REQUIRED = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch", "tp", "pp")
 
 
+TIMES_S = 1e-9, 1e9
+PEAKS_BYTES = 1.0, 1e15
+"""Between which measurements lie: below and above, errors are not finite."""
+
+
 @dataclass(frozen=True)
 class RunRow:
     """One measured run."""
@@ -34,7 +39,14 @@ class RunRow:
         """Refuse a row that was not understood, or whose measurements are no numbers."""
         if self.trouble:
             raise AtollError(self.trouble)
-        _ = self.time_s, self.peak_bytes
+        for name, value, (low, high) in (
+            ("step time", self.time_s, TIMES_S),
+            ("peak memory", self.peak_bytes, PEAKS_BYTES),
+        ):
+            if value is not None and not low < value < high:
+                raise AtollError(
+                    f"line {self.line} ({self.id}): a {name} of {value:g} was never measured"
+                )
 
     def number(self, name: str, default: float = math.nan) -> float:
         text = self.values.get(name, "").strip()

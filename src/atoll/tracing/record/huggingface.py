@@ -63,9 +63,9 @@ def module_from_config(
         raise AtollError(f"transformers knows no model_type {model_type!r}")
     try:
         settings = transformers.AutoConfig.for_model(model_type, **given)
-    except (KeyError, ValueError) as error:
-        first = str(error).splitlines()[0][:200]
-        raise AtollError(f"transformers cannot read this configuration ({first})") from None
+    except Exception as error:  # each version has errors of its own
+        why = " ".join(str(error).split())[:200]
+        raise AtollError(f"transformers cannot read this configuration ({why})") from None
     if model_type in _IMAGE:
         loader = transformers.AutoModelForImageClassification
         size = settings.image_size
