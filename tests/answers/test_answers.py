@@ -71,6 +71,7 @@ def test_an_answer_is_made_once(found: Estimate, monkeypatch: pytest.MonkeyPatch
         (lambda told: told["pipeline"].update(replayed=10**9), "pipeline"),
         (lambda told: told["memory_bytes"]["stages"][0].update(total="much"), "stages.0.total"),
         (lambda told: told.update(kind="poem"), "its kind is 'poem', not estimate"),
+        (lambda told: told.update(kind=["estimate"]), "its kind is \"['estimate']\", not estimate"),
         (lambda told: told.update(format=1), "written by another version of atoll (format 1"),
     ],
 )

@@ -164,6 +164,7 @@ def test_an_encoder_decoder_of_a_config_is_captured(tmp_path: Path) -> None:
         (("config.json",), "config.json: field 'model_type' is missing"),
         (("foo.json",), "transformers knows no model_type 'foo'"),
         (("words.json",), "transformers cannot read this configuration ("),
+        (("tall.json",), "tall.json: n_layer is 2147483648, but at most 10,000 are built"),
         (("gpt.json", "--sequence", "4096"), "sequence is 4096, but its position table ends at 64"),
     ],
 )
@@ -186,6 +187,7 @@ def test_more_mistakes_are_one_sentence(
         "config.json": "{}",
         "foo.json": json.dumps({"model_type": "foo"}),
         "words.json": json.dumps({**gpt, "n_layer": "many"}),
+        "tall.json": json.dumps({**gpt, "n_layer": 2**31}),
         "gpt.json": json.dumps({**gpt, "vocab_size": 96}),
     }
     for name, text in files.items():

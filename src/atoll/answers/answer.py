@@ -309,7 +309,7 @@ def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:
     """The same of what was read already."""
     known = {default_of(kind, "kind"): kind for kind in kinds}
     found = content.get("kind")
-    if found not in known:
+    if not isinstance(found, str) or found not in known:
         words = " or ".join(str(name) for name in known)
         raise AtollError(
             f"{where}: not an answer of atoll that is read here: its kind is {str(found)[:40]!r}, "

@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from threading import Thread
 from typing import Any
 
@@ -113,30 +114,34 @@ class DaskCluster:
         return dict(found)
 
     def _ask(self, question: Any, *args: Any, within_s: float = ANSWER_S, **more: Any) -> Any:
-        """What the cluster answers, within a limit; soon where the search has to end."""
-        answer: Future[Any] = Future()
-
-        def ask() -> None:
-            try:
-                if self._client.status == "closed":
-                    raise OSError
-                found = self._client.sync(question, *args, callback_timeout=within_s, **more)
-                answer.set_result(found)
-            except BaseException as error:
-                answer.set_exception(error)
-
-        Thread(target=ask, daemon=True).start()
-        while not wait([answer], timeout=STOPPED_S).done:
-            if self._stop() and not wait([answer], timeout=STOPPED_S).done:
-                raise StoppedError
+        """What the cluster answers, within a limit."""
         try:
-            return answer.result()
+            if self._client.status == "closed":
+                raise OSError
+            ask = partial(self._client.sync, question, *args, callback_timeout=within_s, **more)
+            return self._unless_stopped(ask)
         except (OSError, TimeoutError, RuntimeError):
             raise AtollError(
                 f"cluster: the scheduler at {self.address}, or a worker through it, no longer "
                 "answers; start it again. With --out the same command then continues, with or "
                 "without the cluster."
             ) from None
+
+    def _unless_stopped(self, ask: Callable[[], Any]) -> Any:
+        """What is answered; where the search has to end, soon or not at all."""
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        Thread(target=run, daemon=True).start()
+        while not wait([answer], timeout=STOPPED_S).done:
+            if self._stop() and not wait([answer], timeout=STOPPED_S).done:
+                raise StoppedError
+        return answer.result()
 
     def start(self, context: Any) -> None:
         self._context = context
@@ -192,7 +197,7 @@ class DaskCluster:
             if outer.set_running_or_notify_cancel():
                 self._fetching.add(outer)
                 try:
-                    outer.set_result(done.result(ANSWER_S))
+                    outer.set_result(self._unless_stopped(partial(done.result, ANSWER_S)))
                 except Exception as error:
                     outer.set_exception(self._explained(error))
                 self._fetching.discard(outer)
@@ -205,7 +210,7 @@ class DaskCluster:
         """Where a worker is lost, or cannot run our tasks because its Atoll is another one: so."""
         if type(error).__name__ in _LOST:
             return LostWorkerError(str(error))
-        if isinstance(error, AtollError):
+        if isinstance(error, AtollError | StoppedError):
             return error
         try:
             other = self._refusal(sorted(self._workers()))

@@ -27,6 +27,7 @@ _MASKED_LM = (
 _TRANSLATING = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian")
 _EAGER_ONLY = ("gptj", "bloom", *_TRANSLATING)  # do not ask the registry
 _IMAGE = ("vit", "deit", "beit", "dinov2", "convnext", "convnextv2", "swin")
+MOST_LAYERS = 10_000
 
 
 def module_from_config(
@@ -115,6 +116,9 @@ def _check(given: dict[str, Any], where: str, sequence: int) -> None:
         raise AtollError(f"{where}: already an atoll-model file; give it to --model")
     if not given.get("model_type"):
         raise AtollError(f"{where}: field 'model_type' is missing")
+    for name, value in given.items():  # the library builds them one by one
+        if "layer" in name and isinstance(value, int) and value > MOST_LAYERS:
+            raise AtollError(f"{where}: {name} is {value}, but at most {MOST_LAYERS:,} are built")
     try:
         config = config_from_hf(given, where)
     except AtollError:  # no family of ours: the library decides
