@@ -100,6 +100,69 @@ class FrontAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyChip:
+    """A chip under draws of the constants of the physical model."""
+
+    chip: str
+    """In words."""
+    fits: Amount
+    """Share of the draws in which it keeps to the limits at its own clock."""
+    loss_mean: Amount
+    """Of what the best chip of a draw scores, the part that this one lacks: a chip over the limit
+    on power at the fastest clock that keeps to it, one that is too large lacks all."""
+    loss_p95: Amount
+    area_mm2: tuple[Amount, Amount]
+    """5th and 95th percentile."""
+    peak_power_W: tuple[Amount, Amount]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantShare:
+    name: str
+    share: Amount
+    """Of the summed squares of how far each constant, at the ends of its range, moves the score of
+    the best chip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Robustness(SteadyChip):
+    """The answer under draws of the constants."""
+
+    draws: Count
+    without_a_chip: Count
+    """Further draws in which no chip keeps to the limits."""
+    designs: Count
+    """The best of each draw is the best of these chips, within `proven_within`."""
+    proven_within: Amount
+    steadiest: SteadyChip
+    """The chip of least mean loss of those that were evaluated; none is below `least_loss`."""
+    least_loss: Amount
+    constants: tuple[ConstantShare, ...]
+
+    def words(self) -> str:
+        steady = self.steadiest
+        told = (
+            f"over {self.draws} draws of {len(self.constants)} constants it keeps to the limits in "
+            f"{self.fits:.0%} and loses {self.loss_mean:.1%} on average ({self.loss_p95:.0%} at "
+            f"the 95th percentile) against the best of {self.designs:,} chips in each"
+        )
+        if self.without_a_chip:
+            told += f" ({self.without_a_chip} more leave no chip)"
+        if steady.chip == self.chip:
+            told += "; none is steadier"
+        else:
+            told += (
+                f"; steadiest: {steady.chip} ({steady.fits:.0%}, {steady.loss_mean:.1%}, "
+                f"{steady.loss_p95:.0%}; no chip loses less than {self.least_loss:.1%})"
+            )
+        moving = [one for one in self.constants if one.share >= 0.01][:3]
+        if moving:
+            shares = ", ".join(f"{one.name} {one.share:.0%}" for one in moving)
+            told += f"; what moves the best chip most: {shares}"
+        return told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAnswer(Picture):
     """The best chip, its proof, its baselines."""
 
@@ -125,6 +188,7 @@ class SearchAnswer(Picture):
     phases_s: Mapping[str, Amount]
     runners_up: tuple[DesignAnswer, ...]
     pareto: Mapping[str, FrontAnswer]
+    robustness: Robustness | None = None
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
     given: str = ""

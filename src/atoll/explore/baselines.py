@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from atoll.cost.chips import chips_of_space
+from atoll.explore.answer.result import Design
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
@@ -22,16 +23,20 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Found
 from atoll.explore.proof.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
+from atoll.explore.strategies import STRATEGIES
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.chip import accelerator_area_mm2, columns_of, peak_power_W, template_of
-from atoll.hardware.space import Space
+from atoll.hardware.space import Limits, Space
+from atoll.hardware.spacefile import read_space
+from atoll.questions import SearchQuestion
 from atoll.stopping import Stop, StoppedError, go_on
 
 NAMES = ("tpuv4-expert", "tpuv4-placed", "spotlight", "random")
 RANDOM_CHIPS = 64
 REFERENCE = "phaze-tpuv4"
+_SAME = 1e-9  # relative: two numbers that are the same to rounding
 
 # (pipeline, tensor) of PHAZE's expert baselines on 1024 devices (ICML 2024 release).
 EXPERT = {
@@ -219,3 +224,38 @@ def _even_step(priced: Priced, number: int, stages: int) -> float | None:
     problem, times = priced.placement_problem(0, variant), priced.times(0, variant, upper[0])
     even = priced.setting.profile.placer.even(problem, times, stages)
     return None if even is None else even.step_time_s
+
+
+def remarks(
+    job: SearchQuestion, baselines: Mapping[str, Baseline], score: float, best: Design
+) -> dict[str, str]:
+    """What keeps a baseline from being the answer, where it is not its score."""
+    area_mm2, power_W = _limits(job)
+    found = {}
+    for name, baseline in baselines.items():
+        if baseline.score is None:
+            continue
+        said = []
+        if area_mm2 is not None and baseline.area_mm2 > area_mm2 * (1 + _SAME):
+            said.append(f"{baseline.area_mm2:.1f} mm2: over the limit of {area_mm2:g} mm2")
+        if power_W is not None and baseline.peak_power_W > power_W * (1 + _SAME):
+            said.append(f"{baseline.peak_power_W:.0f} W at peak: over the limit of {power_W:g} W")
+        if not said and baseline.chip is None:
+            said.append("not a chip of this space")
+        faster = baseline.score / score - 1.0
+        if not said and STRATEGIES[job.strategy].proves and faster > _SAME:
+            said.append(
+                f"{faster:.2%} faster, within the tolerance, at {baseline.peak_power_W:.0f} W "
+                f"instead of {best.peak_power_W:.0f} W"
+            )
+        if said:
+            found[name] = "; ".join(said)
+    return found
+
+
+def _limits(job: SearchQuestion) -> tuple[float | None, float | None]:
+    """Area and power that no design may exceed, by the job or by its space."""
+    own = Limits() if job.space == "phaze" else read_space(job.space, job.template).limits
+    area = [v for v in (job.max_area, own.max_area_mm2) if v is not None]
+    power = [v for v in (job.max_power, own.max_power_W) if v is not None]
+    return min(area, default=None), min(power, default=None)

@@ -20,7 +20,13 @@ from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.answer.result import Design, SearchResult
 from atoll.explore.answer.scope import Scope, open_space
-from atoll.explore.baselines import NAMES, Baseline, reference_space, run_baselines
+from atoll.explore.baselines import (
+    NAMES,
+    Baseline,
+    reference_space,
+    remarks,
+    run_baselines,
+)
 from atoll.explore.finder import Finder
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.pricing.evaluate import times_of
@@ -37,12 +43,12 @@ from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
+from atoll.explore.robust import robust_answer
 from atoll.explore.stored import StoredJournal, identity
 from atoll.explore.strategies import STRATEGIES, Strategy
 from atoll.hardware.catalog import load_network
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Limits, Space
-from atoll.hardware.spacefile import read_space
+from atoll.hardware.space import Space
 from atoll.kernel_cache import compile_in_background
 from atoll.profile import Profile
 from atoll.profiles import profile_of
@@ -64,7 +70,6 @@ SEARCHED = tuple(order for order in ORDERS if order != "gpipe")
 """Pipeline orders of a search: GPipe takes as long as 1F1B and holds more."""
 SAMPLE = 20_000
 """Designs of a space outside memory that the sampling baselines draw from."""
-_SAME = 1e-9  # relative: two numbers that are the same to rounding
 
 
 def run_search(
@@ -225,6 +230,12 @@ class _Road:
         runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
         near = plateau(search, chosen, complete_above, power_W, finder.design)
         score = search.found_score(chosen)
+        robust = None
+        if job.robust and not outcome.stopped:
+            try:
+                robust = robust_answer(job, search, chosen)
+            except StoppedError:
+                left_out["robustness"] = self.stop.reason
         certificate = _certificate(search, outcome, job, len(space), score)
         mark = _timed(phases, "description", mark)
         own = self._alone(best, journal)
@@ -238,7 +249,7 @@ class _Road:
             score=score,
             certificate=certificate,
             baselines={name: baseline.score for name, baseline in baselines.items()},
-            baseline_remarks=_remarks(job, baselines, score, best),
+            baseline_remarks=remarks(job, baselines, score, best),
             plateau=near,
             runners_up=runners_up,
             designs=[finder.record(chip) for chip in ranked],
@@ -251,6 +262,7 @@ class _Road:
             warnings=tuple(w for own in variants.workloads for w in warnings_of(own.config)),
             scope=self.scope,
             alone=own,
+            robustness=robust,
         )
 
     def _alone(self, best: Design, journal: Journal) -> tuple[Alone, ...]:
@@ -394,41 +406,6 @@ def _reference_samples(
             f"devices, so that objective {job.objective!r} has nothing to compare with; use mean."
         )
     return outcome.score
-
-
-def _remarks(
-    job: SearchQuestion, baselines: Mapping[str, Baseline], score: float, best: Design
-) -> dict[str, str]:
-    """What keeps a baseline from being the answer, where it is not its score."""
-    area_mm2, power_W = _limits(job)
-    remarks = {}
-    for name, baseline in baselines.items():
-        if baseline.score is None:
-            continue
-        said = []
-        if area_mm2 is not None and baseline.area_mm2 > area_mm2 * (1 + _SAME):
-            said.append(f"{baseline.area_mm2:.1f} mm2: over the limit of {area_mm2:g} mm2")
-        if power_W is not None and baseline.peak_power_W > power_W * (1 + _SAME):
-            said.append(f"{baseline.peak_power_W:.0f} W at peak: over the limit of {power_W:g} W")
-        if not said and baseline.chip is None:
-            said.append("not a chip of this space")
-        faster = baseline.score / score - 1.0
-        if not said and STRATEGIES[job.strategy].proves and faster > _SAME:
-            said.append(
-                f"{faster:.2%} faster, within the tolerance, at {baseline.peak_power_W:.0f} W "
-                f"instead of {best.peak_power_W:.0f} W"
-            )
-        if said:
-            remarks[name] = "; ".join(said)
-    return remarks
-
-
-def _limits(job: SearchQuestion) -> tuple[float | None, float | None]:
-    """Area and power that no design may exceed, by the job or by its space."""
-    own = Limits() if job.space == "phaze" else read_space(job.space, job.template).limits
-    area = [v for v in (job.max_area, own.max_area_mm2) if v is not None]
-    power = [v for v in (job.max_power, own.max_power_W) if v is not None]
-    return min(area, default=None), min(power, default=None)
 
 
 def _ranked(outcome: Outcome, objective: Objective, chosen: int) -> list[int]:

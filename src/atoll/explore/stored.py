@@ -160,7 +160,8 @@ def identity(
     Limits on time, baselines, the front and the number of workers change none.
     """
     told = job.to_dict()
-    for name in ("models", "sequence", "time_limit_s", "pareto", "baselines", "evaluations"):
+    beside = ("time_limit_s", "pareto", "robust", "baselines", "evaluations")
+    for name in ("models", "sequence", *beside):
         del told[name]
     if not STRATEGIES[job.strategy].samples:
         del told["seed"]

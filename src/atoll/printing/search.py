@@ -33,6 +33,8 @@ def print_result(result: SearchResult) -> None:
         _print_silicon(console, best)
     for number, line in enumerate(result.plateau_lines()):
         console.print(f"{'Plateau' if number == 0 else '':<12} {line}", markup=False)
+    if result.robustness is not None:
+        console.print(f"Robustness   {result.robustness.words()}", markup=False)
     for plan in best.plans:
         console.print(f"Model        {plan.model}", markup=False)
         console.print(

@@ -123,6 +123,10 @@ class SearchQuestion(Question):
     )
     time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
+    robust: f.Whole = option(
+        "Draws of the physical constants under which the answer is tried; 20 say much.", SEARCH, 0,
+        shown="none",
+    )  # fmt: skip
     baselines: f.Baselines = True
     beside: Annotated[tuple[f.DeviceName, ...], Several] = option(
         "Devices to plan for the same job, or files.", SEARCH, (), exclude=True

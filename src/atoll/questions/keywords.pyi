@@ -227,6 +227,7 @@ class SearchFields(TypedDict, total=False):
     tolerance: float | str | None
     time_limit: float | str | None
     pareto: bool | None
+    robust: int | None
     baselines: bool | None
     beside: Sequence[str] | str | None
     seed: int | None

@@ -17,6 +17,7 @@ from atoll.answers.search import (
     DesignAnswer,
     FrontAnswer,
     NearAnswer,
+    Robustness,
     SearchAnswer,
     SearchExplanation,
 )
@@ -182,6 +183,8 @@ class SearchResult(Pictured[SearchAnswer]):
     """Devices that exist, planned for the same job."""
     alone: tuple[Alone, ...] = ()
     """Where several models share the chip, each one's own best."""
+    robustness: Robustness | None = None
+    """The answer under draws of the physical constants, where asked for."""
 
     @property
     def kept(self) -> Path | None:
@@ -313,6 +316,7 @@ class SearchResult(Pictured[SearchAnswer]):
             lines.append(f"  {bar_text(plan.placement.time_parts_s)}")
         lines += [own.words() for own in self.alone]
         lines += self.plateau_lines()
+        lines += [] if self.robustness is None else [self.robustness.words()]
         lines += [f"  {name}: {words}" for name, words in self._beside()]
         lines += [f"warning: {words}" for words in self.warnings]
         lines += self.ending_lines()

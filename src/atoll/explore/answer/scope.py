@@ -13,8 +13,9 @@ from atoll.explore.strategies import STRATEGIES
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
+from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import Space, phaze_space
+from atoll.hardware.space import Limits, Space, phaze_space
 from atoll.hardware.spacefile import read_space, template_space
 from atoll.hardware.widened import widened_space
 from atoll.profiles import profile_of
@@ -68,16 +69,15 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
         options = chosen_hbm(space.name, space.hbm_options, job.hbm)
         allowed = np.ones((len(space), len(options)), np.bool_)
         space = replace(space, hbm_options=options, hbm_allowed=allowed)
+        if job.robust:
+            raise _no_ranges(space.name)
     else:
-        if name == DEFAULT_SPACE and job.template is not None:
-            described = template_space(job.template)
-        else:
-            described = read_space(name, job.template)
-        options = chosen_hbm(described.name, described.hbm_options, job.hbm)
-        described = replace(described, hbm_options=options)
+        described = described_space(job)
+        if job.robust and described.axes.template not in PHYSICAL:
+            raise _no_ranges(described.name)
         if not described.resident:
             _refuse_whole(job, described)
-            return _large(described, max_area_mm2, max_power_W)
+            return _large(job, described)
         try:
             space = described.build()
         except AtollError as error:
@@ -85,11 +85,38 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     return _restricted(space, max_area_mm2, max_power_W, notes)
 
 
+def described_space(job: SearchQuestion) -> ProductSpace:
+    """The lists of a space file or of a template, with the job's memories; not its limits."""
+    if job.space == DEFAULT_SPACE and job.template is not None:
+        described = template_space(job.template)
+    else:
+        described = read_space(job.space, job.template)
+    options = chosen_hbm(described.name, described.hbm_options, job.hbm)
+    return replace(described, hbm_options=options)
+
+
+def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:
+    """A space's own limits, or the job's where they are tighter."""
+    return replace(
+        space.limits,
+        max_area_mm2=_tighter(space.limits.max_area_mm2, job.max_area),
+        max_power_W=_tighter(space.limits.max_power_W, job.max_power),
+    )
+
+
+def _no_ranges(space: str) -> AtollError:
+    return AtollError(
+        f"job: robust: constants behind the areas of space {space} have no ranges; take a template "
+        f"of the physical model, such as {PHYSICAL[3].name}."
+    )
+
+
 def _refuse_whole(job: SearchQuestion, space: ProductSpace) -> None:
     """Refuse what needs a large space as a whole."""
     strategy = STRATEGIES[job.strategy]
     exact_front = job.pareto and not strategy.samples
-    for name, given in (("pareto", exact_front), ("strategy", strategy.whole)):
+    whole = (("pareto", exact_front), ("robust", job.robust > 0), ("strategy", strategy.whole))
+    for name, given in whole:
         if given:
             raise AtollError(
                 f"job: {name}: not with a space of {len(space):,} points: {name} needs the whole "
@@ -182,15 +209,9 @@ def _restricted(
     return space if designs.all() else space.subset(designs), scope
 
 
-def _large(
-    space: ProductSpace, max_area_mm2: float | None, max_power_W: float | None
-) -> tuple[ProductSpace, Scope]:
-    """The same for a space outside memory: its own limits, or the job's where they are tighter."""
-    limits = replace(
-        space.limits,
-        max_area_mm2=_tighter(space.limits.max_area_mm2, max_area_mm2),
-        max_power_W=_tighter(space.limits.max_power_W, max_power_W),
-    )
+def _large(job: SearchQuestion, space: ProductSpace) -> tuple[ProductSpace, Scope]:
+    """The same for a space outside memory."""
+    limits, max_area_mm2, max_power_W = limits_of(job, space), job.max_area, job.max_power
     least, most = space.corner(min), space.corner(max)
     smallest_mm2 = min(float(least.area_with(option)[0]) for option in space.hbm_options)
     largest_mm2 = max(float(most.area_with(option)[0]) for option in space.hbm_options)

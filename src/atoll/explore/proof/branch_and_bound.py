@@ -177,8 +177,14 @@ class Search:
         """Evaluate those of these chips whose bounds allow a score above `least`."""
         self._aside(order, _Mode("near", True, least, len(order)))
 
+    def bound_near(self, order: IntArray, least: float) -> None:
+        """The same, with bounds: of chips that turn out to score no more than `least`, they say it.
+        A chip that scores more may become the incumbent.
+        """
+        self._aside(order, _Mode("near", False, least, len(order)))
+
     def _aside(self, order: IntArray, mode: _Mode) -> None:
-        """A batch that does not change the incumbent."""
+        """A batch that is not held against the incumbent."""
         self.mode = mode
         self.batch(order)
         self.mode = _Mode()
@@ -194,6 +200,16 @@ class Search:
             self.apply(chip, stored)
         elif self._score_of(found) > self.found_score(chip):
             self.finish(chip, key, Evaluation(self.frontier.lower_s[chip], found))
+
+    def inherit(self, other: Search, place: IntArray) -> None:
+        """Take over what a search with the same variants knows: its chip i is `place[i]` here, with
+        the same memory, or not here (-1).
+        """
+        for chip in np.flatnonzero((other.frontier.stage > 0) & (place >= 0)).tolist():
+            at = int(place[chip])
+            self._set_row(at, other.frontier.lower_s[chip], int(other.frontier.stage[chip]))
+            if chip in other.frontier.found:
+                self.frontier.found[at] = dict(other.frontier.found[chip])
 
     def bring(self, ids: list[int]) -> dict[int, int]:
         """Where these chips are in the frontier, brought in if need be; those that exist."""

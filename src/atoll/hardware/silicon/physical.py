@@ -143,3 +143,14 @@ def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTe
 
 
 PHYSICAL = tuple(map(physical_template, PROCESSES_NM))
+
+
+def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
+    """One of them under other constants."""
+    return physical_template(PROCESSES_NM[PHYSICAL.index(template)], physics)
+
+
+def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:
+    """Memories under other constants: the templates' own; what a file states stays as it is."""
+    known = dict(zip(physical_memories(), physical_memories(physics=physics), strict=True))
+    return tuple(known.get(option, option) for option in options)

@@ -1,0 +1,308 @@
+"""How the answer moves with the constants of the physical model, which have ranges.
+
+Under other constants a chip has another area and another power; its times stay, as they follow from
+counts, clocks and bandwidths. So what a draw of the constants changes is which chips keep to the
+limits, and one search serves all draws: its bounds prove the best of each of them over all chips of
+the space.
+
+A design that is built and then turns out too hot runs at the fastest clock of the space that keeps
+to the limit on power; one that turns out too large is lost. What it is then behind the best of that
+draw is its loss; the steadiest design is the one of least mean loss, of all chips of the space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.answers.answer import made_of
+from atoll.answers.search import ConstantShare, Robustness, SteadyChip
+from atoll.cost.chips import distinct_rows
+from atoll.explore.answer.scope import described_space, limits_of
+from atoll.explore.finder import Finder
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.frontier import Frontier
+from atoll.hardware.physical.constants import Constant, Physics, constants
+from atoll.hardware.physical.draws import at_ends, drawn
+from atoll.hardware.silicon.physical import redrawn, redrawn_memories
+from atoll.hardware.space import Limits, Space, allowed_options
+from atoll.questions import SearchQuestion
+from atoll.stopping import StoppedError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+TOLERANCE = 0.005
+"""Of the best of a draw."""
+LOSS_TOLERANCE = 0.01
+"""Of the least mean loss."""
+MOST_TRIED = 256
+"""Chips that are evaluated to find the steadiest; what the others could still be is told."""
+FIRST_ROUND, LARGEST_ROUND = 4, 256
+_PROBES = 256
+"""Designs on which constants are tried out: those that change none of them are not drawn."""
+
+
+def under(space: Space, physics: Physics) -> Space:
+    """The same designs under other constants."""
+    template = redrawn(space.template, physics)
+    return replace(
+        space,
+        template=template,
+        area_mm2=template.area_mm2(space.columns),
+        hbm_options=redrawn_memories(space.hbm_options, physics),
+    )
+
+
+def that_matter(space: Space) -> list[Constant]:
+    """Constants that change the area or the power of chips of this space."""
+    some = space.subset(np.linspace(0, len(space) - 1, _PROBES).astype(np.int64))
+
+    def figures(chips: Space) -> FloatArray:
+        hbm = max(chips.hbm_options, key=lambda option: option.capacity_bytes)
+        return np.concatenate([chips.area_with(hbm), chips.peak_power_with(hbm)])
+
+    usual = figures(some)
+    return [
+        one
+        for one in constants()
+        if any((figures(under(some, end)) != usual).any() for end in at_ends(one))
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Which pairs of design and HBM option keep to the limits under sets of constants."""
+
+    space: Space
+    """Every design that keeps to them under one of the sets at least."""
+    usual: IntArray
+    """Those that do with the constants as they are, in order."""
+    varied: list[Constant]
+    draws: list[Physics]
+    allowed: list[BoolArray]
+    """[design, option], for each draw, then for the ends of each varied constant."""
+
+    @staticmethod
+    def of(whole: Space, limits: Limits, count: int, seed: int) -> Draws:
+        varied = that_matter(whole)
+        draws = drawn(varied, count, seed)
+        ends = [end for one in varied for end in at_ends(one)]
+        allowed = [allowed_options(under(whole, physics), limits) for physics in (*draws, *ends)]
+        usual = allowed_options(whole, limits)
+        pairs = np.logical_or.reduce([usual, *allowed])
+        kept = pairs.any(axis=1)
+        return Draws(
+            replace(whole, hbm_allowed=pairs).subset(kept),
+            np.flatnonzero(usual[kept].any(axis=1)),
+            varied,
+            draws,
+            [one[kept] for one in allowed],
+        )
+
+
+@dataclass(eq=False)
+class Held:
+    """Chips of a search held against each other under the draws."""
+
+    search: Search
+    draws: Draws
+    feasible: list[BoolArray] = field(init=False)
+    """Chips that keep to the limits, for each set of constants."""
+    known: FloatArray = field(init=False)
+    """Scores of the chips that were evaluated, 0 of others."""
+    tried: BoolArray = field(init=False)
+    some: list[int] = field(init=False)
+    """Draws in which some chip keeps to the limits; and the score of the best of each."""
+    best: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        chips, space = self.search.frontier.chips, self.draws.space
+        self.option = option = np.full(len(chips), -1, np.int64)
+        hbm_Bps = self.search.setting.profile.hbm_Bps
+        for index, hbm in enumerate(space.hbm_options):
+            same = chips.hbm_Bps == hbm_Bps(hbm.bandwidth_Bps)
+            option[same & (chips.hbm_capacity_bytes == hbm.capacity_bytes)] = index
+        self.feasible = [allowed[chips.design, option] for allowed in self.draws.allowed]
+        self.known = np.zeros(len(chips))
+        self.tried = np.zeros(len(chips), np.bool_)
+        self._note(np.array(list(self.search.frontier.found), np.int64))
+        self._siblings()
+
+    def _siblings(self) -> None:
+        """The chips that differ in their clock alone: [kind, clock], -1 where there is none."""
+        chips, space = self.search.frontier.chips, self.draws.space
+        names = [p.name for p in space.template.parameters if p.name != "clock_Hz"]
+        columns = [space.columns[name][chips.design] for name in names]
+        _, self.kind = distinct_rows(np.column_stack([*columns, self.option]).astype(np.float64))
+        clocks, self.clock = np.unique(chips.clock_Hz, return_inverse=True)
+        self.at = np.full((int(self.kind.max()) + 1, len(clocks)), -1, np.int64)
+        self.at[self.kind, self.clock] = np.arange(len(chips))
+
+    def _note(self, chips: IntArray) -> None:
+        """Take over what the search found for these chips."""
+        for chip in chips.tolist():
+            self.known[chip] = max(0.0, self.search.found_score(chip))
+
+    def evaluate(self, chips: IntArray, least: float) -> None:
+        """Evaluate those whose bounds allow more than `least`."""
+        if self.search.stop():
+            raise StoppedError
+        self.search.bound_near(chips, least)
+        if self.search.stop():
+            raise StoppedError  # some of them were not evaluated
+        self._note(chips)
+        self.tried[chips] |= (self.known[chips] > 0.0) | (self.search.scores[chips] > least)
+
+    def best_of(self, feasible: BoolArray) -> float:
+        """The highest score among these chips, within the tolerance."""
+        size = FIRST_ROUND
+        while True:
+            best = float(self.known[feasible].max(initial=0.0))
+            bar = best * (1.0 + TOLERANCE)
+            open_ = np.flatnonzero(feasible & ~self.tried & (self.search.scores > bar))
+            if len(open_) == 0:
+                return best
+            ranked = open_[np.argsort(-self.search.scores[open_], kind="stable")]
+            self.evaluate(ranked[:size], bar)
+            size = min(2 * size, LARGEST_ROUND)
+
+    def bound_of(self, feasible: BoolArray) -> float:
+        """No chip of these scores higher."""
+        return float(self.search.scores[feasible].max(initial=0.0))
+
+    def kept(self, draw: int, scores: FloatArray) -> FloatArray:
+        """What each chip scores in a draw: at the fastest clock at which it keeps to the limits."""
+        there = (self.at >= 0) & self.feasible[draw][self.at]
+        values = np.where(there, scores[self.at], 0.0)
+        found: FloatArray = np.maximum.accumulate(values, axis=1)[self.kind, self.clock]
+        return found
+
+    def mean_losses(self, scores: FloatArray) -> FloatArray:
+        """Of every chip, against the best of each draw."""
+        kept = np.zeros(len(scores))
+        for draw, best in zip(self.some, self.best, strict=True):
+            kept += self.kept(draw, scores) / best
+        return 1.0 - kept / max(1, len(self.some))
+
+    def steadiest(self, first: int) -> tuple[int, float]:
+        """The chip of least mean loss, and the loss that none is below; `first` is known."""
+        self.evaluate(self._slower(np.array([first])), 0.0)
+        weight = np.zeros(len(self.known))
+        for draw, best in zip(self.some, self.best, strict=True):
+            weight += self.kept(draw, np.ones(len(self.known))) / best / len(self.some)
+        size, before = FIRST_ROUND, int(self.tried.sum())
+        while True:
+            losses = self.mean_losses(self.known)
+            bar = float(losses.min()) - LOSS_TOLERANCE
+            most = np.where(self.tried, self.known, self.search.scores)
+            least = self.mean_losses(most)
+            open_ = np.flatnonzero(least < bar)
+            if len(open_) == 0 or int(self.tried.sum()) - before >= MOST_TRIED:
+                found = first if losses[first] <= losses.min() else int(np.argmin(losses))
+                return found, max(0.0, min(float(least.min()), float(losses[found])))
+            ranked = open_[np.argsort(least[open_], kind="stable")][:size]
+            fresh = ranked[~self.tried[ranked]]
+            if len(fresh):
+                # At full clock in every draw that lets it run at all, it would have to score this.
+                self.evaluate(fresh, float(((1.0 - bar) / weight[fresh]).min()))
+            else:
+                slower = self._slower(ranked)
+                self.evaluate(slower[~self.tried[slower]], 0.0)
+            size = min(2 * size, LARGEST_ROUND)
+
+    def _slower(self, chips: IntArray) -> IntArray:
+        """These chips at their own and all lower clocks."""
+        slower = np.arange(self.at.shape[1]) <= self.clock[chips][:, None]
+        found = np.where(slower, self.at[self.kind[chips]], -1)
+        return np.unique(found[found >= 0])
+
+    def losses(self, chip: int) -> FloatArray:
+        """Of one chip in every draw."""
+        kept = [self.kept(draw, self.known)[chip] for draw in self.some]
+        return np.asarray(1.0 - np.array(kept) / self.best)
+
+
+def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustness:
+    """The answer of a search over a physical template, with its job's draws."""
+    described = described_space(job)
+    limits = limits_of(job, described)
+    free = replace(limits, max_area_mm2=None, min_area_mm2=None, max_power_W=None)
+    whole = replace(described, limits=free).build()
+    draws = Draws.of(whole, limits, job.robust, job.seed)
+    wider = Search(
+        draws.space, search.variants, search.setting, search.objective, search.tolerance,
+        stop=search.stop,
+    )  # fmt: skip
+    place = _places(search.frontier, wider, draws.usual)
+    wider.inherit(search, place)
+    return robustness(wider, draws, int(place[chosen]))
+
+
+def _places(known: Frontier, wider: Search, design: IntArray) -> IntArray:
+    """Where chips of a search are in a wider one; -1 where they have another memory there."""
+    chips, there = known.chips, wider.frontier
+    band = np.searchsorted(wider.bandwidths, chips.hbm_Bps)
+    ids = design[chips.design] * len(wider.bandwidths) + band
+    order = np.argsort(there.ids)
+    place = order[np.searchsorted(there.ids, ids, sorter=order)]
+    same = there.chips.hbm_capacity_bytes[place] == chips.hbm_capacity_bytes
+    return np.where(same, place, -1)
+
+
+def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
+    """The winner and the steadiest chip under the draws, and which constant moves the best most.
+
+    `search` is over the space of the draws; what it has evaluated need not be again. A draw in
+    which no chip keeps to the limits has no best, and counts for nothing.
+    """
+    held = Held(search, draws)
+    found = [held.best_of(mask) for mask in held.feasible]
+    count = len(draws.draws)
+    ends = np.array(found[count:]).reshape(-1, 2)
+    held.some = [draw for draw in range(count) if found[draw] > 0.0]
+    held.best = np.array([found[draw] for draw in held.some])
+    bounds = np.array([held.bound_of(held.feasible[draw]) for draw in held.some])
+    swing = (ends[:, 0] - ends[:, 1]) ** 2
+    shares = swing / swing.sum() if swing.any() else swing
+    steadiest, least = held.steadiest(winner)
+    return made_of(
+        Robustness,
+        _steady(held, winner),
+        draws=len(held.some),
+        without_a_chip=count - len(held.some),
+        designs=len(draws.space),
+        proven_within=float((bounds / held.best).max(initial=1.0) - 1.0),
+        steadiest=_steady(held, steadiest),
+        least_loss=least,
+        constants=tuple(
+            ConstantShare(name=draws.varied[i].name, share=float(shares[i]))
+            for i in np.argsort(-shares, kind="stable")
+        ),
+    )
+
+
+def _steady(held: Held, chip: int) -> SteadyChip:
+    """What the draws say of one chip."""
+    draws, chips = held.draws, held.search.frontier.chips
+    losses = held.losses(chip)
+    alone = draws.space.subset(chips.design[[chip]])
+    figures = []
+    for draw in held.some:
+        drawn_ = under(alone, draws.draws[draw])
+        hbm = drawn_.hbm_options[int(held.option[chip])]
+        figures.append((drawn_.area_with(hbm)[0], drawn_.peak_power_with(hbm)[0]))
+    ends = np.quantile(np.array(figures), (0.05, 0.95), axis=0).T.tolist()
+    own = Finder(held.search).design(chip).accelerator
+    fits = np.mean([held.feasible[draw][chip] for draw in held.some])
+    return SteadyChip(
+        chip=f"{own.describe()} at {own.clock_Hz / 1e9:g} GHz",
+        fits=float(fits),
+        loss_mean=float(losses.mean()),
+        loss_p95=float(np.quantile(losses, 0.95)),
+        area_mm2=tuple(ends[0]),
+        peak_power_W=tuple(ends[1]),
+    )

@@ -1,0 +1,45 @@
+"""Other values that the constants could have: draws from their ranges, and their ends.
+
+Every constant is triangular between the ends of its range, with its value as the mode, and
+independent of the others. Draws are a Latin hypercube (McKay et al., Technometrics 1979): each
+constant's range is cut into as many parts of equal chance as there are draws, and every part is
+drawn from once, so that a few draws already cover every range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.hardware.physical.constants import PUBLISHED, Constant, Physics
+
+Floats = NDArray[np.float64]
+
+
+def drawn(constants: Sequence[Constant], count: int, seed: int) -> list[Physics]:
+    """So many sets of constants; those that are not listed keep their values."""
+    random = np.random.default_rng(seed)
+    strata = np.array([random.permutation(count) for _ in constants]).reshape(-1, count)
+    chances = (strata + random.random(strata.shape)) / count
+    values = {one.name: triangular(one, row) for one, row in zip(constants, chances, strict=True)}
+    return [
+        replace(PUBLISHED, **{name: float(row[draw]) for name, row in values.items()})
+        for draw in range(count)
+    ]
+
+
+def triangular(one: Constant, chance: Floats) -> Floats:
+    """The values below which a constant lies with these chances."""
+    width, rise = one.high - one.low, one.value - one.low
+    below = one.low + np.sqrt(chance * width * rise)
+    above = one.high - np.sqrt((1.0 - chance) * width * (one.high - one.value))
+    return np.where(chance * width < rise, below, above)
+
+
+def at_ends(one: Constant) -> tuple[Physics, Physics]:
+    """With this constant alone at the low and at the high end of its range."""
+    low, high = (replace(PUBLISHED, **{one.name: end}) for end in (one.low, one.high))
+    return low, high

@@ -1,0 +1,171 @@
+"""The answer under draws of the physical constants, against every chip tried under every draw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import atoll
+from atoll.answers.search import Robustness
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.robust import LOSS_TOLERANCE, TOLERANCE, Draws, Held, robustness
+from atoll.explore.run import make_objective, prepare_search
+from atoll.hardware.accelerator import Accelerator
+from atoll.hardware.physical.constants import PUBLISHED, Constant, constants
+from atoll.hardware.physical.draws import at_ends, drawn, triangular
+from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
+from atoll.hardware.silicon.physical import redrawn
+from atoll.hardware.space import Limits
+from atoll.hardware.spacefile import load_space
+from atoll.questions import SearchQuestion
+
+SPACE = """name: small
+template: physical-7nm
+tensor_cores: [2, 4, 6, 8]
+vector_cores: [4]
+width: [64, 128]
+depth: [128]
+vector_width: [512]
+glb: [16 MiB]
+clock: [0.7 GHz, 1.05 GHz, 1.4 GHz]
+hbm:
+  - {stacks: 2, capacity: 16 GiB, bandwidth: 410 GB/s, area: 15 mm2, power: 38 W}
+"""
+JOB = {"model": "bert-large", "devices": 4, "batch": 32, "microbatch": [4], "tp": [1]}
+LIMITS = Limits(max_area_mm2=300.0, max_power_W=230.0)
+KNOWN = {one.name: one for one in constants()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("robust") / "small.yaml"
+    path.write_text(SPACE)
+    return path
+
+
+def test_a_constant_is_triangular_around_its_value() -> None:
+    one = Constant("some", 2.0, 1.0, 5.0, "")
+    chance = np.linspace(0, 1, 100_001)
+    values = triangular(one, chance)
+    assert values[0] == 1.0 and values[-1] == 5.0 and (np.diff(values) >= 0).all()
+    assert triangular(one, np.array([0.25]))[0] == pytest.approx(2.0)  # (2 - 1) / (5 - 1)
+    assert values.mean() == pytest.approx((1 + 2 + 5) / 3, rel=1e-4)
+
+
+def test_draws_cover_every_range_and_repeat_with_their_seed() -> None:
+    varied = [KNOWN["cell_um2"], KNOWN["mac_pJ"]]
+    draws = drawn(varied, 20, seed=3)
+    assert draws == drawn(varied, 20, seed=3) != drawn(varied, 20, seed=4)
+    for one in varied:
+        values = np.sort([getattr(draw, one.name) for draw in draws])
+        edges = triangular(one, np.arange(21) / 20)
+        assert (values >= edges[:-1]).all() and (values <= edges[1:]).all()
+    assert all(draw.uncore_mm2 == PUBLISHED.uncore_mm2 for draw in draws)
+    low, high = at_ends(KNOWN["cell_um2"])
+    assert (low.cell_um2, high.cell_um2) == (400.0, 900.0)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_losses_are_those_of_every_chip_tried_under_every_draw(folder: Path, seed: int) -> None:
+    whole = load_space(folder)
+    job = SearchQuestion.of(**JOB)
+    setting, variants = prepare_search(job)
+    draws = Draws.of(whole, LIMITS, 6, seed)
+    objective = make_objective(job, whole, setting, variants)
+    search = Search(draws.space, variants, setting, objective, 1e-4)
+    chips = search.frontier.chips
+    usual = search.evaluate_all(np.arange(len(chips)))
+
+    def chip(number: int) -> Accelerator:
+        design = int(chips.design[number])
+        options = [o for o in draws.space.hbm_options if o.bandwidth_Bps == chips.hbm_Bps[number]]
+        return draws.space.accelerator(design, options[0])
+
+    def score(number: int, physics: object) -> float:
+        """At the fastest clock within the limits, one chip at a time."""
+        own = chip(number)
+        best = 0.0
+        for other in range(len(chips)):
+            slow = chip(other)
+            if replace(slow, clock_Hz=own.clock_Hz, name="") != replace(own, name=""):
+                continue
+            there = replace(slow, template=redrawn(whole.template, physics))  # type: ignore[arg-type]
+            within = (
+                slow.clock_Hz <= own.clock_Hz
+                and accelerator_area_mm2(there) <= 300.0
+                and peak_power_W(there) <= 230.0
+            )
+            best = max(best, usual[other] if within else 0.0)
+        return best
+
+    table = np.array([[score(n, physics) for n in range(len(chips))] for physics in draws.draws])
+    best = table.max(axis=1)
+    assert (best > 0).all()
+    losses = 1.0 - table / best[:, None]
+    fresh = Search(draws.space, variants, setting, objective, 1e-4)
+    winner = int(np.argmax(np.where(np.isin(chips.design, draws.usual), usual, 0.0)))
+    found = robustness(fresh, draws, winner)
+    assert found.draws == 6 and found.without_a_chip == 0
+    assert found.loss_mean == pytest.approx(losses[:, winner].mean(), abs=2 * TOLERANCE)
+    least = losses.mean(axis=0).min()
+    assert found.steadiest.loss_mean <= least + LOSS_TOLERANCE + 2 * TOLERANCE
+    assert found.least_loss <= least + 2 * TOLERANCE
+    assert found.steadiest.loss_mean <= found.loss_mean
+
+
+def test_ends_of_a_range_say_which_constant_moves_the_best(folder: Path) -> None:
+    whole = load_space(folder)
+    job = SearchQuestion.of(**JOB)
+    setting, variants = prepare_search(job)
+    objective = make_objective(job, whole, setting, variants)
+
+    def shares(limits: Limits) -> dict[str, float]:
+        draws = Draws.of(whole, limits, 2, 0)
+        search = Search(draws.space, variants, setting, objective, 1e-3)
+        found = robustness(search, draws, 0)
+        return {one.name: one.share for one in found.constants}
+
+    assert not any(shares(Limits(max_area_mm2=5000.0)).values())  # everything fits, always
+    by_area = shares(Limits(max_area_mm2=300.0))
+    assert sum(by_area.values()) == pytest.approx(1.0)
+    assert by_area["mac_pJ"] == 0.0 and by_area["uncore_mm2"] > 0.2
+    assert shares(Limits(max_power_W=170.0))["mac_pJ"] > 0.2
+
+
+def test_a_chip_that_is_too_hot_runs_slower_and_one_that_is_too_large_is_lost(
+    folder: Path,
+) -> None:
+    whole = load_space(folder)
+    job = SearchQuestion.of(**JOB)
+    setting, variants = prepare_search(job)
+    objective = make_objective(job, whole, setting, variants)
+    draws = Draws.of(whole, LIMITS, 2, 0)
+    held = Held(Search(draws.space, variants, setting, objective, 1e-3), draws)
+    chips = held.search.frontier.chips
+    scores = chips.peak_flops.copy()
+    fastest = np.flatnonzero(chips.clock_Hz == chips.clock_Hz.max())
+    held.feasible[0] = chips.clock_Hz < 1e9
+    assert held.kept(0, scores)[fastest] == pytest.approx(scores[fastest] / 2)
+    held.feasible[0] = np.zeros(len(chips), np.bool_)
+    assert not held.kept(0, scores).any()
+
+
+def test_a_search_says_it_in_one_line_and_in_json(folder: Path) -> None:
+    result = atoll.search(
+        **JOB, space=folder, max_area="300 mm2", max_power="230 W", robust=5, baselines=False
+    )
+    found = result.robustness
+    assert isinstance(found, Robustness) and found.draws == 5
+    told = result.to_dict()["robustness"]
+    assert {"draws", "loss_mean", "loss_p95", "steadiest", "constants"} <= told.keys()
+    assert {"chip", "loss_mean", "loss_p95"} <= told["steadiest"].keys()
+    assert f"of {found.designs:,} chips" in found.words() and "5 draws" in str(result)
+    assert told["constants"][0].keys() == {"name", "share"}
+
+
+def test_spaces_whose_constants_have_no_ranges_are_refused() -> None:
+    with pytest.raises(atoll.AtollError, match="no ranges"):
+        atoll.search(model="bert-large", robust=5)
