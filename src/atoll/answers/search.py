@@ -188,6 +188,8 @@ class SearchAnswer(Picture):
     phases_s: Mapping[str, Amount]
     runners_up: tuple[DesignAnswer, ...]
     pareto: Mapping[str, FrontAnswer]
+    price_per_device: Positive | None = None
+    """Dollars or watts that a device takes, where the score is throughput over them."""
     robustness: Robustness | None = None
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""

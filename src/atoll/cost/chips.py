@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.cost.gemm import core_counts
 from atoll.cost.model import MAPPER
-from atoll.hardware.accelerator import Accelerator, core_buffer_bytes
+from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
 from atoll.hardware.silicon.chip import columns_of, template_of
 from atoll.hardware.space import Space
 from atoll.hardware.template.cores import TensorConfigs
@@ -46,6 +47,8 @@ class Chips:
 
     design: IntArray
     """Index into the space."""
+    memory: IntArray
+    """Which of the space's `memories` it has."""
     tensor_cores: IntArray
     vector_cores: IntArray
     hbm_Bps: FloatArray
@@ -175,31 +178,45 @@ def pick(configs: C, rows: IntArray) -> C:
     return type(configs)(**{f.name: getattr(configs, f.name)[rows] for f in fields(configs)})
 
 
-def chips_of_space(space: Space, profile: Profile) -> Chips:
-    """Every design of a space with every HBM bandwidth that it may take."""
-    bandwidths = sorted({profile.hbm_Bps(option.bandwidth_Bps) for option in space.hbm_options})
-    columns: list[tuple[IntArray, FloatArray, IntArray, FloatArray]] = []
-    for bandwidth in bandwidths:
+def memories(options: Sequence[Hbm], profile: Profile, each: bool = False) -> list[tuple[Hbm, ...]]:
+    """HBM options by bandwidth: a chip has the largest that it may take of one. With `each`, every
+    option by itself.
+    """
+    by_size = sorted(
+        set(options), key=lambda o: (profile.hbm_Bps(o.bandwidth_Bps), o.capacity_bytes)
+    )
+    if each:
+        return [(option,) for option in by_size]
+    same = groupby(by_size, key=lambda option: profile.hbm_Bps(option.bandwidth_Bps))
+    return [tuple(own) for _, own in same]
+
+
+def chips_of_space(space: Space, profile: Profile, each: bool = False) -> Chips:
+    """Every design of a space with every HBM bandwidth that it may take; or `each` memory."""
+    columns: list[tuple[IntArray, IntArray, FloatArray, IntArray, FloatArray]] = []
+    for number, own in enumerate(memories(space.hbm_options, profile, each)):
         capacity = np.zeros(len(space), np.int64)
         phy_mm2 = np.zeros(len(space))
-        for index, option in enumerate(space.hbm_options):
-            if profile.hbm_Bps(option.bandwidth_Bps) == bandwidth:
-                larger = space.hbm_allowed[:, index] & (option.capacity_bytes > capacity)
-                capacity[larger] = option.capacity_bytes
-                phy_mm2[larger] = option.area_mm2
+        for option in own:
+            allowed = space.hbm_allowed[:, space.hbm_options.index(option)]
+            larger = allowed & (option.capacity_bytes > capacity)
+            capacity[larger] = option.capacity_bytes
+            phy_mm2[larger] = option.area_mm2
         design = np.flatnonzero(capacity > 0)
-        rates = np.full(len(design), bandwidth)
-        columns.append((design, rates, capacity[design], phy_mm2[design]))
-    design = np.concatenate([column[0] for column in columns])
+        memory = np.full(len(design), number, np.int64)
+        rates = np.full(len(design), profile.hbm_Bps(own[0].bandwidth_Bps))
+        columns.append((design, memory, rates, capacity[design], phy_mm2[design]))
+    design, memory, hbm_Bps, capacity, phy_mm2 = map(np.concatenate, zip(*columns, strict=True))
     return _chips(
         profile,
         losses(profile, space.template),
         space.template,
         {name: values[design] for name, values in space.columns.items()},
         design=design,
-        hbm_Bps=np.concatenate([column[1] for column in columns]),
-        hbm_capacity_bytes=np.concatenate([column[2] for column in columns]),
-        area_mm2=space.area_mm2[design] + np.concatenate([column[3] for column in columns]),
+        memory=memory,
+        hbm_Bps=hbm_Bps,
+        hbm_capacity_bytes=capacity,
+        area_mm2=space.area_mm2[design] + phy_mm2,
     )
 
 
@@ -211,6 +228,7 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
         template_of(chip),
         columns_of(chip),
         design=np.zeros(1, np.int64),
+        memory=np.zeros(1, np.int64),
         hbm_Bps=np.array([profile.hbm_Bps(chip.hbm.bandwidth_Bps)]),
         hbm_capacity_bytes=np.array([chip.hbm.capacity_bytes]),
         area_mm2=np.array([area_mm2]),
@@ -240,6 +258,7 @@ def _chips(
     columns: Columns,
     *,
     design: IntArray,
+    memory: IntArray,
     hbm_Bps: FloatArray,
     hbm_capacity_bytes: IntArray,
     area_mm2: FloatArray,
@@ -287,6 +306,7 @@ def _chips(
     both, vector_configs = _vector_configs(pair_count, vector_count, columns["vector_width"])
     return Chips(
         design=design,
+        memory=memory,
         tensor_cores=tensor_cores,
         vector_cores=vector_cores,
         hbm_Bps=hbm_Bps,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from atoll.cost.chips import chips_of_space
+from atoll.cost.chips import chips_of_space, memories
 from atoll.explore.answer.result import Design
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
@@ -113,19 +113,13 @@ def run_baselines(
         if outcome.best is None:
             return _alone(candidates, 0, candidates.hbm_options)
         chips = outcome.frontier.chips
-        design = int(chips.design[outcome.best])
-        options = [
-            option
-            for option in candidates.hbm_options
-            if setting.profile.hbm_Bps(option.bandwidth_Bps) == chips.hbm_Bps[outcome.best]
-        ]
+        design, memory = (int(a[outcome.best]) for a in (chips.design, chips.memory))
+        options = search.memories[memory]
         number = design_number(space, candidates.accelerator(design))
-        bandwidths = len(search.bandwidths)
-        band = int(outcome.frontier.ids[outcome.best]) % bandwidths
         return replace(
             _alone(candidates, design, options),
             score=outcome.score,
-            chip=None if number is None else number * bandwidths + band,
+            chip=None if number is None else number * len(search.memories) + memory,
             found=outcome.frontier.found[outcome.best],
         )
 
@@ -181,8 +175,10 @@ def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
 def _expert(
     reference: Space, variants: Variants, setting: Setting, objective: Objective, stop: Stop
 ) -> float | None:
-    """The expert's layout of every model on the reference chip."""
-    chips = chips_of_space(reference, setting.profile)
+    """The expert's layout of every model on the reference chip, with the first of its memories."""
+    chips = chips_of_space(reference, setting.profile, objective.price is not None)
+    own = memories(reference.hbm_options, setting.profile, objective.price is not None)
+    price = objective.prices(reference, chips, own)[0]
     priced = Priced.of(chips, variants, setting)
     times = []
     for index, workload in enumerate(variants.workloads):
@@ -191,7 +187,7 @@ def _expert(
         if step is None:
             return None
         times.append(step)
-    return float(objective.scores(np.array([times]))[0])
+    return float(objective.scores(np.array([times]))[0] / price)
 
 
 def _expert_step(

@@ -95,12 +95,12 @@ class _Genes:
         space = search.space
         if isinstance(space, ProductSpace):
             lists = {name: list(space.axes.values[name]) for name in space.axes.names}
-            return _Genes(lists, len(search.bandwidths), None)
+            return _Genes(lists, len(search.memories), None)
         columns = {p.name: space.columns[p.name].tolist() for p in space.template.parameters}
         lists = {name: sorted(set(column)) for name, column in columns.items()}
         rows = zip(*columns.values(), strict=True)
         designs = {row: index for index, row in enumerate(rows)}
-        return _Genes(lists, len(search.bandwidths), designs)
+        return _Genes(lists, len(search.memories), designs)
 
     def chip(self, trial: Any) -> int | None:
         """The number of the chip that a trial asks for; None where the space has none."""

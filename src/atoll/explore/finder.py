@@ -39,7 +39,7 @@ class Finder:
             for model, plan in found.items()
         }
         space, design = self._place_of(int(chips.design[chip]))
-        hbm = self._smallest_hbm(priced, space, design, float(chips.hbm_Bps[chip]), found)
+        hbm = self._smallest_hbm(priced, space, design, int(chips.memory[chip]), found)
         accelerator = replace(space.accelerator(design, hbm), name="")
         plans = []
         for model, own in sorted(found.items()):
@@ -78,7 +78,7 @@ class Finder:
         """Peak power of a chip with the smallest HBM of its bandwidth."""
         chips = self.search.frontier.chips
         space, design = self._place_of(int(chips.design[chip]))
-        options = self._hbm_options(space, design, float(chips.hbm_Bps[chip]))
+        options = self._hbm_options(space, design, int(chips.memory[chip]))
         return peak_power_W(space.accelerator(design, options[0]))
 
     def _place_of(self, design: int) -> tuple[Space, int]:
@@ -92,11 +92,11 @@ class Finder:
         priced: dict[int, Priced],
         space: Space,
         design: int,
-        hbm_Bps: float,
+        memory: int,
         found: dict[int, Found],
     ) -> Hbm:
         """The least capacity that keeps every model's step time."""
-        options = self._hbm_options(space, design, hbm_Bps)
+        options = self._hbm_options(space, design, memory)
         for option in options[:-1]:
             if all(
                 self._step(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
@@ -105,15 +105,13 @@ class Finder:
                 return option
         return options[-1]
 
-    def _hbm_options(self, space: Space, design: int, hbm_Bps: float) -> list[Hbm]:
-        """What a design may take to have this bandwidth, the smallest first."""
-        options = [
+    def _hbm_options(self, space: Space, design: int, memory: int) -> list[Hbm]:
+        """What a design may take of one of the space's memories, the smallest first."""
+        return [
             option
-            for index, option in enumerate(space.hbm_options)
-            if space.hbm_allowed[design, index]
-            and self.search.setting.profile.hbm_Bps(option.bandwidth_Bps) == hbm_Bps
+            for option in self.search.memories[memory]
+            if space.hbm_allowed[design, space.hbm_options.index(option)]
         ]
-        return sorted(options, key=lambda option: option.capacity_bytes)
 
     def _step(self, priced: Priced, plan: Found, hbm: Hbm) -> float:
         variant = priced.variants.variants[0]

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from atoll.answers.answer import made_of
 from atoll.answers.search import ConstantShare, Robustness, SteadyChip
-from atoll.cost.chips import distinct_rows
+from atoll.cost.chips import Chips, distinct_rows
 from atoll.explore.answer.scope import described_space, limits_of
 from atoll.explore.finder import Finder
 from atoll.explore.proof.branch_and_bound import Search
-from atoll.explore.proof.frontier import Frontier
 from atoll.hardware.physical.constants import Constant, Physics, constants
 from atoll.hardware.physical.draws import at_ends, drawn
 from atoll.hardware.silicon.physical import redrawn, redrawn_memories
@@ -121,12 +120,9 @@ class Held:
 
     def __post_init__(self) -> None:
         chips, space = self.search.frontier.chips, self.draws.space
-        self.option = option = np.full(len(chips), -1, np.int64)
-        hbm_Bps = self.search.setting.profile.hbm_Bps
-        for index, hbm in enumerate(space.hbm_options):
-            same = chips.hbm_Bps == hbm_Bps(hbm.bandwidth_Bps)
-            option[same & (chips.hbm_capacity_bytes == hbm.capacity_bytes)] = index
-        self.feasible = [allowed[chips.design, option] for allowed in self.draws.allowed]
+        options = [space.hbm_options.index(hbm) for (hbm,) in self.search.memories]
+        self.option = np.array(options)[chips.memory]
+        self.feasible = [allowed[chips.design, self.option] for allowed in self.draws.allowed]
         self.known = np.zeros(len(chips))
         self.tried = np.zeros(len(chips), np.bool_)
         self._note(np.array(list(self.search.frontier.found), np.int64))
@@ -235,22 +231,25 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     draws = Draws.of(whole, limits, job.robust, job.seed)
     wider = Search(
         draws.space, search.variants, search.setting, search.objective, search.tolerance,
-        stop=search.stop,
+        stop=search.stop, each_memory=True,
     )  # fmt: skip
-    place = _places(search.frontier, wider, draws.usual)
+    place = _places(search.frontier.chips, wider, draws.usual)
     wider.inherit(search, place)
     return robustness(wider, draws, int(place[chosen]))
 
 
-def _places(known: Frontier, wider: Search, design: IntArray) -> IntArray:
-    """Where chips of a search are in a wider one; -1 where they have another memory there."""
-    chips, there = known.chips, wider.frontier
-    band = np.searchsorted(wider.bandwidths, chips.hbm_Bps)
-    ids = design[chips.design] * len(wider.bandwidths) + band
-    order = np.argsort(there.ids)
-    place = order[np.searchsorted(there.ids, ids, sorter=order)]
-    same = there.chips.hbm_capacity_bytes[place] == chips.hbm_capacity_bytes
-    return np.where(same, place, -1)
+def _places(known: Chips, wider: Search, design: IntArray) -> IntArray:
+    """Where chips of a search are in a wider one that has them with each memory."""
+    chips = wider.frontier.chips
+    columns = [
+        [one.hbm_Bps, one.hbm_capacity_bytes, place]
+        for one, place in ((chips, chips.design), (known, design[known.design]))
+    ]
+    both = np.concatenate([np.column_stack(own) for own in columns])
+    _, number = distinct_rows(both)
+    place = np.full(int(number.max()) + 1, -1, np.int64)
+    place[number[: len(chips)]] = np.arange(len(chips))
+    return place[number[len(chips) :]]
 
 
 def robustness(search: Search, draws: Draws, winner: int) -> Robustness:

@@ -31,6 +31,7 @@ from atoll.explore.finder import Finder
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.pricing.evaluate import times_of
 from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.price import price_of
 from atoll.explore.pricing.workloads import (
     Spreads,
     Variant,
@@ -223,7 +224,7 @@ class _Road:
         chosen = outcome.best
         if exact:
             chosen = choose(search, outcome.bound, job.tolerance, power_W)
-        ranked = _ranked(outcome, objective, chosen)
+        ranked = _ranked(search, chosen)
         best = finder.design(chosen, with_layers=True)
         if not all(plan.layers for plan in best.plans):
             left_out["layer schedules"] = self.stop.reason
@@ -239,7 +240,7 @@ class _Road:
         certificate = _certificate(search, outcome, job, len(space), score)
         mark = _timed(phases, "description", mark)
         own = self._alone(best, journal)
-        if exact and len(best.plans) > 1:
+        if exact and len(best.plans) > 1 and not job.per:
             missing = [plan.model for plan in best.plans[len(own) :]]
             left_out |= {f"{name} alone": self.stop.reason for name in missing}
         _timed(phases, "alone", mark)
@@ -263,11 +264,14 @@ class _Road:
             scope=self.scope,
             alone=own,
             robustness=robust,
+            price_per_device=float(search.frontier.price[chosen]) / job.devices
+            if job.per
+            else None,
         )
 
     def _alone(self, best: Design, journal: Journal) -> tuple[Alone, ...]:
         """Each model's own best chip, where several share one; found once."""
-        if len(best.plans) == 1 or not self.strategy.proves:
+        if len(best.plans) == 1 or not self.strategy.proves or self.job.per:
             return ()
         shared = [plan.samples_per_s for plan in best.plans]
         known = journal.note("alone")
@@ -375,10 +379,13 @@ def make_objective(
     variants: Variants,
     stop: Stop | None = None,
 ) -> Objective:
-    """One model: its samples per second. Several: as the job says, against the reference chip."""
+    """One model: its samples per second. Several: as the job says, against the reference chip. Over
+    what the devices take, where the job asks for it.
+    """
     batches = tuple(workload.global_batch for workload in variants.workloads)
+    price = price_of(job)
     if len(batches) == 1:
-        return Objective.single(batches[0])
+        return Objective.single(batches[0], price)
     references: tuple[float, ...] = (1.0,) * len(batches)
     aim = AIMS[job.objective]
     if aim.relative:
@@ -387,7 +394,7 @@ def make_objective(
             for index in range(len(batches))
         )
     weights = tuple(model.weight for model in job.models)
-    return Objective(aim, batches, weights, references)
+    return Objective(aim, batches, weights, references, price)
 
 
 def _reference_samples(
@@ -408,19 +415,12 @@ def _reference_samples(
     return outcome.score
 
 
-def _ranked(outcome: Outcome, objective: Objective, chosen: int) -> list[int]:
-    """Evaluated chips: the answer, then the fastest first."""
-    models = len(objective.batches)
-    chips = [chip for chip, found in outcome.frontier.found.items() if len(found) == models]
-    times = np.array(
-        [[outcome.frontier.found[c][i].step_time_s for i in range(models)] for c in chips]
-    )
-    scores = objective.scores(times)
-    area = outcome.frontier.chips.area_mm2
-    order = sorted(
-        range(len(chips)), key=lambda i: (chips[i] != chosen, -scores[i], area[chips[i]])
-    )
-    return [chips[i] for i in order]
+def _ranked(search: Search, chosen: int) -> list[int]:
+    """Evaluated chips: the answer, then those of the highest score first."""
+    scores = {chip: search.found_score(chip) for chip in search.frontier.found}
+    area = search.frontier.chips.area_mm2
+    found = (chip for chip, score in scores.items() if score >= 0.0)
+    return sorted(found, key=lambda chip: (chip != chosen, -scores[chip], area[chip]))
 
 
 def _certificate(

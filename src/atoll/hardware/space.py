@@ -250,16 +250,28 @@ def product_points(
     """The points at these places of the whole product, unconstrained."""
     lists = [np.asarray(values) for values in axes.lists()]
     places = np.unravel_index(flat, [len(values) for values in lists])
-    columns = dict(axes.columns(v[i] for v, i in zip(lists, places, strict=True)))
+    columns = axes.columns(v[i] for v, i in zip(lists, places, strict=True))
+    return designs_of(name, axes.template, columns, hbm_options, glb_bandwidth)
+
+
+def designs_of(
+    name: str,
+    template: ChipTemplate,
+    numbers: Columns,
+    hbm_options: tuple[Hbm, ...],
+    glb_bandwidth: GlbBandwidth,
+) -> Space:
+    """Designs with these numbers of a template's machine, unconstrained."""
+    columns = dict(numbers)
     columns["clock_Hz"] = columns["clock_Hz"].astype(np.float64)
     columns["glb_bandwidth_Bpc"] = glb_bandwidth.bytes_per_clock(columns["glb_bytes"])
     return Space(
         name=name,
         columns=columns,
-        area_mm2=axes.template.area_mm2(columns),
+        area_mm2=template.area_mm2(columns),
         hbm_options=hbm_options,
-        hbm_allowed=np.ones((len(flat), len(hbm_options)), dtype=np.bool_),
-        template=axes.template,
+        hbm_allowed=np.ones((len(columns["clock_Hz"]), len(hbm_options)), dtype=np.bool_),
+        template=template,
     )
 
 

@@ -33,6 +33,8 @@ def print_result(result: SearchResult) -> None:
         _print_silicon(console, best)
     for number, line in enumerate(result.plateau_lines()):
         console.print(f"{'Plateau' if number == 0 else '':<12} {line}", markup=False)
+    if result.job.per is not None:
+        console.print(f"Price        {result.price_words()}", markup=False)
     if result.robustness is not None:
         console.print(f"Robustness   {result.robustness.words()}", markup=False)
     for plan in best.plans:
@@ -105,7 +107,8 @@ def _print_placement(console: Console, placement: Placement, replayed: float) ->
 
 
 def _print_baselines(console: Console, result: SearchResult) -> None:
-    unit = "samples/s" if len(result.best.plans) == 1 else "score"
+    plain = len(result.best.plans) == 1 and result.job.per is None
+    unit = "samples/s" if plain else "score"
     table = plain_table("Baseline", unit, "speedup", left="Baseline")
     if result.baseline_remarks:
         table.add_column("")
@@ -114,7 +117,8 @@ def _print_baselines(console: Console, result: SearchResult) -> None:
             table.add_row(name, "does not fit")
         else:
             remark = [result.baseline_remarks[name]] if name in result.baseline_remarks else []
-            table.add_row(name, f"{value:,.1f}", times(result.score, value), *remark)
+            shown = f"{value:,.1f}" if result.job.per is None else f"{value:.4g}"
+            table.add_row(name, shown, times(result.score, value), *remark)
     console.print(table)
 
 

@@ -74,6 +74,18 @@ class SearchQuestion(Question):
     objective: Annotated[str, Named("atoll.explore.proof.objective:AIMS")] = option(
         "What several models count together.", TRAINED, "mean"
     )
+    per: Annotated[str, Named("atoll.explore.pricing.price:PERS")] | None = option(
+        "Throughput over what devices take: their price, peak power, total cost of ownership.",
+        TRAINED, None, shown="throughput alone",
+    )  # fmt: skip
+    years: f.Price | None = option("Years of use, for tco.", TRAINED, None, shown="5")
+    kwh_price: f.Price | None = option("Dollars a kWh, for tco.", TRAINED, None, shown="0.08")
+    pue: f.Price | None = option(
+        "Power of a site over that of its machines, for tco.", TRAINED, None, shown="1.2"
+    )
+    network_price: f.Price | None = option(
+        "Dollars of network for a device, for tco.", TRAINED, None, shown="2,000"
+    )
     microbatch: f.Microbatches = (1, 2, 4, 8, 16)
     tp: Annotated[Counts, AtLeastOne] = option(
         "Tensor parallel degrees.", LAYOUT, (1, 2, 4, 8), old=("tensor_widths", "tensor")

@@ -36,6 +36,7 @@ Sequence = Annotated[
     Count | None, option("Tokens in a sequence.", TRAINED, old=("seq",), shown="the model's")
 ]
 AtLeastOne = Field(min_length=1)
+Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Microbatches = Annotated[
     Counts, AtLeastOne, option("Sequences in a microbatch.", LAYOUT, old=("microbatches",))
 ]

@@ -204,6 +204,11 @@ class SearchFields(TypedDict, total=False):
     sequence: int | None
     optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
     objective: Literal["mean", "weighted", "worst"] | str | Aim | None
+    per: Literal["dollar", "watt", "tco"] | None
+    years: float | str | None
+    kwh_price: float | str | None
+    pue: float | str | None
+    network_price: float | str | None
     microbatch: Sequence[int] | int | None
     tp: Sequence[int] | int | None
     cp: Sequence[int] | int | None

@@ -176,7 +176,7 @@ def _strongest(
         row = np.frombuffer(raw, np.dtype("<f8"))
         if chip in where and len(row) == search.frontier.lower_s.shape[1]:
             at = where[chip]
-            score = float(search.rule.scores(row[None, :])[0])
+            score = float(search.rule.scores(row[None, :])[0] / search.frontier.price[at])
             bounds[at], reached[at] = min(bounds[at], score), PLACEMENT
     return bounds, reached
 

@@ -22,6 +22,7 @@ from atoll.answers.search import (
     SearchExplanation,
 )
 from atoll.explore.answer.scope import Scope
+from atoll.explore.pricing.price import PERS
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import load_network
 from atoll.notebook import answer_html, bar_text
@@ -183,6 +184,8 @@ class SearchResult(Pictured[SearchAnswer]):
     """Devices that exist, planned for the same job."""
     alone: tuple[Alone, ...] = ()
     """Where several models share the chip, each one's own best."""
+    price_per_device: float | None = None
+    """What a device of the answer takes, where the score is throughput over it."""
     robustness: Robustness | None = None
     """The answer under draws of the physical constants, where asked for."""
 
@@ -269,6 +272,23 @@ class SearchResult(Pictured[SearchAnswer]):
 
         return pd.DataFrame(list(self.designs))
 
+    def price_words(self) -> str:
+        """What a device takes, and the score.
+
+        Returns:
+            One line of text; nothing where the score is throughput alone.
+
+        Example:
+            >>> import atoll
+            >>> atoll.search(model="bert-large", space="tiny.yaml", devices=8).price_words()
+            ''
+        """
+        if self.price_per_device is None or self.job.per is None:
+            return ""
+        unit = PERS[self.job.per].unit
+        what = "samples/s" if len(self.best.plans) == 1 else "of the score"
+        return f"{self.score:.4g} {what} per {unit}; {self.price_per_device:,.0f} {unit} a device"
+
     def plateau_lines(self) -> list[str]:
         """What else comes close: how many designs, and what power they would save.
 
@@ -315,6 +335,7 @@ class SearchResult(Pictured[SearchAnswer]):
             lines.append(f"{plan.model}: {plan.words()}")
             lines.append(f"  {bar_text(plan.placement.time_parts_s)}")
         lines += [own.words() for own in self.alone]
+        lines += [self.price_words()] if self.job.per else []
         lines += self.plateau_lines()
         lines += [] if self.robustness is None else [self.robustness.words()]
         lines += [f"  {name}: {words}" for name, words in self._beside()]

@@ -58,6 +58,10 @@ class Scope:
 def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     """The space of a job under its limits, and what it covers; a large one is not built."""
     name, profile = job.space, profile_of(job)
+    if job.per and job.pareto:
+        raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
+    if job.per and job.robust:
+        raise AtollError("job: robust: draws are held against throughput; ask without per.")
     max_area_mm2, max_power_W = job.max_area, job.max_power
     notes: list[str] = []
     if name == DEFAULT_SPACE and job.template in (None, SYSTOLIC.name):

@@ -38,7 +38,7 @@ from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING, chip_name
-from atoll.explore.proof.reserve import hbm_bandwidths, open_frontier
+from atoll.explore.proof.reserve import open_frontier
 from atoll.explore.proof.tasks import (
     ChipNodes,
     ChipTask,
@@ -112,9 +112,9 @@ class Search:
         stop: Stop | None = None,
         crew: Crew | None = None,
         journal: Journal | None = None,
+        each_memory: bool = False,
     ) -> None:
         self.space = space
-        self.bandwidths = hbm_bandwidths(space, setting)
         self.variants = variants
         self.setting = setting
         self.objective = objective
@@ -122,7 +122,8 @@ class Search:
         self.progress = progress
         self.stop = stop or Stop(time_limit_s)
         self.journal = journal or Journal()
-        self.rule = Rule.of(variants, objective, tolerance)
+        self.rule = Rule.of(variants, objective, tolerance, each_memory)
+        self.memories = self.rule.memories(space, setting)
         self.by_model = self.rule.by_model
         self.frontier, self.reserve, layouts, self.work = open_frontier(
             space, variants, setting, self.rule, self.stop
@@ -134,7 +135,7 @@ class Search:
         self.crew.stop = self.stop
         self.crew.executor.start(self.context)
         self.pacer = Pacer(self.crew)
-        self.scores = self.rule.scores(self.frontier.lower_s)
+        self.scores = self.rule.scores(self.frontier.lower_s) / self.frontier.price
         """No plan of a chip scores higher."""
         self.best: int | None = None
         self.score = 0.0
@@ -198,7 +199,7 @@ class Search:
         stored = self.journal.evaluation(key)
         if stored is not None:
             self.apply(chip, stored)
-        elif self._score_of(found) > self.found_score(chip):
+        elif self._score_of(chip, found) > self.found_score(chip):
             self.finish(chip, key, Evaluation(self.frontier.lower_s[chip], found))
 
     def inherit(self, other: Search, place: IntArray) -> None:
@@ -215,8 +216,9 @@ class Search:
         """Where these chips are in the frontier, brought in if need be; those that exist."""
         if self.reserve is not None:
             self.frontier = self.reserve.bring(self.frontier, ids)
-            added = self.frontier.lower_s[len(self.scores) :]
-            self.scores = np.concatenate([self.scores, self.rule.scores(added)])
+            known = len(self.scores)
+            added = self.rule.scores(self.frontier.lower_s[known:]) / self.frontier.price[known:]
+            self.scores = np.concatenate([self.scores, added])
         order = np.argsort(self.frontier.ids, kind="stable")
         ordered = self.frontier.ids[order]
         at = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
@@ -235,28 +237,29 @@ class Search:
 
     def found_score(self, chip: int) -> float:
         """Score of the plans found for a chip; -1 where some model has none."""
-        return self._score_of(self.frontier.found.get(chip, {}))
+        return self._score_of(chip, self.frontier.found.get(chip, {}))
 
-    def _score_of(self, found: Mapping[int, Found]) -> float:
+    def _score_of(self, chip: int, found: Mapping[int, Found]) -> float:
         if len(found) < len(self.by_model):
             return -1.0
         times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
-        return float(self.objective.scores(times)[0])
+        return float(self.objective.scores(times)[0] / self.frontier.price[chip])
 
     def threshold(self) -> float:
         if self.mode.floor is not None:
             return self.mode.floor
         return self.score * (1.0 + self.tolerance)
 
-    def cutoff_s(self) -> float:
-        """With one model: a step time that would not improve the incumbent enough."""
-        if len(self.by_model) > 1:
-            return np.inf
-        if self.mode.floor is not None:
-            return self.objective.batches[0] / self.mode.floor if self.mode.floor else np.inf
-        if self.best is None:
-            return np.inf
-        return self.frontier.found[self.best][0].step_time_s / (1.0 + self.tolerance)
+    def cutoff_s(self, chips: IntArray) -> FloatArray:
+        """With one model: step times of chips that would not improve the incumbent enough."""
+        price = self.frontier.price
+        least = np.inf
+        if len(self.by_model) == 1 and self.mode.floor is not None:
+            least = self.objective.batches[0] / self.mode.floor if self.mode.floor else np.inf
+        elif len(self.by_model) == 1 and self.best is not None:
+            step_s = self.frontier.found[self.best][0].step_time_s
+            least = step_s * price[self.best] / (1.0 + self.tolerance)
+        return np.asarray(least / price[chips])
 
     def admit(self, size: int) -> None:
         """Bring chips into memory that may be among the next `size`, and let the lost ones go."""
@@ -266,7 +269,7 @@ class Search:
         if changed is not None:
             self.frontier, moved = changed
             self.best = None if self.best is None else int(moved[self.best])
-            self.scores = self.rule.scores(self.frontier.lower_s)
+            self.scores = self.rule.scores(self.frontier.lower_s) / self.frontier.price
 
     # --- Batches --------------------------------------------------------------------------------
 
@@ -288,7 +291,8 @@ class Search:
     def _open(self, order: IntArray) -> NDArray[np.bool_]:
         """Which (chip, variant) pairs could still be part of a better design."""
         lower = self.frontier.lower_s[order]
-        return lower < self.cutoff_s() if len(self.by_model) == 1 else np.isfinite(lower)
+        cutoff_s = self.cutoff_s(order)[:, None]
+        return lower < cutoff_s if len(self.by_model) == 1 else np.isfinite(lower)
 
     def _bound(
         self,
@@ -305,7 +309,8 @@ class Search:
             own = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
-            limits = self.threshold(), self.cutoff_s() * (1.0 + ROUNDING)
+            threshold = self.threshold() * frontier.price[piece]
+            limits = threshold, self.cutoff_s(piece) * (1.0 + ROUNDING)
             return Call(bound_chips, (chips, rows, open_[own], *limits), tag=piece)
 
         pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
@@ -358,12 +363,13 @@ class Search:
 
     def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
         found = self.frontier.found.get(chip, {})
+        score = self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance)
         trial = Trial(
             chip_name(self.frontier.chips, chip),
             self.frontier.lower_s[chip],
             {model: plan.step_time_s for model, plan in found.items()},
-            self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance),
-            self.cutoff_s(),
+            score * float(self.frontier.price[chip]),
+            float(self.cutoff_s(np.array([chip]))[0]),
             self.mode.sparing,
         )
         return ChipTask(nodes[chip], trial)
@@ -422,7 +428,7 @@ class Search:
     def _set_row(self, chip: int, row: FloatArray, stage: int) -> None:
         self.frontier.lower_s[chip] = row
         self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
-        self.scores[chip] = self.rule.scores(row[None, :])[0]
+        self.scores[chip] = self.rule.scores(row[None, :])[0] / self.frontier.price[chip]
 
     def report(self, phase: str, left: int) -> None:
         total, bound = len(self.frontier.chips), self.bound()

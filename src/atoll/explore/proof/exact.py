@@ -105,7 +105,9 @@ def _limit_s(search: Search, chip: int) -> float:
     """The step that a chip has to be shown not to beat: a little more than the proof asks for, as
     rounding must not undo it. Schedules of the incumbent are solved for their own sake.
     """
-    return np.inf if chip == search.best else search.cutoff_s() * (1.0 + ROUNDING)
+    if chip == search.best:
+        return np.inf
+    return float(search.cutoff_s(np.array([chip]))[0]) * (1.0 + ROUNDING)
 
 
 def _send(search: Search, chip: int, first: Key, sent: dict[Key, Call]) -> None:

@@ -22,6 +22,8 @@ class Frontier:
     ids: IntArray
     """Each chip's number in its whole space, which never changes."""
     lower_s: FloatArray  # (chips, variants): no plan of the node is faster
+    price: FloatArray
+    """What a chip's throughput is divided by; ones where it is by nothing."""
     stage: NDArray[np.int8]
     """Per chip, the strongest bound that was computed: 0 roofline, 1 schedule, 2 placement."""
     found: dict[int, dict[int, Found]] = field(default_factory=dict)  # chip -> model -> plan
@@ -33,16 +35,18 @@ class Frontier:
             self.chips.subset(chips),
             self.ids[chips],
             self.lower_s[chips],
+            self.price[chips],
             self.stage[chips],
             {place[chip]: plans for chip, plans in self.found.items() if chip in place},
         )
 
-    def joined(self, chips: Chips, ids: IntArray, lower_s: FloatArray) -> Frontier:
+    def joined(self, more: Frontier) -> Frontier:
         """With more chips behind the old ones."""
         return Frontier(
-            join_chips(self.chips, chips),
-            np.concatenate([self.ids, ids]),
-            np.concatenate([self.lower_s, lower_s]),
-            np.concatenate([self.stage, np.zeros(len(ids), np.int8)]),
+            join_chips(self.chips, more.chips),
+            np.concatenate([self.ids, more.ids]),
+            np.concatenate([self.lower_s, more.lower_s]),
+            np.concatenate([self.price, more.price]),
+            np.concatenate([self.stage, more.stage]),
             self.found,
         )

@@ -1,13 +1,19 @@
-"""What "best" means: throughput of one model, or several models taken together."""
+"""What "best" means: throughput of one model, or several models taken together; or that over what
+the devices take.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.cost.chips import Chips
+from atoll.explore.pricing.price import Price
+from atoll.hardware.accelerator import Hbm
+from atoll.hardware.space import Space
 from atoll.registry import Registry
 
 FloatArray = NDArray[np.float64]
@@ -52,14 +58,22 @@ class Objective:
     batches: tuple[int, ...]
     weights: tuple[float, ...]
     reference_samples_per_s: tuple[float, ...]
+    price: Price | None = None
+    """What throughput is divided by; none: nothing."""
 
     @staticmethod
-    def single(batch: int) -> Objective:
+    def single(batch: int, price: Price | None = None) -> Objective:
         """Samples per second of one model."""
-        return Objective(MEAN, (batch,), (1.0,), (1.0,))
+        return Objective(MEAN, (batch,), (1.0,), (1.0,), price)
+
+    def prices(self, space: Space, chips: Chips, memories: Sequence[tuple[Hbm, ...]]) -> FloatArray:
+        """What throughput of each chip is divided by."""
+        if self.price is None:
+            return np.ones(len(chips))
+        return self.price.of_chips(space, chips, memories)
 
     def scores(self, times_s: FloatArray) -> FloatArray:
-        """Score of each row of step times (chips, models)."""
+        """Of each row of step times (chips, models), before its price."""
         with np.errstate(divide="ignore"):
             samples = np.array(self.batches) / times_s
         if self.aim.relative:

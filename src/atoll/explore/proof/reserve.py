@@ -21,7 +21,7 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.trial import Rule
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space
+from atoll.hardware.space import Limits, Space, allowed_options
 from atoll.hardware.template.stalls import NO_STALLS
 from atoll.stopping import Stop, go_on
 
@@ -44,11 +44,14 @@ def open_frontier(
     if isinstance(space, ProductSpace):
         reserve = Reserve(space, variants, setting, rule, work)
         return reserve.first_frontier(stop), reserve, reserve.layouts, work
-    chips = chips_of_space(space, setting.profile)
+    chips = chips_of_space(space, setting.profile, rule.each_memory)
     memory_bytes = float(chips.hbm_capacity_bytes.max())
     layouts, lower_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
-    ids = chip_ids(chips, hbm_bandwidths(space, setting))
-    frontier = Frontier(chips, ids, lower_s, np.zeros(len(chips), np.int8))
+    own = rule.memories(space, setting)
+    price = rule.objective.prices(space, chips, own)
+    frontier = Frontier(
+        chips, chip_ids(chips, len(own)), lower_s, price, np.zeros(len(chips), np.int8)
+    )
     return frontier, None, layouts, work
 
 
@@ -66,19 +69,21 @@ class Reserve:
         self._space, self._variants, self._setting = space, variants, setting
         self._rule, self._work = rule, work
         self.points = len(space)
-        self._bandwidths = hbm_bandwidths(space, setting)
-        group, rates = self._corners()
+        self._memories = rule.memories(space, setting)
+        group, rates, price = self._corners()
         memory_bytes = float(max(option.capacity_bytes for option in space.hbm_options))
         self.layouts, lower_s = roofline_bounds(rates, memory_bytes, variants, setting, work)
-        scores = rule.scores(lower_s)
+        scores = rule.scores(lower_s) / price
         order = np.argsort(-scores, kind="stable")
         self._group, self._score = group[order], scores[order]
         self._next = 0
         self.scheduled: list[IntArray] = []
         """Designs that left memory after their schedule bound."""
 
-    def _corners(self) -> tuple[IntArray, FloatArray]:
-        """Groups that may hold a design, and the peak rates that none of their chips exceeds."""
+    def _corners(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Groups that may hold a design, the peak rates that none of their chips exceeds, and the
+        price that none is below.
+        """
         axes = self._space.axes
         lists = [np.asarray(values) for values in axes.lists()]
         sizes = [len(values) for values in lists]
@@ -86,7 +91,8 @@ class Reserve:
         self._group_points = int(np.prod(sizes[depth:], dtype=np.int64))
         count = int(np.prod(sizes[:depth], dtype=np.int64))
         prefix = np.unravel_index(np.arange(count), sizes[:depth]) if depth else ()
-        # Rates and area grow with every parameter: where the smallest corner is too large, all are.
+        # Rates, area and power grow with every parameter: where the smallest corner takes too much
+        # with any memory, all do.
         most, least = (
             axes.columns(
                 values[prefix[i]] if i < depth else np.full(count, pick(values))
@@ -95,23 +101,33 @@ class Reserve:
             for pick in (np.max, np.min)
         )
         clock_Hz = most["clock_Hz"].astype(np.float64)
-        lost = losses(self._setting.profile, axes.template)
+        profile = self._setting.profile
+        lost = losses(profile, axes.template)
+        fastest_Bps = max(profile.hbm_Bps(hbm.bandwidth_Bps) for hbm in self._space.hbm_options)
         rates = np.column_stack(
             [
                 most["tensor_cores"] * most["width"] * most["depth"] * clock_Hz * lost.array,
                 most["vector_cores"] * most["vector_width"] * clock_Hz,
-                np.full(count, self._bandwidths.max() * lost.hbm),
+                np.full(count, fastest_Bps * lost.hbm),
                 np.zeros(count),  # a core's buffer, and so its round, does not grow with its depth
                 np.full(count, lost.start_s),
                 np.full(count, lost.exposed),
             ]
         )
-        limit = self._space.limits.max_area_mm2
-        smallest = axes.template.area_mm2(least)
-        kept = np.flatnonzero(smallest <= (np.inf if limit is None else limit))
+        limits, corners = self._space.limits, self._space.of_columns(least)
+        most_of = Limits(max_area_mm2=limits.max_area_mm2, max_power_W=limits.max_power_W)
+        kept = np.flatnonzero(allowed_options(corners, most_of).any(axis=1))
         if len(kept) == 0:
             raise self._empty()
-        return kept, rates[kept]
+        return kept, rates[kept], self._least_prices(corners)[kept]
+
+    def _least_prices(self, corners: Space) -> FloatArray:
+        """Prices grow with every parameter: those of the smallest corners with any memory."""
+        price = self._rule.objective.price
+        if price is None:
+            return np.ones(len(corners))
+        prices = [price.of_designs(corners, hbm) for hbm in corners.hbm_options]
+        return np.asarray(np.min(prices, axis=0))
 
     def first_frontier(self, stop: Stop) -> Frontier:
         """The best group that has a design at all."""
@@ -157,8 +173,9 @@ class Reserve:
             groups = max(1, PIECE_POINTS // self._group_points)
             more = self._built(groups, threshold)
             if more is not None:
-                frontier = frontier.joined(more.chips, more.ids, more.lower_s)
-                scores = np.concatenate([scores, self._rule.scores(more.lower_s)])
+                frontier = frontier.joined(more)
+                found = self._rule.scores(more.lower_s) / more.price
+                scores = np.concatenate([scores, found])
         return frontier, moved
 
     def _wanted(self, frontier: Frontier, scores: FloatArray, threshold: float, size: int) -> float:
@@ -180,37 +197,32 @@ class Reserve:
     def bring(self, frontier: Frontier, ids: list[int]) -> Frontier:
         """The frontier with these chips in it, as far as the constraints allow them."""
         missing = np.setdiff1d(np.array(ids, np.int64), frontier.ids)
-        more = self._bounded(np.unique(missing // len(self._bandwidths)), threshold=-1.0)
+        more = self._bounded(np.unique(missing // len(self._memories)), threshold=-1.0)
         if more is None:
             return frontier
         more = more.kept(np.flatnonzero(np.isin(more.ids, missing)))
-        return frontier.joined(more.chips, more.ids, more.lower_s)
+        return frontier.joined(more)
 
     def _bounded(self, flat: IntArray, threshold: float) -> Frontier | None:
         """The chips at these points whose roofline is above the threshold, if there are any."""
         space, places = self._space.designs(flat)
         if len(space) == 0:
             return None
-        chips = chips_of_space(space, self._setting.profile)
+        chips = chips_of_space(space, self._setting.profile, self._rule.each_memory)
+        price = self._rule.objective.prices(space, chips, self._memories)
         rates, number = distinct_rows(chip_rates(chips))
         pass_s = layer_rooflines(rates, self._variants, self._setting, self._work)
         lower_s = self.layouts.all_variants_s(pass_s)
-        kept = np.flatnonzero(self._rule.scores(lower_s)[number] > threshold)
+        kept = np.flatnonzero(self._rule.scores(lower_s)[number] / price > threshold)
         if len(kept) == 0:
             return None
         design = places[chips.design[kept]]
         chips = replace(chips.subset(kept), design=design)
-        ids = chip_ids(chips, self._bandwidths)
-        return Frontier(chips, ids, lower_s[number[kept]], np.zeros(len(kept), np.int8))
+        ids = chip_ids(chips, len(self._memories))
+        stage = np.zeros(len(kept), np.int8)
+        return Frontier(chips, ids, lower_s[number[kept]], price[kept], stage)
 
 
-def chip_ids(chips: Chips, bandwidths: FloatArray) -> IntArray:
-    """A number for each chip that it keeps whatever else is in memory: design and bandwidth."""
-    band = np.searchsorted(bandwidths, chips.hbm_Bps)
-    return np.asarray(chips.design * len(bandwidths) + band)
-
-
-def hbm_bandwidths(space: Space | ProductSpace, setting: Setting) -> FloatArray:
-    """The distinct HBM bandwidths of a space, as its chips have them."""
-    hbm_Bps = setting.profile.hbm_Bps
-    return np.unique([hbm_Bps(option.bandwidth_Bps) for option in space.hbm_options])
+def chip_ids(chips: Chips, memories: int) -> IntArray:
+    """A number for each chip that it keeps whatever else is in memory: design and memory."""
+    return np.asarray(chips.design * memories + chips.memory)

@@ -78,12 +78,12 @@ def bound_chips(
     chips: Chips,
     rows: FloatArray,
     open_: NDArray[np.bool_],
-    threshold: float,
-    cutoff_s: float,
+    threshold: FloatArray,
+    cutoff_s: FloatArray,
 ) -> Bounded:
     """Operator costs and schedule bounds for the open nodes of these chips, from cheap to dear:
-    each only of nodes that those before leave a chance. With one model, a step of `cutoff_s` leaves
-    none.
+    each only of nodes that those before leave a chance. Each chip has to score above its threshold
+    (before its price); with one model, a step of its `cutoff_s` leaves none.
     """
     # Contiguous, as everywhere: another layout would compile the kernels a second time.
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
@@ -94,7 +94,7 @@ def bound_chips(
         step_s = context.layouts.step_s(least_s, variant)
         rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
         found: NDArray[np.bool_] = (context.rule.scores(rows) > threshold)[chip]
-        return found & (rows[chip, variant] < cutoff_s)
+        return found & (rows[chip, variant] < cutoff_s[chip])
 
     if cost_model(chips, context.setting.profile).floors is not None:
         kept = hopeful(_Nodes.of(context, chips, chip, variant, floors=True).floors())

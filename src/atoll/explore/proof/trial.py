@@ -14,9 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.cost.chips import memories
+from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import check_step, variant_name
+from atoll.hardware.accelerator import Hbm
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import Space
 from atoll.placement.chain import Division
 
 FloatArray = NDArray[np.float64]
@@ -40,15 +45,24 @@ class Rule:
     tolerance: float
     names: tuple[str, ...]
     """Of the variants, in words."""
+    each_memory: bool = False
+    """Whether a chip with every memory of a bandwidth is looked at, not only with the largest."""
 
     @staticmethod
-    def of(variants: Variants, objective: Objective, tolerance: float) -> Rule:
+    def of(
+        variants: Variants, objective: Objective, tolerance: float, each_memory: bool = False
+    ) -> Rule:
         by_model = tuple(np.array(variants.of(i)) for i in range(len(variants.workloads)))
         names = tuple(variant_name(variants, variant) for variant in variants.variants)
-        return Rule(by_model, objective, tolerance, names)
+        each = each_memory or objective.price is not None
+        return Rule(by_model, objective, tolerance, names, each)
+
+    def memories(self, space: Space | ProductSpace, setting: Setting) -> list[tuple[Hbm, ...]]:
+        """HBM options of a space: those of a chip's bandwidth, or each by itself."""
+        return memories(space.hbm_options, setting.profile, self.each_memory)
 
     def scores(self, rows: FloatArray) -> FloatArray:
-        """No plan of a chip with these bounds (chips, variants) scores higher."""
+        """No plan of a chip with these bounds (chips, variants) scores higher, before prices."""
         times = np.column_stack([rows[:, own].min(axis=1) for own in self.by_model])
         return self.objective.scores(times)
 
@@ -63,7 +77,7 @@ class Trial:
     found_s: Mapping[int, float]
     """Step time of the best plan known of each model on this chip."""
     score: float
-    """Of the incumbent."""
+    """That this chip has to beat, before its price."""
     cutoff_s: float
     """With one model: a step time that would not improve the incumbent enough."""
     sparing: bool = False

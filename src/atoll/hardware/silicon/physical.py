@@ -139,6 +139,7 @@ def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTe
         power_W=partial(_power_W, physics),
         energy=physical_energy(process_nm, physics),
         voltage=partial(voltage, physics=physics),
+        process_nm=process_nm,
     )  # fmt: skip
 
 
@@ -147,7 +148,8 @@ PHYSICAL = tuple(map(physical_template, PROCESSES_NM))
 
 def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
     """One of them under other constants."""
-    return physical_template(PROCESSES_NM[PHYSICAL.index(template)], physics)
+    assert template.process_nm is not None
+    return physical_template(template.process_nm, physics)
 
 
 def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:

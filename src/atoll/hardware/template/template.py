@@ -84,6 +84,8 @@ class ChipTemplate:
     """Of its process, at nominal voltage; none: `hardware.energy`'s of 7 nm."""
     voltage: Callable[[FloatArray], FloatArray] | None = None
     """At clocks, over the nominal one; none: all designs have one voltage."""
+    process_nm: float | None = None
+    """That areas are of; none: of no one process, so that they have no price."""
 
     @property
     def own(self) -> tuple[Parameter, ...]:

@@ -1,0 +1,101 @@
+"""What a score is divided by: dollars, watts, or what a device costs over its years.
+
+All of them are known exactly of a chip and grow, or stay, with each of its parameters and with its
+memory. So a bound on a chip's throughput over its price bounds its score, and of a group of chips
+the fastest corner over the cheapest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.chips import Chips
+from atoll.errors import AtollError
+from atoll.hardware.accelerator import Hbm
+from atoll.hardware.physical.price import USUAL_PRICES, Prices, device_usd, ownership_usd
+from atoll.hardware.space import Space
+from atoll.questions import SearchQuestion
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Per:
+    """Something that a device takes."""
+
+    name: str
+    unit: str
+    device: Callable[[Space, Hbm, Prices], FloatArray]
+    """Of every design of a space with an HBM."""
+    priced: bool = True
+    """Whether it needs prices, which only templates of a process have."""
+
+
+def _usd(space: Space, hbm: Hbm, prices: Prices) -> FloatArray:
+    assert space.template.process_nm is not None
+    area_mm2, process_nm = space.area_with(hbm), space.template.process_nm
+    return device_usd(area_mm2, process_nm, hbm.capacity_bytes, prices)
+
+
+def _watts(space: Space, hbm: Hbm, prices: Prices) -> FloatArray:
+    return space.peak_power_with(hbm)
+
+
+def _owned(space: Space, hbm: Hbm, prices: Prices) -> FloatArray:
+    return ownership_usd(_usd(space, hbm, prices), space.peak_power_with(hbm), prices)
+
+
+PERS = {
+    per.name: per
+    for per in (
+        Per("dollar", "$", _usd),
+        Per("watt", "W", _watts, priced=False),
+        Per("tco", "$ of ownership", _owned),
+    )
+}
+
+
+def price_of(job: SearchQuestion) -> Price | None:
+    """What a job's throughput is divided by."""
+    if job.per is None:
+        return None
+    given = {
+        "years": job.years,
+        "usd_per_kWh": job.kwh_price,
+        "pue": job.pue,
+        "network_usd": job.network_price,
+    }
+    own = {name: value for name, value in given.items() if value is not None}
+    return Price(PERS[job.per], job.devices, replace(USUAL_PRICES, **own))
+
+
+@dataclass(frozen=True)
+class Price:
+    """What the devices of a job take together."""
+
+    per: Per
+    devices: int
+    prices: Prices = USUAL_PRICES
+
+    def of_designs(self, space: Space, hbm: Hbm) -> FloatArray:
+        """With one HBM."""
+        if self.per.priced and space.template.process_nm is None:
+            raise AtollError(
+                f"job: per: chips of template {space.template.name} have no price, as areas are "
+                "not those of a process; take one of the physical model, such as physical-7nm."
+            )
+        return self.devices * self.per.device(space, hbm, self.prices)
+
+    def of_chips(
+        self, space: Space, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
+    ) -> FloatArray:
+        """Of chips of a space, each with one memory."""
+        found = np.empty(len(chips))
+        for number, (hbm,) in enumerate(memories):
+            own = chips.memory == number
+            found[own] = self.of_designs(space, hbm)[chips.design[own]]
+        return found

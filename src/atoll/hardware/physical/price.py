@@ -1,0 +1,70 @@
+"""What a device costs to make, and to own: silicon by yield, HBM, package; energy and network.
+
+Dollars of making are the foundry's and the memory maker's prices: no design, masks, margin or
+software, which do not tell one chip of a space from another. Each figure grows, or stays, with
+area and memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from atoll.hardware.physical.chips import Floats
+from atoll.hardware.physical.constants import known
+from atoll.hardware.physical.die import die_usd
+
+_GIB = 2.0**30
+_HOURS_A_YEAR, _W_PER_KW = 8766.0, 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Value, range and source of each; a question gives others (`dataclasses.replace`)."""
+
+    hbm_usd_per_GiB: float = known(
+        12.0, 7.0, 20.0, "market estimates: HBM2e 7 (2023), HBM3 10 to 13, HBM3e 13 to 20"
+    )
+    hbm_mm2_per_GiB: float = known(
+        7.6, 3.4, 15.0, "of the interposer: stacks of 11 x 11 mm with 8 to 36 GiB, here 16"
+    )
+    interposer_usd_per_mm2: float = known(
+        0.0274, 0.02, 0.06, "1,937 $ a wafer of 300 mm: Feng and Ma, DAC 2022"
+    )
+    bond_yield: float = known(0.95, 0.9, 0.99, "of die and stacks on it: Feng and Ma, DAC 2022")
+    network_usd: float = known(
+        2000.0, 500.0, 6000.0, "a device's ports, cables and switches: 400G list prices; assumed"
+    )
+    years: float = known(5.0, 3.0, 6.0, "of use: depreciation of servers by Meta, Google, Amazon")
+    usd_per_kWh: float = known(0.08, 0.04, 0.16, "industry in the USA, 2023: EIA")
+    pue: float = known(
+        1.2, 1.05, 1.6, "power of a site over its machines': Google 1.10, mean of all 1.58 (Uptime)"
+    )
+    drawn: float = known(
+        0.8, 0.5, 1.0, "of a chip's peak power in training: what the model's own answers draw"
+    )
+
+
+USUAL_PRICES = Prices()
+
+
+def device_usd(
+    area_mm2: ArrayLike, process_nm: float, hbm_bytes: float, prices: Prices = USUAL_PRICES
+) -> Floats:
+    """A good die and its HBM on an interposer that bonded."""
+    memory_GiB = hbm_bytes / _GIB
+    footprint_mm2 = np.asarray(area_mm2) + memory_GiB * prices.hbm_mm2_per_GiB
+    package = footprint_mm2 * prices.interposer_usd_per_mm2
+    made = die_usd(area_mm2, process_nm) + memory_GiB * prices.hbm_usd_per_GiB + package
+    return np.asarray(made / prices.bond_yield)
+
+
+def ownership_usd(
+    device_usd: ArrayLike, peak_power_W: ArrayLike, prices: Prices = USUAL_PRICES
+) -> Floats:
+    """Of a device over its years: itself, its part of the network, and energy."""
+    kWh = np.asarray(peak_power_W) * prices.drawn / _W_PER_KW * _HOURS_A_YEAR * prices.years
+    once = np.asarray(device_usd, np.float64) + prices.network_usd
+    return np.asarray(once + kWh * prices.pue * prices.usd_per_kWh)
