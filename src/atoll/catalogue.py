@@ -146,7 +146,7 @@ def _space(name: str) -> SpaceEntry:
         built = phaze_space()
         return SpaceEntry(space=built.name, designs=len(built), hbm=_hbm(built.hbm_options))
     space = read_space(name)
-    template = space.axes.template
+    template = space.template
     limits = {field: value for field, value in asdict(space.limits).items() if value}
     return SpaceEntry(
         space=space.name,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.hardware.template.cores import CostModel
-    from atoll.hardware.template.stalls import Stalls
     from atoll.placement.placer import Placer
 
 
@@ -46,8 +45,8 @@ class Profile:
     """Its rule of placement: stages, memory, recomputation."""
     widens_space: bool
     """Whether a larger area limit adds larger chips to the default space."""
-    stalls: Stalls | None = None
-    """What chips lose that do not say it themselves; none: nothing, whatever they say."""
+    stalls: bool
+    """Whether chips lose what they, or their kind, say that they lose."""
     cost_model: CostModel | None = None
     """What prices products; none: our mapper."""
 

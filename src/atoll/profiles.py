@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.cost.model import COST_MODELS
-from atoll.hardware.template.stalls import USUAL
 from atoll.phaze.profile import PHAZE
 from atoll.placement.placer import ExactPlacer
 from atoll.profile import Profile
@@ -30,7 +29,7 @@ DEFAULT = Profile(
     optimizer="mixed",
     placer=ExactPlacer(),
     widens_space=True,
-    stalls=USUAL,
+    stalls=True,
 )
 
 PROFILES = Registry("profiles", Profile, (DEFAULT, PHAZE))

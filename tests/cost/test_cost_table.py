@@ -27,7 +27,7 @@ from atoll.fabric.network import Network
 from atoll.hardware.accelerator import KIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.space import Space, phaze_space
-from atoll.hardware.template.stalls import NO_STALLS
+from atoll.hardware.spacefile import template_space
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE, PROFILES
 from atoll.workload import load_config, prepare
@@ -35,7 +35,13 @@ from atoll.workload.graph.operator import Core
 from designs import position_of
 
 REFERENCE = load_accelerator("phaze-tpuv4")
+LOSING = replace(DEFAULT, network="tpuv4-like")
+"""The default profile once more, for chips of 7 nm that lose what their kind does."""
 BOTH = pytest.mark.parametrize("profile", PROFILES.values(), ids=list(PROFILES))
+ALL = pytest.mark.parametrize(
+    "profile", [*PROFILES.values(), LOSING], ids=[*PROFILES, "physical chips"]
+)
+OURS = pytest.mark.parametrize("profile", [DEFAULT, LOSING], ids=["default", "physical chips"])
 
 
 @cache
@@ -55,6 +61,8 @@ def passes(profile: Profile, tensor_parallel: int = 2) -> PassSet:
 
 @cache
 def space(profile: Profile) -> Space:
+    if profile is LOSING:
+        return template_space("physical-7nm").sample(200, seed=7)
     return phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
 
 
@@ -65,9 +73,11 @@ def all_chips(profile: Profile) -> Chips:
 
 @cache
 def some_chips(profile: Profile) -> Chips:
-    """Chips of PHAZE's space, at random but always the same, the reference among them."""
+    """Chips of a space, at random but always the same; of PHAZE's with the reference."""
     chips = all_chips(profile)
     chosen = np.random.default_rng(7).choice(len(chips), 24, replace=False)
+    if profile is LOSING:
+        return chips.subset(chosen)
     reference = position_of(
         space(profile), tensor_cores=8, vector_cores=2, width=128, depth=128, glb_bytes=128 * MIB
     )
@@ -86,7 +96,7 @@ def network(profile: Profile) -> Network:
 
 def accelerator(chips: Chips, index: int, profile: Profile) -> Accelerator:
     """One chip as a device, with the bandwidths that the profile imposes."""
-    device = replace(space(profile).accelerator(int(chips.design[index])), stalls=profile.stalls)
+    device = replace(space(profile).accelerator(int(chips.design[index])), stalls=chips.stalls)
     hbm = replace(device.hbm, bandwidth_Bps=float(chips.hbm_Bps[index]))
     glb_Bpc = float(chips.glb_Bps[index] / chips.clock_Hz[index])
     return replace(device, hbm=hbm, glb_bandwidth_Bpc=glb_Bpc)
@@ -104,7 +114,7 @@ def test_the_small_model_has_every_kind_of_operator() -> None:
     assert {Core.TENSOR, Core.VECTOR, Core.PAIR, Core.LINK} <= kinds(passes(PHAZE).keys)
 
 
-@BOTH
+@ALL
 def test_products_cost_what_the_mapper_says(profile: Profile) -> None:
     chips, table = some_chips(profile), costs(profile)
     for row, key in enumerate(passes(profile).keys):
@@ -132,20 +142,21 @@ def test_products_cost_what_the_mapper_says(profile: Profile) -> None:
                 assert table.glb_bytes[row, config] == mapping.glb_bytes
 
 
-def test_fused_attention_is_its_products_beside_hbm() -> None:
+@OURS
+def test_fused_attention_is_its_products_beside_hbm(profile: Profile) -> None:
     """The products as beside a boundless HBM and a boundless buffer of the same speed: what a mask
     cuts through whole, nothing drained, and at the end one core alone with a part of its block.
     """
-    chips, table, lost = some_chips(DEFAULT), costs(DEFAULT), DEFAULT.stalls or NO_STALLS
-    rows = [i for i, key in enumerate(passes(DEFAULT).keys) if key.operator.on_chip]
+    chips, table, lost = some_chips(profile), costs(profile), some_chips(profile).stalls
+    rows = [i for i, key in enumerate(passes(profile).keys) if key.operator.on_chip]
     assert len(rows) == 2  # forward and backward
     for row in rows:
-        operator = passes(DEFAULT).keys[row].operator
+        operator = passes(profile).keys[row].operator
         products = [
             replace(p, fraction=masked_fraction(operator, p, lost)) for p in operator.matmuls
         ]
         for chip in range(len(chips)):
-            device = accelerator(chips, chip, DEFAULT)
+            device = accelerator(chips, chip, profile)
             boundless = replace(
                 device, glb_bytes=10**15, hbm=Hbm(1, 1e30), stalls=replace(lost, drained=0.0)
             )
@@ -159,14 +170,14 @@ def test_fused_attention_is_its_products_beside_hbm() -> None:
                 core_s = sum(mapping.time_s for mapping in alone)
                 core_s += tail_flops(operator, lost) / core_flops
                 core_s += drained_bytes(operator, lost) / table.glb_Bps[chip]
-                hbm_s = table.hbm_bytes[row, config] / table.hbm_Bps[chip]
+                hbm_s = table.hbm_bytes[row, config] / chips.stream_Bps[chip]
                 seconds = max(core_s, hbm_s) + lost.exposed * min(core_s, hbm_s)
                 assert table.tensor_s[row, config] == pytest.approx(seconds, rel=1e-12)
                 moved = sum(mapping.glb_bytes for mapping in alone)
                 assert table.glb_bytes[row, config] == pytest.approx(moved, rel=1e-12)
 
 
-@BOTH
+@ALL
 def test_vector_work_costs_what_one_pass_after_the_other_costs(profile: Profile) -> None:
     configs, table = some_chips(profile).vector_configs, costs(profile)
     for row, key in enumerate(passes(profile).keys):
@@ -205,7 +216,7 @@ def test_an_empty_subset_is_empty() -> None:
     assert len(nothing) == len(nothing.tensor_configs) == len(nothing.vector_configs) == 0
 
 
-@BOTH
+@ALL
 def test_a_chip_alone_costs_what_it_costs_in_its_space(profile: Profile) -> None:
     chips = some_chips(profile)
     alone = chips_of_accelerator(accelerator(chips, 0, profile), profile)
@@ -266,7 +277,7 @@ def test_every_operator_runs_on_every_chip_of_the_seed_space(profile: Profile) -
     assert np.isfinite(table.tensor_s).all()
 
 
-@BOTH
+@ALL
 def test_no_option_beats_peak_rates(profile: Profile) -> None:
     """What the search's first bound takes for granted."""
     chips, table = some_chips(profile), costs(profile)
@@ -292,15 +303,16 @@ def test_no_option_beats_peak_rates(profile: Profile) -> None:
 # --- Units ---------------------------------------------------------------------------------------
 
 
-@BOTH
+@ALL
 def test_twice_the_clock_and_all_bandwidths_halve_every_time(profile: Profile) -> None:
     """Bytes a clock stay; anything not in seconds would show here. (Ways that take their time do
     not follow a clock.)
     """
-    lost = profile.stalls and replace(profile.stalls, start_s=0.0, fill_s=0.0)
-    unbound = replace(profile, hbm_bandwidth_Bps=None, glb_bandwidth_Bpc=None, stalls=lost)
+    lost = replace(some_chips(profile).stalls, start_s=0.0, fill_s=0.0)
+    unbound = replace(profile, hbm_bandwidth_Bps=None, glb_bandwidth_Bpc=None)
+    once = replace(REFERENCE, stalls=lost)
     twice = replace(
-        REFERENCE,
+        once,
         clock_Hz=2 * REFERENCE.clock_Hz,
         hbm=replace(REFERENCE.hbm, bandwidth_Bps=2 * REFERENCE.hbm.bandwidth_Bps),
     )
@@ -318,7 +330,7 @@ def test_twice_the_clock_and_all_bandwidths_halve_every_time(profile: Profile) -
         ),
     )
     keys, arrays = passes(profile).keys, passes(profile).arrays
-    before = build_costs(keys, chips_of_accelerator(REFERENCE, unbound), slow, unbound)
+    before = build_costs(keys, chips_of_accelerator(once, unbound), slow, unbound)
     after = build_costs(keys, chips_of_accelerator(twice, unbound), fast, unbound)
     for p in range(2 * len(passes(profile).layers)):
         duration, demand, *_ = pass_problem(before, arrays, p, 0)

@@ -16,6 +16,7 @@ from atoll.cost.table_kernels import pass_problem
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.device import Chip, chip_yaml, load_device
+from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.template.stalls import CACHED, NO_STALLS, SCRATCHPAD, STALLS, Stalls
 from atoll.profiles import DEFAULT, PHAZE
 from atoll.workload import load_config, prepare
@@ -43,15 +44,19 @@ def losing(stalls: Stalls | None) -> Accelerator:
 
 
 def test_a_profile_without_losses_prices_chips_as_if_they_had_none() -> None:
-    assert PHAZE.stalls is None
+    assert not PHAZE.stalls
     for stalls in STALLS.values():
         np.testing.assert_array_equal(
             durations_s(losing(stalls), PHAZE), durations_s(REFERENCE, PHAZE)
         )
 
 
-def test_chips_that_do_not_say_lose_what_the_profile_says() -> None:
-    np.testing.assert_array_equal(durations_s(losing(DEFAULT.stalls)), durations_s(REFERENCE))
+def test_chips_that_do_not_say_lose_what_their_kind_does() -> None:
+    """Physical templates lose as a scratchpad does; PHAZE's kind of chip nothing."""
+    physical = replace(REFERENCE, template=TEMPLATES["physical-7nm"])
+    np.testing.assert_array_equal(durations_s(physical), durations_s(losing(SCRATCHPAD)))
+    np.testing.assert_array_equal(durations_s(REFERENCE), durations_s(losing(NO_STALLS)))
+    assert Chip(physical).stream_Bps == SCRATCHPAD.hbm * Chip(REFERENCE).stream_Bps
 
 
 @pytest.mark.parametrize("kind", STALLS)

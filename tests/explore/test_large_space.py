@@ -47,6 +47,18 @@ def test_the_optimum_is_the_same_and_proven(
     assert points.evaluated + sum(points.ruled_out.values()) == points.items
 
 
+def test_the_optimum_is_the_same_where_chips_lose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reserve, "MOST_GROUPS", 200)
+    file = tmp_path / "physical.yaml"
+    lists = SPACE.replace("[1, 256]", "[1, 16]").replace("250 mm2", "700 mm2")
+    file.write_text(f"template: physical-7nm\nvector_width: [512]{lists}")
+    whole, part = both(some_job(tmp_path, space=str(file), tolerance=1e-4), monkeypatch)
+    assert part.certificate.status == whole.certificate.status == "optimal"
+    assert part.score == pytest.approx(whole.score, rel=2e-4)
+
+
 def test_a_jobs_own_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {
         "max_area": 150.0, "max_power": 300.0, "hbm": (32 * 2**30,),

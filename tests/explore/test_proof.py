@@ -22,6 +22,7 @@ from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING
+from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.space import Space
 from atoll.hardware.template.stalls import STALLS, Stalls
 from atoll.placement.chain import make_chain
@@ -151,7 +152,7 @@ def test_every_bound_is_below_what_it_bounds_where_chips_lose(seed: int, stalls:
     """Small models take microseconds: the starts and the ways of operands are cut to their size."""
     small = replace(stalls, start_s=stalls.start_s / 20, fill_s=stalls.fill_s / 20, mask_rows=32)
     for lost in (stalls, small):
-        job = drawn_job(seed, 10, replace(DEFAULT, stalls=lost))
+        job = drawn_job(seed, 10, DEFAULT, replace(TEMPLATES["physical-7nm"], stalls=lost))
         early, lower, upper = steps_s(job)
         assert (early <= lower * (1.0 + ROUNDING)).all()
         assert (lower <= upper * (1.0 + ROUNDING)).all()

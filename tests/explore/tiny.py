@@ -11,7 +11,9 @@ from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Spreads, Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
 from atoll.hardware.accelerator import GIB, MIB, Hbm
+from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.space import Axes, GlbBandwidth, Limits, Space, build_space
+from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 from atoll.profiles import PHAZE
 from atoll.step.layout import ZERO_STAGES
@@ -63,9 +65,11 @@ def random_space(
     chips: int,
     hbm_bytes: tuple[int, ...] = (16 * GIB,),
     hbm_Bps: tuple[float, ...] = (200e9,),
+    template: ChipTemplate = SYSTOLIC,
 ) -> Space:
     """A random part of a product space of some thousand chips."""
     axes = Axes.of(
+        template,
         tensor_cores=(1, 2, 4, 8, 16),
         vector_cores=(1, 2, 8, 32),
         width=(8, 16, 32, 64),
@@ -126,7 +130,14 @@ class DrawnJob:
 WIDE = Spreads(cp=(1, 2), ep=(1, 2, 4), sp=(True, False), apart=True)
 
 
-def drawn_job(seed: int, chips: int, profile: Profile, *, wide: bool = False) -> DrawnJob:
+def drawn_job(
+    seed: int,
+    chips: int,
+    profile: Profile,
+    template: ChipTemplate = SYSTOLIC,
+    *,
+    wide: bool = False,
+) -> DrawnJob:
     """A random job; the family and whether tensor widths exceed 1 follow the seed in turn. With
     `wide` over every axis of a layout, otherwise over data, tensor and pipeline parallelism.
     """
@@ -154,5 +165,5 @@ def drawn_job(seed: int, chips: int, profile: Profile, *, wide: bool = False) ->
         setting = replace(setting, zero=ZERO_STAGES, orders=ORDERS)
     memory = (int(10 ** rng.uniform(6.5, 8.0)) if rng.random() < 0.4 else 16 * GIB,)
     speeds = tuple(10 ** rng.uniform(10.0, 12.0, int(rng.integers(1, 3))))
-    space = random_space(seed, chips, memory, speeds)
+    space = random_space(seed, chips, memory, speeds, template)
     return DrawnJob(space, variants, setting, batch)

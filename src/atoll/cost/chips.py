@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from atoll.cost.gemm import core_counts
 from atoll.cost.model import MAPPER
 from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
-from atoll.hardware.silicon.chip import columns_of, template_of
+from atoll.hardware.silicon.chip import columns_of, stalls_of, template_of
 from atoll.hardware.space import Space
 from atoll.hardware.template.cores import TensorConfigs
 from atoll.hardware.template.parameter import Columns
@@ -209,7 +209,7 @@ def chips_of_space(space: Space, profile: Profile, each: bool = False) -> Chips:
     design, memory, hbm_Bps, capacity, phy_mm2 = map(np.concatenate, zip(*columns, strict=True))
     return _chips(
         profile,
-        losses(profile, space.template),
+        losses(profile, space.template, space.template.stalls),
         space.template,
         {name: values[design] for name, values in space.columns.items()},
         design=design,
@@ -224,7 +224,7 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
     """A single chip."""
     return _chips(
         profile,
-        losses(profile, template_of(chip), chip.stalls),
+        losses(profile, template_of(chip), stalls_of(chip)),
         template_of(chip),
         columns_of(chip),
         design=np.zeros(1, np.int64),
@@ -235,11 +235,11 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
     )
 
 
-def losses(profile: Profile, template: ChipTemplate, own: Stalls | None = None) -> Stalls:
-    """What chips lose. Cost models of other packages say themselves how long a product takes beside
-    its traffic.
+def losses(profile: Profile, template: ChipTemplate, own: Stalls) -> Stalls:
+    """What chips lose under a profile. Cost models of other packages say themselves how long a
+    product takes beside its traffic.
     """
-    stalls = (own or profile.stalls) if profile.stalls else NO_STALLS
+    stalls = own if profile.stalls else NO_STALLS
     if (profile.cost_model or template.cost_model or MAPPER) is MAPPER:
         return stalls
     return replace(stalls, fill_s=0.0, drained=0.0, exposed=0.0)

@@ -68,8 +68,7 @@ def reference_space(like: Space | ProductSpace) -> Space:
     where the template asks for no numbers of its own.
     """
     chip = load_accelerator(REFERENCE)
-    template = like.template if isinstance(like, Space) else like.axes.template
-    return space_of(chip if template.own else replace(chip, template=template), like)
+    return space_of(chip if like.template.own else replace(chip, template=like.template), like)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +149,7 @@ def _alone(candidates: Space, design: int, options: Sequence[Hbm]) -> Baseline:
 def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
     """The number of a chip in a space, whatever its HBM; None where the space has none."""
     template, own = template_of(chip), columns_of(chip)
-    if template is not (space.template if isinstance(space, Space) else space.axes.template):
+    if template is not space.template:
         return None
     if isinstance(space, Space):
         same = np.isclose(space.glb_bandwidth_Bpc, chip.glb_bandwidth_Bpc)

@@ -50,7 +50,7 @@ class Accelerator:
     """What a chip of another kind has beside these numbers."""
     own_core_buffer_bytes: int = 0
     stalls: Stalls | None = None
-    """What it loses; none: as chips of the profile do."""
+    """What it loses; none: as its kind does."""
 
     @property
     def core_buffer_bytes(self) -> int:

@@ -15,7 +15,8 @@ from atoll.files.yamlfile import fields_of
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, load_gpu
-from atoll.hardware.template.stalls import STALLS, USUAL
+from atoll.hardware.silicon.chip import stalls_of
+from atoll.hardware.template.stalls import STALLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Chip:
 
     @property
     def stream_Bps(self) -> float:
-        return self.hbm_Bps * (self.accelerator.stalls or USUAL).hbm
+        return self.hbm_Bps * stalls_of(self.accelerator).hbm
 
     def peak_flops(self, dtype: str) -> float:
         if dtype not in ("bf16", "fp16"):

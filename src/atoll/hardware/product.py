@@ -27,6 +27,7 @@ from atoll.hardware.space import (
     product_points,
 )
 from atoll.hardware.template.parameter import Columns
+from atoll.hardware.template.template import ChipTemplate
 
 IntArray = NDArray[np.int64]
 
@@ -47,6 +48,10 @@ class ProductSpace:
     def __len__(self) -> int:
         """Points of the product, before its constraints."""
         return self.axes.points
+
+    @property
+    def template(self) -> ChipTemplate:
+        return self.axes.template
 
     @property
     def resident(self) -> bool:
@@ -104,7 +109,7 @@ class ProductSpace:
     def identity(self) -> dict[str, JsonValue]:
         """What the space is, as plain data."""
         return {
-            "template": self.axes.template.name,
+            "template": self.template.name,
             "axes": {name: list(values) for name, values in self.axes.values.items()},
             "hbm": [asdict(option) for option in self.hbm_options],
             "glb_bandwidth": asdict(self.glb_bandwidth),

@@ -28,4 +28,5 @@ PHAZE = Profile(
     optimizer="sgd",
     placer=PhazePlacer(),
     widens_space=False,
+    stalls=False,
 )

@@ -20,7 +20,6 @@ from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.device import Chip
-from atoll.hardware.template.stalls import NO_STALLS
 from atoll.placement.chain import Division, Floors, PlacementProblem, Times
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.recompute import KeepChoice, hull_choices, rerun_table
@@ -402,7 +401,7 @@ def _run(allowed: Allowed, variant: Variant) -> Run:
     stored = config if isinstance(config, StoredModel) else None
     return Run(
         model=stand_in(config) if isinstance(config, StoredModel) else config,
-        gpu=Chip(replace(load_accelerator("phaze-tpuv4"), stalls=NO_STALLS)).with_hbm(hbm_Bps=1.0),
+        gpu=Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0),
         network=allowed.network,
         devices=allowed.devices,
         sequence=variant.model.sequence * variant.cp,

@@ -22,7 +22,6 @@ from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.trial import Rule
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Limits, Space, allowed_options
-from atoll.hardware.template.stalls import NO_STALLS
 from atoll.stopping import Stop, go_on
 
 FloatArray = NDArray[np.float64]
@@ -38,7 +37,7 @@ def open_frontier(
 ) -> tuple[Frontier, Reserve | None, LayoutBounds, OperatorWork]:
     """Rooflines of every chip of a space; or of the groups of a large one."""
     go_on(stop)
-    lost = setting.profile.stalls or NO_STALLS
+    lost = losses(setting.profile, space.template, space.template.stalls)
     operations = lost.operations or setting.profile.vector_operations
     work = operator_work(variants.passes.keys, setting.network, operations)
     if isinstance(space, ProductSpace):
@@ -102,7 +101,7 @@ class Reserve:
         )
         clock_Hz = most["clock_Hz"].astype(np.float64)
         profile = self._setting.profile
-        lost = losses(profile, axes.template)
+        lost = losses(profile, axes.template, axes.template.stalls)
         fastest_Bps = max(profile.hbm_Bps(hbm.bandwidth_Bps) for hbm in self._space.hbm_options)
         rates = np.column_stack(
             [

@@ -8,11 +8,17 @@ from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.energy import energy_of, hbm_power_W
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
+from atoll.hardware.template.stalls import Stalls
 from atoll.hardware.template.template import MACHINE, ChipTemplate
 
 
 def template_of(chip: Accelerator) -> ChipTemplate:
     return chip.template or SYSTOLIC
+
+
+def stalls_of(chip: Accelerator) -> Stalls:
+    """What it loses: as it says itself, or as its kind does."""
+    return chip.stalls or template_of(chip).stalls
 
 
 def columns_of(chip: Accelerator) -> Columns:

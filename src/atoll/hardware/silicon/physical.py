@@ -23,6 +23,7 @@ from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.memories import HBM, Dram
 from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.template.parameter import Columns, Parameter
+from atoll.hardware.template.stalls import SCRATCHPAD
 from atoll.hardware.template.template import ChipTemplate, EnergyModel
 
 FloatArray = NDArray[np.float64]
@@ -140,6 +141,7 @@ def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTe
         energy=physical_energy(process_nm, physics),
         voltage=partial(voltage, physics=physics),
         process_nm=process_nm,
+        stalls=SCRATCHPAD,
     )  # fmt: skip
 
 

@@ -53,5 +53,3 @@ SCRATCHPAD = replace(_BOTH, start_s=1e-6)
 STALLS: Mapping[str, Stalls] = {"cached": CACHED, "scratchpad": SCRATCHPAD}
 """By the kind that files of chips name: caches and threads that wait for them, or buffers that a
 compiler fills ahead of time."""
-USUAL = NO_STALLS
-"""Of chips that do not say, under the default profile."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.parameter import Columns, Parameter
+from atoll.hardware.template.stalls import NO_STALLS, Stalls
 
 FloatArray = NDArray[np.float64]
 
@@ -86,6 +87,8 @@ class ChipTemplate:
     """At clocks, over the nominal one; none: all designs have one voltage."""
     process_nm: float | None = None
     """That areas are of; none: of no one process, so that they have no price."""
+    stalls: Stalls = NO_STALLS
+    """What its chips lose that do not say it themselves."""
 
     @property
     def own(self) -> tuple[Parameter, ...]:

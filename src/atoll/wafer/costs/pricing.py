@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -43,7 +42,7 @@ class DiePricer:
 
     def __init__(self, chip: Accelerator) -> None:
         self.chip = chip
-        configs = chips_of_accelerator(chip, replace(DEFAULT, stalls=None)).tensor_configs
+        configs = chips_of_accelerator(chip, DEFAULT).tensor_configs
         self._config = pick(configs, np.array([configs.cores.argmax()]))
         self._known: dict[Shape, float] = {}
 
