@@ -217,7 +217,7 @@ def test_validates_the_gpu_operator_model(atoll: Run) -> None:
         (("search", "--model", "lama2-7b"), ("lama2-7b", "llama2-7b")),
         (("search", "--devices", "-4"), ("devices", "-4")),
         (("search", "--batch", "0"), ("batch", "0")),
-        (("search", "--max-area", "1 mm2"), ("max_area", "1 mm2", "3.355")),
+        (("search", "--space", "phaze", "--max-area", "1 mm2"), ("max_area", "1 mm2", "3.355")),
         (("search", "--max-area", "1 GB"), ("max_area", "area")),
         (("search", "--max-power", "1 W"), ("max_power", "1 W")),
         (("search", "--profile", "honest"), ("profile", "honest", "phaze")),

@@ -100,7 +100,7 @@ def test_ctrl_c_prints_the_best_so_far_and_the_next_run_ends_alike(tmp_path: Pat
     folder = tmp_path / "run"
     command = [
         sys.executable, "-m", "atoll", "search", "--model", "bert-large", "--tolerance", "0",
-        "--no-baselines", "--out", str(folder),
+        "--space", "phaze", "--no-baselines", "--out", str(folder),
     ]  # fmt: skip
     environment = os.environ | {"COLUMNS": "100"}
     with subprocess.Popen(

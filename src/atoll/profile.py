@@ -43,8 +43,10 @@ class Profile:
     """States that it keeps, by name (`step.states`)."""
     placer: Placer
     """Its rule of placement: stages, memory, recomputation."""
+    template: str
+    """Kind of chip of questions that name neither a kind nor a space."""
     widens_space: bool
-    """Whether a larger area limit adds larger chips to the default space."""
+    """Whether a larger area limit adds larger chips to PHAZE's space."""
     stalls: bool
     """Whether chips lose what they, or their kind, say that they lose."""
     cost_model: CostModel | None = None

@@ -28,6 +28,7 @@ DEFAULT = Profile(
     network="dgx-a100",
     optimizer="mixed",
     placer=ExactPlacer(),
+    template="physical-7nm",
     widens_space=True,
     stalls=True,
 )

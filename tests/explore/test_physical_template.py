@@ -12,8 +12,8 @@ import atoll
 from atoll.cost.chips import chips_of_accelerator
 from atoll.explore.baselines import reference_space
 from atoll.explore.pricing.energy import energy_of_chip
-from atoll.hardware.accelerator import Accelerator
-from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.accelerator import GIB, Accelerator
+from atoll.hardware.catalog import load_accelerator, load_accelerator_file
 from atoll.hardware.silicon.chip import accelerator_area_mm2, area_parts, peak_power_W
 from atoll.hardware.silicon.physical import physical_memories
 from atoll.hardware.silicon.systolic import TEMPLATES
@@ -106,12 +106,15 @@ def test_the_best_chip_is_the_best_of_all_searched_alone(tmp_path: Path) -> None
     assert _rate(together) == pytest.approx(best, rel=1e-3)
 
 
-def test_the_reference_chip_is_in_the_silicon_of_the_space(tmp_path: Path) -> None:
+def test_the_reference_chip_is_tpu_v4_as_published(tmp_path: Path) -> None:
+    """Its own memory in whatever space, and its maker's area and power beside the search's."""
     path = tmp_path / "space.yaml"
     path.write_text(SPACE.format(cores=[8], clocks=["1.05 GHz"]))
     reference = reference_space(read_space(path))
     assert reference.template is SEVEN
-    assert 380 < reference.area_mm2[0] < 520
+    (memory,) = reference.hbm_options
+    assert (memory.capacity_bytes, memory.bandwidth_Bps) == (32 * GIB, 1.2e12)
+    assert load_accelerator_file(SEVEN.reference).area_and_power() == (600.0, 192.0)
 
 
 def test_under_a_limit_on_power_the_clock_gives_way(tmp_path: Path) -> None:

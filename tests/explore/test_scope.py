@@ -18,6 +18,7 @@ from atoll.explore.answer.scope import chosen_hbm, open_space
 from atoll.explore.run import run_search
 from atoll.hardware import product
 from atoll.hardware.accelerator import GIB, Hbm
+from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.chip import accelerator_area_mm2
 from atoll.hardware.space import Space, phaze_space
@@ -113,15 +114,35 @@ def test_a_space_outside_memory_has_the_same_limits_and_words(
         assert scope.area_mm2[1] >= known.area_mm2[1]
 
 
-def test_a_budget_beyond_the_default_space_widens_it_and_says_so() -> None:
-    space, scope = open_space(SearchQuestion.of(max_area=300.0))
+def test_without_a_word_chips_are_of_7_nm_within_the_templates_budget() -> None:
+    space, scope = open_space(SearchQuestion.of())
+    assert space.template.name == scope.space == "physical-7nm"
+    assert (scope.max_area_mm2, scope.max_power_W) == (600.0, 400.0)
+    assert scope.area_mm2[1] <= 600.0 and not scope.notes
+    assert "and at most 400 W" in scope.sentence()
+    _, own = open_space(SearchQuestion.of(template="physical-5nm", max_area=300.0, max_power=250.0))
+    assert (own.space, own.max_area_mm2, own.max_power_W) == ("physical-5nm", 300.0, 250.0)
+    _, reticle = open_space(SearchQuestion.of(max_area=1e4, max_power=1e4))
+    assert reticle.area_mm2[1] <= RETICLE_MM2 == reticle.max_area_mm2
+
+
+def test_phazes_chips_are_asked_for_by_name() -> None:
+    for named in ({"space": "phaze"}, {"template": "systolic"}, {"profile": "phaze"}):
+        space, scope = open_space(SearchQuestion.of(**named))
+        assert (len(space), scope.space, scope.max_power_W) == (29_360, "phaze", None)
+    with pytest.raises(AtollError, match="chips of space phaze are of template systolic"):
+        open_space(SearchQuestion.of(space="phaze", template="physical-7nm"))
+
+
+def test_a_budget_beyond_phazes_space_widens_it_and_says_so() -> None:
+    space, scope = open_space(SearchQuestion.of(space="phaze", max_area=300.0))
     assert len(space) > 29_360
     assert scope.space == "phaze widened to 300 mm2"
     assert scope.notes == (
-        "the default space ends at 278.8 mm2: beyond that, chips of finer lists up to 300 mm2 were "
+        "PHAZE's space ends at 278.8 mm2: beyond that, chips of finer lists up to 300 mm2 were "
         "searched with it",
     )
-    _, beyond = open_space(SearchQuestion.of(max_area=1e4))
+    _, beyond = open_space(SearchQuestion.of(space="phaze", max_area=1e4))
     assert "more than a reticle holds (26 mm x 33 mm)" in beyond.notes[0]
 
 
@@ -191,4 +212,6 @@ def test_a_model_that_fits_no_memory_is_refused_before_anything_is_priced(
 
     monkeypatch.setattr(run, "Search", priced)
     with pytest.raises(InfeasibleError, match="llama2-7b fits no chip of space phaze on 1024"):
-        run_search(SearchQuestion.of(profile=profile, hbm=(GIB // 4,), baselines=False))
+        run_search(
+            SearchQuestion.of(profile=profile, space="phaze", hbm=(GIB // 4,), baselines=False)
+        )

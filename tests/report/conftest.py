@@ -27,7 +27,7 @@ def seed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report") / "seed"
     atoll.search(
         model="bert-large", devices=64, batch=256, microbatch=[4], tp=[1],
-        baselines=False, out=folder,
+        space="phaze", baselines=False, out=folder,
     )  # fmt: skip
     return folder
 

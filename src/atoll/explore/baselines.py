@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.cost.chips import chips_of_space, memories
 from atoll.explore.answer.result import Design
+from atoll.explore.answer.scope import Scope
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
@@ -23,19 +24,15 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Found
 from atoll.explore.proof.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
-from atoll.explore.strategies import STRATEGIES
 from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.chip import accelerator_area_mm2, columns_of, peak_power_W, template_of
-from atoll.hardware.space import Limits, Space
-from atoll.hardware.spacefile import read_space
-from atoll.questions import SearchQuestion
+from atoll.hardware.space import Space
 from atoll.stopping import Stop, StoppedError, go_on
 
 NAMES = ("tpuv4-expert", "tpuv4-placed", "spotlight", "random")
 RANDOM_CHIPS = 64
-REFERENCE = "phaze-tpuv4"
 _SAME = 1e-9  # relative: two numbers that are the same to rounding
 
 # (pipeline, tensor) of PHAZE's expert baselines on 1024 devices (ICML 2024 release).
@@ -51,24 +48,30 @@ EXPERT = {
 }
 
 
-def space_of(chip: Accelerator, like: Space | ProductSpace) -> Space:
-    """A space of this one chip, with the HBM options of another space."""
+def space_of(chip: Accelerator, options: tuple[Hbm, ...]) -> Space:
+    """A space of this one chip, with these HBM options."""
     return Space(
         name=chip.name or "chip",
         columns=columns_of(chip),
         area_mm2=np.array([accelerator_area_mm2(chip) - chip.hbm.area_mm2]),
-        hbm_options=like.hbm_options,
-        hbm_allowed=np.ones((1, len(like.hbm_options)), np.bool_),
+        hbm_options=options,
+        hbm_allowed=np.ones((1, len(options)), np.bool_),
         template=template_of(chip),
     )
 
 
 def reference_space(like: Space | ProductSpace) -> Space:
-    """The TPU v4-like chip, with the same choice of HBM as the space at hand, and in its silicon
-    where the template asks for no numbers of its own.
+    """The TPU v4-like chip of a template. One whose area and power are published is as it exists;
+    others have the choice of HBM of the space at hand, and its silicon where the template asks for
+    no numbers of its own.
     """
-    chip = load_accelerator(REFERENCE)
-    return space_of(chip if like.template.own else replace(chip, template=like.template), like)
+    file = load_accelerator_file(like.template.reference)
+    chip = file.accelerator()
+    if file.published is not None:
+        return space_of(chip, (chip.hbm,))
+    return space_of(
+        chip if like.template.own else replace(chip, template=like.template), like.hbm_options
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,8 @@ class Baseline:
     """Its number in the space that is searched; None: it is not a chip of it."""
     found: Mapping[int, Found] = field(default_factory=dict, repr=False)
     """By model: the plans behind the score."""
+    published: bool = False
+    """Area and power are its maker's."""
 
     def to_note(self) -> dict[str, float | None]:
         """What is kept with a search; the plans have their own place."""
@@ -127,7 +132,7 @@ def run_baselines(
     )
     found: dict[str, Baseline] = {}
     try:
-        placed = best_of(reference)
+        placed = _as_published(best_of(reference), space.template.reference)
         expert = _expert(reference, variants, setting, objective, stop)
         found["tpuv4-expert"] = replace(placed, score=expert, found={})
         found["tpuv4-placed"] = placed
@@ -137,6 +142,15 @@ def run_baselines(
     except StoppedError:
         pass  # what is there stands
     return found
+
+
+def _as_published(reference: Baseline, name: str) -> Baseline:
+    """The reference chip with its maker's figures, where it has them."""
+    file = load_accelerator_file(name)
+    area_mm2, power_W = file.area_and_power()
+    if file.published is None:
+        return reference
+    return replace(reference, area_mm2=area_mm2, peak_power_W=power_W, chip=None, published=True)
 
 
 def _alone(candidates: Space, design: int, options: Sequence[Hbm]) -> Baseline:
@@ -222,10 +236,10 @@ def _even_step(priced: Priced, number: int, stages: int) -> float | None:
 
 
 def remarks(
-    job: SearchQuestion, baselines: Mapping[str, Baseline], score: float, best: Design
+    scope: Scope, baselines: Mapping[str, Baseline], score: float, best: Design, *, proven: bool
 ) -> dict[str, str]:
     """What keeps a baseline from being the answer, where it is not its score."""
-    area_mm2, power_W = _limits(job)
+    area_mm2, power_W = scope.max_area_mm2, scope.max_power_W
     found = {}
     for name, baseline in baselines.items():
         if baseline.score is None:
@@ -235,10 +249,12 @@ def remarks(
             said.append(f"{baseline.area_mm2:.1f} mm2: over the limit of {area_mm2:g} mm2")
         if power_W is not None and baseline.peak_power_W > power_W * (1 + _SAME):
             said.append(f"{baseline.peak_power_W:.0f} W at peak: over the limit of {power_W:g} W")
+        if not said and baseline.published:
+            said.append(f"{baseline.area_mm2:g} mm2, {baseline.peak_power_W:g} W published")
         if not said and baseline.chip is None:
             said.append("not a chip of this space")
         faster = baseline.score / score - 1.0
-        if not said and STRATEGIES[job.strategy].proves and faster > _SAME:
+        if not said and proven and faster > _SAME:
             said.append(
                 f"{faster:.2%} faster, within the tolerance, at {baseline.peak_power_W:.0f} W "
                 f"instead of {best.peak_power_W:.0f} W"
@@ -246,11 +262,3 @@ def remarks(
         if said:
             found[name] = "; ".join(said)
     return found
-
-
-def _limits(job: SearchQuestion) -> tuple[float | None, float | None]:
-    """Area and power that no design may exceed, by the job or by its space."""
-    own = Limits() if job.space == "phaze" else read_space(job.space, job.template).limits
-    area = [v for v in (job.max_area, own.max_area_mm2) if v is not None]
-    power = [v for v in (job.max_power, own.max_power_W) if v is not None]
-    return min(area, default=None), min(power, default=None)

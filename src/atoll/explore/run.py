@@ -250,7 +250,9 @@ class _Road:
             score=score,
             certificate=certificate,
             baselines={name: baseline.score for name, baseline in baselines.items()},
-            baseline_remarks=remarks(job, baselines, score, best),
+            baseline_remarks=remarks(
+                self.scope, baselines, score, best, proven=self.strategy.proves
+            ),
             plateau=near,
             runners_up=runners_up,
             designs=[finder.record(chip) for chip in ranked],

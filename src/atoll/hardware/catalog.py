@@ -31,6 +31,7 @@ from atoll.files.yamlfile import (
     suggestion,
 )
 from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
 from atoll.hardware.template.stalls import STALLS
@@ -75,6 +76,13 @@ class HbmFile(FileModel):
         )
 
 
+class PublishedFile(FileModel):
+    """What a chip that exists takes, where its maker says it."""
+
+    area: Area
+    power: Power
+
+
 class AcceleratorFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
@@ -90,6 +98,7 @@ class AcceleratorFile(FileModel):
     clock: Frequency
     hbm: HbmFile
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
+    published: PublishedFile | None = None
     template: str = SYSTOLIC.name
     own: dict[str, float] = {}  # noqa: RUF012  (pydantic copies defaults)
     """Parameters of another template, in base units."""
@@ -115,6 +124,13 @@ class AcceleratorFile(FileModel):
             own_core_buffer_bytes=self.core_buffer,
             stalls=None if self.kind is None else STALLS[self.kind],
         )
+
+    def area_and_power(self) -> tuple[float, float]:
+        """Of the whole chip, in mm2 and W: published, or by its template."""
+        if self.published is not None:
+            return self.published.area, self.published.power
+        chip = self.accelerator()
+        return accelerator_area_mm2(chip), peak_power_W(chip)
 
 
 Axes = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_AXES)]

@@ -7,7 +7,7 @@ Constants of the release: 128 words a cycle from DRAM and 256 from the GLB, two 
 
 from __future__ import annotations
 
-from atoll.hardware.silicon.systolic import CLOCK_HZ
+from atoll.hardware.silicon.systolic import CLOCK_HZ, SYSTOLIC
 from atoll.phaze.placer import PhazePlacer
 from atoll.profile import Profile
 
@@ -27,6 +27,7 @@ PHAZE = Profile(
     network="flat-4gib",
     optimizer="sgd",
     placer=PhazePlacer(),
+    template=SYSTOLIC.name,
     widens_space=False,
     stalls=False,
 )

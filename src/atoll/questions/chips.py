@@ -56,8 +56,8 @@ DEFAULT_MODELS = (ModelEntry.model_construct(name="llama2-7b", weight=1.0),)
 class SearchQuestion(Question):
     """Find the best chip, schedule and placement for a model, with proof.
 
-    Without arguments: Llama-2 7B on 1,024 devices over PHAZE's 29,360 chips. Ctrl-C prints the
-    best design so far with its proven gap (exit code 130).
+    Without arguments: Llama-2 7B on 1,024 devices, over chips of 7 nm up to 600 mm2 and 400 W.
+    Ctrl-C prints the best design so far with its proven gap (exit code 130).
     """
 
     kind: Literal["chips"] = "chips"
@@ -104,17 +104,21 @@ class SearchQuestion(Question):
     recompute: Annotated[str, Named("atoll.placement.chain:RECOMPUTE")] = option(
         "What is computed again; optimal: by operator.", LAYOUT, "optimal"
     )
-    space: Annotated[str, Named(file=True)] = option(
-        "phaze (29,360 chips), or a space file (YAML).", CHIPS, "phaze"
+    space: Annotated[str, Named(file=True)] | None = option(
+        "phaze (29,360 chips), or a space file (YAML).", CHIPS, None, shown="the template's"
     )
     template: Annotated[str, Named("atoll.hardware.silicon.systolic:TEMPLATES")] | None = option(
-        "Kind of chip, with its own lists or a space file's.", CHIPS, None, shown="the space's"
+        "Kind of chip, with its own lists or a space file's.", CHIPS, None, shown="physical-7nm"
     )
     hbm: Annotated[tuple[Capacity, ...], Several] = option(
         'HBM capacities, "80 GiB".', CHIPS, (), shown="all of the space"
     )
-    max_area: Area | None = option('Largest area, "280 mm2".', CHIPS, None)
-    max_power: Power | None = option('Largest peak power, "250 W".', CHIPS, None)
+    max_area: Area | None = option(
+        'Largest area, "280 mm2".', CHIPS, None, shown="600 mm2 of the physical templates"
+    )
+    max_power: Power | None = option(
+        'Largest peak power, "250 W".', CHIPS, None, shown="400 W of the physical templates"
+    )
     network: f.NetworkName | None = option(
         "Network of the catalogue or a file.", CHIPS, None, shown="the profile's"
     )

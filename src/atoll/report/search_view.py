@@ -9,8 +9,8 @@ from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
 from atoll.answers.search import NearAnswer, SearchAnswer
 from atoll.errors import AtollError
-from atoll.hardware.catalog import load_accelerator
-from atoll.hardware.silicon.chip import accelerator_area_mm2, area_parts
+from atoll.hardware.catalog import load_accelerator_file
+from atoll.hardware.silicon.chip import area_parts, template_of
 from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import job_of, space_points
 from atoll.report.timeline import placement_timeline
@@ -40,7 +40,6 @@ PARTS = {
     "glb_mm2": "shared buffer (GLB)",
     "hbm_mm2": "HBM interfaces",
 }
-REFERENCE = "phaze-tpuv4"
 
 
 def search_view(folder: Path | None, found: SearchAnswer, status: RunStatus | None = None) -> View:
@@ -185,7 +184,8 @@ def _near(near: NearAnswer, chip: SizedChip) -> str:
 
 def _baselines(found: SearchAnswer) -> tuple[BaselineView, ...]:
     """Scores to lay beside; where the chip is known, also its area."""
-    area_mm2 = accelerator_area_mm2(load_accelerator(REFERENCE))
+    template = template_of(found.best.accelerator.device())
+    area_mm2, _ = load_accelerator_file(template.reference).area_and_power()
     return tuple(
         BaselineView(
             name=name,

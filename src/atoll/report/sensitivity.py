@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from atoll.answers.design import Chip
 from atoll.answers.plan import Gain, Sensitivity
 from atoll.explore.answer.scope import open_space
@@ -23,9 +21,7 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import MIB, Accelerator
-from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.chip import accelerator_area_mm2
-from atoll.hardware.space import Space
 from atoll.questions import SearchQuestion
 from atoll.report.view import SensitivityView
 
@@ -40,10 +36,10 @@ def sensitivity(told: Chip, job: SearchQuestion, unit: str = "score") -> Sensiti
     setting, variants = prepare_search(job)
     objective = make_objective(job, space, setting, variants)
     own_mm2 = accelerator_area_mm2(chip)
-    base = _score(chip, space, setting, variants, objective)
+    base = _score(chip, setting, variants, objective)
 
     def gain(change: str, changed: Accelerator, where: Setting) -> Gain:
-        found = _score(changed, space, where, variants, objective)
+        found = _score(changed, where, variants, objective)
         area_mm2 = accelerator_area_mm2(changed) - own_mm2
         known = None if found is None or not base else (found, base)
         return Gain(
@@ -112,13 +108,12 @@ def _links(chip: Accelerator, setting: Setting, factor: float) -> Step:
 
 def _score(
     chip: Accelerator,
-    space: Space | ProductSpace,
     setting: Setting,
     variants: Variants,
     objective: Objective,
 ) -> float | None:
     """The chip with its own HBM, placed as well as can be."""
-    like = space_of(chip, space)
-    alone = replace(like, hbm_options=(chip.hbm,), hbm_allowed=np.ones((1, 1), np.bool_))
-    outcome = exact_search(Search(alone, variants, setting, objective, TOLERANCE))
+    outcome = exact_search(
+        Search(space_of(chip, (chip.hbm,)), variants, setting, objective, TOLERANCE)
+    )
     return None if outcome.best is None else outcome.score

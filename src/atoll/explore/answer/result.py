@@ -25,6 +25,7 @@ from atoll.explore.answer.scope import Scope
 from atoll.explore.pricing.price import PERS
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import load_network
+from atoll.hardware.silicon.chip import template_of
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
@@ -36,8 +37,8 @@ from atoll.units import FREQUENCY, counted, format_mfu, format_quantity, format_
 if TYPE_CHECKING:
     import pandas as pd
 
-PROCESS = "areas of 22 nm, energies of 7 nm"
-"""Of `hardware.area` and `hardware.energy`."""
+MIXED_PROCESS = "areas of 22 nm, energies of 7 nm"
+"""Of templates that take `hardware.area` and `hardware.energy`."""
 _WORTH_SAYING = 0.01
 """Of the answer's peak power: a design that saves less is not named."""
 
@@ -226,11 +227,13 @@ class SearchResult(Pictured[SearchAnswer]):
             f"{f' of {model.sequence:,} tokens' if model.sequence else ''} in a step)"
             for model in job.models
         )
+        process_nm = template_of(self.best.accelerator).process_nm
         clock = format_quantity(self.best.accelerator.clock_Hz, FREQUENCY, 3)
         return (
             f"{trained}; {counted(job.devices, 'device')} at {clock} on "
             f"{network.sentence(job.devices)}; {job.optimizer or profile_of(job).optimizer} "
-            f"optimizer states; {job.profile} profile, {PROCESS}"
+            f"optimizer states; {job.profile} profile, "
+            f"{MIXED_PROCESS if process_nm is None else f'{process_nm:g} nm'}"
         )
 
     @property

@@ -22,7 +22,7 @@ from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion
 from atoll.units import format_bandwidth, format_bytes
 
-DEFAULT_SPACE = "phaze"
+PHAZE_SPACE = "phaze"
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,27 @@ class Scope:
     area_mm2: tuple[float, float]
     """Of the smallest and the largest chip, HBM interfaces included; outside memory, bounds."""
     hbm_bytes: tuple[int, ...]
+    max_area_mm2: float | None
+    max_power_W: float | None
+    """What no chip may exceed, by the job, the template's budget or the space's own limits."""
     notes: tuple[str, ...] = ()
     """What a reader may not expect: limits that exclude nothing, a widened space."""
 
+    def within(self, own: Limits) -> Scope:
+        """Also under a space's own limits."""
+        return replace(
+            self,
+            max_area_mm2=_tighter(self.max_area_mm2, own.max_area_mm2),
+            max_power_W=_tighter(self.max_power_W, own.max_power_W),
+        )
+
     def sentence(self) -> str:
         least, most = self.area_mm2
+        power = "" if self.max_power_W is None else f" and at most {self.max_power_W:g} W"
         memories = " or ".join(f"{size / GIB:g}" for size in self.hbm_bytes)
         return (
-            f"{self.space}: {self.designs:,} chips of {least:.1f} to {most:.1f} mm2, "
-            f"{memories} GiB of HBM"
+            f"{self.space}: {self.designs:,} chips of {least:.1f} to {most:.1f} mm2"
+            f"{power}, {memories} GiB of HBM"
         )
 
     def answer(self) -> SpaceAnswer:
@@ -57,14 +69,20 @@ class Scope:
 
 def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     """The space of a job under its limits, and what it covers; a large one is not built."""
-    name, profile = job.space, profile_of(job)
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
     if job.per and job.robust:
         raise AtollError("job: robust: draws are held against throughput; ask without per.")
+    profile, name = profile_of(job), _name_of(job)
     max_area_mm2, max_power_W = job.max_area, job.max_power
     notes: list[str] = []
-    if name == DEFAULT_SPACE and job.template in (None, SYSTOLIC.name):
+    limits = Limits()
+    if name == PHAZE_SPACE:
+        if job.template not in (None, SYSTOLIC.name):
+            raise AtollError(
+                f"job: template: the chips of space {PHAZE_SPACE} are of template {SYSTOLIC.name}; "
+                f"leave out space for the lists of {job.template}."
+            )
         space = phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
         largest_mm2 = float(space.area_mm2.max())
         if profile.widens_space and max_area_mm2 is not None and max_area_mm2 > largest_mm2:
@@ -77,8 +95,9 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
             raise _no_ranges(space.name)
     else:
         described = described_space(job)
-        if job.robust and described.axes.template not in PHYSICAL:
+        if job.robust and described.template not in PHYSICAL:
             raise _no_ranges(described.name)
+        max_area_mm2, max_power_W = _budget(job, described)
         if not described.resident:
             _refuse_whole(job, described)
             return _large(job, described)
@@ -86,26 +105,40 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
             space = described.build()
         except AtollError as error:
             raise type(error)(f"{name}: {error}") from None
-    return _restricted(space, max_area_mm2, max_power_W, notes)
+        limits = described.limits
+    space, scope = _restricted(space, max_area_mm2, max_power_W, notes)
+    return space, scope.within(limits)
+
+
+def _name_of(job: SearchQuestion) -> str:
+    """Of its space: a template's own where none is named, PHAZE's for PHAZE's kind of chip."""
+    template = job.template or profile_of(job).template
+    return job.space or (PHAZE_SPACE if template == SYSTOLIC.name else template)
 
 
 def described_space(job: SearchQuestion) -> ProductSpace:
     """The lists of a space file or of a template, with the job's memories; not its limits."""
-    if job.space == DEFAULT_SPACE and job.template is not None:
-        described = template_space(job.template)
-    else:
-        described = read_space(job.space, job.template)
+    name = _name_of(job)
+    described = template_space(name) if job.space is None else read_space(name, job.template)
     options = chosen_hbm(described.name, described.hbm_options, job.hbm)
     return replace(described, hbm_options=options)
 
 
 def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:
     """A space's own limits, or the job's where they are tighter."""
+    area_mm2, power_W = _budget(job, space)
     return replace(
         space.limits,
-        max_area_mm2=_tighter(space.limits.max_area_mm2, job.max_area),
-        max_power_W=_tighter(space.limits.max_power_W, job.max_power),
+        max_area_mm2=_tighter(space.limits.max_area_mm2, area_mm2),
+        max_power_W=_tighter(space.limits.max_power_W, power_W),
     )
+
+
+def _budget(job: SearchQuestion, space: ProductSpace) -> tuple[float | None, float | None]:
+    """Area and power that a job allows; over a template's own lists its budget unless said."""
+    if job.space is not None:
+        return job.max_area, job.max_power
+    return job.max_area or space.template.budget_mm2, job.max_power or space.template.budget_W
 
 
 def _no_ranges(space: str) -> AtollError:
@@ -130,7 +163,7 @@ def _refuse_whole(job: SearchQuestion, space: ProductSpace) -> None:
 
 def _widened_note(largest_mm2: float, max_area_mm2: float) -> str:
     note = (
-        f"the default space ends at {largest_mm2:.1f} mm2: beyond that, chips of finer lists up to "
+        f"PHAZE's space ends at {largest_mm2:.1f} mm2: beyond that, chips of finer lists up to "
         f"{min(max_area_mm2, RETICLE_MM2):g} mm2 were searched with it"
     )
     if max_area_mm2 > RETICLE_MM2:
@@ -207,6 +240,8 @@ def _restricted(
         designs=int(designs.sum()),
         area_mm2=(float(areas.min()), float(areas.max())),
         hbm_bytes=_capacities(options[i] for i in np.flatnonzero(allowed.any(axis=0))),
+        max_area_mm2=max_area_mm2,
+        max_power_W=max_power_W,
         notes=tuple(notes),
     )
     space = replace(space, hbm_allowed=allowed)
@@ -215,7 +250,7 @@ def _restricted(
 
 def _large(job: SearchQuestion, space: ProductSpace) -> tuple[ProductSpace, Scope]:
     """The same for a space outside memory."""
-    limits, max_area_mm2, max_power_W = limits_of(job, space), job.max_area, job.max_power
+    limits, (max_area_mm2, max_power_W) = limits_of(job, space), _budget(job, space)
     least, most = space.corner(min), space.corner(max)
     smallest_mm2 = min(float(least.area_with(option)[0]) for option in space.hbm_options)
     largest_mm2 = max(float(most.area_with(option)[0]) for option in space.hbm_options)
@@ -234,6 +269,8 @@ def _large(job: SearchQuestion, space: ProductSpace) -> tuple[ProductSpace, Scop
         designs=len(space),
         area_mm2=(smallest_mm2, _tighter(largest_mm2, limits.max_area_mm2) or largest_mm2),
         hbm_bytes=_capacities(space.hbm_options),
+        max_area_mm2=limits.max_area_mm2,
+        max_power_W=limits.max_power_W,
         notes=tuple(notes),
     )
     return replace(space, limits=limits), scope

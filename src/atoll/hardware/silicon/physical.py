@@ -33,6 +33,8 @@ REFERENCE_HZ = 1.05e9
 """At nominal voltage: TPU v4's clock; the energies were fitted to chips of 0.7 to 2.1 GHz."""
 LINKS_BPS = 300e9
 """One way, of all links: the A100's and TPU v4's."""
+BUDGET_MM2, BUDGET_W = 600.0, 400.0
+"""TPU v4's die and an A100's module: large, air-cooled, and a third below the reticle's 858 mm2."""
 SRAM_J_PER_BYTE = 1.75e-12
 """Of a bank of 1 MB at 7 nm (Jouppi et al., ISCA 2021, Table 2)."""
 _PJ, _BITS = 1e-12, 8
@@ -114,8 +116,8 @@ def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArra
 
 def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTemplate:
     """The template of a process, under these constants."""
-    sides, counts = (32, 64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
-    fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+    sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
+    fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
     clocks = (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9)
     return ChipTemplate(
@@ -142,6 +144,9 @@ def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTe
         voltage=partial(voltage, physics=physics),
         process_nm=process_nm,
         stalls=SCRATCHPAD,
+        budget_mm2=BUDGET_MM2,
+        budget_W=BUDGET_W,
+        reference="physical-tpuv4",
     )  # fmt: skip
 
 

@@ -89,6 +89,11 @@ class ChipTemplate:
     """That areas are of; none: of no one process, so that they have no price."""
     stalls: Stalls = NO_STALLS
     """What its chips lose that do not say it themselves."""
+    budget_mm2: float | None = None
+    budget_W: float | None = None
+    """Limits of a search over its own lists that states none; none: as large as they come."""
+    reference: str = "phaze-tpuv4"
+    """Chip of the catalogue that its chips are laid beside."""
 
     @property
     def own(self) -> tuple[Parameter, ...]:
