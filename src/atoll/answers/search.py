@@ -50,6 +50,9 @@ class Beside:
     mfu: Amount | None = None
     layout: str | None = None
     power_W: Amount | None = None
+    process_nm: Positive | None = None
+    area_mm2: Positive | None = None
+    """As published."""
     reason: str = ""
 
 

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from atoll.errors import AtollError
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
+    Area,
     Bandwidth,
     Bytes,
     Count,
@@ -170,6 +171,9 @@ class Gpu:
     fp4_gain: float | None = None  # best fp4 product anyone measured over the best fp8 one
     tensor_per_exp: float = 1.0  # matrix FLOPs per exponential, relative to Hopper
     power_W: float | None = None
+    process_nm: float | None = None
+    die_mm2: float | None = None
+    """Published; of all dies of the package."""
     network: str = "dgx-h100"
     """The network of the catalogue that such devices usually sit on."""
     stack: str = "megatron"
@@ -341,6 +345,8 @@ class GpuFile(FileModel):
     measured_fp4: Flops | None = None
     tensor_per_exp: Rate = 1.0
     power: Power | None = None
+    process_nm: Rate | None = None
+    die: Area | None = None
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
@@ -373,6 +379,8 @@ class GpuFile(FileModel):
             fp4_gain=_over(self.measured_fp4, self.measured_fp8),
             tensor_per_exp=self.tensor_per_exp,
             power_W=self.power,
+            process_nm=self.process_nm,
+            die_mm2=self.die,
             network=self.network,
             stack=self.stack,
         )

@@ -185,7 +185,7 @@ def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
 
 
 def template_space(template: str) -> ProductSpace:
-    """A template's own lists up to a reticle, with the memories of the default space; physical ones
+    """A template's own lists up to a reticle, with the memories of PHAZE's space; physical ones
     with stacks that have an interface and a power.
     """
     named, most = TEMPLATES[template], Limits(max_area_mm2=RETICLE_MM2)

@@ -1,4 +1,4 @@
-"""The default space beyond its own budget: larger chips than PHAZE's, for a larger area.
+"""PHAZE's space beyond its own budget: larger chips, for a larger area.
 
 PHAZE's 29,360 designs stay as they are. Beside them comes every chip that is larger than any of
 them and within the new budget, from finer and longer lists: with powers of two alone, much of
@@ -33,7 +33,7 @@ _MOST_GLB_MIB = 1 << 16  # far beyond a reticle
 
 
 def widened_space(max_area_mm2: float) -> Space:
-    """The default space, and beyond its largest chip everything up to this area."""
+    """PHAZE's space, and beyond its largest chip everything up to this area."""
     default = phaze_space()
     largest_mm2 = float(default.area_mm2.max())
     budget_mm2 = min(max_area_mm2, RETICLE_MM2)

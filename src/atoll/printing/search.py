@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from atoll.printing.console import console_for_output, plain_table, print_bars, short
@@ -30,7 +31,7 @@ def print_result(result: SearchResult) -> None:
         f"{best.peak_power_W:.0f} W at peak"
     )
     if best.accelerator.template is not None:
-        _print_silicon(console, best)
+        _print_silicon(console, best, None if result.scope is None else result.scope.max_power_W)
     for number, line in enumerate(result.plateau_lines()):
         console.print(f"{'Plateau' if number == 0 else '':<12} {line}", markup=False)
     if result.job.per is not None:
@@ -70,13 +71,21 @@ def print_result(result: SearchResult) -> None:
     )
 
 
-def _print_silicon(console: Console, best: Design) -> None:
-    """Where area and running power of a chip of another template go, and its clock."""
-    from atoll.hardware.silicon.chip import area_parts
+def _print_silicon(console: Console, best: Design, limit_W: float | None) -> None:
+    """Where area and running power of a chip of another template go, and what holds its clock."""
+    from atoll.hardware.silicon.chip import area_parts, peak_power_W, template_of
 
     chip = best.accelerator
     parts = {name.removesuffix("_mm2"): mm2 for name, mm2 in area_parts(chip).items()}
-    console.print(f"Area         {_sorted(parts, 'mm2')}; clock {chip.clock_Hz / 1e9:g} GHz")
+    console.print(f"Area         {_sorted(parts, 'mm2')}")
+    clock = f"{chip.clock_Hz / 1e9:g} GHz"
+    clocks = next(p.values for p in template_of(chip).parameters if p.name == "clock_Hz")
+    if limit_W is not None and (faster := [hz for hz in clocks if hz > chip.clock_Hz]):
+        more_W = peak_power_W(replace(chip, clock_Hz=min(faster)))
+        if more_W > limit_W:
+            clock += f" under the limit of {limit_W:g} W"
+            clock += f" ({more_W:.0f} W at {min(faster) / 1e9:g} GHz)"
+    console.print(f"Clock        {clock}")
     for plan in best.plans:
         step_s = plan.placement.step_time_s * plan.placement.devices
         watts = {name: joules / step_s for name, joules in plan.energy_parts_J.items()}
@@ -128,16 +137,20 @@ def _print_beside(console: Console, result: SearchResult) -> None:
     table.add_column("Device")
     table.add_column("samples/s", justify="right")
     table.add_column("speedup", justify="right")
-    table.add_column("W", justify="right")
+    for unit in ("MFU", "nm", "mm2", "W"):
+        table.add_column(unit, justify="right")
     table.add_column("layout")
     for device in result.beside:
-        rate, power_W = device.throughput_samples_per_s, device.power_W
-        watts = "" if power_W is None else f"{power_W:,.0f}"
-        if rate is None:
-            table.add_row(device.device, "does not fit", "", watts)
+        rate, mfu = device.throughput_samples_per_s, device.mfu
+        sizes = (device.process_nm, device.area_mm2, device.power_W)
+        silicon = ["" if value is None else f"{value:,.0f}" for value in sizes]
+        if rate is None or mfu is None:
+            table.add_row(device.device, "does not fit", "", "", *silicon)
         else:
             ours = times(result.throughput_samples_per_s, rate)
-            table.add_row(device.device, f"{rate:,.1f}", ours, watts, device.layout)
+            table.add_row(
+                device.device, f"{rate:,.1f}", ours, f"{mfu:.1%}", *silicon, device.layout
+            )
     console.print(table)
 
 

@@ -1,6 +1,6 @@
 """The templates by name, and ours: tensor cores, vector cores and one shared buffer.
 
-PHAZE's kind of chip (ICML 2024); its lists are those of the default space.
+PHAZE's kind of chip (ICML 2024); its lists are those of PHAZE's space.
 """
 
 from __future__ import annotations

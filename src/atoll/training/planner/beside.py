@@ -16,10 +16,10 @@ from atoll.training.run import Run
 
 def plan_beside(name: str, run: Run, stop: Stop | None = None) -> Beside:
     """The proven best layout of a run on the device of that name."""
-    power_W = run.gpu.power_W if isinstance(run.gpu, Gpu) else None
-    none = Beside(
-        device=name, network=run.network.name, stack=run.stack.name, fits=False, power_W=power_W
-    )
+    none = Beside(device=name, network=run.network.name, stack=run.stack.name, fits=False)
+    if isinstance(run.gpu, Gpu):
+        gpu = run.gpu
+        none = replace(none, power_W=gpu.power_W, process_nm=gpu.process_nm, area_mm2=gpu.die_mm2)
     try:
         found = plan(run, runners_up=0, stop=stop)
     except InfeasibleError as error:
