@@ -61,7 +61,7 @@ def least(runs: dict[str, Callable[[], object]], repeats: int) -> dict[str, dict
 
 
 def phaze_job(model: str) -> SearchQuestion:
-    return SearchQuestion.of(model=model, baselines=False)
+    return SearchQuestion.of(model=model, space="phaze", baselines=False)
 
 
 def speedup(models: list[str], repeats: int) -> None:

@@ -52,7 +52,7 @@ def side_by_side(models: tuple[str, ...]) -> None:
     print("|---|---|---|---|---|---|---|")
     for name in models:
         for profile in ("phaze", "default"):
-            result = atoll.search(model=name, profile=profile, zero=(0,))
+            result = atoll.search(model=name, space="phaze", profile=profile, zero=(0,))
             plan = result.best.plans[0]
             placed = result.baselines["tpuv4-placed"]
             gain = "does not fit" if placed is None else f"{plan.samples_per_s / placed:.2f}x"

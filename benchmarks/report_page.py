@@ -28,7 +28,7 @@ def main() -> None:
         if not folder.exists():
             atoll.search(
                 model="bert-large", devices=64, batch=256, microbatch=[4],
-                tp=[1], baselines=False, out=folder,
+                tp=[1], space="phaze", baselines=False, out=folder,
             )  # fmt: skip
         path = write_report(folder, Path(scratch) / "report.html")
         print(f"size                   {path.stat().st_size / 1e6:6.2f} MB")

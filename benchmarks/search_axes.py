@@ -17,7 +17,7 @@ import atoll
 from record import recorded
 
 MODELS = ("bert-large", "llama2-7b", "megatron-gpt2-8.3b", "gpt3-175b")
-BASE: dict[str, Any] = {"order": ("1f1b",), "zero": (0,), "cp": (1,)}
+BASE: dict[str, Any] = {"space": "phaze", "order": ("1f1b",), "zero": (0,), "cp": (1,)}
 AXES: dict[str, dict[str, Any]] = {
     "ZeRO 1": {"zero": (0, 1)},
     "ZeRO 1 to 3": {"zero": (0, 1, 2, 3)},
@@ -40,7 +40,7 @@ def main() -> int:
             score = atoll.search(model=name, baselines=False, **(BASE | axis)).score
             cells.append(f"{score / first - 1:+.1%}")
             failed |= score < first * (1 - TOLERANCE)
-        whole = atoll.search(model=name, baselines=False)
+        whole = atoll.search(model=name, space="phaze", baselines=False)
         failed |= whole.score < first * (1 - TOLERANCE)
         cells.append(f"{whole.score:,.1f} ({whole.score / first - 1:+.1%})")
         where = whole.best.plans[0].placement

@@ -23,14 +23,20 @@ LONGEST_S = 120.0
 def main() -> int:
     names = sys.argv[1:] or MODELS
     # The first search compiles the kernels; it is not counted.
-    atoll.search(model="bert-large", microbatch=(1,), tp=(1,), baselines=False)
+    atoll.search(model="bert-large", space="phaze", microbatch=(1,), tp=(1,), baselines=False)
     print("| model | processor s | s | evaluated | gap | best chip | samples/s | layout |")
     print("|---|---|---|---|---|---|---|---|")
     failed = False
     for name in names:
         before = time.process_time()
         result = atoll.search(
-            model=name, devices=1024, batch=1024, tolerance=TOLERANCE, baselines=False, workers=0
+            model=name,
+            devices=1024,
+            batch=1024,
+            space="phaze",
+            tolerance=TOLERANCE,
+            baselines=False,
+            workers=0,
         )
         seconds = time.process_time() - before
         proof, plan = result.certificate, result.best.plans[0]

@@ -39,6 +39,8 @@ PARTS = {
     "vector_buffers_mm2": "vector core buffers",
     "glb_mm2": "shared buffer (GLB)",
     "hbm_mm2": "HBM interfaces",
+    "cells_mm2": "tensor arrays",
+    "lanes_mm2": "vector lanes",
 }
 
 

@@ -6,8 +6,10 @@ import { number, percent, ticks } from "../base/units.js";
 
 const TINTS = {
   "tensor arrays": "blue", "tensor core buffers": "sky", "vector lanes": "orange",
-  "vector core buffers": "yellow", "shared buffer (GLB)": "green", "HBM interfaces": "pink",
+  "vector core buffers": "yellow", "shared buffer (GLB)": "green", "HBM interfaces": "pink", buffers: "green", network: "sky",
+  links: "violet", control: "slate",
 };
+const PLACED = new Set(["tensor arrays", "tensor core buffers", "vector lanes", "vector core buffers", "HBM interfaces"]);
 const SIZE = 420, LEFT = 74; // the die; HBM stacks stand to its left
 
 /** Columns and rows of about square cells. */
@@ -24,7 +26,7 @@ function grid(count, width, height) {
 export function chipView({ chip }) {
   const area = (name) => chip.parts[name] ?? 0, tint = (name) => tone(TINTS[name] ?? "grey");
   const tensor = area("tensor arrays") + area("tensor core buffers"), vector = area("vector lanes") + area("vector core buffers");
-  const shared = area("shared buffer (GLB)"), phy = area("HBM interfaces");
+  const phy = area("HBM interfaces");
   const side = Math.sqrt(chip.area_mm2), scale = SIZE / side;
   const shapes = [];
   const rect = (x, y, width, height, fill, words) =>
@@ -34,9 +36,13 @@ export function chipView({ chip }) {
   const strip = (phy / side) * scale;
   if (phy) rect(LEFT, 0, strip, SIZE, tint("HBM interfaces"), `HBM interfaces: ${number(phy, 3)} mm²`);
   const left = LEFT + strip, width = SIZE - strip;
-  const glb = (shared / (width / scale)) * scale;
-  rect(left, SIZE - glb, width, glb, tint("shared buffer (GLB)"), `shared buffer: ${chip.glb_MiB} MiB, ${number(shared, 3)} mm²`);
-  const rest = SIZE - glb, vectorWidth = (vector / (rest / scale)) * scale;
+  let rest = SIZE; // what is no core has a strip below them, the largest at the bottom
+  for (const [name, mm2] of Object.entries(chip.parts).filter(([name]) => !PLACED.has(name)).sort((a, b) => b[1] - a[1])) {
+    const high = mm2 * scale * scale / width;
+    rest -= high;
+    rect(left, rest, width, Math.max(0, high - 1), tint(name), `${name}: ${number(mm2, 3)} mm²`);
+  }
+  const vectorWidth = (vector / (rest / scale)) * scale;
   const block = (x, wide, count, [whole, array], words, arrayTint, bufferTint) => {
     const [columns, rows] = grid(count, wide, rest);
     const cw = wide / columns, ch = rest / rows, gap = Math.min(1.5, cw * 0.08, ch * 0.08);
