@@ -189,8 +189,8 @@ def _expert(
     reference: Space, variants: Variants, setting: Setting, objective: Objective, stop: Stop
 ) -> float | None:
     """The expert's layout of every model on the reference chip, with the first of its memories."""
-    chips = chips_of_space(reference, setting.profile, objective.price is not None)
-    own = memories(reference.hbm_options, setting.profile, objective.price is not None)
+    chips = chips_of_space(reference, setting.profile, objective.by_memory)
+    own = memories(reference.hbm_options, setting.profile, objective.by_memory)
     price = objective.prices(reference, chips, own)[0]
     priced = Priced.of(chips, variants, setting)
     times = []

@@ -229,9 +229,10 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     free = replace(limits, max_area_mm2=None, min_area_mm2=None, max_power_W=None)
     whole = replace(described, limits=free).build()
     draws = Draws.of(whole, limits, job.robust, job.seed)
+    objective = replace(search.objective, each_memory=True)
     wider = Search(
-        draws.space, search.variants, search.setting, search.objective, search.tolerance,
-        stop=search.stop, each_memory=True,
+        draws.space, search.variants, search.setting, objective, search.tolerance,
+        stop=search.stop,
     )  # fmt: skip
     place = _places(search.frontier.chips, wider, draws.usual)
     wider.inherit(search, place)

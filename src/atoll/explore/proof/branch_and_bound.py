@@ -112,7 +112,6 @@ class Search:
         stop: Stop | None = None,
         crew: Crew | None = None,
         journal: Journal | None = None,
-        each_memory: bool = False,
     ) -> None:
         self.space = space
         self.variants = variants
@@ -122,7 +121,7 @@ class Search:
         self.progress = progress
         self.stop = stop or Stop(time_limit_s)
         self.journal = journal or Journal()
-        self.rule = Rule.of(variants, objective, tolerance, each_memory)
+        self.rule = Rule.of(variants, objective, tolerance)
         self.memories = self.rule.memories(space, setting)
         self.by_model = self.rule.by_model
         self.frontier, self.reserve, layouts, self.work = open_frontier(

@@ -60,6 +60,12 @@ class Objective:
     reference_samples_per_s: tuple[float, ...]
     price: Price | None = None
     """What throughput is divided by; none: nothing."""
+    each_memory: bool = False
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether chips are looked at with every memory of a bandwidth, not only the largest."""
+        return self.each_memory or self.price is not None
 
     @staticmethod
     def single(batch: int, price: Price | None = None) -> Objective:

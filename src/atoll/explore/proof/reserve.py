@@ -43,7 +43,7 @@ def open_frontier(
     if isinstance(space, ProductSpace):
         reserve = Reserve(space, variants, setting, rule, work)
         return reserve.first_frontier(stop), reserve, reserve.layouts, work
-    chips = chips_of_space(space, setting.profile, rule.each_memory)
+    chips = chips_of_space(space, setting.profile, rule.objective.by_memory)
     memory_bytes = float(chips.hbm_capacity_bytes.max())
     layouts, lower_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
     own = rule.memories(space, setting)
@@ -207,7 +207,7 @@ class Reserve:
         space, places = self._space.designs(flat)
         if len(space) == 0:
             return None
-        chips = chips_of_space(space, self._setting.profile, self._rule.each_memory)
+        chips = chips_of_space(space, self._setting.profile, self._rule.objective.by_memory)
         price = self._rule.objective.prices(space, chips, self._memories)
         rates, number = distinct_rows(chip_rates(chips))
         pass_s = layer_rooflines(rates, self._variants, self._setting, self._work)

@@ -45,21 +45,16 @@ class Rule:
     tolerance: float
     names: tuple[str, ...]
     """Of the variants, in words."""
-    each_memory: bool = False
-    """Whether a chip with every memory of a bandwidth is looked at, not only with the largest."""
 
     @staticmethod
-    def of(
-        variants: Variants, objective: Objective, tolerance: float, each_memory: bool = False
-    ) -> Rule:
+    def of(variants: Variants, objective: Objective, tolerance: float) -> Rule:
         by_model = tuple(np.array(variants.of(i)) for i in range(len(variants.workloads)))
         names = tuple(variant_name(variants, variant) for variant in variants.variants)
-        each = each_memory or objective.price is not None
-        return Rule(by_model, objective, tolerance, names, each)
+        return Rule(by_model, objective, tolerance, names)
 
     def memories(self, space: Space | ProductSpace, setting: Setting) -> list[tuple[Hbm, ...]]:
         """HBM options of a space: those of a chip's bandwidth, or each by itself."""
-        return memories(space.hbm_options, setting.profile, self.each_memory)
+        return memories(space.hbm_options, setting.profile, self.objective.by_memory)
 
     def scores(self, rows: FloatArray) -> FloatArray:
         """No plan of a chip with these bounds (chips, variants) scores higher, before prices."""
