@@ -62,7 +62,7 @@ def test_yield_falls_and_cost_rises_with_the_die():
         ({"rows": 9}, "grid: 9 x 8 dies of 820 mm2"),
         ({"stack": Stack(2**30, 1e11, 110.0, 40.0)}, "3 stacks take 120 mm of a die's edge"),
         ({"stacks": 0}, "no stacks"),
-        ({"process": "3nm"}, "process: allowed are 5nm, 7nm, 12nm"),
+        ({"process": "2nm"}, "process: allowed are 3nm, 4nm, 5nm, 7nm, 12nm, 16nm, 28nm"),
         ({"max_power_W": 1000.0}, "max_power"),
         ({"bond_yield": 0.0}, "bond_yield"),
         ({"efficiency": 1.5}, "efficiency"),

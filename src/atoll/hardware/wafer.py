@@ -9,10 +9,10 @@ Sources
   [D1]     Talpes et al., "DOJO: The Microarchitecture of Tesla's Exa-Scale Computer", Hot Chips 34:
            645 mm2, 354 nodes of 1.25 MB, 362 TFLOP/s bf16 in 7 nm.
   [Gemini] Cai et al., "Gemini: Mapping and Architecture Co-exploration for Large-scale DNN Chiplet
-           Accelerators", HPCA 2024 (released code): negative binomial yield with a = 10, defect
-           densities and wafer prices by process, bonding yields of 0.95 to 0.99.
-Shoreline density, the area and edge of an HBM stack, and DRAM's price per byte are assumptions of
-this template; a wafer file can state others.
+           Accelerators", HPCA 2024 (released code): bonding yields of 0.95 to 0.99.
+Yield, wafer prices and DRAM's price are those of every chip (`hardware.physical`). Shoreline
+density, the area and edge of an HBM stack are assumptions of this template; a wafer file can state
+others.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2
 from atoll.hardware.energy import DEFAULT_ENERGY
+from atoll.hardware.physical.die import die_yield
+from atoll.hardware.physical.nodes import nodes
+from atoll.hardware.physical.price import USUAL_PRICES
 from atoll.hardware.silicon.chip import peak_power_W
-
-MM2_PER_CM2 = 100.0
-YIELD_CLUSTERING = 10.0  # [Gemini]
+from atoll.hardware.silicon.physical import PROCESSES_NM
 
 # Die silicon per modelled square millimetre (`hardware.area` is a 22 nm model without control and
 # wires): 645 mm2 of [D1] against what the model gives for 354 nodes of 16 x 16 cells and 442.5 MB.
@@ -40,22 +41,7 @@ D1_AREA_SCALE = 645.0 / float(area_mm2(354, 354, 16, 16, 16, 442_500_000))
 LARGEST_DIAGONAL_MM = 305.0
 LONGEST_SITE = 2.0
 
-DRAM_DOLLARS_PER_GIB = 12.0  # assumption, of the order of HBM contract prices
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """Defects per square centimetre and the price of a processed wafer [Gemini]."""
-
-    defects_per_cm2: float
-    wafer_dollars: float
-
-
-PROCESSES = {
-    "5nm": Process(0.11, 16_988.0),
-    "7nm": Process(0.09, 9_346.0),
-    "12nm": Process(0.08, 5_992.0),
-}
+PROCESSES = {f"{nm:g}nm": float(nm) for nm in reversed(PROCESSES_NM)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +217,7 @@ class Wafer:
 
     @cached_property
     def die_yield(self) -> float:
-        """Negative binomial: (1 + D0 A / a)^-a."""
-        defects = PROCESSES[self.process].defects_per_cm2 * self.die_mm2 / MM2_PER_CM2
-        return float((1.0 + defects / YIELD_CLUSTERING) ** -YIELD_CLUSTERING)
+        return float(die_yield(self.die_mm2, PROCESSES[self.process]))
 
     @property
     def dead_share(self) -> float:
@@ -245,6 +229,7 @@ class Wafer:
         """Tested dies from as much silicon as their yield asks for, bonded; and their DRAM."""
         wafer_mm2 = 70_686.0  # a 300 mm wafer
         silicon = self.dies * self.die_mm2 / self.die_yield
-        price = PROCESSES[self.process].wafer_dollars
-        dram = self.dies * self.stacks * self.stack.capacity_bytes / GIB * DRAM_DOLLARS_PER_GIB
+        price = float(nodes(PROCESSES[self.process]).wafer_usd)
+        dram_GiB = self.dies * self.stacks * self.stack.capacity_bytes / GIB
+        dram = dram_GiB * USUAL_PRICES.hbm_usd_per_GiB
         return (silicon / wafer_mm2 * price + price + dram) / self.bond_yield
