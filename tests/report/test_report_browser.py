@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import atoll
+from atoll.questions import EstimateQuestion
 from atoll.report.page import write_report
 from browser import Browser, Page
 
@@ -164,3 +166,46 @@ def test_on_a_phone_in_the_dark_nothing_sticks_out(
         shade = page.eval("getComputedStyle(document.body).backgroundColor")
         assert sum(int(v) for v in shade[4:-1].split(",")) < 150, "a dark page"
         page.screenshot(f"report-{kind.removesuffix('_run')}-phone")
+
+
+def test_a_sweep_is_drawn_with_a_line_for_every_value_of_the_other_field(
+    browser: Browser, tmp_path: Path
+) -> None:
+    asked = EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64, out=tmp_path / "sweep")
+    found = atoll.sweep(asked, devices=[8, 16, 32], zero=[0, 1])
+    with opened(browser, tmp_path / "sweep", tmp_path) as page:
+        assert page.text("h1") == "devices, zero swept"
+        assert page.count("#sweep .swatch") == 2
+        painted = page.eval(
+            "(() => {const c = document.querySelector('#sweep-plot');"
+            "const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+            "return new Set(new Uint32Array(d.buffer)).size})()"
+        )
+        assert painted > 10, "lines, points and axes"
+        assert page.count("table tbody tr") == len(found.rows) == 6
+        assert page.overflow() == 0
+        page.screenshot("report-sweep")
+
+
+def test_two_runs_are_compared_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    files = []
+    for devices in (8, 16):
+        one = atoll.estimate("gpt2-xl", "h100", devices, batch=64)
+        files.append(one.save(tmp_path / f"{devices}.json"))
+    found = atoll.compare(*files)
+    path = found.report(tmp_path / "compared.html")
+    with browser.page(1280, 900) as page:
+        page.goto(path.as_uri())
+        page.wait_for(READY)
+        assert page.text("h1") == "2 runs side by side"
+        differing = page.eval(
+            "[...document.querySelectorAll('tbody tr')]"
+            ".filter((r) => r.cells[0].textContent === '≠').map((r) => r.cells[1].textContent)"
+        )
+        rows = (*found.asked, *found.figures)
+        assert differing == [row.name for row in rows if row.differs]
+        assert "devices" in differing and "step s" in differing
+        ratio = next(row.ratios[1] for row in rows if row.name == "step s")
+        assert f"({ratio:.3g}x)" in page.text("main")
+        assert page.errors == [] and page.overflow() == 0
+        page.screenshot("report-compared")
