@@ -40,11 +40,13 @@ def check_schema(trace: dict[str, Any]) -> None:
             assert event["name"] in ("process_name", "process_sort_index", "thread_name")
             named.add((event["pid"], event["name"]))
             continue
-        assert event["ph"] in ("X", "b", "e"), event
+        assert event["ph"] in ("X", "b", "e", "C"), event
         assert isinstance(event["cat"], str)
         assert math.isfinite(event["ts"]) and event["ts"] >= 0
         if event["ph"] == "X":
             assert math.isfinite(event["dur"]) and event["dur"] >= 0
+        elif event["ph"] == "C":
+            assert all(math.isfinite(v) and v >= 0 for v in event["args"].values())
         else:
             key = event["pid"], event["cat"], event["id2"]["local"]
             opened[key] += 1 if event["ph"] == "b" else -1
@@ -268,3 +270,21 @@ def test_lanes_have_no_hole_and_no_overlap(
         if not schedule.startswith("zb"):  # else a later stage may begin and end its step later
             assert (row[0].start_s, row[-1].end_s) == (0.0, timeline.step_time_s)
     assert timeline.stages[0][0].start_s == 0.0
+
+
+def test_memory_rises_to_the_estimate_of_each_stage_and_falls_back() -> None:
+    for order in ("1f1b", "zb-h1"):
+        found = atoll.estimate(
+            "gpt2-xl", "h100", 8, batch=32, pp=4, tp=1, order=order, microbatch=1
+        ).answer
+        trace = plan_trace(found)
+        for stage, held in enumerate(found.memory_bytes.stages):
+            told = [
+                event["args"]
+                for event in trace["traceEvents"]
+                if event["ph"] == "C" and event["pid"] == STAGES + stage
+            ]
+            totals = [args["other"] + args["activations"] for args in told]
+            assert max(totals) == pytest.approx(held.total)
+            assert told[0]["activations"] == told[-1]["activations"] == 0
+            assert len(told) == 1 + 2 * found.pipeline.replayed

@@ -1,8 +1,8 @@
 """A step as Chrome trace events, for Perfetto and chrome://tracing.
 
 One process a pipeline stage with three lanes: its passes (idle time included, so that the lane adds
-up to the step), what a pass is made of, and messages to the neighbours. One process a kind of layer
-with its operators on their cores.
+up to the step), what a pass is made of, and messages to the neighbours; of a plan also a counter of
+its memory. One process a kind of layer with its operators on their cores.
 
 Times are microseconds, as the format wants them, on whole nanoseconds: Perfetto rounds starts and
 durations to those on its own, and drops what then overlaps.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from atoll.answers.design import LayerPass, SearchedModel
-from atoll.answers.plan import DevicePass, EstimateAnswer, PassParts, PlanAnswer
+from atoll.answers.plan import DevicePass, EstimateAnswer, PassParts, PlanAnswer, StageMemory
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
@@ -27,6 +27,7 @@ from atoll.report.timeline import (
     BACKWARD,
     FORWARD,
     IDLE,
+    WEIGHT,
     Slice,
     Timeline,
     placement_timeline,
@@ -55,7 +56,7 @@ class Event(TypedDict, total=False):
     tid: int
     ts: float
     dur: float
-    args: Mapping[str, str | int]
+    args: Mapping[str, str | int | float]
     id2: Mapping[str, str]
 
 
@@ -101,6 +102,10 @@ def plan_trace(found: PlanAnswer | EstimateAnswer) -> Trace:
     """The pipeline of a plan, its collectives, and its layers' operators."""
     timeline = plan_timeline(found.pipeline)
     events = list(_pipeline_events(timeline, STAGES, "", found.pipeline.parts))
+    for stage, (row, held) in enumerate(
+        zip(timeline.stages, found.memory_bytes.stages, strict=True)
+    ):
+        events += _memory(STAGES + stage, row, held)
     layers = _by_layer(found.operators)
     for number, (name, entries) in enumerate(layers.items(), start=LAYERS):
         events += _process(number, f"layer {name}, on one device")
@@ -175,6 +180,28 @@ def _pipeline_events(
                 shares = own.forward if item.kind == FORWARD else own.backward
                 yield from _parts(pid, item, shares)
         yield from _messages(timeline, stage, pid, count)
+
+
+def _memory(pid: int, row: Sequence[Slice], held: StageMemory) -> Iterator[Event]:
+    """Bytes of a device over the step: a forward pass leaves its share of what is saved, the last
+    pass that reads it frees it; at most as many are in flight as the estimate's activations hold.
+    """
+    last = WEIGHT if any(item.kind == WEIGHT for item in row) else BACKWARD
+    steps = [(item.end_s, 1 if item.kind == FORWARD else -1) for item in row
+             if item.kind in (FORWARD, last)]  # fmt: skip
+    flying, most = 0, 0
+    for _, change in steps:
+        flying += change
+        most = max(most, flying)
+    saved = held.parts.get("activations", 0.0)
+    flying = 0
+    for at, change in ((0.0, 0), *steps):
+        flying += change
+        yield {
+            "name": "memory", "cat": "memory", "ph": "C", "pid": pid, "tid": _tid(pid, PASSES),
+            "ts": round(at * NS) / NS_PER_US,
+            "args": {"other": held.total - saved, "activations": saved * flying / max(most, 1)},
+        }  # fmt: skip
 
 
 def _title(item: Slice) -> str:
