@@ -1,10 +1,41 @@
-"""Compiled: the least fill of a pipeline whose largest load is given, over all sizes of stages."""
+"""Compiled: what stages carry within seconds and bytes; the least fill of a pipeline whose largest
+load is given, over all sizes of stages.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from atoll.jit import entry, kernel
+
+
+@kernel
+def _layer_bytes(layer_s, curve, prices):
+    """Bytes of a layer on a die at least, if it takes no longer than given: by every price of a
+    byte, what the least of seconds + price x bytes leaves.
+    """
+    least = 0.0
+    for j in range(len(prices)):
+        least = max(least, (curve[j] - layer_s) / prices[j])
+    return least
+
+
+@entry
+def stage_bytes(left_s, most, curve, prices):
+    """Of stages of 1, 2, ... `most` layers that are done in `left_s`."""
+    found = np.zeros(most)
+    for i in range(most):
+        found[i] = (i + 1) * _layer_bytes(left_s / (i + 1), curve, prices)
+    return found
+
+
+@entry
+def carried_layers(left_s, most, room, curve, prices):
+    """The most layers, at most `most`, that are done in `left_s` and fit the room."""
+    for layers in range(most, 0, -1):
+        if layers * _layer_bytes(left_s / layers, curve, prices) <= room:
+            return layers
+    return 0
 
 
 @kernel

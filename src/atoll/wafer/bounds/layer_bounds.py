@@ -74,13 +74,6 @@ class SizeBound:
         own: Any = {k: np.array(v) if isinstance(v, list) else v for k, v in told.items()}
         return SizeBound(**own)
 
-    def least_bytes(self, layer_s: FloatArray, depth: int, *, pooled: bool = False) -> FloatArray:
-        """Bytes of a layer on a die at least, if it takes no longer than given."""
-        curves = self.pooled if pooled else self.curves
-        short = curves[depth][None, :] - layer_s[:, None]
-        least: FloatArray = (short / self.prices[None, :]).max(axis=1)
-        return np.maximum(0.0, least)
-
 
 Sharper = Callable[[int, int, int], SizeBound]
 """Microbatch, dies and level: what is known then."""

@@ -25,7 +25,12 @@ from numpy.typing import NDArray
 
 from atoll.arrays import IntArray
 from atoll.stopping import go_on
-from atoll.wafer.bounds.bound_kernels import least_bytes, least_fill
+from atoll.wafer.bounds.bound_kernels import (
+    carried_layers,
+    least_bytes,
+    least_fill,
+    stage_bytes,
+)
 from atoll.wafer.bounds.layer_bounds import (
     DEPTHS,
     EXACT,
@@ -124,11 +129,11 @@ class StepBound:
         held = np.zeros((*most.shape, layers + 1))
         for k, size in enumerate(sizes):
             for row in sorted(set(rows)):
-                counts = np.arange(1, max(int(most[row, k]), int(first[row, k])) + 1)
+                count = max(int(most[row, k]), int(first[row, k]))
                 left_s = largest_s * (1 + ROUNDING) - (size.head_s if row == 0 else 0.0)
-                least = size.least_bytes(left_s / counts, max(0, row - 1), pooled=True)
+                least = stage_bytes(left_s, count, size.pooled[max(0, row - 1)], size.prices)
                 ends = size.head_bytes if row == 0 else 0.0
-                held[row, k, counts] = size.dies * (counts * least + ends)
+                held[row, k, 1 : count + 1] = size.dies * (least + ends)
         embedding = np.array([size.dies * size.embedding_bytes for size in sizes])
         least_held = least_bytes(
             self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
@@ -151,10 +156,8 @@ class StepBound:
         most = int(min(layers, left_s / size.layer_s)) if left_s > 0.0 else 0
         if most < 1 or room <= 0.0:
             return 0
-        counts = np.arange(1, most + 1)
-        held = counts * size.least_bytes(left_s / counts, depth, pooled=alone)
-        fits = np.flatnonzero(held <= room * (1 + ROUNDING))
-        return int(counts[fits[-1]]) if len(fits) else 0
+        curves = size.pooled if alone else size.curves
+        return int(carried_layers(left_s, most, room * (1 + ROUNDING), curves[depth], size.prices))
 
     # -- equal stages --------------------------------------------------------------------------
 
