@@ -200,6 +200,7 @@ def test_the_least_fill_is_that_of_all_pipelines(data, dies, layers, zero):
     layer = [data.draw(times) for _ in sizes]
     but_weight = [0.6 * t for t in layer]
     head = [data.draw(times) for _ in sizes]
+    slowest, head_slowest = ([data.draw(times) for _ in sizes] for _ in range(2))
     most = [[data.draw(st.integers(0, layers)) for _ in sizes] for _ in range(3)]
     first = [[data.draw(st.integers(0, layers)) for _ in sizes] for _ in range(3)]
     largest = data.draw(st.floats(0.5, 4.0))
@@ -210,14 +211,15 @@ def test_the_least_fill_is_that_of_all_pipelines(data, dies, layers, zero):
         if not zero:
             return count * layer[k] + ends
         others = count * but_weight[k] + 0.6 * ends
-        return max(0.0, 2 * others - largest) if late else others
+        weight = count * slowest[k] + (head_slowest[k] if stage == 0 else 0.0)
+        return max(0.0, others - min(largest - others, weight)) if late else others
 
     rows = np.minimum(np.arange(dies + 1) - 1, 2).clip(0)
     parents = np.full((dies + 1, dies + 1, layers + 1, 2), -1, np.int32)
     value, found = least_fill(
         dies, layers, np.array(sizes), np.array(layer), np.array(but_weight), np.array(head),
-        0.6 * np.array(head), rows, np.array(most), np.array(first), largest, zero, late, 1e9,
-        parents,
+        0.6 * np.array(head), np.array(slowest), np.array(head_slowest), rows, np.array(most),
+        np.array(first), largest, zero, late, 1e9, parents,
     )  # fmt: skip
     expected = every_pipeline(dies, layers, sizes, most, first, fill, late)
     if expected == np.inf:

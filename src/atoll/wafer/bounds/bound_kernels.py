@@ -39,16 +39,17 @@ def carried_layers(left_s, most, room, curve, prices):
 
 
 @kernel
-def _fill_s(layers, but_weight_s, ends_s, slow_s, largest_s, weight_passes_fill, late):
+def _fill_s(layers, but_weight_s, ends_s, slow_s, most_weight_s, largest_s, weight_fill, late):
     """Seconds that a stage which is not the slowest adds to the step, at least.
 
     1F1B: its load. Zero bubble: its load less its weight passes, and less these once more where
-    they are put off (`late`); they are at most what its other passes leave of the largest load.
+    they are put off (`late`); they are at most what its other passes leave of the largest load, and
+    what they take under the slowest of their codes.
     """
-    if not weight_passes_fill:
+    if not weight_fill:
         return layers * slow_s + ends_s
     others_s = layers * but_weight_s + ends_s
-    return max(0.0, 2.0 * others_s - largest_s) if late else others_s
+    return max(0.0, others_s - min(largest_s - others_s, most_weight_s)) if late else others_s
 
 
 @entry
@@ -60,6 +61,8 @@ def least_fill(
     but_weight_s,
     head_s,
     head_but_weight_s,
+    most_weight_s,
+    head_most_weight_s,
     row_of,
     most,
     most_first,
@@ -109,12 +112,14 @@ def least_fill(
                         ends = head_but_weight_s[k] if stage == 1 else 0.0
                         if not weight_passes_fill and stage == 1:
                             ends = head_s[k]
+                        ends_weight = head_most_weight_s[k] if stage == 1 else 0.0
                         if left <= most_first[depth, k]:
                             fill = _fill_s(
                                 left,
                                 but_weight_s[k],
                                 ends,
                                 layer_s[k],
+                                left * most_weight_s[k] + ends_weight,
                                 largest_s,
                                 weight_passes_fill,
                                 late,
@@ -135,6 +140,7 @@ def least_fill(
                                 but_weight_s[k],
                                 ends,
                                 layer_s[k],
+                                some * most_weight_s[k] + ends_weight,
                                 largest_s,
                                 weight_passes_fill,
                                 late,

@@ -65,6 +65,9 @@ class SizeBound:
     """The same for these and what the stage left with a helper."""
     level: int
     """What is known: `PEAK`, `OPERATORS`, `COUNTS` or `EXACT`."""
+    most_weight_s: float
+    """The weight passes of a layer under the slowest codes: no more of a fill can be theirs."""
+    head_most_weight_s: float
 
     def to_dict(self) -> dict[str, JsonValue]:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
@@ -101,7 +104,7 @@ class LayerBounds:
         self._known: dict[tuple[int, int], SizeBound] = {}
         # Of this object: a cache of the class would keep every search's tables for ever.
         self._counted: Callable[[int, int], Decoupled] = cache(self._count)
-        self._unit: Callable[[int, str, int], PassTime] = cache(self._unit_times)
+        self._unit: Callable[[int, str, int], tuple[PassTime, float]] = cache(self._unit_times)
         if like is not None:
             self._counted, self._unit = like._counted, like._unit
         self.known = 0
@@ -210,20 +213,25 @@ class LayerBounds:
             for unit in (*block.units, *([block.head] if block.head else []))
         }
         zero = [0.0] * len(block.chains)
-        return self._bound(microbatch, dies, times, zero, zero if legal else [np.inf], PEAK)
+        most = dict.fromkeys(times, np.inf)
+        others = zero if legal else [np.inf]
+        return self._bound(microbatch, dies, times, most, zero, others, PEAK)
 
     def _by_operators(self, microbatch: int, dies: int) -> SizeBound:
         block = self.block(microbatch)
         units = (*block.units, *([block.head] if block.head else []))
-        times = {unit.name: self._unit(microbatch, unit.name, dies) for unit in units}
+        known = {unit.name: self._unit(microbatch, unit.name, dies) for unit in units}
+        times = {name: passes for name, (passes, _) in known.items()}
+        most = {name: weight_s for name, (_, weight_s) in known.items()}
         stream_splits = splits(block.stream_sizes, dies)
         entries = [self._passes(c.entry_passes, stream_splits) for c in block.chains]
         others = [self._passes(c.stream_passes, stream_splits) for c in block.chains]
-        return self._bound(microbatch, dies, times, entries, others, OPERATORS)
+        return self._bound(microbatch, dies, times, most, entries, others, OPERATORS)
 
     def _bound(
-        self, microbatch: int, dies: int, times: dict[str, PassTime], entries: Sequence[float],
-        others: Sequence[float], level: int,
+        self, microbatch: int, dies: int, times: dict[str, PassTime],
+        most_weight_s: dict[str, float], entries: Sequence[float], others: Sequence[float],
+        level: int,
     ) -> SizeBound:  # fmt: skip
         """From seconds of passes to seconds and bytes of a layer and of the ends."""
         block = self.block(microbatch)
@@ -265,20 +273,22 @@ class LayerBounds:
         own = own if self.options.offload else curves
         return SizeBound(
             microbatch, dies, layer, but_weight, head_s, head_but, head_bytes, embedding, prices,
-            own, curves, level,
+            own, curves, level, sum(most_weight_s[unit.name] for unit in block.units),
+            most_weight_s[block.head.name] if block.head is not None else 0.0,
         )  # fmt: skip
 
     def _passes(self, passes: Sequence[Pass], among: Iterable[Parts]) -> float:
         return min(self.price.passes_s(passes, parts) for parts in among)
 
-    def _unit_times(self, microbatch: int, name: str, dies: int) -> PassTime:
+    def _unit_times(self, microbatch: int, name: str, dies: int) -> tuple[PassTime, float]:
+        """The fastest passes of an operator, and its slowest weight pass."""
         block = self.block(microbatch)
         unit = next(u for u in (*block.units, block.head) if u is not None and u.name == name)
         among = splits(unit.sizes, dies)
         if not among:
-            return PassTime(np.inf, np.inf, np.inf)
+            return PassTime(np.inf, np.inf, np.inf), np.inf
         if self.options.volume_only:
-            return PassTime(0.0, 0.0, 0.0)
+            return PassTime(0.0, 0.0, 0.0), np.inf
         linear = self.pieces if unit.kind == "linear" else (1,)
         bandwidth = self.price.chip.hbm.bandwidth_Bps
         traffic = unit.traffic_bytes / dies / bandwidth
@@ -301,7 +311,8 @@ class LayerBounds:
                         vectors = self._passes(works, alike)
                         least = min(least, operator_s(products, vectors, moved_s, unit.on_chip))
             found.append(float(least))
-        return PassTime(*found)
+        slowest = max(sum(self.price.product_s(shape) for shape in shapes) for shapes in ways[-1])
+        return PassTime(*found), float(slowest)
 
 
 def _grouped(

@@ -112,6 +112,8 @@ class StepBound:
             self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
             np.array([s.layer_s for s in sizes]), np.array([s.but_weight_s for s in sizes]),
             np.array([s.head_s for s in sizes]), np.array([s.head_but_weight_s for s in sizes]),
+            np.array([s.most_weight_s for s in sizes]),
+            np.array([s.head_most_weight_s for s in sizes]),
             np.array([0, *rows], np.int64), most, first, largest_s, self.zero_bubble,
             self.planners[0].rounds(microbatch) - 1, cap_s, parents,
         )  # fmt: skip
