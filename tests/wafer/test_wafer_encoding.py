@@ -28,6 +28,7 @@ from atoll.wafer.encoding.mapping import (
     read_mapping,
     validate,
 )
+from atoll.wafer.encoding.size import code_count
 
 from .wafer_cases import small_block, small_model
 
@@ -201,6 +202,14 @@ def test_resharding_moves_exactly_what_a_die_lacks(shape, data):
         held(target, named, digits, die, 1) - held(source, named, digits, die, 1) for die in dies
     )
     assert (sum(out[:3]) > 0) == missing
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (4, 2), (6, 1)])
+def test_codes_are_counted_as_they_are_listed(shape):
+    block = small_block(2)
+    for digits in digit_systems(*shape):
+        for sizes in (block.stream_sizes, *(unit.sizes for unit in block.units)):
+            assert code_count(sizes, digits) == len(legal_codes(sizes, digits))
 
 
 def test_parts_multiply_to_the_group():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -31,7 +33,7 @@ from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between
 from atoll.wafer.others.baselines import NAMES, run_baseline
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.faults import Faults, map_around, sample_faults
-from atoll.wafer.staging.stages import Options, Planner
+from atoll.wafer.staging.stages import Options, Planner, rough
 from atoll.wafer.staging.tiling import guillotine
 
 from .wafer_cases import small_file, small_model, small_wafer
@@ -69,6 +71,29 @@ def test_the_search_equals_solving_every_candidate():
         if (found := other._solve(candidate, float("inf"), planner)) is not None
     ]
     assert best.step_s == pytest.approx(min(steps), rel=2e-3)
+
+
+def test_a_search_leaves_nothing_behind():
+    one = search()
+    one.run()
+    parts = [weakref.ref(part) for part in (one, one.fine, one.bounds.layers, *one.pieces._bounds)]
+    del one
+    gc.collect()
+    assert [part() for part in parts] == [None] * len(parts)
+
+
+def test_a_block_is_solved_below_a_cap_or_not_at_all():
+    infinity = float("inf")
+
+    def solved(limit, cap_s=infinity):
+        planner = Planner(small_wafer(2, 2), small_model(), 16, 24, rough(Options()))
+        return planner.block((2, 2), 2, 4, 4, limit, cap_s=cap_s)
+
+    room = 0.9 * solved(infinity).solved.cost.memory_bytes(4, 4)
+    for limit in (infinity, room):
+        time_s = solved(limit).solved.cost.time_s
+        assert solved(limit, time_s * 1.01).solved.cost.time_s == pytest.approx(time_s, rel=1e-3)
+        assert solved(limit, time_s * 0.99) is None
 
 
 def test_the_same_job_gives_the_same_answer_twice():

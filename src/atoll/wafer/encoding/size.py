@@ -14,7 +14,7 @@ from atoll.wafer.encoding.codes import splits
 from atoll.wafer.encoding.genes import FATES, SCHEDULES
 
 
-def _codes(sizes: dict[str, int], digits: Digits) -> int:
+def code_count(sizes: dict[str, int], digits: Digits) -> int:
     """Codes of an operator: for each split, in how many orders its factors stand on the digits."""
     found = 0
     radices = [int(radix) for radix in digits.radix]
@@ -37,10 +37,12 @@ def _blocks(block: Block, digits: Digits, homes: int, stages: int) -> int:
     """Genes of one stage: layout of the stream; codes of all passes, home and way of collectives of
     every operator; what happens to every saved tensor, and whose memory it may wait in.
     """
-    count: int = _codes(block.stream_sizes, digits) * (2 * len(ALGORITHMS)) ** len(block.units)
+    count: int = code_count(block.stream_sizes, digits) * (2 * len(ALGORITHMS)) ** len(block.units)
     for unit in block.units:
         weighted = unit.parameters > 0
-        count *= _codes(unit.sizes, digits) ** (3 if weighted else 2) * (homes if weighted else 1)
+        count *= code_count(unit.sizes, digits) ** (3 if weighted else 2) * (
+            homes if weighted else 1
+        )
     saved = sum(bool(edge.kept_name) for chain in block.chains for edge in chain.edges)
     alone, helped = 2**saved, len(FATES) ** saved
     count *= alone + (stages - 1) * (helped - alone)
