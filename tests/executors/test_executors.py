@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,19 @@ def dies_once(context: int, mark: Path, value: int) -> int:
     if value == 3 and not mark.exists():
         mark.write_text("dead")
         os.kill(os.getpid(), signal.SIGKILL)
+    return context * value
+
+
+def half_sent_once(context: int, mark: Path, value: int) -> int:
+    """Kills its process amid the result of the first time that anybody runs it."""
+
+    def send(self: Connection, message: bytes) -> None:
+        os.write(self.fileno(), struct.pack("!i", len(message)) + bytes(message)[:5])
+        mark.write_text("dead")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if value == 3 and not mark.exists():
+        Connection._send_bytes = send  # type: ignore[attr-defined]
     return context * value
 
 
@@ -191,6 +206,34 @@ def test_the_tasks_of_a_stopped_process_run_in_another(
     found = sorted((call.tag, value) for call, value in crew.results(calls))
     assert found == [(i, 10 * i) for i in range(10)]
     pool.close()
+
+
+def test_a_process_that_dies_within_a_result_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.executors.processes.PATIENCE", 2)
+    pool = LocalProcesses(2)
+    pool.start(10)
+    crew = Crew(pool)
+    calls = [Call(half_sent_once, (tmp_path / "mark", i), tag=i) for i in range(10)]
+    found = sorted((call.tag, value) for call, value in crew.results(calls))
+    assert found == [(i, 10 * i) for i in range(10)]
+    pool.close()
+
+
+def test_closing_does_not_wait_for_the_rest_of_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.executors.processes.PATIENCE", 2)
+    pool = LocalProcesses(2)
+    pool.start(10)
+    Crew(pool).send(Call(half_sent_once, (tmp_path / "mark", 3)))
+    while not (tmp_path / "mark").exists():
+        time.sleep(0.01)
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
 
 
 def test_closing_does_not_wait_for_a_stopped_process(tmp_path: Path) -> None:

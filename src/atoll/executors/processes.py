@@ -26,7 +26,7 @@ from atoll.jit import set_threads
 
 _POLL_S = 0.1
 PATIENCE = 25
-"""Looks of a fifth of a second at a stopped process before it is ended."""
+"""Looks of a fifth of a second at a stopped or dead process before something is done."""
 _context: Any = None
 _working = False
 """Whether this process is a worker with a task under way."""
@@ -44,7 +44,7 @@ class LocalProcesses:
         self._context: Any = None
         self._closing: Any = None
         self._stopped: Counter[int] = Counter()
-        """By process: how many looks in a row found it stopped."""
+        """By process: how many looks in a row found it stopped, or dead and not yet missed."""
 
     def start(self, context: Any) -> None:
         self._context = context
@@ -66,12 +66,19 @@ class LocalProcesses:
         """End processes that somebody stopped (SIGSTOP): their tasks run again in others.
 
         Of Ctrl-Z all processes of a terminal stop, and go on together: stopped at one look is not
-        yet stopped for good.
+        yet stopped for good. A dead one that the pool has not missed by then died within a result,
+        and the pool waits for the rest of it.
         """
-        stopped = _stopped(self._pool._processes if self._pool else ())
-        self._stopped = Counter({pid: self._stopped[pid] + 1 for pid in stopped})
+        if self._pool is None:
+            return
+        processes = dict(self._pool._processes or {})
+        dead = [pid for pid, process in processes.items() if process.exitcode is not None]
+        stopped = _stopped(pid for pid in processes if pid not in dead)
+        self._stopped = Counter({pid: self._stopped[pid] + 1 for pid in (*dead, *stopped)})
         for pid, looks in self._stopped.items():
-            if looks > PATIENCE:
+            if looks > PATIENCE and pid in dead:
+                _let_go(processes.values(), self._pool._result_queue)
+            elif looks > PATIENCE:
                 os.kill(pid, signal.SIGKILL)
 
     def describe(self) -> str:
@@ -81,17 +88,20 @@ class LocalProcesses:
         if self._pool is not None:
             self._closing.value = 1
             waits: Any = self._pool._executor_manager_thread
+            results: Any = self._pool._result_queue
             processes = list((self._pool._processes or {}).values())
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
             looks = 0
             while waits is not None and waits.is_alive():
                 stopped = _stopped(process.pid for process in processes if process.pid)
+                # One that is stopped does not hear of the end; others may wait for a lock that it
+                # held, and the pool for the rest of a result.
                 for process in processes:
-                    # One that is stopped does not hear of the end; others may wait for a lock
-                    # that it held.
-                    if looks > PATIENCE or process.pid in stopped:
+                    if process.pid in stopped:
                         process.kill()
+                if looks > PATIENCE:
+                    _let_go(processes, results)
                 waits.join(_POLL_S)
                 looks += 1
 
@@ -119,6 +129,13 @@ class LocalProcesses:
             initializer=_begin_worker,
             initargs=(os.getpid(), self._closing, None if forks else self._context),
         )
+
+
+def _let_go(processes: Iterable[Any], results: Any) -> None:
+    """End all processes of a pool, and what it reads of them: it then counts as broken."""
+    for process in processes:
+        process.kill()
+    results._writer.close()  # ours, the last one
 
 
 def _stopped(pids: Iterable[int] | None) -> list[int]:
