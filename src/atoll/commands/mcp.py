@@ -36,7 +36,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
 }
 """From a question to what has its answer."""
 INSTRUCTIONS = (
-    "Plans and estimates of language model training on devices that exist, judgement of launch "
+    "Plans and estimates of language model training on existing GPUs and TPUs, judgement of launch "
     "files, and searches for chips. Quantities take units (80 GiB, 10 min). A plan or a search "
     "ends after time_limit with the best so far; start with estimate, models and hardware. Nothing "
     "is written."
