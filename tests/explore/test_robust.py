@@ -168,4 +168,4 @@ def test_a_search_says_it_in_one_line_and_in_json(folder: Path) -> None:
 
 def test_spaces_whose_constants_have_no_ranges_are_refused() -> None:
     with pytest.raises(atoll.AtollError, match="no ranges"):
-        atoll.search(model="bert-large", robust=5)
+        atoll.search(model="bert-large", space="phaze", robust=5)
