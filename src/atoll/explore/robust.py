@@ -113,7 +113,7 @@ class Held:
     """Chips that keep to the limits, for each set of constants."""
     known: FloatArray = field(init=False)
     """Scores of the chips that were evaluated, 0 of others."""
-    tried: BoolArray = field(init=False)
+    below: FloatArray = field(init=False)
     some: list[int] = field(init=False)
     """Draws in which some chip keeps to the limits; and the score of the best of each."""
     best: FloatArray = field(init=False)
@@ -124,7 +124,8 @@ class Held:
         self.option = np.array(options)[chips.memory]
         self.feasible = [allowed[chips.design, self.option] for allowed in self.draws.allowed]
         self.known = np.zeros(len(chips))
-        self.tried = np.zeros(len(chips), np.bool_)
+        self.below = np.full(len(chips), np.inf)
+        """Scores that chips without a plan were shown not to exceed."""
         self._note(np.array(list(self.search.frontier.found), np.int64))
         self._siblings()
 
@@ -151,7 +152,19 @@ class Held:
         if self.search.stop():
             raise StoppedError  # some of them were not evaluated
         self._note(chips)
-        self.tried[chips] |= (self.known[chips] > 0.0) | (self.search.scores[chips] > least)
+        unknown = chips[self.known[chips] == 0.0]
+        self.below[unknown] = np.minimum(self.below[unknown], least)
+
+    @property
+    def tried(self) -> BoolArray:
+        """Chips whose score is known, or was held against some score."""
+        return np.asarray((self.known > 0.0) | np.isfinite(self.below))
+
+    @property
+    def most(self) -> FloatArray:
+        """What chips score, or at most."""
+        bounds = np.minimum(self.search.scores, self.below)
+        return np.where(self.known > 0.0, self.known, bounds)
 
     def best_of(self, feasible: BoolArray) -> float:
         """The highest score among these chips, within the tolerance."""
@@ -159,7 +172,7 @@ class Held:
         while True:
             best = float(self.known[feasible].max(initial=0.0))
             bar = best * (1.0 + TOLERANCE)
-            open_ = np.flatnonzero(feasible & ~self.tried & (self.search.scores > bar))
+            open_ = np.flatnonzero(feasible & (self.known == 0.0) & (self.most > bar))
             if len(open_) == 0:
                 return best
             ranked = open_[np.argsort(-self.search.scores[open_], kind="stable")]
@@ -194,8 +207,7 @@ class Held:
         while True:
             losses = self.mean_losses(self.known)
             bar = float(losses.min()) - LOSS_TOLERANCE
-            most = np.where(self.tried, self.known, self.search.scores)
-            least = self.mean_losses(most)
+            least = self.mean_losses(self.most)
             open_ = np.flatnonzero(least < bar)
             if len(open_) == 0 or int(self.tried.sum()) - before >= MOST_TRIED:
                 found = first if losses[first] <= losses.min() else int(np.argmin(losses))
@@ -207,7 +219,7 @@ class Held:
                 self.evaluate(fresh, float(((1.0 - bar) / weight[fresh]).min()))
             else:
                 slower = self._slower(ranked)
-                self.evaluate(slower[~self.tried[slower]], 0.0)
+                self.evaluate(slower[(self.known[slower] == 0.0) & (self.below[slower] > 0.0)], 0.0)
             size = min(2 * size, LARGEST_ROUND)
 
     def _slower(self, chips: IntArray) -> IntArray:
