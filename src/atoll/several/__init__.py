@@ -40,7 +40,7 @@ def sweep(
         >>> [row.figures["fits"] for row in atoll.sweep(asked, devices=[8, 16]).rows]
         [True, True]
     """
-    from atoll.several.ask import axes_of, keep, swept
+    from atoll.several.axes import axes_of, keep, swept
 
     found = swept(question, axes or axes_of(question, question.sweep))
     if question.out is not None:
