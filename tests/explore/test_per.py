@@ -139,6 +139,6 @@ def test_what_is_in_a_price() -> None:
 
 def test_chips_without_a_process_have_no_price() -> None:
     with pytest.raises(atoll.AtollError, match="no price"):
-        atoll.search(model="bert-large", per="dollar")
+        atoll.search(model="bert-large", space="phaze", per="dollar")
     with pytest.raises(atoll.AtollError, match="without per"):
         atoll.search(model="bert-large", per="watt", pareto=True)

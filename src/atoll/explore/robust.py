@@ -113,7 +113,8 @@ class Held:
     """Chips that keep to the limits, for each set of constants."""
     known: FloatArray = field(init=False)
     """Scores of the chips that were evaluated, 0 of others."""
-    below: FloatArray = field(init=False)
+    above: FloatArray = field(init=False)
+    """Scores above which no more is to be found of each chip; 0 of those that were evaluated."""
     some: list[int] = field(init=False)
     """Draws in which some chip keeps to the limits; and the score of the best of each."""
     best: FloatArray = field(init=False)
@@ -124,8 +125,7 @@ class Held:
         self.option = np.array(options)[chips.memory]
         self.feasible = [allowed[chips.design, self.option] for allowed in self.draws.allowed]
         self.known = np.zeros(len(chips))
-        self.below = np.full(len(chips), np.inf)
-        """Scores that chips without a plan were shown not to exceed."""
+        self.above = np.full(len(chips), np.inf)
         self._note(np.array(list(self.search.frontier.found), np.int64))
         self._siblings()
 
@@ -143,6 +143,7 @@ class Held:
         """Take over what the search found for these chips."""
         for chip in chips.tolist():
             self.known[chip] = max(0.0, self.search.found_score(chip))
+            self.above[chip] = 0.0 if self.known[chip] > 0.0 else self.above[chip]
 
     def evaluate(self, chips: IntArray, least: float) -> None:
         """Evaluate those whose bounds allow more than `least`."""
@@ -152,19 +153,7 @@ class Held:
         if self.search.stop():
             raise StoppedError  # some of them were not evaluated
         self._note(chips)
-        unknown = chips[self.known[chips] == 0.0]
-        self.below[unknown] = np.minimum(self.below[unknown], least)
-
-    @property
-    def tried(self) -> BoolArray:
-        """Chips whose score is known, or was held against some score."""
-        return np.asarray((self.known > 0.0) | np.isfinite(self.below))
-
-    @property
-    def most(self) -> FloatArray:
-        """What chips score, or at most."""
-        bounds = np.minimum(self.search.scores, self.below)
-        return np.where(self.known > 0.0, self.known, bounds)
+        self.above[chips] = np.minimum(self.above[chips], least)
 
     def best_of(self, feasible: BoolArray) -> float:
         """The highest score among these chips, within the tolerance."""
@@ -172,7 +161,7 @@ class Held:
         while True:
             best = float(self.known[feasible].max(initial=0.0))
             bar = best * (1.0 + TOLERANCE)
-            open_ = np.flatnonzero(feasible & (self.known == 0.0) & (self.most > bar))
+            open_ = np.flatnonzero(feasible & (self.above > bar) & (self.search.scores > bar))
             if len(open_) == 0:
                 return best
             ranked = open_[np.argsort(-self.search.scores[open_], kind="stable")]
@@ -203,23 +192,25 @@ class Held:
         weight = np.zeros(len(self.known))
         for draw, best in zip(self.some, self.best, strict=True):
             weight += self.kept(draw, np.ones(len(self.known))) / best / len(self.some)
-        size, before = FIRST_ROUND, int(self.tried.sum())
+        size, before = FIRST_ROUND, int((self.above <= 0.0).sum())
         while True:
             losses = self.mean_losses(self.known)
             bar = float(losses.min()) - LOSS_TOLERANCE
-            least = self.mean_losses(self.most)
+            most = np.where(self.above <= 0.0, self.known, self.search.scores)
+            least = self.mean_losses(most)
             open_ = np.flatnonzero(least < bar)
-            if len(open_) == 0 or int(self.tried.sum()) - before >= MOST_TRIED:
+            if len(open_) == 0 or int((self.above <= 0.0).sum()) - before >= MOST_TRIED:
                 found = first if losses[first] <= losses.min() else int(np.argmin(losses))
                 return found, max(0.0, min(float(least.min()), float(losses[found])))
             ranked = open_[np.argsort(least[open_], kind="stable")][:size]
-            fresh = ranked[~self.tried[ranked]]
+            # At full clock in every draw that lets it run at all, it would have to score this.
+            needed = float(((1.0 - bar) / weight[ranked]).min())
+            fresh = ranked[self.above[ranked] > needed]
             if len(fresh):
-                # At full clock in every draw that lets it run at all, it would have to score this.
-                self.evaluate(fresh, float(((1.0 - bar) / weight[fresh]).min()))
+                self.evaluate(fresh, needed)
             else:
                 slower = self._slower(ranked)
-                self.evaluate(slower[(self.known[slower] == 0.0) & (self.below[slower] > 0.0)], 0.0)
+                self.evaluate(slower[self.above[slower] > 0.0], 0.0)
             size = min(2 * size, LARGEST_ROUND)
 
     def _slower(self, chips: IntArray) -> IntArray:
