@@ -155,8 +155,9 @@ class Robustness(SteadyChip):
             told += "; none is steadier"
         else:
             told += (
-                f"; steadiest: {steady.chip} ({steady.fits:.0%}, {steady.loss_mean:.1%}, "
-                f"{steady.loss_p95:.0%}; no chip loses less than {self.least_loss:.1%})"
+                f"; steadiest: {steady.chip}, which keeps to them in {steady.fits:.0%} and loses "
+                f"{steady.loss_mean:.1%} ({steady.loss_p95:.0%}; no chip loses less than "
+                f"{self.least_loss:.1%})"
             )
         moving = [one for one in self.constants if one.share >= 0.01][:3]
         if moving:

@@ -84,7 +84,7 @@ class SearchQuestion(Question):
         "Power of a site over that of its machines, for tco.", TRAINED, None, shown="1.2"
     )
     network_price: f.Price | None = option(
-        "Dollars of network for a device, for tco.", TRAINED, None, shown="2,000"
+        "Dollars of network per device, for tco.", TRAINED, None, shown="2,000"
     )
     microbatch: f.Microbatches = (1, 2, 4, 8, 16)
     tp: Annotated[Counts, AtLeastOne] = option(

@@ -290,7 +290,7 @@ class SearchResult(Pictured[SearchAnswer]):
             return ""
         unit = PERS[self.job.per].unit
         what = "samples/s" if len(self.best.plans) == 1 else "of the score"
-        return f"{self.score:.4g} {what} per {unit}; {self.price_per_device:,.0f} {unit} a device"
+        return f"{self.score:.4g} {what} per {unit}; {self.price_per_device:,.0f} {unit} per device"
 
     def plateau_lines(self) -> list[str]:
         """What else comes close: how many designs, and what power they would save.

@@ -182,7 +182,7 @@ class GpuPricer:
                     continue
                 spread = ep if experts else 1
                 grows = op.kind == "linear_wgrad"
-                more = TILE_ROWS // 2 if _of_experts(layer, op) else 0
+                more = self._more_rows(layer, op)
                 for m, n, k, batch, _, row in self._sizes(layer, op, product, tiled=False):
                     of = (m, n, k * spread) if grows else (m * spread, n, k)
                     found.append((*of, batch // spread, row, grows, more, product.fraction))
@@ -299,11 +299,10 @@ class GpuPricer:
     def _sizes(
         self, layer: Layer, op: Operator, product: Matmul, tiled: bool = True
     ) -> list[tuple[int, int, int, int, str, int]]:
-        """`tiled`: uneven experts fill half of their last tile."""
+        """`tiled`: uneven experts fill half of their last tile, where one product has them all."""
         dtype = self.dtype if op.kind.startswith("linear") else self.half
         parts = self._parts(layer, op, product)
-        if tiled and not self.stored and _of_experts(layer, op):
-            more = TILE_ROWS // 2
+        if tiled and (more := self._more_rows(layer, op)):
             if op.kind == "linear_wgrad":
                 parts = [replace(p, k=p.k + more) for p in parts]
             else:
@@ -313,6 +312,11 @@ class GpuPricer:
         if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
             return [(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts]
         return [(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts]
+
+    def _more_rows(self, layer: Layer, op: Operator) -> int:
+        """Of a tile that no row of an expert fills; a loop over experts picks a tile for each."""
+        alone = self.stored or self.stack.host_expert_s > 0
+        return 0 if alone or not _of_experts(layer, op) else TILE_ROWS // 2
 
     def _casts(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
         """An 8-bit operand in the two orders in which a product and its gradients read it, written
