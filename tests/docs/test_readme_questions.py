@@ -62,7 +62,11 @@ def quick(command: str) -> list[str]:
     """The words of a command, with what keeps it small."""
     words = shlex.split(command.replace("tcp://host:8786", "local:1"))[1:]
     if words[0] == "search" and "--wafer" not in words:
-        words += [] if "--space" in words else ["--space", "examples/spaces/tiny.yaml"]
+        words += (
+            []
+            if {"--space", "--template"} & set(words)
+            else ["--space", "examples/spaces/tiny.yaml"]
+        )
     if words[0] in ("search", "plan"):
         words += ["--time-limit", "5 min" if "--cluster" in words else "30 s"]
     return words
