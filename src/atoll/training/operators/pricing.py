@@ -315,9 +315,8 @@ class GpuPricer:
 
     def _more_rows(self, layer: Layer, op: Operator) -> int:
         """Of a tile that no row of an expert fills; a loop over experts picks a tile for each."""
-        if self.stack.host_expert_s > 0 or not _of_experts(layer, op):
-            return 0
-        return TILE_ROWS // 2
+        grouped = self.stack.host_expert_s == 0 and _of_experts(layer, op)
+        return TILE_ROWS // 2 if grouped else 0
 
     def _casts(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
         """An 8-bit operand in the two orders in which a product and its gradients read it, written
