@@ -5,11 +5,14 @@
 A job is a wafer of the catalogue with a drawn grid (of at most so many dies), link bandwidth and
 memory, a model and a batch; its restriction allows some numbers of stages, one shape of a stage,
 some microbatches, or takes a part of the space away. A violation is a restricted answer that is
-more than 0.1 % faster; jobs whose restriction does not fit are drawn again.
+more than 0.1 % faster; jobs whose restriction does not fit are drawn again. SIGINT or SIGTERM ends
+it after the last whole job: the table then holds what was compared until then.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -87,14 +90,17 @@ def asked(where: tuple[Wafer, str, int, int], rule: Restriction) -> Found | None
         return None
 
 
-def main() -> None:
-    given = [int(value) for value in sys.argv[1:]]
-    jobs, seed, dies = [*given, *(200, 0, 12)[len(given) :]]
-    random = np.random.default_rng(seed)
-    lost: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    gaps: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    unfit = number = 0
-    while number < jobs:
+@dataclass(slots=True)
+class Compared:
+    """What the jobs so far lost to their restrictions, and their gaps, by kind of restriction."""
+
+    lost: dict[str, list[float]]
+    gaps: dict[str, list[float]]
+    number: int = 0
+    unfit: int = 0
+
+    def one(self, random: np.random.Generator, dies: int) -> None:
+        """Draw a job and compare it with its restriction."""
         wafer = draw_wafer(random, dies)
         model, sequence = MODELS[int(random.integers(len(MODELS)))]
         batch = int(random.choice(BATCHES))
@@ -103,33 +109,48 @@ def main() -> None:
         where = (wafer, model, batch, sequence)
         part = asked(where, less)
         if part is None:
-            unfit += 1
-            continue
+            self.unfit += 1
+            return
         whole = asked(where, Restriction("none", ""))
         found, gap = (0.0, 1.0) if whole is None else (whole.best.samples_per_s, whole.gap)
-        lost[less.kind].append(part.best.samples_per_s / max(found, 1e-9) - 1.0)
-        gaps[less.kind].append(gap)
+        lost = part.best.samples_per_s / max(found, 1e-9) - 1.0
         print(
-            f"{number}: {wafer.name} {wafer.rows} x {wafer.columns}, "
+            f"{self.number}: {wafer.name} {wafer.rows} x {wafer.columns}, "
             f"{wafer.link_Bps / 1e9:.0f} GB/s, {wafer.memory_bytes / 2**30:.0f} GiB, {model}, "
             f"batch {batch}, {less.name}: {found:.2f} (gap {gap:.1%}) against "
-            f"{part.best.samples_per_s:.2f}{' VIOLATION' if lost[less.kind][-1] > SLACK else ''}; "
+            f"{part.best.samples_per_s:.2f}{' VIOLATION' if lost > SLACK else ''}; "
             f"{time.process_time() - began:.0f} s",
             flush=True,
         )
-        number += 1
+        self.lost[less.kind].append(lost)
+        self.gaps[less.kind].append(gap)
+        self.number += 1
+
+
+def main() -> None:
+    given = [int(value) for value in sys.argv[1:]]
+    jobs, seed, dies = [*given, *(200, 0, 12)[len(given) :]]
+    random = np.random.default_rng(seed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background else
+    done = Compared({kind: [] for kind in KINDS}, {kind: [] for kind in KINDS})
+    with contextlib.suppress(KeyboardInterrupt):
+        while done.number < jobs:
+            done.one(random, dies)
     print("| restriction | jobs | restricted faster by more than 0.1 % | at most | mean gap |")
     print("|---|---|---|---|---|")
     for kind in KINDS:
-        rows = np.array(lost[kind] or [0.0])
+        rows = np.array(done.lost[kind] or [0.0])
         print(
-            f"| {kind} | {len(lost[kind])} | {(rows > SLACK).sum()} | "
-            f"{max(0.0, rows.max()):.2%} | {np.mean(gaps[kind] or [0.0]):.1%} |"
+            f"| {kind} | {len(done.lost[kind])} | {(rows > SLACK).sum()} | "
+            f"{max(0.0, rows.max()):.2%} | {np.mean(done.gaps[kind] or [0.0]):.1%} |"
         )
-    every = np.array([share for shares in lost.values() for share in shares])
-    print(f"{jobs} compared, {(every > SLACK).sum()} violations; {unfit} drawn that do not fit")
-    figure("violations", int((every > SLACK).sum()))
-    figure("mean gap", float(np.mean([gap for each in gaps.values() for gap in each])))
+    every = np.array([share for shares in done.lost.values() for share in shares])
+    violations = int((every > SLACK).sum())
+    print(f"{done.number} compared, {violations} violations; {done.unfit} drawn that do not fit")
+    figure("jobs", done.number)
+    figure("violations", violations)
+    figure("mean gap", float(np.mean([gap for each in done.gaps.values() for gap in each])))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,10 @@ def agree(expected, found):
 
 @pytest.mark.parametrize(
     ("shape", "link", "homes"),
-    [((2, 2), 2e9, ("optimizer", "weights")), ((3, 2), 2e10, ("weights",))],
+    [
+        pytest.param((2, 2), 2e9, ("optimizer", "weights"), marks=pytest.mark.slow),
+        ((3, 2), 2e10, ("weights",)),
+    ],
 )
 def test_six_operators_with_every_code_home_and_keep(shape, link, homes):
     tables = make(shape, link)
@@ -205,8 +208,8 @@ def test_the_best_algorithm_for_each_collective_is_the_best_for_the_block(seed, 
 @pytest.mark.parametrize(
     ("shape", "chain", "link", "count", "modes"),
     [
-        ((2, 2), 0, 2e9, 3, None),
-        ((3, 2), 1, 2e10, 3, None),
+        pytest.param((2, 2), 0, 2e9, 3, None, marks=pytest.mark.slow),
+        pytest.param((3, 2), 1, 2e10, 3, None, marks=pytest.mark.slow),
         ((2, 2), 1, 4e9, 2, (True, False)),
     ],
 )

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from atoll.cli import app
 from atoll.errors import AtollError, InfeasibleError
+from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
 from atoll.fabric.routes import route
 from atoll.hardware.accelerator import MIB
@@ -28,15 +29,15 @@ from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.architectures import explore_wafers, pareto_rows
 from atoll.wafer.encoding.genes import HOMES
 from atoll.wafer.encoding.mapping import problems
-from atoll.wafer.evaluate import evaluate
+from atoll.wafer.evaluate import evaluate, head_codes
 from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between
-from atoll.wafer.others.baselines import NAMES, run_baseline
+from atoll.wafer.others.baselines import NAMES, SOURCES, run_baseline
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.faults import Faults, map_around, sample_faults
 from atoll.wafer.staging.stages import Options, Planner, rough
 from atoll.wafer.staging.tiling import guillotine
 
-from .wafer_cases import small_file, small_model, small_wafer
+from .wafer_cases import small_block, small_file, small_model, small_wafer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -189,6 +190,43 @@ def test_baselines_are_legal_mappings_of_the_same_encoding():
     best = search(wafer, model=small_model(heads=8), batch=8, microbatches=tried).run().best
     for name in ("accpar", "deepspeed", "megatron"):
         assert found[name].samples_per_s <= best.samples_per_s * 1.001
+
+
+def test_a_head_cuts_vocabulary_on_some_digits_and_samples_on_others():
+    block, digits = small_block(2), digit_systems(2, 2)[0]
+    assert head_codes(block, digits, "bc") == ("nn", "bn")  # vocabulary first, samples last
+    assert head_codes(block, digits, "bs") == ("nn", "ns", "bn", "bs")
+
+
+def test_beside_its_best_setting_a_baseline_has_the_one_that_its_paper_fixes():
+    wafer, model = small_wafer(2, 8), small_model(heads=8)
+    accpar, deepspeed, megatron, streamed = (
+        run_baseline(name, wafer, model, batch, 24)
+        for name, batch in (("accpar", 6), ("deepspeed", 6), ("megatron", 8), (NAMES[-1], 8))
+    )
+    assert "microbatch 6" in accpar.fixed.setting  # the whole batch at once
+    assert deepspeed.fixed.setting.startswith("ZeRO-2, data 6 x pipeline 1")  # a die per sample
+    assert "tensor 8 x pipeline 1 x data 2" in megatron.fixed.setting
+    assert "full recomputation" in megatron.fixed.setting
+    assert streamed.fixed is None
+    for each in (accpar, deepspeed, megatron):
+        assert each.fixed.samples_per_s <= each.samples_per_s
+        assert each.answer().as_fixed.source == SOURCES[each.name]
+
+
+def test_the_setting_of_a_paper_goes_on_where_memory_asks_for_it():
+    """A pipeline no longer than needed, and weights divided only where the rest does not fit."""
+    model = small_model(heads=8, layers=8)
+    for name, batch, more, less in (
+        ("megatron", 2, "pipeline 1", "pipeline 2"),
+        ("deepspeed", 16, "ZeRO-2", "ZeRO-3"),
+    ):
+        found = run_baseline(name, small_wafer(2, 8), model, batch, 24).fixed
+        assert more in found.setting
+        while more in found.setting:
+            wafer = small_wafer(2, 8, memory_bytes=int(found.needed_bytes * 0.99))
+            found = run_baseline(name, wafer, model, batch, 24).fixed
+        assert less in found.setting and found.fits_as_published
 
 
 def test_a_baseline_that_does_not_fit_is_said_so_and_tried_with_recomputation():

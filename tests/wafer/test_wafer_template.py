@@ -38,6 +38,20 @@ def test_reference_points():
     assert 0.5 < D1_AREA_SCALE < 1.5
 
 
+@pytest.mark.parametrize(
+    ("name", "published_W"), [("dojo-tile", 15e3), ("cs-2", 23e3), ("cs-3", 23e3)]
+)
+def test_the_power_of_wafers_that_were_built(name, published_W):
+    """By the model of every chip."""
+    assert load_wafer(name).peak_power_W == pytest.approx(published_W, rel=0.2)
+
+
+def test_operands_that_few_units_share_cost_power():
+    shared = load_wafer("cs-2")
+    array = replace(shared, unit_cells=None)
+    assert array.power_parts_W["operands"] < 0.2 * shared.power_parts_W["operands"]
+
+
 def test_more_stacks_mean_less_area_for_dies_and_slower_links():
     wafer = load_wafer("default")
     fewer = replace(wafer, stacks=2)

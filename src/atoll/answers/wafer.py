@@ -221,8 +221,8 @@ class BestMapping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineDetails:
-    """The best setting of another method."""
+class BaselineSetting:
+    """One setting of another method."""
 
     setting: str
     samples_per_s: Amount | None
@@ -231,7 +231,22 @@ class BaselineDetails:
     needed_GiB_per_die: Amount
     used_GiB_per_die: Amount
     fits_with_least_recomputation: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedBaseline(BaselineSetting):
+    """The setting that the method's paper fixes."""
+
+    source: str
+    """What it fixes, in our words, and where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineDetails(BaselineSetting):
+    """The best of all settings of another method."""
+
     variants: Mapping[str, Amount | None]
+    as_fixed: FixedBaseline | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +337,8 @@ class WaferAnswer(Picture):
     pareto: Mapping[str, WaferFront]
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
+    log10_mappings: Amount | None = None
+    """Of the number of mappings with stages of one shape; none in files of older versions."""
 
     def explain(self, ablate: bool = False) -> WaferExplanation:
         """Why this mapping: its slowest stage, the runners-up, and what more of each resource

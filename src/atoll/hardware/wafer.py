@@ -10,7 +10,7 @@ Sources
            645 mm2, 354 nodes of 1.25 MB, 362 TFLOP/s bf16 in 7 nm.
   [Gemini] Cai et al., "Gemini: Mapping and Architecture Co-exploration for Large-scale DNN Chiplet
            Accelerators", HPCA 2024 (released code): bonding yields of 0.95 to 0.99.
-Yield, wafer prices and DRAM's price are those of every chip (`hardware.physical`). Shoreline
+Power, yield, wafer prices and DRAM's price are those of every chip (`hardware.physical`). Shoreline
 density, the area and edge of an HBM stack are assumptions of this template; a wafer file can state
 others.
 """
@@ -25,11 +25,12 @@ from atoll.errors import AtollError
 from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2
-from atoll.hardware.energy import DEFAULT_ENERGY
+from atoll.hardware.physical.chips import Chip, columns
+from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.die import die_yield
 from atoll.hardware.physical.nodes import nodes
+from atoll.hardware.physical.power import power_parts_W
 from atoll.hardware.physical.price import USUAL_PRICES
-from atoll.hardware.silicon.chip import peak_power_W
 from atoll.hardware.silicon.physical import PROCESSES_NM
 
 # Die silicon per modelled square millimetre (`hardware.area` is a 22 nm model without control and
@@ -74,6 +75,8 @@ class Wafer:
     """One link in one direction; None: what the free edge gives."""
     stated_die_mm2: float | None = None
     """Area of a die's silicon; None: the area model, scaled by Dojo D1's."""
+    unit_cells: int | None = None
+    """Multiply-adds that share their operands; None: those of a core's whole array."""
     sram_memory: bool = False
     """No DRAM: a die's shared buffer is its main memory (WSE-like)."""
     parameter_store: bool = False
@@ -205,15 +208,32 @@ class Wafer:
         return self.dies * self.core.peak_flops
 
     @cached_property
-    def peak_power_W(self) -> float:
-        """All dies and all links busy."""
+    def power_parts_W(self) -> dict[str, float]:
+        """Of the whole wafer with all units busy, by part as of every chip; links with the energy
+        of the wafer's own, silicon with its stated area.
+        """
+        c = self.core
+        array = c.width * c.depth
+        die = Chip(
+            process_nm=PROCESSES[self.process],
+            clock_Hz=c.clock_Hz,
+            bf16_cells=c.tensor_cores * array,
+            unit_cells=self.unit_cells or array,
+            lanes=c.vector_cores * c.vector_width,
+            stacks=self.stacks,
+            dram_Bps=self.stacks * self.stack.bandwidth_Bps,
+            on_wafer=True,
+        )
+        of_die = {name: float(watts[0]) for name, watts in power_parts_W(columns([die])).items()}
+        of_die["static"] = PUBLISHED.static_W_per_mm2 * self.die_mm2
         links = 2 * (self.rows * (self.columns - 1) + self.columns * (self.rows - 1))
-        watts = links * self.link_Bps * self.link_J_per_byte
-        # The energy model's static power follows its own area; silicon beyond it leaks alike.
-        extra_mm2 = max(0.0, self.die_mm2 - self.die_mm2 / D1_AREA_SCALE)
-        static = DEFAULT_ENERGY.static_W_per_mm2 * extra_mm2
-        chip = replace(self.chip, clock_Hz=self.core.clock_Hz)
-        return self.dies * (peak_power_W(chip) + static) + watts
+        busy = PUBLISHED.link_share * links * self.link_Bps * self.link_J_per_byte
+        return {name: self.dies * watts for name, watts in of_die.items()} | {"links": busy}
+
+    @property
+    def peak_power_W(self) -> float:
+        """All units busy, memory and links as far as products at peak ask for them."""
+        return sum(self.power_parts_W.values())
 
     @cached_property
     def die_yield(self) -> float:

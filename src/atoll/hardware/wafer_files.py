@@ -44,6 +44,8 @@ class DieFile(FileModel):
     sram_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
     clock: Frequency
     area: Area | None = None
+    unit: Count | None = None
+    """Multiply-adds that share their operands, where not the whole array does: they cost power."""
 
 
 class DramFile(FileModel):
@@ -132,6 +134,7 @@ class WaferFile(FileModel):
             shoreline_Bps_per_mm=link.bandwidth_per_mm or 0.0,
             stated_link_Bps=link.bandwidth,
             stated_die_mm2=d.area,
+            unit_cells=d.unit,
             sram_memory=self.sram_memory,
             parameter_store=self.parameter_store,
             efficiency=self.efficiency,

@@ -46,6 +46,7 @@ def print_wafer_result(result: WaferResult) -> None:
     if result.left_out:
         _say("Left out", ", ".join(result.left_out))
     _say("Certificate", f"{result.certificate.sentence()}; {result.wall_time_s:.1f} s")
+    _say("Space", f"10^{result.log10_mappings:.0f} mappings with stages of one shape")
     _say("Dies", "stage and memory in use", *result.text_map().splitlines())
 
 

@@ -11,7 +11,7 @@ from atoll.units import NOT_COUNTED, format_bytes, format_seconds
 
 def wafer_view(found: WaferAnswer) -> View:
     """The sections of a wafer's page: the map of dies beside what every page has."""
-    wafer, plan = found.wafer, found.best.models[0]
+    wafer, made, plan = found.wafer, found.best.wafer, found.best.models[0]
     where = plan.placement
     best = TimeRow(name="best", about="", parts=in_words(where.time_parts_s))
     return View(
@@ -23,9 +23,16 @@ def wafer_view(found: WaferAnswer) -> View:
             f"{where.pipeline} stages, microbatch {where.microbatch}, recompute {plan.recompute}."
         ),
         certificate=found.certificate.sentence,
-        notes=(),
+        notes=tuple(
+            f"{w.resource}, {w.change}: {w.gain:+.1%} throughput for {w.area_mm2:+,.0f} mm2"
+            for w in found.explanation
+        ),
         facts=(
+            ("Throughput", f"{plan.samples_per_s:,.2f} samples/s"),
             ("Step", format_seconds(where.step_time_s)),
+            ("Area", f"{made.area_mm2:,.0f} mm2 in {made.dies} dies"),
+            ("Cost", f"{made.cost_dollars:,.0f} dollars"),
+            ("Peak", f"{made.peak_PFLOPs:,.1f} PFLOP/s, {made.peak_power_W / 1e3:,.1f} kW"),
             ("Memory per die", format_bytes(wafer.memory_bytes_per_die)),
             ("Links", f"{wafer.link_Bps / 1e12:.2f} TB/s"),
             ("Power, running", f"{plan.power_W / 1e3:,.1f} kW"),

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -269,8 +270,28 @@ def _head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> T
 
 
 def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
-    """Codes to try for the head: vocabulary on all digits, or samples and rows as they are."""
+    """Codes to try for the head: on every digit vocabulary, or samples and rows as they are; from
+    vocabulary on all digits, which takes the least memory, to the most samples and rows.
+    """
     assert block.head is not None
-    kept = "".join(tag if tag in "bs" else "n" for tag in stream)
-    candidates = dict.fromkeys(("n" * digits.count, kept))
+    tags = [("n", tag) if tag in "bs" else ("n",) for tag in stream]
+    candidates = ("".join(chosen) for chosen in product(*tags))
     return tuple(c for c in candidates if legal(c, block.head.sizes, digits))
+
+
+@lru_cache(maxsize=512)
+def fastest_ends(
+    block: Block, digits: Digits, setting: Setting, stream: str, ends: tuple[bool, bool],
+    external: bool, ways: tuple[bool, ...],
+) -> tuple[Ends, str, bool]:  # fmt: skip
+    """Embedding or head: what they cost, the head's code, and whether its collectives run beside
+    it (`ways` that may be tried).
+    """
+    codes = head_codes(block, digits, stream)
+    options = [
+        (ends_cost(block, digits, replace(setting, streaming=streams), stream, code, *ends,
+                   external), code, streams)
+        for code in (codes if ends[1] else codes[:1])
+        for streams in ways
+    ]  # fmt: skip
+    return min(options, key=lambda option: (option[0].time_s, option[1], not option[2]))

@@ -87,15 +87,20 @@ class Pieces:
         return self._evaluated(found, faults.all_links(self.wafer))
 
     def _baseline(self, name: str) -> Any:
-        found = run_baseline(name, *self._asked, self.options.states.name)
-        return None if found is None else vars(found) | {"evaluation": told(found.evaluation)}
+        return _plain(run_baseline(name, *self._asked, self.options.states.name))
 
     def baseline(self, name: str) -> Baseline | None:
         """What another method would do here."""
-        known = self.ask("baseline", name)
-        if known is None:
+        return self._known(self.ask("baseline", name))
+
+    def _known(self, plain: Any) -> Baseline | None:
+        if plain is None:
             return None
-        return Baseline(**known | {"evaluation": self._evaluated(known["evaluation"])})
+        more = {
+            "evaluation": self._evaluated(plain["evaluation"]),
+            "fixed": self._known(plain["fixed"]),
+        }
+        return Baseline(**plain | more)
 
     def _anneal(self, mapping: Any, seed: int, dead_links: Sequence[Link]) -> Any:
         start = evaluate(self.wafer, from_dict(mapping), dead_links)
@@ -116,6 +121,12 @@ class Pieces:
         calls = [("worth", name, told(best), tuple(dead_links)) for name in CHANGES]
         self.ahead(calls)
         return tuple(Worth(**row) for call in calls if (row := self.ask(*call)) is not None)
+
+
+def _plain(found: Baseline | None) -> Any:
+    if found is None:
+        return None
+    return vars(found) | {"evaluation": told(found.evaluation), "fixed": _plain(found.fixed)}
 
 
 def told(found: Evaluation | None) -> JsonValue:

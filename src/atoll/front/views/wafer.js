@@ -46,7 +46,7 @@ export function waferView({ wafer }) {
       legend(colour.value === "stage"
         ? wafer.stages.map((stage, i) => [nth(i), `stage ${i}: ${stage.layers} layers, ${seconds(stage.load_s)}`])
         : [[filled(0), "empty"], [filled(1), `full: ${bytes(wafer.capacity_bytes)}`]]),
-      legend([[tone("slate"), `link, up to ${bytes(most)} per microbatch`, "line"],
+      legend([[tone("slate"), most > 1 ? `link, up to ${bytes(most)} per microbatch` : "link", "line"],
         ...(wafer.dies.some(([, , stage, dead]) => stage === null && !dead) ? [[tone("idle"), "spare die", "edged"]] : []),
         ...(wafer.dies.some((die) => die[3]) ? [["transparent", "dead die", "dashed"]] : []),
         ...(wafer.dead_links.length ? [["transparent", "dead link", "dashed line"]] : [])]));

@@ -6,6 +6,9 @@ Each rate's watts at the device's peak are a share of its rating: vendors rate d
 parts draw, so shares move little between them while joules follow process and memory. With random
 data an H200 at its matrix peak would draw 1.6 times its rating: it is the clock that gives way.
 
+Under a cap below its rating the clock of matrix units gives way further; memory keeps its bandwidth
+until little more than its own interface can be fed (`Capped`).
+
 Shares were fitted to 25 workloads of 3 to 6 s on one H200 at 700 W (time, mean power and clock);
 hosts and waiting to MLPerf Training 4.0's node powers of 8, 64 and 512 H100.
 """
@@ -14,7 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.hardware.physical.constants import known
+from atoll.hardware.physical.constants import PUBLISHED, known
+from atoll.hardware.physical.power import clock_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,12 @@ class DevicePower:
     zeros: float = known(0.22, 0.1, 0.4, "fitted; of products, where operands are zeros")
     half_zeros: float = known(0.8, 0.5, 1.0, "of products, where half of the operands are zeros")
     dram: float = known(0.58, 0.4, 0.7, "fitted; DRAM at its peak with the way to it: 85 pJ/byte")
+    interface: float = known(
+        0.45, 0.35, 0.6, "of dram, what no voltage lowers: HBM2e to HBM3e 4 to 5 pJ/bit"
+    )
+    feeding: float = known(
+        0.5, 0.35, 0.7, "of the clock, what still asks for all of DRAM's bandwidth; assumed"
+    )
     cache: float = known(0.31, 0.2, 0.5, "of the same bytes out of the cache: 45 pJ/byte; assumed")
     vector: float = known(
         0.44, 0.2, 0.6, "fitted; an operation on each of 32 elements in the time of a FLOP's 64"
@@ -60,7 +70,9 @@ class Rates:
     """What the operands hold: normal, small, half-zeros or zeros."""
 
 
-def device_W(limit_W: float, rates: Rates, power: DevicePower = H200_FIT) -> float:
+def device_W(
+    rated_W: float, rates: Rates, power: DevicePower = H200_FIT, *, cap_W: float | None = None
+) -> float:
     """Mean power of a sustained load, capped as the device caps it."""
     switching = {"zeros": power.zeros, "half-zeros": power.half_zeros}.get(rates.data, 1.0)
     share = (
@@ -70,7 +82,58 @@ def device_W(limit_W: float, rates: Rates, power: DevicePower = H200_FIT) -> flo
         + power.cache * rates.cache
         + power.vector * rates.vector
     )
-    return limit_W * min(share, power.held)
+    return min(rated_W * share, power.held * (rated_W if cap_W is None else cap_W))
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """A device under a cap, a share of its rating."""
+
+    cap: float
+    power: DevicePower = H200_FIT
+
+    @property
+    def drawn(self) -> float:
+        """Share of the rating that it draws when busy."""
+        return self.power.held * self.cap
+
+    def slowdown(self, rated: float) -> float:
+        """Of a load's burst time under the cap, less one, where it is `rated` at the rating.
+
+        Its dynamic power at the burst clock, D, is what made the clock give way to 1 / (1 + rated):
+        idling + D f V(f)^2 is all that the rating allows there. The same D gives the clock here.
+        """
+        power, clock = self.power, 1 / (1 + rated)
+        switched = clock * _voltage(clock) ** 2
+        dynamic = (power.held - power.idle) / switched
+        return 1 / float(clock_share(power.idle, dynamic, self.drawn)) - 1
+
+    @property
+    def least(self) -> float:
+        """Share of the rating that it draws before anything is moved or multiplied."""
+        power = self.power
+        clocked = power.feeding * _voltage(power.feeding) ** 2
+        return power.idle + (power.running - power.idle) * clocked
+
+    @property
+    def bandwidth(self) -> float:
+        """Share of DRAM's bandwidth that the cap leaves, clocks no higher than it needs."""
+        power = self.power
+        ways = (1 - power.interface) * _voltage(power.feeding) ** 2
+        return min(1.0, (self.drawn - self.least) / (power.dram * (power.interface + ways)))
+
+
+def _voltage(clock: float) -> float:
+    """Of the nominal one, at a share of the burst clock."""
+    return PUBLISHED.threshold + (1 - PUBLISHED.threshold) * clock
+
+
+def training_W(
+    rated_W: float, busy: float, cap_W: float | None = None, power: DevicePower = H200_FIT
+) -> float:
+    """Mean power of a device in training: busy at its limit, or waiting for others."""
+    drawn = power.held * (rated_W if cap_W is None else cap_W)
+    return busy * drawn + (1 - busy) * min(drawn, power.running * rated_W)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +156,7 @@ def node_W(load: NodeLoad, power: DevicePower = H200_FIT) -> float:
     busy = nodes**-power.waiting if load.fixed_batch else 1.0
     if nodes > 1 and not load.fixed_batch:
         busy = 1 - power.pretraining_wait
-    device = load.limit_W * (busy * power.held + (1 - busy) * power.running)
+    device = training_W(load.limit_W, busy, power=power)
     inside = load.per_node * device + power.host_W * load.per_node / 8
     inside *= 1.0 if load.in_liquid else 1 + power.fans
     return inside / power.supply if load.at_wall else inside

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainc
 
 from atoll.hardware.physical.chips import Floats
 from atoll.hardware.physical.constants import PUBLISHED, Physics
@@ -17,25 +16,6 @@ def die_yield(area_mm2: ArrayLike, process_nm: ArrayLike, physics: Physics = PUB
     """(1 + A D / a)^-a: the share of dies without a defect (Stapper 1989)."""
     defects = np.asarray(area_mm2, np.float64) * nodes(process_nm).defects_per_mm2
     return np.asarray((1 + defects / physics.defects_alpha) ** -physics.defects_alpha)
-
-
-def spared_yield(
-    area_mm2: ArrayLike,
-    process_nm: ArrayLike,
-    units_mm2: ArrayLike,
-    spare_units: ArrayLike,
-    physics: Physics = PUBLISHED,
-) -> Floats:
-    """With units left over: no defect outside of the units, and no more in them than are spare.
-
-    Defects are negative binomial, so the chance of at most s of them is a regularised incomplete
-    beta function; each is taken to spoil another unit.
-    """
-    units = np.asarray(units_mm2, np.float64)
-    defects = units * nodes(process_nm).defects_per_mm2
-    alpha = physics.defects_alpha
-    spared = betainc(alpha, np.asarray(spare_units, np.float64) + 1, alpha / (alpha + defects))
-    return np.asarray(die_yield(np.asarray(area_mm2) - units, process_nm, physics) * spared)
 
 
 def dies_per_wafer(area_mm2: ArrayLike) -> Floats:

@@ -26,7 +26,6 @@ from atoll.answers.wafer import (
     Worth,
 )
 from atoll.fabric.mesh import Die, Link
-from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.wafer import Wafer
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
@@ -36,7 +35,9 @@ from atoll.units import counted, format_mfu
 from atoll.wafer.answer.draw import text_map, wafer_picture
 from atoll.wafer.encoding.codes import parts_of
 from atoll.wafer.encoding.genes import AGAIN
+from atoll.wafer.encoding.size import log10_mappings
 from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.job import options_of
 from atoll.wafer.others.baselines import Baseline
 from atoll.workload import load_model
 from atoll.workload.flops import model_flops
@@ -53,7 +54,7 @@ def running_power_W(wafer: Wafer, found: Evaluation) -> float:
     """Average over a step, all dies on: static watts always, dynamic ones as far as units are busy.
     Links count with the bytes between stages only.
     """
-    static = wafer.dies * DEFAULT_ENERGY.static_W_per_mm2 * wafer.die_mm2
+    static = wafer.power_parts_W["static"]
     dynamic_peak = wafer.peak_power_W - static
     rounds = found.mapping.microbatches
     busy = 0.0
@@ -274,6 +275,13 @@ class WaferResult(Pictured[WaferAnswer]):
         return self.found.placement
 
     @cached_property
+    def log10_mappings(self) -> float:
+        """Of the number of mappings that the encoding has here, with stages of one shape."""
+        job, tokens = self.job, self.best.mapping.sequence
+        homes = options_of(job, self.wafer).homes
+        return log10_mappings(self.wafer, job.model, job.batch, tokens, homes, job.microbatch)
+
+    @cached_property
     def replay_difference(self) -> float:
         return replay_placement(self.placement).difference
 
@@ -369,10 +377,14 @@ def _other(found: Evaluation) -> OtherMapping:
 def baseline_words(baseline: Baseline | None, ours: float) -> str:
     if baseline is None:
         return "cannot run on this wafer"
+    fixed = ""
+    if baseline.fixed is not None and baseline.fixed.setting != baseline.setting:
+        fixed = f"; as its paper fixes it {baseline_words(baseline.fixed, ours)}"
     if baseline.samples_per_s is None:
-        return f"out of memory ({baseline.needed_bytes / 2**30:.0f} GiB per die)"
+        return f"out of memory ({baseline.needed_bytes / 2**30:.0f} GiB per die){fixed}"
     note = "" if baseline.fits_as_published else " (out of memory as published)"
-    return f"{baseline.samples_per_s:,.2f} samples/s ({ours / baseline.samples_per_s:.2f}x){note}"
+    ratio = ours / baseline.samples_per_s
+    return f"{baseline.samples_per_s:,.2f} samples/s ({ratio:.2f}x){note}{fixed}"
 
 
 def wafer_files(result: WaferResult) -> dict[str, str]:

@@ -27,7 +27,7 @@ from atoll.hardware.template.cores import Shape
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
 from atoll.stopping import go_on
-from atoll.wafer.bounds.counts import CountTables, counted
+from atoll.wafer.bounds.counts import CountTables, counted, rates
 from atoll.wafer.costs.block_kernels import CHUNKS
 from atoll.wafer.costs.pricing import local_shape, operator_s, pricer
 from atoll.wafer.encoding.block import make_block
@@ -68,6 +68,8 @@ class SizeBound:
     most_weight_s: float
     """The weight passes of a layer under the slowest codes: no more of a fill can be theirs."""
     head_most_weight_s: float
+    embedding_s: float = 0.0
+    """Both ways between the embedding, whose vocabulary is cut, and the stream."""
 
     def to_dict(self) -> dict[str, JsonValue]:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
@@ -176,9 +178,12 @@ class LayerBounds:
                 if self.options.offload:
                     value = min(e.priced_s(price, in_flight, layers, offload=True) for e in solvers)
                 own[depth, j] = max(own[depth, j], value)
+        _, nested, _ = rates(self.shapes_of()[dies], self.wafer.mesh)
+        sums_s = nested.seconds(np.array(dies), self.block(microbatch).stream_bytes)
         return replace(
-            plain, layer_s=layer_s, but_weight_s=but_s, curves=own, pooled=pooled, level=level
-        )
+            plain, layer_s=layer_s, but_weight_s=but_s, curves=own, pooled=pooled, level=level,
+            embedding_s=2.0 * float(sums_s),
+        )  # fmt: skip
 
     def _count(self, microbatch: int, dies: int) -> Decoupled:
         setting, shapes = self.planners[0].setting(microbatch), self.shapes_of()[dies]

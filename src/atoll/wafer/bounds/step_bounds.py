@@ -101,9 +101,9 @@ class StepBound:
         first = np.zeros_like(most)
         for k, size in enumerate(sizes):
             for row in sorted(set(rows)):
-                most[row, k] = self._carried(size, layers, row, largest_s, 0.0)
+                most[row, k] = self._carried(size, layers, row, largest_s)
                 first[row, k] = self._carried(
-                    size, layers, row, largest_s, size.embedding_bytes, alone=row == 0
+                    size, layers, row, largest_s, first=True, alone=row == 0
                 )
         if not self._fits_together(sizes, layers, rows, largest_s, most, first):
             return INFINITY, ()
@@ -145,16 +145,19 @@ class StepBound:
         return bool(least_held <= room * (1 + ROUNDING))
 
     def _carried(
-        self, size: SizeBound, layers: int, row: int, largest_s: float, more_bytes: float,
-        *, alone: bool = False,
+        self, size: SizeBound, layers: int, row: int, largest_s: float, *, first: bool = False,
+        alone: bool = False,
     ) -> int:  # fmt: skip
         """The most layers that fit a stage in time and memory. Row 0 is the last stage, row i + 1
-        another one with DEPTHS[i] microbatches in flight. `alone`: no other could help it.
+        another one with DEPTHS[i] microbatches in flight; the `first` has the embedding. `alone`:
+        no other could help it.
         """
         last = row == 0
         depth = max(0, row - 1)
         left_s = largest_s * (1 + ROUNDING) - (size.head_s if last else 0.0)
-        room = self.wafer.memory_bytes - more_bytes - (size.head_bytes if last else 0.0)
+        room = self.wafer.memory_bytes - (size.head_bytes if last else 0.0)
+        if first:
+            left_s, room = left_s - size.embedding_s, room - size.embedding_bytes
         most = int(min(layers, left_s / size.layer_s)) if left_s > 0.0 else 0
         if most < 1 or room <= 0.0:
             return 0
@@ -177,7 +180,7 @@ class StepBound:
             return INFINITY
         low = max(
             -(-layers // stages) * size.layer_s,
-            (layers * size.layer_s + size.head_s) / stages,
+            (layers * size.layer_s + size.head_s + size.embedding_s) / stages,
             port_step_s(self.planners[0], microbatch),
         )
         high = min(cap_s / rounds, HOPELESS * low)
@@ -205,8 +208,8 @@ class StepBound:
 
     def _all_carried(self, size: SizeBound, layers: int, stages: int, largest_s: float) -> bool:
         rows = _rows(stages, self.planners[0].rounds(size.microbatch))
-        carried = {row: self._carried(size, layers, row, largest_s, 0.0) for row in set(rows[:-1])}
-        first = self._carried(size, layers, rows[-1], largest_s, size.embedding_bytes)
+        carried = {row: self._carried(size, layers, row, largest_s) for row in set(rows[:-1])}
+        first = self._carried(size, layers, rows[-1], largest_s, first=True)
         return first + sum(carried[row] for row in rows[:-1]) >= layers
 
     # -- all of them ---------------------------------------------------------------------------

@@ -3,50 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb, log10
+from functools import lru_cache
+from math import comb, gcd, log10
 
-from atoll.fabric.digits import Digits, digit_systems
+from atoll.fabric.digits import digit_systems, factors
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
-from atoll.wafer.encoding.codes import splits
 from atoll.wafer.encoding.genes import FATES, SCHEDULES
 
 
-def code_count(sizes: dict[str, int], digits: Digits) -> int:
-    """Codes of an operator: for each split, in how many orders its factors stand on the digits."""
-    found = 0
-    radices = [int(radix) for radix in digits.radix]
-    for parts in splits(sizes, digits.size):
-        # Ways to give every digit a tag so that the radices of equal tags multiply to the split.
-        ways = {tuple(sorted(parts.items())): 1}
-        for radix in radices:
-            after: dict[tuple[tuple[str, int], ...], int] = {}
-            for left, count in ways.items():
-                for tag, size in left:
-                    if size % radix == 0:
-                        rest = tuple((t, s // radix if t == tag else s) for t, s in left)
-                        after[rest] = after.get(rest, 0) + count
-            ways = after
-        found += sum(ways.values())
-    return found
-
-
-def _blocks(block: Block, digits: Digits, homes: int, stages: int) -> int:
-    """Genes of one stage: layout of the stream; codes of all passes, home and way of collectives of
-    every operator; what happens to every saved tensor, and whose memory it may wait in.
+def code_count(sizes: dict[str, int], dies: int) -> int:
+    """Codes of an operator on so many dies: ways to give every digit a tag. Digits are primes, so
+    that shapes and digit systems of as many dies have as many codes.
     """
-    count: int = code_count(block.stream_sizes, digits) * (2 * len(ALGORITHMS)) ** len(block.units)
+    # A dimension of more elements than dies is as good as one of as many.
+    within = {
+        tag: gcd(size, dies) if tag == "b" else min(size, dies) for tag, size in sizes.items()
+    }
+    return _codes(tuple(sorted(within.items())), dies)
+
+
+@lru_cache(maxsize=1 << 14)
+def _codes(sizes: tuple[tuple[str, int], ...], dies: int) -> int:
+    ways = {(1,) * len(sizes): 1}
+    for prime in factors(dies):
+        after: dict[tuple[int, ...], int] = {}
+        for parts, count in ways.items():
+            for place, (tag, size) in enumerate(sizes):
+                part = parts[place] * prime
+                if tag == "r" or (part <= size and (tag != "b" or size % part == 0)):
+                    grown = (*parts[:place], part, *parts[place + 1 :])
+                    after[grown] = after.get(grown, 0) + count
+        ways = after
+    return sum(ways.values())
+
+
+def _blocks(block: Block, dies: int, homes: int) -> tuple[int, int, int]:
+    """Genes of one stage: layout of the stream; codes of all passes, home and way of collectives of
+    every operator. Times what happens to every saved tensor: without an offload target, with one.
+    """
+    count: int = code_count(block.stream_sizes, dies) * (2 * len(ALGORITHMS)) ** len(block.units)
     for unit in block.units:
         weighted = unit.parameters > 0
-        count *= code_count(unit.sizes, digits) ** (3 if weighted else 2) * (
-            homes if weighted else 1
-        )
+        count *= code_count(unit.sizes, dies) ** (3 if weighted else 2) * (homes if weighted else 1)
     saved = sum(bool(edge.kept_name) for chain in block.chains for edge in chain.edges)
-    alone, helped = 2**saved, len(FATES) ** saved
-    count *= alone + (stages - 1) * (helped - alone)
-    return count
+    return count, 2**saved, len(FATES) ** saved
 
 
 def log10_mappings(
@@ -59,10 +62,11 @@ def log10_mappings(
         block = make_block(model, microbatch, sequence)
         for width in range(1, wafer.columns + 1):
             for height in range(1, wafer.rows + 1):
-                systems = digit_systems(width, height)
+                codes, alone, helped = _blocks(block, width * height, len(homes))
+                codes *= len(digit_systems(width, height))
                 most = min(block.layers, (wafer.columns // width) * (wafer.rows // height))
                 for stages in range(1, most + 1):
-                    genes = sum(_blocks(block, d, len(homes), stages) for d in systems)
+                    genes = codes * (alone + (stages - 1) * (helped - alone))
                     layers = comb(block.layers - 1, stages - 1)
                     total += len(SCHEDULES) * layers * genes**stages
     return log10(total)

@@ -3,16 +3,17 @@
 * accpar: all dies as one group, cut in halves again and again; at each cut every weighted layer is
   of type I (rows), II (inputs) or III (outputs), chosen by dynamic programming on communication
   volume with AccPar's tables (Song et al., HPCA 2020); no pipeline, all activations kept.
-* deepspeed: data parallel with ZeRO 1, 2 or 3 over the dies of a stage, with or without a pipeline;
-  all activations kept (Rajbhandari et al., SC 2020).
+* deepspeed: data parallel with ZeRO 1, 2 or 3 over the dies of a stage, with or without a pipeline,
+  collectives streamed or not; all activations kept (Rajbhandari et al., SC 2020).
 * megatron: tensor parallel 4 or 8 on consecutive dies, then data, then pipeline; with and without
   sequence parallelism; no, selective or full recomputation; blocking ring collectives (Narayanan et
   al., SC 2021; Korthikanti et al., 2022).
 * weight-streaming: activations stay on the wafer, weights pass through it layer by layer (Lie, Hot
   Chips 34).
 
-Each takes the best of its own settings. One that does not fit is reported as out of memory, and
-again with the least recomputation that makes it fit.
+Each takes the best of its own settings; beside it stands the setting that its paper fixes
+(`SOURCES`). One that does not fit is reported as out of memory, and again with the least
+recomputation that makes it fit.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from atoll.answers.answer import made_of
-from atoll.answers.wafer import BaselineDetails
+from atoll.answers.wafer import BaselineDetails, BaselineSetting, FixedBaseline
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
@@ -34,11 +35,24 @@ from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.genes import OPTIMIZER, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, evaluate, head_codes, setting_of
+from atoll.wafer.evaluate import Evaluation, evaluate, fastest_ends, head_codes, setting_of
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.others.accpar import accpar_codes
 
+Told = TypeVar("Told", bound=BaselineSetting)
 POLICIES = ("none", "selective", "full")
+SOURCES = {
+    "accpar": "the tensors that are cut are those of a whole mini-batch: nothing is accumulated, "
+    "nothing computed again (Song et al., HPCA 2020: feature maps have the mini-batch as their "
+    "first dimension)",
+    "deepspeed": "data parallelism alone, over as many dies as there are samples for, optimizer "
+    "and gradients divided (what ZeRO-100B implements), weights too where that does not fit "
+    "(Rajbhandari et al., SC 2020, sections 1 and 5)",
+    "megatron": "tensor parallel as wide as a server of 8, then the shortest pipeline that fits, "
+    "then data parallel; every layer computed again from its input (Narayanan et al., SC 2021, "
+    "takeaways 1 and 2, and the FLOPs of its section 5)",
+}
+"""What each paper fixes, in our words."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +69,26 @@ class Baseline:
     """Most memory of a die under the method's own recomputation."""
     variants: Mapping[str, float | None] = field(default_factory=dict)
     """Samples/s of its settings by kind (ZeRO stage, recomputation); None: out of memory."""
+    fixed: Baseline | None = None
+    """As its paper fixes it; None where that is not legal here, or no paper is followed."""
 
     @property
     def samples_per_s(self) -> float | None:
         return self.evaluation.samples_per_s if self.evaluation.fits else None
 
     def answer(self) -> BaselineDetails:
+        fixed = self.fixed and self.fixed._told(FixedBaseline, source=SOURCES[self.name])
+        return self._told(BaselineDetails, as_fixed=fixed)
+
+    def _told(self, kind: type[Told], **more: Any) -> Told:
         return made_of(
-            BaselineDetails,
+            kind,
             self,
             out_of_memory=not self.fits_as_published,
             needed_GiB_per_die=self.needed_bytes / 2**30,
             used_GiB_per_die=self.evaluation.memory_bytes / 2**30,
             fits_with_least_recomputation=self.evaluation.fits,
+            **more,
         )
 
 
@@ -78,6 +99,11 @@ class _Setting(NamedTuple):
     mapping: WaferMapping | None
     """None: not legal on this wafer."""
     variant: str = ""
+    fixed: int | None = None
+    """Where the paper fixes it: of several, that with the smallest number that fits."""
+
+
+_Priced = list[tuple[_Setting, Evaluation]]
 
 
 class _Task(NamedTuple):
@@ -110,10 +136,16 @@ class _Task(NamedTuple):
             StageMapping(rectangle, digits, layers, genes, heads[-1])
             for rectangle, layers in zip(rectangles, sizes, strict=True)
         )
-        return WaferMapping(
+        mapping = WaferMapping(
             self.model, self.batch, microbatch, self.sequence, stages, streaming, "ring",
             optimizer=self.optimizer,
         )  # fmt: skip
+        setting, ends = setting_of(self.wafer, mapping), (len(stages) == 1, True)
+        external = "external" in genes.homes
+        _, head, _ = fastest_ends(
+            block, digits, setting, genes.stream, ends, external, (streaming,)
+        )
+        return replace(mapping, stages=tuple(replace(stage, head=head) for stage in stages))
 
 
 def run_baseline(
@@ -132,14 +164,28 @@ def run_baseline(
     ]
     if not priced:
         return None
-    fitting = [(r, e) for r, e in priced if e.fits]
     variants = {
-        kind: max((e.samples_per_s for r, e in fitting if r.variant == kind), default=None)
+        kind: max(
+            (e.samples_per_s for r, e in priced if e.fits and r.variant == kind), default=None
+        )
         for kind in dict.fromkeys(r.variant for r, _ in priced if r.variant)
     }
+    fixed = [pair for pair in priced if pair[0].fixed is not None]
+    first = min((r.fixed for r, e in fixed if e.fits and r.fixed is not None), default=None)
+    if first is not None:
+        fixed = [pair for pair in fixed if pair[0].fixed == first]
+    return replace(
+        _best(name, wafer, priced),
+        variants=variants,
+        fixed=_best(name, wafer, fixed) if fixed else None,
+    )
+
+
+def _best(name: str, wafer: Wafer, priced: _Priced) -> Baseline:
+    fitting = [(r, e) for r, e in priced if e.fits]
     if fitting:
         setting, found = min(fitting, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return Baseline(name, setting.words, found, True, found.memory_bytes, variants)
+        return Baseline(name, setting.words, found, True, found.memory_bytes)
     least = min(e.memory_bytes for _, e in priced)
     rescued = []
     for setting, found in priced:
@@ -150,10 +196,9 @@ def run_baseline(
                 rescued.append((setting, again))
     if rescued:
         setting, found = min(rescued, key=lambda pair: (pair[1].step_s, pair[0].words))
-        words = setting.words + ", least recomputation"
-        return Baseline(name, words, found, False, least, variants)
+        return Baseline(name, setting.words + ", least recomputation", found, False, least)
     setting, found = min(priced, key=lambda pair: (pair[1].memory_bytes, pair[0].words))
-    return Baseline(name, setting.words, found, False, least, variants)
+    return Baseline(name, setting.words, found, False, least)
 
 
 def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None:
@@ -229,7 +274,9 @@ def _megatron(task: _Task) -> Iterator[_Setting]:
                         )
                         genes = _genes(block, stream, codes, "optimizer", policy)
                         mapping = task.mapping(rectangles, digits, microbatch, genes, False)
-                        yield _Setting(words, mapping, f"{policy} recomputation")
+                        plain = tensor == 8 and policy == "full" and not sequence_parallel
+                        kind = f"{policy} recomputation"
+                        yield _Setting(words, mapping, kind, most if plain else None)
 
 
 def _consecutive(wafer: Wafer, tensor: int) -> Iterator[tuple[int, int, int]]:
@@ -268,27 +315,41 @@ def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rect
 
 def _deepspeed(task: _Task) -> Iterator[_Setting]:
     wafer, batch = task.wafer, task.batch
-    for width in range(1, wafer.columns + 1):
-        for height in range(1, wafer.rows + 1):
-            if wafer.columns % width or wafer.rows % height:
+    for width, height, stages in _replicas(wafer, batch):
+        dies = width * height
+        digits = digit_systems(width, height)[0]
+        rectangles = _row_major(wafer, width, height, stages)
+        for samples in (1, 2):
+            microbatch = dies * samples
+            if microbatch > batch and samples > 1:
                 continue
-            dies = width * height
-            stages = wafer.dies // dies
-            if stages > 16 or dies > batch:
-                continue
-            digits = digit_systems(width, height)[0]
-            for samples in (1, 2):
-                microbatch = dies * samples
-                if microbatch > batch and samples > 1:
-                    continue
-                block = task.block(microbatch)
-                code = "b" * digits.count
-                rectangles = _row_major(wafer, width, height, stages)
-                for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
-                    words = f"data {dies} x pipeline {stages}, microbatch {microbatch}"
-                    genes = _genes(block, code, (code,) * len(block.units), home)
-                    mapping = task.mapping(rectangles, digits, microbatch, genes, True)
-                    yield _Setting(f"ZeRO-{stage}, {words}", mapping, f"ZeRO-{stage}")
+            block = task.block(microbatch)
+            code = "b" * digits.count
+            for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
+                genes = _genes(block, code, (code,) * len(block.units), home)
+                fixed = stage if stage > 1 and stages == 1 else None
+                for streaming in (True, False):
+                    words = (
+                        f"ZeRO-{stage}, data {dies} x pipeline {stages}, microbatch {microbatch}"
+                        f"{'' if streaming else ', blocking'}"
+                    )
+                    mapping = task.mapping(rectangles, digits, microbatch, genes, streaming)
+                    yield _Setting(words, mapping, f"ZeRO-{stage}", fixed)
+
+
+def _replicas(wafer: Wafer, batch: int) -> Iterator[tuple[int, int, int]]:
+    """(columns, rows, stages): groups of dies, each with samples of its own, in pipelines over all
+    dies; and the most dies that one group has samples for.
+    """
+    shapes = [(w, h) for w in range(1, wafer.columns + 1) for h in range(1, wafer.rows + 1)]
+    fed = [(w, h) for w, h in shapes if w * h <= batch]
+    for width, height in fed:
+        stages = wafer.dies // (width * height)
+        if wafer.columns % width == 0 and wafer.rows % height == 0 and stages <= 16:
+            yield width, height, stages
+    most = max(w * h for w, h in fed)
+    if most < wafer.dies:
+        yield from ((w, h, 1) for w, h in fed if w * h == most)
 
 
 def _accpar(task: _Task) -> Iterator[_Setting]:
@@ -296,7 +357,7 @@ def _accpar(task: _Task) -> Iterator[_Setting]:
     for rows in (wafer.rows, wafer.rows - wafer.rows % 2 or 1):
         for columns in (wafer.columns, wafer.columns - wafer.columns % 2 or 1):
             digits = digit_systems(columns, rows)[0]
-            for microbatch in (1, 2, 4, 8, 16, 32, 64, 128):
+            for microbatch in sorted({1, 2, 4, 8, 16, 32, 64, 128, batch}):
                 if microbatch > batch:
                     continue
                 block = task.block(microbatch)
@@ -307,7 +368,8 @@ def _accpar(task: _Task) -> Iterator[_Setting]:
                 genes = _genes(block, *chosen, "replicated")
                 whole = (Rectangle(0, 0, columns, rows),)
                 mapping = task.mapping(whole, digits, microbatch, genes, False)
-                yield _Setting(words + "/".join(genes.codes), mapping)
+                fixed = 1 if microbatch == batch else None
+                yield _Setting(words + "/".join(genes.codes), mapping, fixed=fixed)
 
 
 def _weight_streaming(task: _Task) -> Iterator[_Setting]:

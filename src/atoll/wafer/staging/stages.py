@@ -40,6 +40,7 @@ from atoll.wafer.evaluate import (
     away_paths,
     ends_cost,
     evaluate,
+    fastest_ends,
     head_codes,
     streamed_bytes,
 )
@@ -351,9 +352,10 @@ class Planner:
         block, (digits, exact) = self._block(line), exacts[0]
         stream = exact.tables.stream.codes[0]
         setting, external = self.setting(line.microbatch), self.options.homes == ("external",)
+        codes = head_codes(block, digits, stream)
         return max(
             ends_cost(block, digits, setting, stream, code, *line.ends(stage), external).bytes
-            for code in head_codes(block, digits, stream)
+            for code in (codes[0], codes[-1])
         )
 
     def _ends(self, line: Line, stage: int, choice: _Choice) -> tuple[Ends, str, bool]:
@@ -362,13 +364,10 @@ class Planner:
         """
         block, genes = self._block(line), choice.solved.mapping
         setting, external = self.setting(line.microbatch), "external" in genes.homes
-        options = [
-            (ends_cost(block, choice.digits, replace(setting, streaming=streams), genes.stream,
-                       code, *line.ends(stage), external), code, streams)
-            for code in head_codes(block, choice.digits, genes.stream)
-            for streams in ((True, False) if self.options.streaming else (False,))
-        ]  # fmt: skip
-        return min(options, key=lambda option: (option[0].time_s, option[1], not option[2]))
+        ways = (True, False) if self.options.streaming else (False,)
+        return fastest_ends(
+            block, choice.digits, setting, genes.stream, line.ends(stage), external, ways
+        )
 
     def _mapping(self, line: Line, counts: Sequence[int]) -> WaferMapping:
         stages = []
