@@ -8,6 +8,7 @@ import pytest
 
 from atoll.answers.validation import OperatorsValidation
 from atoll.api import validate
+from atoll.calibrate.many_devices import busiest_load
 from atoll.calibrate.rows import read_operators
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.errors import AtollError
@@ -49,6 +50,37 @@ def test_every_device_is_priced_as_itself(tmp_path: Path) -> None:
     assert len((tmp_path / "lines.csv").read_text().splitlines()) == 5
     with pytest.raises(AtollError, match="expect is 'oom'"):
         validate(table, expect="oom")
+
+
+def test_the_busiest_rank_of_uneven_experts_is_priced(tmp_path: Path) -> None:
+    """More the steeper their loads fall, nothing where one rank has them all."""
+    loads = [busiest_load(exponent, 4096, 128, 8) for exponent in (0, 1, 1.01, 1.2)]
+    assert loads[0] == 1 < loads[1] == pytest.approx(loads[2], rel=0.02)
+    assert loads[2] < loads[3] < 8
+    assert busiest_load(1.2, 4096, 128, 1) == 1
+    path = tmp_path / "experts.csv"
+    sizes = "H100,moe,bf16,8192,128,8,2048,768,8,1"
+    path.write_text(
+        "device,op,precision,m,experts,topk,hidden,expert_ffn,ep,tp,distribution,us\n"
+        f"{sizes},balanced,100\n{sizes},power_law_1.2,100\n{sizes},measured,100\n"
+    )
+    shown = validate(path)
+    assert isinstance(shown, OperatorsValidation)
+    assert shown.skipped == {"experts loaded as 'measured' are not modelled": 1}
+    by_line = {row.line: row.predicted_s for row in shown.worst}
+    assert by_line[3] > 1.1 * by_line[2]
+
+
+def test_streams_that_l2_holds_are_timed_from_it(tmp_path: Path) -> None:
+    """16 MB in and out of an L40S's 96 MiB, then 1.6 GB."""
+    table = written(
+        tmp_path,
+        "L40S,quantize_cast,fp8,2048,,2620,,,,,,,,,5,",
+        "L40S,quantize_cast,fp8,204800,,2620,,,,,,,,,2200,",
+    )
+    shown = validate(table)
+    assert isinstance(shown, OperatorsValidation)
+    assert shown.step_time.mean_ape < 0.15
 
 
 def test_an_a100_is_the_usual_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import AtollError
 from atoll.files.yamlfile import load_yaml
+from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import (
     GpuFile,
     calibration_names,
@@ -96,7 +98,8 @@ def test_calibrations_are_not_devices() -> None:
         ("GB300 NVL72", "gb300"), ("H200-NVL", "h200-nvl"), ("L40S-PCIe-48GB", "l40s"),
         ("AMD Instinct MI355X", "mi355x"), ("MI325X OAM", "mi325x"), ("RTXPRO6000", "rtx-pro-6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
-        ("B300 SXM6 288GB", "b300"), ("GB200-NVL72", "gb200"),
+        ("B300 SXM6 288GB", "b300"), ("GB200-NVL72", "gb200"), ("H800-SXM5 80GB", "h800"),
+        ("A800-80GB", "a800"),
         ("Trainium1 NeuronCore-v2 (half chip)", "trainium1-core"),
     ],
 )  # fmt: skip
@@ -150,3 +153,11 @@ def test_a_device_without_a_16_bit_peak_is_refused(tmp_path: Path) -> None:
     path.write_text(OWN.replace("bf16: 100 TFLOP/s\n", ""))
     with pytest.raises(AtollError, match="expected bf16 or fp16"):
         load_yaml(path, GpuFile)
+
+
+@pytest.mark.parametrize(("name", "like"), [("h800", "h100"), ("a800", "a100-80")])
+def test_a_device_with_narrower_links_computes_as_its_model_does(name: str, like: str) -> None:
+    narrow, wide = load_gpu(name), load_gpu(like)
+    assert replace(narrow, name=like, network=wide.network) == wide
+    links = [load_network(device.network).levels[0].bandwidth_Bps for device in (narrow, wide)]
+    assert links[0] == 200e9 < links[1]

@@ -10,7 +10,7 @@ from gpu_operators import attention_s, gemm_s, optimizer_s, vector_s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cost.gpu_gemm import gemm_times_s
+from atoll.cost.gpu_gemm import gemm_times_s, limit_throttle
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
@@ -123,6 +123,16 @@ def test_long_kernels_run_at_the_power_limit_and_sustained_ones_always_do() -> N
     long_s = gemm_s(H200, 65536, 65536, 65536)
     at_limit_s = gemm_s(H200, 65536, 65536, 65536, sustained=True) / (1 + limit)
     assert long_s == pytest.approx(at_limit_s * (1 + FIT.throttle), rel=0.01)
+
+
+def test_products_of_four_bits_draw_less_and_keep_a_higher_clock() -> None:
+    """By the cube root of the bits that they multiply a second, relative to those of 16."""
+    device = load_gpu("gb300")
+    usual = device.calibration.limit_throttle
+    assert limit_throttle(device, "bf16") == limit_throttle(device, "fp8") == usual
+    drawn = device.loop_flops("nvfp4") / device.loop_flops("bf16") / 4
+    assert limit_throttle(device, "nvfp4") == pytest.approx((1 + usual) * drawn ** (1 / 3) - 1)
+    assert 0 < limit_throttle(device, "nvfp4") < usual
 
 
 def test_causal_attention_tends_to_half_of_full_attention() -> None:

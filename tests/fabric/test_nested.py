@@ -161,6 +161,16 @@ def test_few_members_fill_less_of_the_links_and_every_collective_starts_once() -
     assert send_s(Network("a", (level,)), GB, 1) == pytest.approx(5e-6 + 1e-6 + 0.1)
 
 
+@pytest.mark.parametrize(("ranks", "reached_GBps"), [(2, 31), (4, 24), (8, 22)])
+def test_devices_that_share_a_root_of_pcie_are_slower_the_more_they_are(
+    ranks: int, reached_GBps: float
+) -> None:
+    """NCCL's bus bandwidth of gathers of 64 to 512 MiB on RTX PRO 6000 (arXiv:2601.06288)."""
+    sent = (ranks - 1) / ranks * 2**28
+    seconds = collective_s(load_network("rtx-pro-6000"), "all_gather", 2**28, ranks)
+    assert sent / seconds / 1e9 == pytest.approx(reached_GBps, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("ranks", "bytes_", "seconds"),
     [(8, 2**20, 17.1e-6), (8, 2**24, 68.9e-6), (8, 2**27, 392.8e-6), (2, 2**27, 292.5e-6)],

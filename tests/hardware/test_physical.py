@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.hardware.physical.area import PARTS, area_mm2, area_parts_mm2
 from atoll.hardware.physical.chips import Chip, columns
 from atoll.hardware.physical.constants import FITTED_AREA, FITTED_POWER, constants
-from atoll.hardware.physical.die import die_usd, die_yield, dies_per_wafer, spared_yield
+from atoll.hardware.physical.die import die_usd, die_yield, dies_per_wafer
 from atoll.hardware.physical.memories import HBM, dram_of
 from atoll.hardware.physical.nodes import LARGEST_NM, SMALLEST_NM, nodes
 from atoll.hardware.physical.power import (
@@ -141,13 +141,3 @@ def test_yield_and_price_of_a_reticle_sized_die() -> None:
     assert die_yield(814, 5) == pytest.approx((1 + 8.14 * 0.11 / 10) ** -10)
     assert 60 <= dies_per_wafer(814) <= 66
     assert 400 < die_usd(814, 5) < 700
-
-
-@given(st.floats(50, 850), st.floats(0, 1), st.integers(0, 20))
-def test_spare_units_never_lower_the_yield(area: float, share: float, spare: int) -> None:
-    none, some, more = (spared_yield(area, 5, share * area, s) for s in (0, spare, spare + 1))
-    assert none == pytest.approx(
-        float(die_yield(area * (1 - share), 5) * die_yield(area * share, 5))
-    )
-    assert none <= some + 1e-12 and some <= more + 1e-12
-    assert more <= die_yield(area * (1 - share), 5) + 1e-12

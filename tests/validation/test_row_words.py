@@ -80,6 +80,13 @@ def test_releases_tell_which_casts_are_fused() -> None:
     assert before.loss_bytes == since.loss_bytes == 2 < find_stack("NeMo").loss_bytes
 
 
+def test_fully_sharded_recipes_of_megatron_bridge_leave_what_does_not_fit_with_the_host() -> None:
+    told = {"framework": "Megatron-Bridge 26.06", "recompute": "none"}
+    assert run_of(row(**told, fsdp="1"))[1].recompute == "host"
+    assert run_of(row(**told))[1].recompute == "none"
+    assert run_of(row(framework="torchtitan", fsdp="1"))[1].recompute == "none"
+
+
 def test_captured_graphs_leave_the_host_nothing_to_launch() -> None:
     assert graphed(MEGATRON, "0") == MEGATRON
     assert graphed(MEGATRON, "full_iteration").host_kernel_s == 0

@@ -2,7 +2,8 @@
 
 Columns beside those of operators (`rows`): power_W, joules; data (what operands hold: normal,
 small, half-zeros, zeros), bytes, model, mbs, seq, recompute. Loads last for seconds, so attention
-and steps are priced at the power limit, products by their length.
+and steps are priced at the power limit, products by their length; power_limit_W is a cap below the
+device's rating.
 """
 
 from __future__ import annotations
@@ -113,12 +114,14 @@ def _load(gpu: Gpu, line: Line) -> Load:
     if line.trouble:
         raise ValueError(line.trouble)
     cells = line.cells
-    kind, limit = cells["kind"], gpu.power_W or 0.0
+    kind, rated = cells["kind"], gpu.power_W or 0.0
+    if cells.get("power_limit_W") and (cap := _number(cells, "power_limit_W")) < rated:
+        gpu = gpu.capped(cap)
     words = " ".join([kind, *(f"{name}={cells[name]}" for name in _SHOWN if cells.get(name))])
     watts = _number(cells, "power_W")
     if kind == "idle":
         return Load(
-            line.number, words, kind, (None, watts, None), (None, H200_FIT.idle * limit, None)
+            line.number, words, kind, (None, watts, None), (None, H200_FIT.idle * rated, None)
         )
     seconds = _number(cells, "us") * 1e-6
     joules = _number(cells, "joules") or seconds * watts
@@ -126,7 +129,7 @@ def _load(gpu: Gpu, line: Line) -> Load:
         predicted_s, drawn = _step(gpu, cells, line)
     else:
         predicted_s, rates = _operator(gpu, kind, cells)
-        drawn = device_W(limit, rates)
+        drawn = device_W(rated, rates, cap_W=gpu.cap_W)
     return Load(
         line.number,
         words,
@@ -220,8 +223,10 @@ def _step(gpu: Gpu, cells: Mapping[str, str], line: Line) -> tuple[float, float]
     run, layout = step_run_of(RunRow(line.number, name, own.source, gpu.name, "A", values))
     time_s = Estimator(run).estimate(layout).step.time_s
     products_s = min(_number(cells, "flops") / fastest_flops(gpu, gpu.half_dtype), time_s)
-    limit = gpu.power_W or 0.0
-    busy, streams = device_W(limit, Rates(products=1.0)), device_W(limit, Rates(dram=1.0))
+    busy, streams = (
+        device_W(gpu.power_W or 0.0, rates, cap_W=gpu.cap_W)
+        for rates in (Rates(products=1.0), Rates(dram=1.0))
+    )
     return time_s, (products_s * busy + (time_s - products_s) * streams) / time_s
 
 

@@ -3,7 +3,9 @@
 Columns: device, op, precision, us, and the sizes of each kind: m, n, k, batch of products; batch,
 heads, kv_heads, seq, head_dim, causal of attention; experts, topk, hidden, expert_ffn, ep, tp and m
 (tokens of the whole expert group) of expert layers; ranks and bytes of collectives (gathered bytes
-for a gather, a rank's whole input for others). `quant_us` is what a cast before a product took.
+for a gather, a rank's whole input for others). `quant_us` is what a cast before a product took;
+`distribution` how experts are loaded: balanced, or by a power law (power_law_1.2), of which the
+busiest rank was timed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +57,16 @@ CAST = ("fp8_block", "nvfp4")
 """Formats whose rows include the cast of the first operand."""
 AMAX_BYTES, AMAX_KERNELS = 6.0, 2
 """Of the largest absolute value, by PyTorch: the values are written and read again."""
+L2_BPS = 6e12
+"""Of streams that L2 holds: casts on H100, L40S and RTX PRO 6000 reach 5 to 6.3 TB/s."""
+HALF_BYTES = 2
 CACHE_PASSES = {"fa3": 6.0, "trtllm": 6.0}
 """Bytes over those of keys and values that engines move to store them in their paged cache, by a
 part of the kernel's name; fitted over all devices."""
 USUAL_CACHE_PASSES = 2.5
+POWER_LAW = "power_law_"
+LARGEST_LOAD = 0.8  # of all tokens, that an expert may get under a power law; the least is one
+DRAWS = 200  # of loads, for the mean of the busiest rank's
 LATENT_VALUE = 128
 """Columns of a value head of latent attention; `head_dim` are those of its keys."""
 
@@ -157,10 +166,13 @@ def _row(line: Line) -> Timed:
         raise ValueError(f"op {op!r} is not modelled")
     if precision not in KNOWN.get(op, (precision,)):
         raise ValueError(f"{op} in {precision!r} is not modelled")
-    if op == "moe" and given.get("distribution", "balanced") not in ("", "balanced"):
-        raise ValueError("experts of uneven load are not modelled")
+    loads = given.get("distribution") or "balanced"
+    if op == "moe" and loads != "balanced" and not loads.startswith(POWER_LAW):
+        raise ValueError(f"experts loaded as {loads!r} are not modelled")
     try:
         sizes = tuple(float(given.get(name) or 1) for name in SIZES[op])
+        if op == "moe":
+            sizes += (float(loads.removeprefix(POWER_LAW)) if loads != "balanced" else 0.0,)
         took_us = float(given["us"]) - float(given.get("quant_us") or 0)
     except ValueError:
         raise ValueError(f"line {line.number}: a size or time is no number") from None
@@ -186,12 +198,20 @@ def predicted_s(gpu: Gpu, rows: Sequence[Timed]) -> Floats:
     if op in ("quantize_cast", "quantize_amax"):
         elements = table.prod(axis=1)
         if op == "quantize_cast":
-            return _cast_s(gpu, precision, elements)
-        return streaming_s(gpu, elements * AMAX_BYTES, AMAX_KERNELS)
+            moved = elements * CAST_BYTES[precision]
+            return _replayed_s(gpu, moved, held=moved)
+        return _replayed_s(gpu, elements * AMAX_BYTES, AMAX_KERNELS, held=elements * HALF_BYTES)
     network = load_network(gpu.network)
     if op == "all_to_all":
         return np.array([all_to_all_s(network, bytes_, int(n)) for bytes_, n in table])
     return np.array([collective_s(network, op, bytes_, int(n)) for bytes_, n in table])
+
+
+def _replayed_s(gpu: Gpu, moved: Floats, kernels: int = 1, *, held: Floats) -> Floats:
+    """A stream timed again and again, which finds in L2 what that holds."""
+    time_s = streaming_s(gpu, moved, kernels)
+    inside_s = moved / L2_BPS + kernels * gpu.calibration.vector_kernel_s
+    return np.where(held <= gpu.l2_bytes, np.minimum(time_s, inside_s), time_s)
 
 
 def _cast_s(gpu: Gpu, precision: str, elements: Floats) -> Floats:
@@ -214,15 +234,31 @@ def _attention_s(
     time_s = attention_times_s(gpu, Heads(b, h, hk, s, width, causal), dtype=dtype, prompt=True)
     stored = passes * 2 * b * s * hk * d * ELEMENT_BYTES[dtype]
     engine_s = (gpu.calibration.prompt or gpu.calibration.forward).engine_s
-    return time_s + engine_s + np.where(causal, streaming_s(gpu, stored), 0.0)
+    return time_s + engine_s + np.where(causal, _replayed_s(gpu, stored, held=stored), 0.0)
+
+
+@lru_cache(maxsize=4096)
+def busiest_load(exponent: float, tokens: float, experts: float, ranks: float) -> float:
+    """What the busiest of some ranks gets over what all get on average, where loads of experts
+    follow a power law of this exponent (0: they are even): the mean of draws, always the same.
+    """
+    if not exponent or ranks <= 1 or experts < ranks:
+        return 1.0
+    drawn = np.random.default_rng(0).random((DRAWS, int(ranks), int(experts // ranks)))
+    most, power = max(2.0, LARGEST_LOAD * tokens), 1 - exponent
+    # The inverse of the distribution between 1 and the most; an exponent of 1 is its limit.
+    loads = most**drawn if power == 0 else (1 + (most**power - 1) * drawn) ** (1 / power)
+    by_rank = loads.sum(axis=2)
+    return float((by_rank.max(axis=1) / by_rank.mean(axis=1)).mean())
 
 
 def _experts_s(gpu: Gpu, precision: str, table: Floats) -> Floats:
-    """One rank's expert layer, every expert with as many tokens: rows gathered, products up (gated)
-    and down, SwiGLU between them, and the weighted sum of what returns.
+    """One rank's expert layer, every expert of it with as many tokens: rows gathered, products up
+    (gated) and down, SwiGLU between them, and the weighted sum of what returns.
     """
-    m, experts, topk, hidden, ffn, ep, tp = table.T
-    rows = np.maximum(1.0, m * topk / ep)
+    m, experts, topk, hidden, ffn, ep, tp, exponent = table.T
+    busiest = [busiest_load(*sizes) for sizes in zip(exponent, m, experts, ep, strict=True)]
+    rows = np.maximum(1.0, m * topk / ep * busiest)
     local = np.minimum(experts / ep, rows)
     own, inner = rows / local, ffn / tp
     up_s = gemm_times_s(gpu, own, 2 * inner, hidden, local, precision)

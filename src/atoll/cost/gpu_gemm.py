@@ -31,6 +31,8 @@ SLICE_BYTES = 128.0  # of the reduction, taken at a time: one swizzled row of sh
 SPLIT_WAVES = 2.0  # products of so many waves are not split
 OUTPUT_BYTES = 2.0  # 16-bit results, of narrower products too
 PARTIAL_BYTES = 4.0  # fp32 partial sums of a split reduction
+FP4_BITS, HALF_BITS = 4, 16
+CLOCK_OF_POWER = 1 / 3  # power is clock x voltage², and voltage about proportional to the clock
 AT_ONCE = 2048  # products, so that their arrays stay in caches
 
 
@@ -53,7 +55,7 @@ def gemm_times_s(
     long ones are, as when one kernel is timed by itself.
     """
     fit, own = gpu.calibration, gpu.calibration.format_fit(dtype)
-    throttle = fit.limit_throttle if sustained else own.throttle
+    throttle = limit_throttle(gpu, dtype) if sustained else own.throttle
     loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
     row = k if operand_row is None else operand_row
     sizes = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch, row)))
@@ -111,6 +113,18 @@ def _best_times_s(
     return np.asarray(best_s)
 
 
+def limit_throttle(gpu: Gpu, dtype: str) -> float:
+    """Slowdown of products inside a training step, at the power limit: the same of 16 and of 8
+    bits. Those of 4 bits keep the tensor cores less busy, in bits multiplied a second; what they
+    draw falls with that and with the cube of the clock, whose voltage falls with it.
+    """
+    usual = gpu.calibration.limit_throttle
+    if dtype != "nvfp4":
+        return usual
+    drawn = gpu.loop_flops(dtype) * FP4_BITS / (gpu.loop_flops(gpu.half_dtype) * HALF_BITS)
+    return max(0.0, (1 + usual) * float(min(1.0, drawn) ** CLOCK_OF_POWER) - 1)
+
+
 def fastest_flops(gpu: Gpu, dtype: str) -> float:
     """FLOPs a second that no product exceeds at the power limit: full waves of the tile that its
     operands reach fastest.
@@ -118,7 +132,7 @@ def fastest_flops(gpu: Gpu, dtype: str) -> float:
     fit = gpu.calibration
     tiles = TILES[fit.tiles]
     delivery = 1 + fit.tile_half * float((tiles.sum(axis=1) / tiles.prod(axis=1)).min())
-    return gpu.loop_flops(dtype) / delivery / (1 + fit.limit_throttle)
+    return gpu.loop_flops(dtype) / delivery / (1 + limit_throttle(gpu, dtype))
 
 
 def _alignment(fit: Calibration, operand_row: Floats, output_row: Floats) -> Floats:

@@ -45,6 +45,7 @@ def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
     slopes = []
     for level in network.levels:
         here = members(level, group, stride)
+        inside = _inside(level, group, stride, inside)
         slopes.append(0.0)
         if here <= inside:
             continue
@@ -151,6 +152,7 @@ def all_to_all_s(
     inside = 1
     for level in network.levels:
         here = members(level, group, stride)
+        inside = _inside(level, group, stride, inside)
         if here <= inside:
             continue
         leaving = bytes_ * (here - inside) / group
@@ -204,6 +206,13 @@ def level_of(network: Network, stride: int) -> int:
 def members(level: Level, group: int, stride: int) -> int:
     """How many members of a group share one unit of this level, counted from its first device."""
     return min(group, ceil(level.devices / stride))
+
+
+def _inside(level: Level, group: int, stride: int, before: int) -> int:
+    """Members that reach each other without a level: those that the levels before join, or those in
+    one of the pods that it joins.
+    """
+    return min(group, ceil(level.across / stride)) if level.across else before
 
 
 def _too_large(network: Network, devices: int) -> AtollError:

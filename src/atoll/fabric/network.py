@@ -28,11 +28,15 @@ class Level:
     start_s: float = 0.0
     """Of a collective or send, whatever its size and steps: its kernel starts and ends."""
     few: float = 0.0
-    """Few members do not fill the links: of n, 1 - few / n of the bandwidth is reached."""
+    """Few members do not fill the links: of n, 1 - few / n of the bandwidth is reached. Below 0
+    where members share what lies between them (a root of PCIe), so that few are faster."""
     shapes: tuple[tuple[int, ...], ...] = ()
     """Lengths of a torus' axes, of every size in which it is cut; ascending, the last one here."""
     wraps: int = 0
     """The shortest axis that is closed to a ring; shorter ones are lines."""
+    across: int = 0
+    """Devices of each of the pods that it joins: what goes from one to another crosses it too,
+    beside the levels before, which reach as far. 0: it joins whole groups of the level before."""
 
     @property
     def torus(self) -> tuple[int, ...]:

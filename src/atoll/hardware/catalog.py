@@ -146,7 +146,7 @@ class LevelFile(FileModel):
     efficiency: dict[str, Share] | Share = {}  # noqa: RUF012  (pydantic copies defaults)
     in_network: bool = False
     start: Seconds = 0.0
-    few_members: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    few_members: Annotated[float, Field(ge=-2, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _sizes(self) -> LevelFile:

@@ -4,10 +4,13 @@ template, such as one that a search found.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from atoll.errors import AtollError
@@ -15,8 +18,10 @@ from atoll.files.yamlfile import fields_of
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, load_gpu
-from atoll.hardware.silicon.chip import stalls_of
+from atoll.hardware.silicon.chip import peak_power_W, stalls_of
 from atoll.hardware.template.stalls import STALLS
+
+CLOCK_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Chip:
     stack: str = "chip"
     half_dtype: str = "bf16"
     power_W: float | None = None
+    cap_W: float | None = None
     optimizer_traffic: float = 1.0
     half_optimizer_traffic: float = 1.0
 
@@ -55,6 +61,28 @@ class Chip:
         if dtype not in ("bf16", "fp16"):
             raise AtollError(f"device {self.name} has no {dtype} matrix units; it has bf16")
         return self.accelerator.peak_flops
+
+    def with_compute(self, factor: float) -> Chip:
+        chip = replace(self.accelerator, clock_Hz=self.clock_Hz * factor)
+        return replace(self, accelerator=chip)
+
+    def capped(self, cap_W: float) -> Chip:
+        """The chip at the highest clock at which all of its parts, busy at once, keep to a cap."""
+        at = partial(replace, self.accelerator)
+        clocks_Hz = self.clock_Hz / CLOCK_STEPS * np.arange(CLOCK_STEPS + 1)
+        least_W, most_W = (peak_power_W(at(clock_Hz=clock)) for clock in clocks_Hz[[0, -1]])
+        if not least_W < cap_W <= most_W:
+            raise AtollError(
+                f"power_cap: {self.name} draws {least_W:.0f} W at rest and {most_W:.0f} W with all "
+                f"parts busy; {cap_W:g} W is not between"
+            )
+        fits = bisect_right(clocks_Hz, cap_W, key=lambda clock: peak_power_W(at(clock_Hz=clock)))
+        slower = at(clock_Hz=float(clocks_Hz[max(1, fits - 1)]))
+        return replace(self, accelerator=slower, cap_W=cap_W)
+
+    def drawn_W(self, busy: float) -> float | None:
+        """Not known of a chip outside of a search, which counts its operations."""
+        return None
 
     def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Chip:
         old = self.accelerator.hbm

@@ -34,6 +34,7 @@ from atoll.files.yamlfile import (
 )
 from atoll.hardware.catalog import entry_names, is_file, read_entry, unknown_entry
 from atoll.hardware.device_names import catalogue_name, same_device
+from atoll.hardware.physical.device_power import Capped, training_W
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -141,14 +142,18 @@ class Calibration:
 
     @property
     def limit_throttle(self) -> float:
-        """Slowdown of products of all formats inside a training step, at the power limit: on an
-        H200 those in bf16 and in fp8 sustain one clock, 1.48 GHz.
+        """Slowdown of products of 16 and of 8 bits inside a training step, at the power limit: on
+        an H200 both sustain one clock, 1.48 GHz.
         """
         return self.throttle if self.step_throttle is None else self.step_throttle
 
     def attention_throttle(self, direction: AttentionFit) -> float:
         """Slowdown of attention at the power limit."""
         return max(direction.throttle, ATTENTION_POWER * self.limit_throttle)
+
+    def slowed(self, direction: AttentionFit, under: Capped) -> AttentionFit:
+        """Attention under a cap."""
+        return replace(direction, throttle=under.slowdown(self.attention_throttle(direction)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,9 @@ class Gpu:
     fp4_gain: float | None = None  # best fp4 product anyone measured over the best fp8 one
     tensor_per_exp: float = 1.0  # matrix FLOPs per exponential, relative to Hopper
     power_W: float | None = None
+    """Rated."""
+    cap_W: float | None = None
+    """That its power is held to, where that is less."""
     process_nm: float | None = None
     die_mm2: float | None = None
     """Published; of all dies of the package."""
@@ -218,6 +226,48 @@ class Gpu:
     def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Gpu:
         """The same device with another memory."""
         return replace(self, hbm_bytes=hbm_bytes or self.hbm_bytes, hbm_Bps=hbm_Bps or self.hbm_Bps)
+
+    def with_compute(self, factor: float) -> Gpu:
+        """The same device with all of its matrix peaks multiplied."""
+        names = ("bf16_flops", "fp16_flops", "fp8_flops", "fp4_flops", "measured_flops", "clock_Hz")
+        peaks = {name: peak * factor for name in names if (peak := getattr(self, name)) is not None}
+        return replace(self, **peaks)
+
+    def capped(self, cap_W: float) -> Gpu:
+        """The same device with its power held below the rating: products and attention follow the
+        clock, streams keep the memory's bandwidth as long as that can be fed.
+        """
+        rated_W = self.power_W
+        if rated_W is None:
+            raise AtollError(f"power_cap: device {self.name} has no rated power to be capped")
+        under = Capped(cap_W / rated_W)
+        if under.drawn <= under.least:
+            raise AtollError(
+                f"power_cap: {self.name} draws {under.least / under.power.held * rated_W:.0f} W "
+                f"before anything moves; {cap_W:g} W leaves nothing to train with"
+            )
+        if cap_W > rated_W:
+            raise AtollError(f"power_cap: {self.name} is rated {rated_W:g} W; {cap_W:g} W is more")
+        if cap_W == rated_W:
+            return self
+        fit = self.calibration
+        slow = replace(
+            fit,
+            throttle=under.slowdown(fit.throttle),
+            step_throttle=under.slowdown(fit.limit_throttle),
+            forward=fit.slowed(fit.forward, under),
+            backward=fit.slowed(fit.backward, under),
+            formats=tuple(
+                (name, replace(own, throttle=under.slowdown(own.throttle)))
+                for name, own in fit.formats
+            ),
+        )
+        bandwidth_Bps = self.hbm_Bps * under.bandwidth
+        return replace(self, calibration=slow, hbm_Bps=bandwidth_Bps, cap_W=cap_W)
+
+    def drawn_W(self, busy: float) -> float | None:
+        """Mean power, busy for this share of the time and waiting for others in the rest."""
+        return None if self.power_W is None else training_W(self.power_W, busy, self.cap_W)
 
     def loop_flops(self, dtype: str = "bf16") -> float:
         """Rate of the inner loop of an endless tile: the roof of the matrix model.

@@ -6,7 +6,7 @@ when it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -79,11 +79,20 @@ class ProductSpace:
         """The parameters of the design at this point."""
         return self.designs(np.array([place]))[0].values(0)
 
+    def place(self, values: Mapping[str, float]) -> int:
+        """The point with these parameters."""
+        at = [self.axes.values[name].index(values[name]) for name in self.axes.names]
+        return int(np.ravel_multi_index(at, [len(listed) for listed in self.axes.lists()]))
+
+    def part(self, values: Mapping[str, tuple[float, ...]]) -> ProductSpace:
+        """The same with other lists."""
+        return replace(self, axes=replace(self.axes, values=values))
+
     def corner(self, pick: Callable[[Any], Any]) -> Space:
         """The one point with the least (`min`) or the most (`max`) of everything, unconstrained."""
         ends = {name: (pick(values),) for name, values in self.axes.values.items()}
         first = np.zeros(1, np.int64)
-        axes = replace(self.axes, values=ends)
+        axes = self.part(ends).axes
         return product_points(self.name, axes, self.hbm_options, self.glb_bandwidth, first)
 
     def sample(self, count: int, seed: int) -> Space:

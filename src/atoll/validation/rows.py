@@ -9,7 +9,7 @@ from dataclasses import replace
 from atoll.errors import AtollError
 from atoll.fabric.network import Network
 from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
-from atoll.step.layout import SOME, Layout
+from atoll.step.layout import HOST, SOME, Layout
 from atoll.step.orders import ORDERS
 from atoll.training.memory import Memory
 from atoll.training.run import Run
@@ -51,7 +51,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
         sp=bool(row.whole("sp", 0)) or (facts.stack.name == "xla" and tp > 1),
         zero=zero,
         hsdp=_replicas(facts.network.cut(devices), devices, tp * pp * cp, zero),
-        recompute=_recompute(row, facts),
+        recompute=_recompute(row, facts, zero),
         schedule=_schedule(row, vpp),
         blocks=_blocks(row, pp, vpp),
     )
@@ -161,8 +161,10 @@ def zero_of(row: RunRow) -> int:
     return 3 if row.whole("fsdp", 0) and zero < 2 else zero
 
 
-def _recompute(row: RunRow, facts: Facts) -> str:
+def _recompute(row: RunRow, facts: Facts, zero: int) -> str:
     given = row.text("recompute", "none").lower()
+    if given == "none" and zero == 3 and facts.stack.hosts_blocks:
+        return HOST
     if given == "selective":
         told = row.text("selective_means")
         # "selective" by itself is the software's own, as without the column

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 
 from atoll.cost.pricer import Cost, Pricer
-from atoll.step.layout import SOME, Layout
+from atoll.step.layout import HOST, SOME, Layout
 from atoll.step.orders import SPLIT
 from atoll.training.operators.policies import (
     Kept,
@@ -192,7 +192,7 @@ def _layer_cost(
     logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
     inside = pricer.schedules_links
     known = policies(layer, pricer, costs)
-    if modules.startswith(SOME) and is_block:
+    if modules.startswith((SOME, HOST)) and is_block:
         known += (some_blocks(modules, blocks, dict(known)),)
     elif modules and is_block:
         known += (module_policy(layer, modules, pricer, costs),)

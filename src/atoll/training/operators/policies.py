@@ -16,7 +16,7 @@ import numpy as np
 
 from atoll.cost.pricer import Cost, Pricer, total
 from atoll.placement.recompute import hull_choices
-from atoll.step.layout import SOME
+from atoll.step.layout import HOST
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role
 
@@ -92,9 +92,15 @@ def policies(
 
 
 def some_blocks(name: str, blocks: int, known: Mapping[str, Kept]) -> tuple[str, Kept]:
-    """Some blocks of a stage that has so many run again: what one does on average."""
-    share = min(1.0, int(name.removeprefix(SOME)) / blocks)
+    """Some blocks of a stage that has so many run again, or keep their tensors in the host's memory
+    but for one that is on its way: what one does on average.
+    """
+    policy, _, number = name.partition("@")
     none, full = known["none"], known["full"]
+    if policy == HOST:
+        away = min(1.0, max(0, int(number or 0) - 1) / blocks)
+        return name, replace(none, bytes=none.bytes * (1 - away))
+    share = min(1.0, int(number) / blocks)
     links = tuple(replace(link, bytes=round(link.bytes * share)) for link in full.links)
     kept = none.bytes + share * (full.bytes - none.bytes)
     return name, replace(full, bytes=kept, again=full.again.times(share), links=links)

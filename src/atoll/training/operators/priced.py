@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from atoll.cost.pricer import Pricer
 from atoll.hardware.device import Chip
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
-from atoll.step.layout import RECOMPUTE, SOME, Layout
+from atoll.step.layout import HOST, RECOMPUTE, SOME, Layout
 from atoll.training.operators.layers import HALF, LayerCost, block_names, layer_costs
 from atoll.training.operators.pricing import GpuPricer
 from atoll.training.run import Run
@@ -47,7 +47,7 @@ class Priced:
         sp = layout.sp and layout.tp > 1
         optimal = layout.recompute.startswith("optimal")
         modules = "" if optimal or layout.recompute in RECOMPUTE else layout.recompute
-        stages = layout.pp if modules.startswith(SOME) else 1
+        stages = layout.pp if modules.startswith((SOME, HOST)) else 1
         key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, (modules, stages)
         if key not in self._variants:
             self._variants[key] = layer_costs(

@@ -10,7 +10,7 @@ import numpy as np
 
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_experts import TILE_ROWS
-from atoll.cost.gpu_gemm import Floats, fastest_flops, gemm_times_s
+from atoll.cost.gpu_gemm import VECTOR_ELEMENTS, Floats, fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import (
     KERNELS,
     LEAST_BYTES,
@@ -274,6 +274,8 @@ class GpuPricer:
         if any(size not in self._products_s for size in sizes):
             self._price(sizes)
         total_s = sum(self._products_s[size] for size in sizes)
+        if not op.kind.startswith("linear") and (product.n | product.k) % VECTOR_ELEMENTS:
+            total_s *= self.stack.ragged_heads
         cost = Cost(matrix_s=total_s * product.fraction, kernels=len(sizes))
         return cost + self._casts(layer, op, product) if sizes[0][4] in SCALED else cost
 
@@ -425,10 +427,8 @@ class GpuPricer:
         passes = self._passes(work)
         if passes.bytes == 0:
             return Cost()
-        moved = work.elements * passes.bytes
-        fit = self.gpu.calibration
-        seconds = moved / (fit.vector_hbm * self.gpu.hbm_Bps) + passes.kernels * fit.vector_kernel_s
-        return Cost(vector_s=seconds, kernels=passes.kernels)
+        moved_s = float(streaming_s(self.gpu, work.elements * passes.bytes, passes.kernels))
+        return Cost(vector_s=moved_s, kernels=passes.kernels)
 
     def _passes(self, work: VectorWork) -> Passes:
         function = self.alias.get(work.function, work.function)
