@@ -48,6 +48,19 @@ def test_an_unaligned_vocabulary_is_slow_unless_padded(vocab: int) -> None:
     assert padded[1].matrix_s < 1.05 * padded[0].matrix_s
 
 
+def test_heads_off_vectors_left_the_tensor_cores_under_libraries_of_2021() -> None:
+    """Heads of 62 elements rather than 64."""
+
+    def slower(stack: str) -> float:
+        even, ragged = (
+            costs_of(small_run(dense(head_dim=d), stack=STACKS[stack], attention="unfused"))
+            for d in (64, 62)
+        )
+        return ragged["block"].forward.matrix_s / even["block"].forward.matrix_s
+
+    assert slower("megatron-2021") > 1.5 * slower("megatron") > 1.5
+
+
 def test_rows_of_experts_are_copied_sorted_and_launched_one_by_one() -> None:
     run = small_run(mixture(), stack=STACKS["megatron"])
     free = replace(run, stack=replace(run.stack, routed_bytes=0.0))
@@ -78,8 +91,22 @@ def test_some_blocks_of_every_stage_run_again() -> None:
     assert some.step.recompute_s == pytest.approx(full.step.recompute_s / 2)
     held = [e.memory[0].activations for e in (none, some, full)]
     assert held[1] == pytest.approx((held[0] + held[2]) / 2)
-    with pytest.raises(AtollError, match="full@N for N blocks of a stage"):
+    with pytest.raises(AtollError, match="full@N or host@N for N blocks of a stage"):
         check_recompute("full@some")
+
+
+def test_the_fewest_blocks_that_let_a_run_fit_are_kept_in_the_hosts_memory() -> None:
+    """All but one of them, which is on its way; no time is counted."""
+    run = small_run(grouped(8))
+    none, three = (estimate(run, Layout(dp=8, recompute=name)) for name in ("none", "host@3"))
+    kept, away = none.memory[0].activations, three.memory[0].activations
+    block = (kept - away) / 2
+    assert block == pytest.approx(kept / 8, rel=0.05)
+    assert three.step == none.step
+    assert estimate(run, Layout(dp=8, recompute="host")).layout.recompute == "none"
+    beyond = none.memory[0].needed - 1.5 * block * (1 + none.memory[0].fragmentation)
+    small = replace(run, gpu=replace(run.gpu, hbm_bytes=int(beyond)))
+    assert estimate(small, Layout(dp=8, recompute="host")).layout.recompute == "host@3"
 
 
 def test_frozen_fp8_weights_are_turned_round_before_blackwell() -> None:

@@ -103,9 +103,11 @@ def kind_of(run: Run) -> Kind:
 
 
 def is_measured(run: Run, layout: Layout) -> bool:
-    """Whether operators of the device were timed, and no part of the layout is extrapolated."""
-    long_ring = layout.cp > 1 and run.sequence >= LONG
-    return run.gpu.name.partition("-")[0] in error_classes().devices and not long_ring
+    """Whether operators of the device were timed at its clock, and no part of the layout is
+    extrapolated.
+    """
+    beyond = (layout.cp > 1 and run.sequence >= LONG) or run.gpu.cap_W is not None
+    return run.gpu.name.partition("-")[0] in error_classes().devices and not beyond
 
 
 def accuracy(run: Run, layout: Layout) -> Accuracy:

@@ -8,7 +8,7 @@ recomputation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -75,9 +75,15 @@ def batch_estimates(
     of one variant, under each choice of recomputation and under the best of them stage by stage.
     """
     tables = tables_of(priced, layouts, choices)
+    return in_parts(tables, partial(Sums, tables))
+
+
+def in_parts(tables: Tables, made: Callable[[Ints], Sums]) -> tuple[Floats, Floats]:
+    """The same from sums that are made of some rows at a time."""
     stages = np.cumsum(tables.rows[:, 0])
-    cuts = np.searchsorted(stages, np.arange(0, stages[-1], max(1, AT_ONCE // len(choices))))
-    parts = [Sums(tables, rows).figures() for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
+    most = max(1, AT_ONCE // tables.bounds.size)
+    cuts = np.searchsorted(stages, np.arange(0, stages[-1], most))
+    parts = [made(rows).figures() for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
     return np.concatenate([x for x, _, _ in parts]), np.concatenate([x for _, x, _ in parts])
 
 
@@ -90,19 +96,22 @@ def stage_choices(priced: Priced, layout: Layout, choices: Sequence[str]) -> tup
     return tuple(choices[choice] for choice in picks)
 
 
-def tables_of(priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]) -> Tables:
+def tables_of(
+    priced: Priced, layouts: Sequence[Layout], choices: Sequence[str], batch: int = 0
+) -> Tables:
+    """What is summed up of layouts of one variant; of so many sequences, or the run's."""
     run = priced.run
     costs = priced.costs(layouts[0])
     structure = tuple((c.is_block, c.repeat) for c in costs)
-    of, blocks = layouts[0], list({x.blocks: x.blocks for x in layouts})
+    of, blocks = layouts[0], _Numbers()
     order, dp, pp, vpp, zero, hsdp, given = np.array(
         [
-            (_NUMBERS[x.schedule], x.dp, x.pp, x.vpp, x.zero, x.hsdp, blocks.index(x.blocks))
+            (_NUMBERS[x.schedule], x.dp, x.pp, x.vpp, x.zero, x.hsdp, blocks.of(x.blocks))
             for x in layouts
         ]
     ).T
     copies, split, late = _BY_ORDER[order].T
-    m = run.global_batch // (dp * of.microbatch)
+    m = (batch or run.global_batch) // (dp * of.microbatch)
     outside = (dp % of.ep == 0) & (of.etp == of.tp)
     pipes, pipe = _numbered(order, pp, vpp, given, m)
     divisions, division = _numbered(dp, zero, hsdp, copies, m > copies)
@@ -190,7 +199,7 @@ def _as_held(choice: str) -> str:
     return "full" if choice == LEAST else choice
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=8192)
 def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...]) -> Stages:
     chunks = np.zeros((pp, chunks_of(order, vpp), len(structure)))
     for stage, shares in enumerate(stage_counts(structure, order, pp, vpp, given)):
@@ -204,7 +213,7 @@ def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[in
     return Stages(chunks, came, tuple(mixes), np.array(which))
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=16384)
 def _pipe(
     structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...], m: int
 ) -> Pipe:

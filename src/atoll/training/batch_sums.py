@@ -94,6 +94,21 @@ class States(NamedTuple):
     weight_s: Floats
 
 
+class Owned(NamedTuple):
+    """(stages,): of every stage seconds of accumulation, of the update, and of its gradients'
+    collectives behind the last backward pass and behind each one before; the rest as in `States`.
+    """
+
+    accumulate_s: Floats
+    update_s: Floats
+    last_s: Floats
+    each_s: Floats
+    fixed: Floats
+    gradients: Floats
+    waiting: Floats
+    weight_s: Floats
+
+
 class Held(NamedTuple):
     """What no layer's time changes, but for the weight gradients' seconds in `states`."""
 
@@ -131,6 +146,8 @@ class Sums:
         self.stage = tables.starts[rows[self.row, PIPE]] + self.place
         self.mix = tables.mix[self.stage]
         self.m = rows[:, MICROBATCHES].astype(np.float64)[:, None]
+        self.arriving_s = tables.came[self.stage] * tables.sends_s[rows[self.row, GROUP], None]
+        """(stages, 2): activations and gradients of one microbatch into every stage."""
 
     def held(self) -> Held:
         states = self.states()
@@ -197,6 +214,19 @@ class Sums:
         return np.asarray(np.where(fits.any(axis=1), first, passes.bytes.argmin(axis=1)))
 
     def states(self) -> States:
+        return self.together(self.owned())
+
+    def together(self, owned: Owned) -> States:
+        """Of all stages, what follows the passes of a step."""
+        rows, most = self.rows, self.most
+        return States(
+            self.m[:, 0] * most(owned.accumulate_s) + most(owned.update_s),
+            np.where(rows[:, ZERO] < 3, most(owned.last_s), 0.0),
+            np.where(rows[:, ZERO] == 2, most(owned.each_s), 0.0),
+            *owned[4:],
+        )
+
+    def owned(self) -> Owned:
         t, rows = self.t, self.rows
         mine = rows[self.row]
         copies, zero = mine[:, COPIES], mine[:, ZERO]
@@ -218,11 +248,11 @@ class Sums:
         pairs, pair = _distinct(mine[:, GROUP], self.mix)
         shared_s = self.shared_s(pairs[0], *sums[pairs[1], :2].T)
         gather_s, reduce_s = (x[pair] for x in shared_s)
-        each_s = reduce_s + self.stack.regathers * gather_s
-        return States(
-            self.m[:, 0] * self.most(accumulate_s) + self.most(update_s),
-            np.where(rows[:, ZERO] < 3, self.most(reduce_s + gather_s), 0.0),
-            np.where(rows[:, ZERO] == 2, self.most(each_s), 0.0),
+        return Owned(
+            accumulate_s,
+            update_s,
+            reduce_s + gather_s,
+            reduce_s + self.stack.regathers * gather_s,
             fixed,
             gradients,
             waiting / copies,
@@ -261,10 +291,9 @@ class Sums:
         forward, backward, beside, waiting = parts[:, pair] / mine[:, COPIES, None]
         device = forward + backward
         host = np.maximum(0.0, beside - device) + waiting
-        shown_s = ((1.0 - self.stack.overlap.pipeline) * t.sends_s[mine[:, GROUP]])[:, None]
-        came = t.came[self.stage]
-        device_f = forward + shown_s * came[:, :1]
-        device_b = backward + shown_s * came[:, 1:] - states.weight_s[:, None]
+        shown_s = (1.0 - self.stack.overlap.pipeline) * self.arriving_s
+        device_f = forward + shown_s[:, :1]
+        device_b = backward + shown_s[:, 1:] - states.weight_s[:, None]
         return Passes(
             device_f + host / 2,
             device_b + host / 2,
@@ -362,8 +391,7 @@ class Sums:
 
     def sent_s(self) -> Floats:
         """Transfers into every stage, of one microbatch both ways."""
-        wire_s = self.t.sends_s[self.rows[self.row, GROUP]]
-        return np.asarray(self.t.came[self.stage].sum(axis=1) * wire_s)
+        return np.asarray(self.arriving_s.sum(axis=1))
 
     def longest_way(self, rows: Ints, forward: Floats, backward: Floats, weight: Floats) -> Floats:
         """The bubble from the mean passes of all stages but the slowest."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from atoll.answers.answer import Pictured
@@ -12,7 +13,7 @@ from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.registry import named
 from atoll.step.bubbles import bubble_s, step_with_transfers_s
-from atoll.step.layout import Layout, check_layout
+from atoll.step.layout import HOST, Layout, check_layout
 from atoll.step.length import WholeRun, whole_run
 from atoll.step.orders import arrivals
 from atoll.step.stages import stage_shares
@@ -143,7 +144,7 @@ class Estimate(Pictured[EstimateAnswer]):
             run.tokens,
             run.devices,
             kept * trained_parameters(run.stored or run.model, run.adapters),
-            run.gpu.power_W,
+            self.power_W,
         )
 
     @property
@@ -197,6 +198,19 @@ class Estimate(Pictured[EstimateAnswer]):
         return self.run.tokens / self.step.time_s / self.run.devices
 
     @property
+    def power_W(self) -> float | None:
+        """Mean draw of a device over the step: at its limit while it computes, less while it waits
+        for others; none where its rating is not known.
+        """
+        return self.run.gpu.drawn_W(min(1.0, self.step.busy_s / self.step.time_s))
+
+    @property
+    def energy_per_token_J(self) -> float | None:
+        """Of the devices."""
+        watts = self.power_W
+        return None if watts is None else watts / self.tokens_per_s_per_device
+
+    @property
     def mfu(self) -> float:
         """Model FLOPs (`workload.flops`) over the devices' dense 16-bit peak."""
         run = self.run
@@ -242,7 +256,8 @@ class Estimator(Priced):
 
     def estimate(self, layout: Layout) -> Estimate:
         """What one layout costs; under "optimal" recomputation every stage has the fastest choice
-        that fits it, where no single one for all is faster.
+        that fits it, where no single one for all is faster, and under "host" the fewest blocks are
+        in the host's memory.
         """
         run = self.run
         check_layout(layout, run.model, run.devices, run.global_batch, run.sequence)
@@ -254,13 +269,27 @@ class Estimator(Priced):
         choices = choices_of(self.costs(layout), layout.recompute)
         if layout.recompute == "optimal":
             return self._estimate(layout, stage_choices(self, layout, choices))
+        if layout.recompute == HOST:
+            return self._hosted(layout)
         return self._estimate(layout)
+
+    def _hosted(self, layout: Layout) -> Estimate:
+        """With the tensors of the fewest blocks of a stage in the host's memory that let it fit, or
+        of all where nothing does.
+        """
+        blocks = sum(cost.repeat for cost in self.costs(layout) if cost.is_block)
+
+        def hosting(count: int) -> Estimate:
+            return self._estimate(replace(layout, recompute=f"{HOST}@{count}" if count else "none"))
+
+        most = -(-blocks // layout.pp)
+        return hosting(bisect_left(range(most), True, key=lambda count: hosting(count).fits))
 
     def step(self, layout: Layout) -> Step:
         """The step alone of a layout that was estimated before, for one at another site."""
         stepper, shares = self.shares(layout)
         stages = [stepper.stage_time(chunks, layout.recompute) for chunks in shares]
-        return self._step(stepper, shares, stages)
+        return self.step_of([stepper] * layout.pp, shares, stages)
 
     def shares(self, layout: Layout) -> tuple[Stepper, Sequence[Sequence[Share]]]:
         """What prices a layout, and the layers of every stage and chunk."""
@@ -274,17 +303,18 @@ class Estimator(Priced):
         policies = policies or (layout.recompute,) * layout.pp
         stepper, shares = self.shares(layout)
         stages = tuple(map(stepper.stage_time, shares, policies))
-        step = self._step(stepper, shares, stages)
-        memory = tuple(map(partial(self._memory, stepper), range(layout.pp), shares, policies))
+        step = self.step_of([stepper] * layout.pp, shares, stages)
+        memory = tuple(map(partial(self.memory_of, stepper), range(layout.pp), shares, policies))
         rerun = _rerun(costs, policies) if layout.recompute == "optimal" else ()
         return Estimate(run, layout, step, memory, stages, policies, rerun)
 
-    def _memory(
+    def memory_of(
         self, stepper: Stepper, stage: int, chunks: Sequence[Share], recompute: str
     ) -> Memory:
+        """The peak of one stage."""
         layout = stepper.layout
         came, _ = arrivals(layout.schedule, layout.pp, len(chunks))[stage]
-        boundary = max((c.boundary_bytes for x in chunks for c, _ in x if c.is_block), default=0)
+        boundary = boundary_bytes([chunks])
         return stage_memory(
             self.run,
             layout,
@@ -301,18 +331,26 @@ class Estimator(Priced):
         layers = [pair for chunk in chunks for pair in chunk]
         return stage_parameters(self.run, layers, self.shared(layout, _costs(chunks)))[0]
 
-    def _step(
-        self, stepper: Stepper, shares: Sequence[Sequence[Share]], stages: Sequence[StageTime]
+    def step_of(
+        self,
+        steppers: Sequence[Stepper],
+        shares: Sequence[Sequence[Share]],
+        stages: Sequence[StageTime],
+        arriving_s: Sequence[tuple[float, float]] = (),
     ) -> Step:
-        run, layout, overlap = self.run, stepper.layout, self.run.stack.overlap
-        m = stepper.microbatches
-        boundary = max(
-            (c.boundary_bytes for x in shares for k in x for c, _ in k if c.is_block), default=0
-        )
-        one_way_s = stepper.send_s(boundary)
+        """The step of stages that each run on the devices of their stepper, with so many seconds of
+        activations and gradients into each; where none are said, over the run's own network.
+        """
+        run, layout, overlap = self.run, steppers[0].layout, self.run.stack.overlap
+        m = steppers[0].microbatches
+        if not arriving_s:
+            one_way_s = steppers[0].send_s(boundary_bytes(shares))
+            came = arrivals(layout.schedule, layout.pp, len(shares[0]))
+            arriving_s = [(n * one_way_s, k * one_way_s) for n, k in came]
         slowest = max(stages, key=lambda s: s.total_s)
         parameters = [self.trained(layout, chunks) for chunks in shares]
-        accumulate_s = max(accumulation_s(run, layout, m, *p) for p in parameters)
+        placed = [(stepper.run, *p) for stepper, p in zip(steppers, parameters, strict=True)]
+        accumulate_s = max(accumulation_s(on, layout, m, *p) for on, *p in placed)
         passes = [s.passes for s in stages]
         idle_s = bubble_s(layout.schedule, passes, m, layout.vpp)
         passes_s = step_with_transfers_s(
@@ -320,18 +358,20 @@ class Estimator(Priced):
             passes,
             m,
             layout.vpp,
-            [one_way_s] * layout.pp,
+            arriving_s,
             1.0 - overlap.pipeline,
         )
         send_total_s = max(0.0, passes_s - m * slowest.total_s - idle_s)
-        last_s, before_s = max(stepper.gradient_s(dense, expert) for dense, expert in parameters)
+        last_s, before_s = max(
+            stepper.gradient_s(*p) for stepper, p in zip(steppers, parameters, strict=True)
+        )
         # A backward pass, stretched where the host's launches set the pace.
         behind_s = slowest.total_s - slowest.forward.total_s
         gradient_s = sum(
             times * (wire_s - overlap.gradient * min(wire_s, behind_s))
             for times, wire_s in ((1, last_s), (m - 1, before_s))
         )
-        optimizer_s = max(update_s(run, layout, *p) for p in parameters)
+        optimizer_s = max(update_s(on, layout, *p) for on, *p in placed)
         parts_s = passes_s + m * accumulate_s + gradient_s + optimizer_s + run.stack.step_s
         time_s = parts_s * run.slack
         total = slowest.forward + slowest.backward
@@ -364,6 +404,11 @@ def _rerun(
         where = "" if len(there) == len(policies) else f" of {ranges('stage', there)}"
         found += [(f"{c.name}{where}", c.kept(policy).rerun) for c in costs if c.optimal]
     return tuple(found)
+
+
+def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:
+    """The most that one microbatch hands on from block to block."""
+    return max((c.boundary_bytes for x in shares for k in x for c, _ in k if c.is_block), default=0)
 
 
 def _costs(chunks: Sequence[Share]) -> list[LayerCost]:

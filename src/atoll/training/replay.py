@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.answers.plan import PassParts, StepPasses
+from atoll.step.layout import Layout
 from atoll.step.replay import PassTime, Replay, replay
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.step import Pass, Stepper
+from atoll.training.run import Run
+from atoll.training.step import Pass, StageTime, Step, Stepper
 
 MOST_PASSES = 60_000  # of all stages; more microbatches only repeat the steady state
 
@@ -47,12 +50,24 @@ def step_passes(estimate: Estimate) -> StepPasses:
     """An estimate's step as it is replayed: what follows the pipeline (gradients, optimizer) and
     what each microbatch adds to all stages alike (accumulation) are as estimated.
     """
-    run, layout, step = estimate.run, estimate.layout, estimate.step
+    return passes_of(
+        estimate.run, estimate.layout, estimate.step, stage_passes(estimate), estimate.stages
+    )
+
+
+def passes_of(
+    run: Run,
+    layout: Layout,
+    step: Step,
+    passes: Sequence[Sequence[PassTime]],
+    stages: Sequence[StageTime],
+) -> StepPasses:
+    """The same from the passes of all stages."""
     total = layout.microbatches(run.global_batch)
     most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.rounds))
     return StepPasses(
         schedule=layout.schedule,
-        passes=tuple(tuple(row) for row in stage_passes(estimate)),
+        passes=tuple(tuple(row) for row in passes),
         microbatches=total,
         replayed=total if total <= most else most - most % layout.pp,
         send_s=step.send_s / max(1, 2 * layout.rounds * total),
@@ -70,7 +85,7 @@ def step_passes(estimate: Estimate) -> StepPasses:
                 backward=_parts(stage.backward + stage.recompute),
                 host=stage.host_s,
             )
-            for stage in estimate.stages
+            for stage in stages
         ),
     )
 

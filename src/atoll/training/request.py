@@ -53,6 +53,8 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
             embedding_dropout=asked.dropout,
         )
     gpu = load_device(asked.device)
+    if asked.power_cap is not None:
+        gpu = gpu.capped(asked.power_cap)
     length = config.sequence if asked.sequence is None else asked.sequence
     if config.positions == "learned" and length > config.max_sequence:
         raise AtollError(
@@ -173,6 +175,7 @@ def layout_of(run: Run, asked: LayoutQuestion) -> Layout:
         hsdp=asked.hsdp,
         recompute=asked.recompute,
         schedule=asked.order or ("interleaved" if asked.vpp > 1 else "1f1b"),
+        blocks=asked.blocks,
     )
 
 

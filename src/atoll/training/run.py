@@ -83,16 +83,28 @@ class Run:
     @property
     def given(self) -> str:
         """All that an answer holds for, in words."""
-        gpu, free = self.gpu, f", {self.headroom:.0%} of it kept free" if self.headroom else ""
+        return self.given_on(self.machine)
+
+    def given_on(self, machines: str) -> str:
+        """The same on other machines than its own."""
         trained = "" if self.adapters is None else f", adapters of rank {self.adapters.rank}"
         return (
             f"{self.model.name}{trained}, {counted(self.global_batch, 'sequence')} of "
-            f"{self.sequence:,} tokens in a step; {self.devices:,} {gpu.name} "
+            f"{self.sequence:,} tokens in a step; {machines}; {self.stack.name}, "
+            f"{self.states.name} optimizer states, {self.attention} attention"
+            f"{'' if self.site is None else f', as measured at {self.site.name}'}"
+        )
+
+    @property
+    def machine(self) -> str:
+        """Its devices and network, in words."""
+        gpu, free = self.gpu, f", {self.headroom:.0%} of it kept free" if self.headroom else ""
+        free += "" if gpu.cap_W is None else f", held to {gpu.cap_W:g} W"
+        return (
+            f"{self.devices:,} {gpu.name} "
             f"({format_quantity(gpu.peak_flops(self.precision), FLOPS, 3)} {self.precision} at "
             f"{format_quantity(gpu.clock_Hz, FREQUENCY, 3)}, {format_bytes(gpu.hbm_bytes)}{free}) "
-            f"on {self.network.sentence(self.devices)}; {self.stack.name}, {self.states.name} "
-            f"optimizer states, {self.attention} attention"
-            f"{'' if self.site is None else f', as measured at {self.site.name}'}"
+            f"on {self.network.sentence(self.devices)}"
         )
 
     @property

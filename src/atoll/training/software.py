@@ -81,10 +81,11 @@ def stack_named(words: str) -> str | None:
 
 def released(stack: Stack, words: str) -> Stack:
     """The stack as its words tell more: Megatron-Bridge's recipes have Transformer Engine's fused
-    loss, and cast the inputs of all experts at once since 26.06.
+    loss, offload activations of fully sharded blocks (cpu_offloading_num_layers in each of them and
+    in no other), and cast the inputs of all experts at once since 26.06.
     """
     if re.search(r"megatron.?bridge", words, re.IGNORECASE):
-        stack = fused_loss(stack)
+        stack = replace(fused_loss(stack), hosts_blocks=True)
     number = re.search(r"\b(2\d)\.(\d\d)\b", words)
     if number and (int(number[1]), int(number[2])) < (26, 6):
         return replace(stack, fused_casts=())

@@ -141,6 +141,11 @@ class Stack:
     sends_once: bool = False
     """A token goes once to a node and to a device in it, however many of its experts lie there
     (DeepEP, HybridEP), not once for each of them."""
+    ragged_heads: float = 1.0
+    """How much longer unfused attention's products take than others off 16-byte addresses, where a
+    head is no multiple of 8 elements."""
+    hosts_blocks: bool = False
+    """Fully sharded blocks that keep all leave what does not fit in the host's memory ("host")."""
     states: str = "mixed"
     """Bytes of weights, gradients and optimizer that it usually keeps (`step.states`)."""
     attention: str = "flash"
@@ -284,6 +289,9 @@ MEGATRON_2021 = replace(
     overlap=Overlap(tensor=0.3),
     straggling=1.06,
     attention="unfused",
+    # Batched products off 16-byte addresses left the tensor cores: 5 times as slow as by today's
+    # libraries, as seven runs with heads of 108 and of 150 show.
+    ragged_heads=5.0,
     orders=FUSED_ORDERS,
 )
 

@@ -101,6 +101,11 @@ class Step:
         parts = {f.name: getattr(self, f.name) * share for f in fields(self) if f.name != "time_s"}
         return replace(self, **parts)
 
+    @property
+    def busy_s(self) -> float:
+        """In which a device computes; in the rest it waits or sends."""
+        return self.compute_s + self.accumulate_s + self.recompute_s + self.optimizer_s
+
     def breakdown(self) -> dict[str, float]:
         return {
             "compute": self.compute_s,

@@ -60,6 +60,9 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
         step_time_s=found.step.time_s,
         tokens_per_s_per_device=found.tokens_per_s_per_device,
         mfu=found.mfu,
+        power_cap_W=run.gpu.cap_W,
+        power_W=found.power_W,
+        energy_per_token_J=found.energy_per_token_J,
         fits=found.fits,
         memory_bytes=PlanMemory(
             stage=worst.stage,
@@ -145,20 +148,25 @@ def plan_answer(found: Plan) -> PlanAnswer:
     )
 
 
-def write_layouts(found: Plan, path: Path) -> None:
-    """Every layout that was estimated, the fastest first, as a table."""
-    space, names = found.space, [f.name for f in fields(Layout) if f.name != "blocks"]
+def layout_rows(found: Plan) -> list[dict[str, object]]:
+    """Every layout that was estimated, the fastest first."""
+    names = [f.name for f in fields(Layout) if f.name != "blocks"]
     fastest_s = found.fastest.step.time_s
-    rows = (
-        [
-            str(layout),
-            time_s,
-            max(0.0, time_s / fastest_s - 1),
-            *(getattr(layout, name) for name in names),
-        ]
-        for layout, time_s in space.known()
-    )
-    write_csv(path, ("layout", "step_time_s", "slower", *names), rows)
+    return [
+        {
+            "layout": str(layout),
+            "step_time_s": time_s,
+            "slower": max(0.0, time_s / fastest_s - 1),
+            **{name: getattr(layout, name) for name in names},
+        }
+        for layout, time_s in found.space.known()
+    ]
+
+
+def write_layouts(found: Plan, path: Path) -> None:
+    """The same as a table."""
+    rows = layout_rows(found)
+    write_csv(path, tuple(rows[0]), (tuple(row.values()) for row in rows))
 
 
 def _best(found: Estimate) -> BestLayout:

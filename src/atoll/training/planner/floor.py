@@ -62,7 +62,7 @@ class Floor:
         they need more bytes than the `capacity`.
         """
         sizes, which = _numbered(block.microbatch)
-        sample = _Sample(self, block.family, sizes)
+        sample = Sample(self, block.family, sizes)
         copies = np.array([copies_of(order) for order in block.schedules])[block.schedule]
         copies = np.where(block.pp > 1, copies, 1)
         keys = (block.dp, block.zero, block.hsdp, copies)
@@ -82,7 +82,7 @@ class Floor:
     def _bytes(
         self,
         block: Block,
-        sample: _Sample,
+        sample: Sample,
         per: Floats,
         key: NDArray[np.intp],
         copies: NDArray[np.int64],
@@ -118,7 +118,7 @@ class Floor:
     def _seconds(
         self,
         block: Block,
-        sample: _Sample,
+        sample: Sample,
         divided: Floats,
         copies: NDArray[np.int64],
         beyond_s: Floats,
@@ -161,7 +161,7 @@ class Floor:
         b: Floats,
         w: Floats,
         copies: NDArray[np.int64],
-        sample: _Sample,
+        sample: Sample,
     ) -> Floats:
         """All microbatches through all stages, which together take f forward, b backward and w for
         weight gradients, at least, and no less than the host does.
@@ -199,7 +199,7 @@ class Floor:
         return np.asarray(np.where(split, found, fused_s))
 
     def _divided(
-        self, sample: _Sample, dp: int, zero: int, hsdp: int, copies: int
+        self, sample: Sample, dp: int, zero: int, hsdp: int, copies: int
     ) -> tuple[float, ...]:
         """`per_parameter`, and at the network's best gathers and sums of all parameters, and one
         sample's activation to the next stage.
@@ -233,7 +233,7 @@ class Floor:
         return *self._shares[key], *shared_s, send_s * sample.boundary_bytes
 
 
-class _Sample:
+class Sample:
     """What one sequence takes on the devices of a family, at least."""
 
     def __init__(self, floor: Floor, family: Family, sizes: NDArray[np.intp]) -> None:
@@ -244,6 +244,8 @@ class _Sample:
         model, costs = priced.model(alone), priced.costs(alone)
         stepper = Stepper(floor.ideal, family.layout(zero=0))
         self.forward_s = self.data_s = self.weight_s = self.host_s = self.waiting_s = 0.0
+        self.ends_s = [0.0, 0.0]
+        """In front of all blocks and behind them."""
         self.beyond_s = np.zeros((3, len(sizes)))
         """Forward, backward and weight passes of microbatches of these sizes, beyond their samples.
         """
@@ -251,6 +253,7 @@ class _Sample:
         for (layer, repeat), cost in zip(model.layers, costs, strict=True):
             least = _least(priced, layer, cost, family.cp)
             forward, backward, _ = stepper.layer_passes(least, "none")
+            both_s = forward.total_s + backward.total_s
             self.forward_s += repeat * forward.total_s
             self.data_s += repeat * (backward.total_s - least.weight.total_s)
             self.weight_s += repeat * least.weight.total_s
@@ -269,8 +272,9 @@ class _Sample:
             if cost.is_block:
                 kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
                 whole = cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
-                both_s = forward.total_s + backward.total_s
                 blocks.append((both_s, kept, max(0.0, whole - kept), cost.waiting_bytes))
+            else:
+                self.ends_s[bool(blocks)] += repeat * both_s
         divided = 1 if family.sp and family.tp > 1 else family.tp
         self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
         self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = np.min(
@@ -355,7 +359,7 @@ def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.flatnonzero(new), np.cumsum(new) - 1
 
 
-def _activations(block: Block, sample: _Sample, batch: int) -> tuple[Floats, Floats, Floats]:
+def _activations(block: Block, sample: Sample, batch: int) -> tuple[Floats, Floats, Floats]:
     """(3, layouts): blocks of the first, the last and the second stage, which has most of them
     (`step.stages.even_sizes`), and bytes of microbatches (`step.bubbles.peaks`): where they hold
     most, and where weight gradients wait.

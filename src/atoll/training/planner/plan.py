@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from atoll.answers.answer import Pictured
 from atoll.answers.plan import (
@@ -17,6 +18,7 @@ from atoll.answers.plan import (
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
+from atoll.registry import named
 from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
 from atoll.stopping import Stop
@@ -26,6 +28,9 @@ from atoll.training.planner.search import Found, Space, UnusableError, Usable
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.run import Run
 from atoll.units import counted, format_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RUNNERS_UP = 4
 TOLERANCE = 0.0  # the search goes on until nothing can be faster
@@ -79,6 +84,22 @@ class Plan(Pictured[PlanAnswer]):
             gpt2-xl on 8 h100: tp1 pp1 dp8 ...
         """
         return self.answer.explain()
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Every layout that was estimated, the fastest first.
+
+        Returns:
+            One row per layout: its step, how much slower it is, its axes.
+
+        Example:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 5], pp=[1])
+            >>> float(plan.to_dataframe()["slower"].iloc[0])
+            0.0
+        """
+        import pandas as pd
+
+        return pd.DataFrame(named("atoll.training.planner.answer:layout_rows")(self))
 
     def export(self, target: str) -> LaunchFile:
         """The launch file of a training tool for the best layout.

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import product
-from math import gcd, isqrt
+from math import gcd
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout
+from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout, divisors
 from atoll.step.orders import ORDERS
 from atoll.training.run import Run
 
@@ -144,13 +144,11 @@ def families(run: Run, axes: Axes) -> Iterator[Family]:
     model = run.model
     tps = axes.tp or range(1, min(run.network.node, run.devices) + 1)
     cps = axes.cp or range(1, MOST_CONTEXT + 1)
-    eps = axes.ep or _divisors(max(1, model.experts))
-    whole = run.stored is not None or model.encoder_layers or model.recurrent
+    eps = axes.ep or divisors(max(1, model.experts))
     for tp, cp, ep in product((t for t in tps if _tensor_fits(run, t)), cps, eps):
         if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
             continue
-        # Rings pass blocks of flash attention on.
-        if cp > 1 and (whole or run.attention == "unfused"):
+        if cp > 1 and _whole(run):
             continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue
@@ -167,7 +165,7 @@ def block_of(run: Run, axes: Axes, family: Family) -> Block:
     rest = run.devices // (family.tp * family.cp)
     schedules = axes.orders(run)
     parts = []
-    for pp in axes.pp or _divisors(rest):
+    for pp in axes.pp or divisors(rest):
         dp = rest // pp
         ranks = dp * family.cp * family.tp
         if rest % pp or pp > run.model.layers + 2 or ranks % (family.ep * family.etp):
@@ -176,18 +174,18 @@ def block_of(run: Run, axes: Axes, family: Family) -> Block:
             continue
         copies = gcd(dp * family.cp, ranks // (family.ep * family.etp))
         parts.append(
-            _of_stages(axes, schedules, run.model.layers, run.global_batch // dp, pp, dp, copies)
+            of_stages(axes, schedules, run.model.layers, run.global_batch // dp, pp, dp, copies)
         )
     empty = np.empty((len(COLUMNS), 0), dtype=np.int32)
     return Block(family, schedules, np.concatenate([empty, *parts], axis=1))
 
 
 @lru_cache(maxsize=512)
-def _of_stages(
+def of_stages(
     axes: Axes, schedules: tuple[str, ...], layers: int, batch: int, pp: int, dp: int, copies: int
 ) -> NDArray[np.int32]:
     """Columns of the layouts with so many stages and data ranks, each of a part of the batch."""
-    sizes = np.array([b for b in axes.microbatch or _divisors(batch) if batch % b == 0])
+    sizes = np.array([b for b in axes.microbatch or divisors(batch) if batch % b == 0])
     orders = np.array(
         [
             (vpp, s, order == "dualpipe" and pp > 1)
@@ -201,7 +199,7 @@ def _of_stages(
             (zero, hsdp)
             for zero in axes.zero
             if zero != 2 or pp == 1
-            for hsdp in axes.hsdp or (_divisors(copies) if zero else (1,))
+            for hsdp in axes.hsdp or (divisors(copies) if zero else (1,))
             if hsdp == 1 or (zero and copies % hsdp == 0)
         ]
     ).reshape(-1, 2)
@@ -248,8 +246,7 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
         found.append(f"tp above {run.network.node}")
     if axes.pp:
         found.append(_other("pp", axes.pp))
-    whole = run.stored is not None or model.encoder_layers or run.attention == "unfused"
-    if not whole:
+    if not _whole(run):
         found.append(_other("cp", axes.cp) if axes.cp else f"cp above {MOST_CONTEXT}")
     if model.experts:
         if axes.ep:
@@ -279,6 +276,13 @@ def _other(name: str, values: tuple[int, ...]) -> str:
     return f"{name} other than {', '.join(str(value) for value in values)}"
 
 
+def _whole(run: Run) -> bool:
+    """Whether sequences stay whole. Rings pass blocks of flash attention on."""
+    model = run.model
+    across = run.stored is not None or model.encoder_layers > 0 or model.recurrent
+    return across or run.attention == "unfused"
+
+
 def _tensor_fits(run: Run, tp: int) -> bool:
     model = run.model
     return (
@@ -292,9 +296,3 @@ def _experts_fit(run: Run, tp: int, etp: int, sp: bool) -> bool:
     """Whether experts may have this tensor width; a width of their own needs divided tokens."""
     own = run.model.experts and run.stored is None and (sp or tp == 1)
     return run.model.expert_width % etp == 0 and (etp == tp or bool(own))
-
-
-@lru_cache(maxsize=4096)
-def _divisors(n: int) -> tuple[int, ...]:
-    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
-    return tuple(sorted({*small, *(n // d for d in small)}))

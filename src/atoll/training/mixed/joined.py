@@ -1,0 +1,173 @@
+"""Estimates of many layouts whose stages lie in several pods, at once.
+
+Every pod has the tables that `batch` makes of its own devices; a stage takes its figures from
+those of its pod, and `batch_sums` adds them up as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import numpy as np
+
+from atoll.step.layout import Layout
+from atoll.step.orders import arrivals, chunks_of, route
+from atoll.training.batch import Floats, Ints, in_parts, tables_of
+from atoll.training.batch_sums import GROUP, STAGES, Held, Owned, Passes, States, Sums, Tables
+from atoll.training.operators.priced import Priced
+
+
+class Joined(Sums):
+    """Sums of rows whose stages follow one another through pods of so many devices. Bytes are those
+    of the pod whose devices the run has, others' in proportion to what they have.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Tables],
+        crossing: Floats,
+        sizes: Sequence[int],
+        link_s: float,
+        rows: Ints,
+    ) -> None:
+        super().__init__(max(tables, key=lambda of: of.run.slack), rows)
+        self.parts = [Sums(of, rows) for of in tables]
+        first = self.place * (sum(sizes) // rows[self.row, STAGES])
+        self.pod = np.searchsorted(np.cumsum(sizes), first, side="right")
+        sends_s = np.stack([of.sends_s for of in tables])
+        group = rows[self.row, GROUP]
+        own_s, over_s = sends_s[self.pod, group], np.maximum(sends_s.max(axis=0), link_s)[group]
+        over = crossing[self.stage]
+        self.arriving_s = (tables[0].came[self.stage] - over) * own_s[:, None] + over * over_s[
+            :, None
+        ]
+        for part in self.parts:
+            part.arriving_s = self.arriving_s
+
+    def _mine(self, of: Iterable[Floats]) -> Floats:
+        """Of every stage the figures of its pod."""
+        first, *others = of
+        found = first.copy()
+        for number, other in enumerate(others, start=1):
+            there = self.pod == number
+            found[there] = other[there]
+        return found
+
+    def owned(self) -> Owned:
+        each = [part.owned() for part in self.parts]
+        return Owned(*(self._mine(of) for of in zip(*each, strict=True)))
+
+    def memory(self, states: States) -> Floats:
+        own = self.run.capacity_bytes
+        return self._mine(p.memory(states) * (own / p.run.capacity_bytes) for p in self.parts)
+
+    def passes(self, held: Held) -> Passes:
+        each = [part.passes(held) for part in self.parts]
+        return Passes(*(self._mine(of) for of in zip(*each, strict=True)))
+
+
+class Before(Sums):
+    """Sums of a step but for its update, which follows once all replicas have the gradients."""
+
+    def together(self, owned: Owned) -> States:
+        self.update_s = self.most(owned.update_s) * self.run.slack
+        return super().together(owned._replace(update_s=np.zeros_like(owned.update_s)))
+
+
+def replica_estimates(
+    priced: Sequence[Priced],
+    layouts: Sequence[Layout],
+    choices: Sequence[str],
+    each: Sequence[int],
+    microbatches: int,
+) -> tuple[Floats, Floats]:
+    """`batch.batch_estimates` of layouts with replicas in every pod, each with so many microbatches
+    of its pod's size; the slowest pod and the slowest update count. Bytes over what there is.
+    """
+    steps_s, updates_s, filled = [], [], []
+    for one, size in zip(priced, each, strict=True):
+        own = [replace(layout, microbatch=size) for layout in layouts]
+        tables = tables_of(one, own, choices, layouts[0].dp * size * microbatches)
+        sums = Before(tables, tables.rows)
+        step_s, bytes_, _ = sums.figures()
+        steps_s.append(step_s)
+        updates_s.append(sums.update_s)
+        filled.append(bytes_ / one.run.capacity_bytes)
+    step_s = np.max(steps_s, axis=0) + np.max(updates_s, axis=0)[:, None]
+    return step_s, np.max(filled, axis=0)
+
+
+def joined_estimates(
+    priced: Sequence[Priced],
+    layouts: Sequence[Layout],
+    choices: Sequence[str],
+    sizes: Sequence[int],
+    link_s: float,
+) -> tuple[Floats, Floats]:
+    """`batch.batch_estimates` of layouts whose stages lie in several pods; bytes over those that
+    the device of a stage has.
+    """
+    made = _sums(priced, layouts, choices, sizes, link_s)
+    (tables, *_), *_ = made.args
+    step_s, bytes_ = in_parts(tables, made)
+    return step_s, bytes_ / max((p.run for p in priced), key=lambda r: r.slack).capacity_bytes
+
+
+def joined_choices(
+    priced: Sequence[Priced],
+    layout: Layout,
+    choices: Sequence[str],
+    sizes: Sequence[int],
+    link_s: float,
+) -> tuple[str, ...]:
+    """`batch.stage_choices` of such a layout."""
+    made = _sums(priced, [layout], choices, sizes, link_s)
+    (tables, *_), *_ = made.args
+    return tuple(choices[choice] for choice in made(tables.rows).figures()[2])
+
+
+def _sums(
+    priced: Sequence[Priced],
+    layouts: Sequence[Layout],
+    choices: Sequence[str],
+    sizes: Sequence[int],
+    link_s: float,
+) -> partial[Joined]:
+    tables = [tables_of(one, layouts, choices) for one in priced]
+    first = dict(zip(tables[0].rows[:, 6].tolist(), layouts, strict=True))
+    crossing = [
+        _crossing(x.schedule, x.pp, x.vpp, pods_of_stages(x.pp, tuple(sizes)))
+        for _, x in sorted(first.items())
+    ]
+    return partial(Joined, tables, np.concatenate(crossing), sizes, link_s)
+
+
+@lru_cache(maxsize=1024)
+def pods_of_stages(pp: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The pod of every stage, where each pod has whole ones."""
+    return tuple(pod for pod, size in enumerate(sizes) for _ in range(size * pp // sum(sizes)))
+
+
+@lru_cache(maxsize=1024)
+def _crossing(order: str, pp: int, vpp: int, pods: tuple[int, ...]) -> Floats:
+    return np.array(arrivals(order, pp, chunks_of(order, vpp), pods))
+
+
+@lru_cache(maxsize=16384)
+def blocks_of(
+    order: str, pods: tuple[int, ...], vpp: int, shares: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Blocks of each model chunk where every pod has so many, as even as can be among its chunks:
+    one fewer at the two ends of the model first, as `step.stages.even_sizes`.
+    """
+    held = [pods[stage] for stage, _ in route(order, len(pods), chunks_of(order, vpp), 0)]
+    inner = [*range(1, len(held) - 1), len(held) - 1, 0]
+    found = [0] * len(held)
+    for pod, share in enumerate(shares):
+        mine = [chunk for chunk in inner if held[chunk] == pod]
+        base, more = divmod(share, len(mine))
+        for place, chunk in enumerate(mine):
+            found[chunk] = base + (place < more)
+    return tuple(found)
