@@ -1,6 +1,6 @@
-"""Long searches: processes, the store's overhead, its queries, and a space of ten million designs.
+"""Long searches: processes, the store's overhead, its queries, and spaces of a billion designs.
 
-    python benchmarks/long_search.py [speedup | overhead | store | large] ...
+    python benchmarks/long_search.py [speedup | overhead | store | large | billion] ...
 
 Without arguments all of them, in that order. Kernels are compiled first. On a shared machine wall
 times are noise: alternate runs are repeated and the least of each is taken; CPU time stands beside.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -183,10 +184,13 @@ def store(points: int) -> None:
                 print(f"  {question:<36}{wall:>9.1f} ms, CPU {cpu:>7.1f} ms")
 
 
-def large(limit_s: float, workers: int) -> None:
-    """Ten million designs: first answer, memory of the driver, how the gap falls."""
-    space = ROOT / "examples" / "spaces" / "ten-million.yaml"
-    job = SearchQuestion.of(space=str(space), baselines=False, time_limit=limit_s)
+BILLION = {"model": "bert-large", "devices": 16, "batch": 256, "tolerance": 0.005}
+
+
+def large(name: str, limit_s: float, workers: int, **asked: Any) -> None:
+    """Millions of designs: first answer, memory of the driver, how the gap falls."""
+    space = ROOT / "examples" / "spaces" / f"{name}.yaml"
+    job = SearchQuestion.of(space=str(space), baselines=False, time_limit=limit_s, **asked)
     with tempfile.TemporaryDirectory() as name:
         result = run_search(job, out=Path(name) / "run", workers=workers)
         with RunReader(Path(name) / "run") as reader:
@@ -212,14 +216,14 @@ def large(limit_s: float, workers: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help="speedup, overhead, store, large")
+    parser.add_argument("parts", nargs="*", help="speedup, overhead, store, large, billion")
     parser.add_argument("--model", action="append", help="for speedup and overhead; repeatable")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--points", type=int, default=2_000_000)
     parser.add_argument("--limit", type=float, default=300.0)
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    parts = given.parts or ["speedup", "overhead", "store", "large"]
+    parts = given.parts or ["speedup", "overhead", "store", "large", "billion"]
     if "speedup" in parts:
         speedup(given.model or list(MODELS), given.repeats)
     if "overhead" in parts:
@@ -227,7 +231,9 @@ def main() -> None:
     if "store" in parts:
         store(given.points)
     if "large" in parts:
-        large(given.limit, given.workers)
+        large("ten-million", given.limit, given.workers)
+    if "billion" in parts:
+        large("billion", given.limit, given.workers, **BILLION)
 
 
 if __name__ == "__main__":

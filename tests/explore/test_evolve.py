@@ -27,13 +27,14 @@ def test_finds_a_good_design_and_says_what_it_does_not_prove(tmp_path: Path) -> 
         assert front.proven_within is None
 
 
+@pytest.mark.slow
 def test_outside_memory_with_workers_and_resumed_it_finds_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from test_workers import After
 
     monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
-    monkeypatch.setattr(reserve, "PIECE_POINTS", 64)
+    monkeypatch.setattr(reserve, "PIECE_BOXES", 8)
     job = some_job(tmp_path, strategy="evolve", evaluations=60)
     whole = run_search(job, workers=0)
     assert answer(run_search(job, workers=2)) == answer(whole)

@@ -11,33 +11,53 @@ from some_job import SPACE, answer, some_job
 
 from atoll.errors import AtollError
 from atoll.explore.proof import reserve
-from atoll.explore.run import run_search
+from atoll.explore.proof.boxes import Grid
+from atoll.explore.proof.objective import Objective
+from atoll.explore.proof.reserve import Reserve, open_frontier
+from atoll.explore.proof.tasks import bound_chips
+from atoll.explore.proof.trial import Rule
+from atoll.explore.run import prepare_search, run_search
 from atoll.hardware import product
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space
+from atoll.hardware.space import Space, allowed_options
 from atoll.hardware.spacefile import read_space
 from atoll.questions import SearchQuestion
+from atoll.stopping import Stop
+
+PHYSICAL = """
+template: physical-7nm
+name: physical
+tensor_cores: {range: [3, 27], step: 8}
+vector_cores: [32, 8, 16]
+width: [96, 64, 128]
+depth: [64, 128]
+vector_width: [128, 512]
+glb: [24 MiB, 8 MiB, 32 MiB]
+clock: [700 MHz, 0.9 GHz, 1.05 GHz]
+hbm:
+  - {capacity: 32 GiB, bandwidth: 0.82 TB/s, area: 30 mm2, power: 76 W}
+  - {capacity: 64 GiB, bandwidth: 1.64 TB/s, area: 60 mm2, power: 152 W}
+constraints: {max_area: 560 mm2, max_power: 330 W}
+"""
 
 
 @pytest.fixture
 def outside_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every space is large, and comes in small pieces."""
     monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
-    monkeypatch.setattr(reserve, "PIECE_POINTS", 64)
+    monkeypatch.setattr(reserve, "PIECE_BOXES", 8)
 
 
 def both(job: SearchQuestion, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     whole = run_search(job)
     monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
-    monkeypatch.setattr(reserve, "PIECE_POINTS", 64)
+    monkeypatch.setattr(reserve, "PIECE_BOXES", 8)
     return whole, run_search(job)
 
 
-@pytest.mark.parametrize("groups", [4, 200, 1 << 17])
 def test_the_optimum_is_the_same_and_proven(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reserve, "MOST_GROUPS", groups)
     job = some_job(tmp_path, tolerance=1e-4)
     whole, part = both(job, monkeypatch)
     assert part.certificate.status == whole.certificate.status == "optimal"
@@ -50,10 +70,8 @@ def test_the_optimum_is_the_same_and_proven(
 def test_the_optimum_is_the_same_where_chips_lose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reserve, "MOST_GROUPS", 200)
     file = tmp_path / "physical.yaml"
-    lists = SPACE.replace("[1, 256]", "[1, 16]").replace("250 mm2", "700 mm2")
-    file.write_text(f"template: physical-7nm\nvector_width: [512]{lists}")
+    file.write_text(PHYSICAL)
     whole, part = both(some_job(tmp_path, space=str(file), tolerance=1e-4), monkeypatch)
     assert part.certificate.status == whole.certificate.status == "optimal"
     assert part.score == pytest.approx(whole.score, rel=2e-4)
@@ -77,7 +95,7 @@ def test_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
     job = some_job(tmp_path)
     whole = run_search(job, workers=0)
     assert answer(run_search(job, workers=2)) == answer(whole)
-    parts = [run_search(job, out=tmp_path / "run", stop=After(n)) for n in (60, 90)]
+    parts = [run_search(job, out=tmp_path / "run", stop=After(n)) for n in (300, 400)]
     for part in parts:
         bound = part.score / (1.0 - part.certificate.gap)
         assert part.score <= whole.score <= bound * (1 + 1e-12)
@@ -118,3 +136,65 @@ def test_designs_by_their_place_are_those_of_the_built_space(tmp_path: Path) -> 
         joined = np.concatenate([getattr(part, name) for part, _ in parts])
         assert np.array_equal(joined, getattr(built, name))
     assert np.array_equal(np.concatenate([p.hbm_allowed for p, _ in parts]), built.hbm_allowed)
+
+
+@pytest.fixture
+def physical(tmp_path: Path) -> ProductSpace:
+    file = tmp_path / "physical.yaml"
+    file.write_text(PHYSICAL)
+    return read_space(file)
+
+
+def opened(tmp_path: Path, space: ProductSpace) -> Reserve:
+    """The space as boxes, under some job."""
+    setting, variants = prepare_search(some_job(tmp_path))
+    rule = Rule.of(variants, Objective.single(512), 1e-3)
+    found = open_frontier(space, variants, setting, rule, Stop())[1]
+    assert found is not None
+    return found
+
+
+def test_a_cut_leaves_out_only_what_breaks_a_limit(physical: ProductSpace) -> None:
+    memories = [(hbm,) for hbm in physical.hbm_options]
+    grid = Grid(physical, memories)
+    sizes = [len(values) for values in physical.axes.lists()]
+    every = np.stack([axis.ravel() for axis in np.indices(sizes)], axis=1)
+    allowed = allowed_options(grid.designs(every), physical.limits)
+    whole = grid.whole(1)
+    for box in range(len(whole)):
+        inside = ((every >= whole.first[box]) & (every <= whole.last[box])).all(axis=1)
+        fits = allowed[:, whole.memory[box]]
+        assert fits.any() and not (fits & ~inside).any()
+        for axis, end in enumerate(whole.last[box]):  # as tight as ranges one by one can be
+            assert fits[every[:, axis] == end].any()
+            assert not fits[every[:, axis] > end].any()
+    halves = grid.halves(grid.halves(whole))
+    held = np.zeros_like(allowed)
+    for box in range(len(halves)):
+        inside = ((every >= halves.first[box]) & (every <= halves.last[box])).all(axis=1)
+        assert not held[inside, halves.memory[box]].any()  # nothing twice
+        held[inside, halves.memory[box]] = True
+    assert not (allowed & ~held).any()
+
+
+def test_no_chip_of_a_box_beats_the_boxs_bound(tmp_path: Path, physical: ProductSpace) -> None:
+    """Each box on the way from the whole space to single chips, against every chip in it."""
+    reserve = opened(tmp_path, physical)
+    built = reserve.chips_at(np.arange(len(physical)))
+    assert built is not None
+    chips, ids, _ = built
+    rows = np.zeros((len(chips), len(reserve.context.variants.variants)))
+    none = np.full(len(chips), -1.0), np.full(len(chips), np.inf)
+    rows = bound_chips(reserve.context, chips, rows, rows == 0.0, *none).rows
+    place = {int(number): row for number, row in zip(ids, rows, strict=True)}
+    grid, boxes, looked = reserve.grid, reserve.whole, 0
+    while len(boxes):
+        for box in range(len(boxes)):
+            own = boxes.some(np.array([box]))
+            inside = grid.points(own) * len(physical.hbm_options) + own.memory
+            for number in inside.tolist():
+                if number in place:
+                    looked += 1
+                    assert (own.lower_s[0] <= place[number] * (1 + 1e-9)).all()
+        boxes = reserve.halved(boxes.some(~grid.whole_buffers(boxes)), -1.0)
+    assert looked > 5 * len(chips)

@@ -90,13 +90,12 @@ def test_the_best_per_price_is_the_best_of_all_chips_alone(
 
 
 @pytest.mark.parametrize("per", PRICES)
-def test_groups_of_a_space_outside_memory_prove_the_same(
+def test_boxes_of_a_space_outside_memory_prove_the_same(
     per: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = search(tmp_path, per=per)
     monkeypatch.setattr(product, "RESIDENT_POINTS", 2)
-    monkeypatch.setattr(reserve, "PIECE_POINTS", 4)
-    monkeypatch.setattr(reserve, "MOST_GROUPS", 4)
+    monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
     part = search(tmp_path, per=per)
     assert part.certificate.proven
     assert part.score == pytest.approx(whole.score, rel=2e-3)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import atoll
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
+from atoll.explore.pricing import planned
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
@@ -43,10 +44,12 @@ class Node:
     times: Times
 
 
-def node(model: str, recompute: str = "none", **spread: tuple[int, ...]) -> Node:
+def node(
+    model: str, recompute: str = "none", hsdp: tuple[int, ...] = (), **spread: tuple[int, ...]
+) -> Node:
     setting = Setting(
         load_network(NETWORK), DEFAULT, load_states("mixed"), DEVICES, recompute, ZERO_STAGES,
-        ORDERS,
+        ORDERS, hsdp,
     )  # fmt: skip
     variants = make_variants(
         [make_workload(model, BATCH, SEQUENCE)], [1], [2], DEVICES, recompute, DEFAULT,
@@ -79,23 +82,25 @@ def steps(one: Node, times: Times, memory_bytes: float = 1e15) -> np.ndarray:
     ids=["dense", "context", "experts", "folded", "encoder and decoder"],
 )
 def test_every_layout_of_a_search_is_the_planners(model: str, spread) -> None:
-    one = node(model, **spread)
+    one = node(model, hsdp=(1, 2), **spread)
     run = make_run(
         model, CHIP, DEVICES, batch=BATCH, sequence=SEQUENCE, network=NETWORK, optimizer="mixed"
     )
     planner, time_s = Estimator(run), steps(one, one.times)
     assert {x.schedule for x in one.others.layouts} == set(ORDERS)
     assert {x.zero for x in one.others.layouts} == set(ZERO_STAGES)
+    assert {x.hsdp for x in one.others.layouts} == {1, 2}
+    assert any(x.blocks for x in one.others.layouts) == ("mixtral" not in model)
     for layout, step_s in zip(one.others.layouts, time_s, strict=True):
-        planned = planner._estimate(layout, ("none",) * layout.pp)
-        assert planned.step.time_s == pytest.approx(step_s, rel=REL), layout
+        found = planner._estimate(layout, ("none",) * layout.pp)
+        assert found.step.time_s == pytest.approx(step_s, rel=REL), layout
         division = Division(
             step_s, layout.pp, layout.dp, (), layout=layout, choices=(0,) * layout.pp
         )
         described = one.others.describe(one.problem, one.times, division)
         assert described.step_time_s == pytest.approx(step_s, rel=REL)
         assert sum(described.time_parts_s.values()) == pytest.approx(step_s, rel=REL)
-        for stage, memory in zip(described.stages, planned.memory, strict=True):
+        for stage, memory in zip(described.stages, found.memory, strict=True):
             assert stage.total_memory_bytes == pytest.approx(memory.allocated, rel=REL)
 
 
@@ -120,6 +125,25 @@ def test_the_fastest_is_the_best_of_all_that_fit(recomputing: Node, memory_bytes
     assert described.recompute_share == pytest.approx(found.recompute_share, abs=1e-12)
     for stage in described.stages:
         assert stage.total_memory_bytes <= memory_bytes * (1 + REL)
+
+
+def test_replicas_that_bring_nothing_are_left_out(
+    recomputing: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planned, "_sooner", lambda tables, layouts: list(range(len(layouts))))
+    every = node("bert-large", "optimal", hsdp=(1, 2, 4, 8))
+    monkeypatch.undo()
+    asked = node("bert-large", "optimal", hsdp=(1, 2, 4, 8))
+    assert len(recomputing.others.layouts) < len(asked.others.layouts) < len(every.others.layouts)
+    for memory_bytes in np.geomspace(1e9, 1e11, 9):
+        all_s, some_s = (steps(x, x.times, memory_bytes) for x in (every, asked))
+        assert some_s.min() == all_s.min()
+        by_shape = {}
+        for layout, step_s in zip(asked.others.layouts, some_s, strict=True):
+            shape = replace(layout, hsdp=1)
+            by_shape[shape] = min(step_s, by_shape.get(shape, np.inf))
+        for layout, step_s in zip(every.others.layouts, all_s, strict=True):
+            assert by_shape[replace(layout, hsdp=1)] <= step_s
 
 
 @given(st.lists(st.floats(1.0, 3.0), min_size=12, max_size=12), st.floats(0.0, 1.0))

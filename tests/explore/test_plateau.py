@@ -152,6 +152,7 @@ def test_progress_moves_while_the_front_is_proven(tmp_path: Path) -> None:
     assert len(set(left)) > 5 and left[-1] < left[0] and min(left) >= 1
 
 
+@pytest.mark.slow
 def test_no_baseline_in_the_space_beats_the_answer_without_a_word(tmp_path: Path) -> None:
     """With a wide tolerance the search ends early: drawn chips are often better."""
     for tolerance in (0.02, 0.3):

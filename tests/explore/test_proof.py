@@ -33,6 +33,7 @@ from oracles.division import step_time_of
 BATCH = 16
 TOLERANCE = 1e-3
 DRAWN = range(20)
+FEW_AND_MORE = [*DRAWN[:8], *(pytest.param(seed, marks=pytest.mark.slow) for seed in DRAWN[8:])]
 
 
 def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> float:
@@ -73,13 +74,15 @@ def assert_optimal(space: Space, profile: Profile, devices: int, **model: int) -
     assert outcome.bound >= truth * (1 - 1e-9), "the bound is below the optimum"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+)
 def test_finds_the_optimum_of_random_small_spaces(seed: int) -> None:
     assert_optimal(random_space(seed, 150), DEFAULT, devices=3 + seed % 3, layers=2)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_finds_the_optimum_under_the_seeds_assumptions(seed: int) -> None:
+def test_finds_the_optimum_under_phazes_assumptions(seed: int) -> None:
     assert_optimal(random_space(seed, 100), PHAZE, devices=6, layers=2)
 
 
@@ -125,7 +128,7 @@ def searched(job: DrawnJob, chips: np.ndarray | None = None) -> Outcome:
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["divisions", "all axes"])
-@pytest.mark.parametrize("seed", DRAWN)
+@pytest.mark.parametrize("seed", FEW_AND_MORE)
 def test_every_bound_is_below_what_it_bounds_and_the_optimum_is_found(
     seed: int, wide: bool
 ) -> None:
@@ -140,7 +143,7 @@ def test_every_bound_is_below_what_it_bounds_and_the_optimum_is_found(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_bound_is_below_what_it_bounds_under_the_seeds_assumptions(seed: int) -> None:
+def test_every_bound_is_below_what_it_bounds_under_phazes_assumptions(seed: int) -> None:
     early, lower, upper = steps_s(drawn_job(seed, 25, PHAZE))
     assert (early <= lower * (1.0 + ROUNDING)).all()
     assert (lower <= upper * (1.0 + ROUNDING)).all()

@@ -144,7 +144,10 @@ def drawn_job(
     rng = np.random.default_rng(seed)
     layers, heads = int(rng.integers(2, 4)), 4
     hidden = int(rng.choice([64, 128, 256]))
-    config = config_from_hf(_fields(FAMILIES[seed % 5], layers, hidden, heads), "drawn")
+    fields = _fields(FAMILIES[seed % 5], layers, hidden, heads)
+    if wide and seed % 3 == 0:  # the head is worth several blocks
+        fields["vocab_size"] = 16 * hidden * layers
+    config = config_from_hf(fields, "drawn")
     sequence = config.sequence if FAMILIES[seed % 5] == "vit" else int(rng.choice([64, 128, 256]))
     devices = int(rng.choice([4, 6, 8, 12]))
     batch = int(rng.choice([4, 8, 32]))
@@ -162,7 +165,7 @@ def drawn_job(
     network = Network("drawn", levels)
     setting = Setting(network, profile, load_states(profile.optimizer), devices, "optimal")
     if wide:
-        setting = replace(setting, zero=ZERO_STAGES, orders=ORDERS)
+        setting = replace(setting, zero=ZERO_STAGES, orders=ORDERS, hsdp=())
     memory = (int(10 ** rng.uniform(6.5, 8.0)) if rng.random() < 0.4 else 16 * GIB,)
     speeds = tuple(10 ** rng.uniform(10.0, 12.0, int(rng.integers(1, 3))))
     space = random_space(seed, chips, memory, speeds, template)

@@ -33,6 +33,7 @@ from atoll.stopping import Stop, StoppedError, go_on
 
 NAMES = ("tpuv4-expert", "tpuv4-placed", "spotlight", "random")
 RANDOM_CHIPS = 64
+_FINE = 1e-4  # tolerance, of one chip compared with its neighbours
 _SAME = 1e-9  # relative: two numbers that are the same to rounding
 
 # (pipeline, tensor) of PHAZE's expert baselines on 1024 devices (ICML 2024 release).
@@ -58,6 +59,15 @@ def space_of(chip: Accelerator, options: tuple[Hbm, ...]) -> Space:
         hbm_allowed=np.ones((1, len(options)), np.bool_),
         template=template_of(chip),
     )
+
+
+def score_of(
+    chip: Accelerator, setting: Setting, variants: Variants, objective: Objective
+) -> float | None:
+    """One chip with its own HBM, placed as well as can be."""
+    space = space_of(chip, (chip.hbm,))
+    outcome = exact_search(Search(space, variants, setting, objective, _FINE))
+    return None if outcome.best is None else outcome.score
 
 
 def reference_space(like: Space | ProductSpace) -> Space:

@@ -15,6 +15,7 @@ from atoll.answers.search import Alone, Beside, FrontAnswer
 from atoll.driver import Desk, Means, Progress, drive
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor
+from atoll.explore.ahead import ahead_of, run_of
 from atoll.explore.alone import alone
 from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
@@ -128,7 +129,16 @@ class ChipProblem:
             journal = StoredJournal(desk.store, self.variants, self.space)
         known = self.job, self.space, self.scope, self.setting, self.variants
         result = _Road(*known, desk.executor, desk.stop, desk.began).result(desk.listener, journal)
-        return _planned_beside(result, self.runs, desk.stop)
+        result = _planned_beside(result, self.runs, desk.stop)
+        if self.job.from_ is None:
+            return result
+        followed = run_of(self.job.from_)
+        try:
+            return replace(
+                result, ahead=ahead_of(result, followed, self.setting, self.variants, desk.stop)
+            )
+        except StoppedError:
+            return replace(result, left_out={**result.left_out, "shadow prices": desk.stop.reason})
 
     def files(self, answer: SearchResult) -> dict[str, str]:
         return result_files(answer)
@@ -348,6 +358,7 @@ def prepare_search(
         recompute=job.recompute,
         zero=(0,) if plain else job.zero or ZERO_STAGES,
         orders=ONE if plain else job.order or SEARCHED,
+        hsdp=(1,) if plain else job.hsdp,
         vpp=job.vpp,
     )
     workloads = [
@@ -444,6 +455,7 @@ def _certificate(
         gone = np.unique(np.concatenate([scheduled, *search.reserve.scheduled]))
         scheduled = np.setdiff1d(gone, designs[(stage == 2) | ~closed])
         elsewhere = search.reserve.open_points(search.threshold())
+        elsewhere = min(elsewhere, architectures - evaluated - len(scheduled))
     left = int((~closed & (stage < 2)).sum()) + elsewhere
     return Certificate(
         score=score,

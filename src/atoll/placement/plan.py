@@ -74,6 +74,8 @@ class Placement:
     """Tensor width of the experts, where it is not that of the rest."""
     vpp: int = 1
     """Chunks that each stage holds where they are interleaved."""
+    hsdp: int = 1
+    """Replicas of the group that ZeRO divides over."""
 
     @property
     def devices(self) -> int:
@@ -89,6 +91,7 @@ class Placement:
             words.append(f"experts{own} over {self.ep}")
         if self.schedule != "1f1b":
             words.append(f"{self.schedule} x{self.vpp}" if self.vpp > 1 else self.schedule)
+        words += [f"{self.hsdp} replicas of shards"] if self.hsdp > 1 else []
         return ", ".join(words)
 
     @property

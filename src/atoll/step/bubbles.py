@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.step.orders import LATE, SPLIT, arrivals, chunks_of, copies_of, groups
+from atoll.step.orders import LATE, SPLIT, chunks_of, copies_of, groups
 from atoll.step.replay import PassTime
 
 N = TypeVar("N", float, NDArray[np.float64])
@@ -43,28 +43,23 @@ def step_with_transfers_s(
     stages: Sequence[PassTime],
     microbatches: int,
     vpp: int,
-    transfer_s: Sequence[float],
+    arriving_s: Sequence[tuple[float, float]],
     shown: float = 1.0,
 ) -> float:
     """The same where a stage's pass begins with the transfer of what it needs from another stage:
-    so many seconds into each stage. Of a transfer the part `shown` is waited for, but of the first
-    microbatch's, which have nothing to hide behind, all.
+    so many seconds of activations and of gradients into each stage. Of a transfer the part `shown`
+    is waited for, but of the first microbatch's, which have nothing to hide behind, all.
     """
-    came = arrivals(order, len(stages), chunks_of(order, vpp))
     longer = [
         PassTime(
-            stage.forward_s + shown * activations * wire_s,
-            stage.backward_s + shown * gradients * wire_s,
+            stage.forward_s + shown * activations_s,
+            stage.backward_s + shown * gradients_s,
             stage.weight_s,
         )
-        for stage, (activations, gradients), wire_s in zip(stages, came, transfer_s, strict=True)
+        for stage, (activations_s, gradients_s) in zip(stages, arriving_s, strict=True)
     ]
     slowest = max(range(len(stages)), key=lambda i: longer[i].total_s)
-    first_s = sum(
-        sum(n) * wire_s
-        for i, (n, wire_s) in enumerate(zip(came, transfer_s, strict=True))
-        if i != slowest
-    )
+    first_s = sum(sum(both_s) for i, both_s in enumerate(arriving_s) if i != slowest)
     return step_s(order, longer, microbatches, vpp) + (1.0 - shown) * first_s
 
 

@@ -10,6 +10,9 @@ and data ranks: expert tensor fastest, then expert, then the ranks that share an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
+from math import isqrt
 from typing import Literal, get_args
 
 from atoll.errors import AtollError, check_count
@@ -25,6 +28,9 @@ HOSTED = ("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_
 SOME = "full@"
 """Before a number: so many blocks of each stage from their inputs, the others not at all
 (Megatron's --recompute-method block)."""
+HOST = "host"
+"""All is kept, of the fewest blocks of a stage that let it fit in the host's memory; with a number
+("host@20") of so many (Megatron-Core's cpu_offloading_num_layers)."""
 ZERO_STAGES = (0, 1, 2, 3)
 
 
@@ -53,7 +59,8 @@ class Layout:
     recompute: str = "none"
     """none; selective (attention's core); alternate (all but every second product's output);
     full (each layer from its input; "full@21": of so many blocks of a stage); optimal (the cheapest
-    set of operators that fits); or modules (`MODULES`, `HOSTED`), "mla_up_proj+core_attn@host"."""
+    set of operators that fits); host ("host@20"); or modules (`MODULES`, `HOSTED`),
+    "mla_up_proj+core_attn@host"."""
     schedule: str = "1f1b"
     blocks: tuple[int, ...] = ()
     """Blocks of every model chunk, in the model's order; none: as even as can be."""
@@ -118,6 +125,9 @@ class Layout:
         parts += ["sp"] if self.sp and self.tp > 1 else []
         parts += [f"recompute-{self.recompute}"]
         parts += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
+        runs = ((size, len(tuple(alike))) for size, alike in groupby(self.blocks))
+        words = (str(size) if n == 1 else f"{size}x{n}" for size, n in runs)
+        parts += [f"blocks-{'+'.join(words)}"] if self.blocks else []
         return " ".join(parts)
 
 
@@ -206,11 +216,12 @@ def check_layout(
 def check_recompute(name: str) -> None:
     """Refuse what is neither a policy nor modules of a block."""
     known = {*MODULES, *(f"{module}@host" for module in HOSTED)}
-    some = name.startswith(SOME) and name.removeprefix(SOME).isdigit()
+    policy, _, number = name.partition("@")
+    some = name == HOST or (policy in ("full", HOST) and number.isdigit())
     if name not in RECOMPUTE and not some and not set(name.split("+")) <= known:
         raise AtollError(
-            f"recompute is {name!r}, but must be one of {', '.join(RECOMPUTE)}, full@N for N "
-            f"blocks of a stage, or modules joined by +: {', '.join(MODULES)}"
+            f"recompute is {name!r}, but must be one of {', '.join(RECOMPUTE)}, full@N or host@N "
+            f"for N blocks of a stage, or modules joined by +: {', '.join(MODULES)}"
         )
 
 
@@ -286,3 +297,9 @@ def _named(field: str, value: str, allowed: tuple[str, ...]) -> None:
 def _divisors(n: int) -> str:
     found = [d for d in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64) if n % d == 0]
     return ", ".join(str(d) for d in found)
+
+
+@lru_cache(maxsize=4096)
+def divisors(n: int) -> tuple[int, ...]:
+    small = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return tuple(sorted({*small, *(n // d for d in small)}))

@@ -64,7 +64,7 @@ class WholeRun:
     device_hours: float
     dollars: float | None
     energy_J: float | None
-    """Of the devices at their power limit; none where that is not known."""
+    """Of the devices; none where their rating is not known."""
     mtbf_s: float
     """Of the job."""
     interruptions: float
@@ -80,9 +80,7 @@ class WholeRun:
         """What it takes, and what failures do."""
         cost = "" if self.dollars is None else f", {self.dollars:,.0f} dollars"
         energy = (
-            ""
-            if self.energy_J is None
-            else f", {_few(self.energy_J / 3.6e9)} MWh with devices at their power limit"
+            "" if self.energy_J is None else f", {_few(self.energy_J / 3.6e9)} MWh of the devices"
         )
         return (
             f"{format_count(self.tokens)} tokens take {self.steps:,} steps and {_few(self.days)} "
@@ -140,8 +138,8 @@ def whole_run(
 ) -> WholeRun:
     """A run of equal steps.
 
-    `ends`: of the interval of a step's seconds. `state_bytes`: of a checkpoint. `power_W`: of one
-    device.
+    `ends`: of the interval of a step's seconds. `state_bytes`: of a checkpoint. `power_W`: mean of
+    one device over a step.
     """
     steps = max(1, ceil(asked.tokens / step_tokens))
     mtbf_s = asked.mtbf_s / devices

@@ -60,12 +60,17 @@ def route(order: str, stages: int, chunks: int, microbatch: int) -> list[tuple[i
     return [(s, c) for c in range(chunks) for s in range(stages)]
 
 
-def arrivals(order: str, stages: int, chunks: int) -> tuple[tuple[float, float], ...]:
-    """For every stage, activations and gradients that a microbatch brings it from other stages."""
+def arrivals(
+    order: str, stages: int, chunks: int, pods: tuple[int, ...] = ()
+) -> tuple[tuple[float, float], ...]:
+    """For every stage, activations and gradients that a microbatch brings it from other stages;
+    where the pods of the stages are given, of those in other pods.
+    """
     found = [[0.0, 0.0] for _ in range(stages)]
+    where = pods or range(stages)
     for microbatch in range(2):  # in dualpipe every second one comes from the other end
         for (one, _), (two, _) in pairwise(route(order, stages, chunks, microbatch)):
-            if one != two:
+            if where[one] != where[two]:
                 found[two][0] += 0.5
                 found[one][1] += 0.5
     return tuple((activations, gradients) for activations, gradients in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol, TypeVar
 
 from atoll.step.orders import chunks_of, route
@@ -31,6 +32,39 @@ def even_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
     for index in order[:more]:
         sizes[index] += 1
     return tuple(sizes)
+
+
+@lru_cache(maxsize=4096)
+def balanced_sizes(blocks: int, order: str, pp: int, vpp: int, behind: float) -> tuple[int, ...]:
+    """Sizes whose slowest stage takes least, where what stands behind the blocks takes as long as
+    so many of them and no chunk is without a block; the even ones where none are better.
+    """
+    ways = [route(order, pp, chunks_of(order, vpp), microbatch) for microbatch in range(2)]
+    chunks = range(len(ways[0]))
+    even = even_sizes(blocks, len(chunks))
+    if blocks < len(chunks):
+        return even
+    places = [[way[chunk][0] for way in ways] for chunk in chunks]
+
+    def loads(sizes: Sequence[int]) -> list[float]:
+        found = [0.0] * pp
+        for stages, size in zip(places, sizes, strict=True):
+            for stage in stages:
+                found[stage] += size
+        for stage in places[-1]:
+            found[stage] += behind
+        return found
+
+    # One block after another to the stage that is done first; of such, to the last one, which
+    # holds the fewest microbatches.
+    sizes = [1] * len(chunks)
+    busy = loads(sizes)
+    for _ in range(blocks - len(chunks)):
+        chunk = min(chunks, key=lambda i: (max(busy[s] for s in places[i]), sizes[i], -i))
+        sizes[chunk] += 1
+        for stage in places[chunk]:
+            busy[stage] += 1
+    return tuple(sizes) if max(busy) < max(loads(even)) else even
 
 
 def stage_shares(

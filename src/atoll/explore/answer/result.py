@@ -12,6 +12,7 @@ from atoll.answers.answer import Pictured, made_of
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, Record, SearchedModel, SizedChip, SlowerChip
 from atoll.answers.search import (
+    Ahead,
     Alone,
     Beside,
     DesignAnswer,
@@ -187,6 +188,8 @@ class SearchResult(Pictured[SearchAnswer]):
     """Where several models share the chip, each one's own best."""
     price_per_device: float | None = None
     """What a device of the answer takes, where the score is throughput over it."""
+    ahead: Ahead | None = None
+    """The answer against the run that it follows, where one was named."""
     robustness: Robustness | None = None
     """The answer under draws of the physical constants, where asked for."""
 

@@ -25,6 +25,7 @@ def roofline(
     start,
     stop,
     passes,
+    wanted,
     macs,
     vector_ops,
     bytes_,
@@ -41,7 +42,7 @@ def roofline(
     one_port,
     bound,
 ):
-    """Lower bound on every pass on chips start..stop-1 from peak rates alone: fills `bound`.
+    """Lower bound on every wanted pass on chips start..stop-1 from peak rates alone: fills `bound`.
 
     An operator takes no less than its products at the rate that the chip reaches and in full rounds
     (`fill_s` for each of their outputs), its vector work at all lanes, its bytes at HBM's
@@ -52,6 +53,8 @@ def roofline(
     finish = np.zeros(256)
     for chip in range(start, stop):
         for p in range(count):
+            if not wanted[p]:
+                continue
             first = passes.ptr[p]
             longest = 0.0
             tensor_s = 0.0

@@ -48,13 +48,23 @@ def chip_rates(chips: Chips) -> FloatArray:
 
 
 def layer_rooflines(
-    rates: FloatArray, variants: Variants, setting: Setting, work: OperatorWork
+    rates: FloatArray,
+    variants: Variants,
+    setting: Setting,
+    work: OperatorWork,
+    chosen: IntArray | None = None,
 ) -> FloatArray:
-    """Forward and backward of every layer at these rates, from below: (rates, layers, 2)."""
+    """Forward and backward of every layer at these rates, from below: (rates, layers, 2); nothing
+    of variants that are not chosen, if some are.
+    """
     bounds = np.zeros((len(rates), 2 * len(variants.passes.layers)))
+    wanted = np.full(bounds.shape[1], chosen is None)
+    for v in () if chosen is None else chosen:
+        wanted[2 * variants.layer_ranges[v] : 2 * variants.layer_ranges[v + 1]] = True
     columns = (np.ascontiguousarray(column) for column in rates.T)
     arguments = (
         variants.passes.arrays,
+        wanted,
         work.macs,
         work.vector_ops,
         work.bytes,
@@ -100,17 +110,20 @@ class LayoutBounds:
             np.array([v.facts.block_kind for v in variants], np.int64),
         )
 
+    def some_variants_s(self, pass_s: FloatArray, row: IntArray, variant: IntArray) -> FloatArray:
+        """The same for pairs of a row of `pass_s` (rows, all layers, 2) and a variant."""
+        ranges = self.variants.layer_ranges
+        own = np.zeros((len(row), int(np.diff(ranges).max()), 2))
+        for v in np.unique(variant):
+            nodes = np.flatnonzero(variant == v)
+            own[nodes, : ranges[v + 1] - ranges[v]] = pass_s[row[nodes], ranges[v] : ranges[v + 1]]
+        return self.step_s(own, variant)
+
     def all_variants_s(self, pass_s: FloatArray) -> FloatArray:
         """The same for every variant at once: (rows, all layers, 2) to (rows, variants)."""
-        ranges = self.variants.layer_ranges
         count = len(self.variants.variants)
-        most = int(np.diff(ranges).max())
-        rows = np.zeros((len(pass_s), count, most, 2))
-        for v in range(count):
-            own = pass_s[:, ranges[v] : ranges[v + 1]]
-            rows[:, v, : own.shape[1]] = own
-        nodes = np.tile(np.arange(count), len(pass_s))
-        return self.step_s(rows.reshape(-1, most, 2), nodes).reshape(len(pass_s), count)
+        row, variant = np.divmod(np.arange(len(pass_s) * count), count)
+        return self.some_variants_s(pass_s, row, variant).reshape(len(pass_s), count)
 
 
 def roofline_bounds(

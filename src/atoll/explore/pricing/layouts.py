@@ -40,12 +40,15 @@ class Setting:
     recompute: str
     zero: tuple[int, ...] = (0,)
     orders: tuple[str, ...] = ("1f1b",)
+    hsdp: tuple[int, ...] = (1,)
+    """Replicas of what ZeRO divides; none: any."""
     vpp: tuple[int, ...] = ()
     """Chunks of interleaved stages; none: those of equal size."""
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
         zero = tuple(stage for stage in self.zero if stage in ZERO)
         divides = variant.plain and "1f1b" in self.orders and bool(zero)
+        divides &= not self.hsdp or 1 in self.hsdp
         return PlacementProblem(
             self.network, self.states, variant.facts, self.devices, variant.tensor,
             variant.microbatches, memory_bytes, hbm_Bps, self.recompute, zero,

@@ -1,5 +1,6 @@
 """Layouts of a searched chip beside divisions of one-forward-one-backward pipelines: interleaved
-and zero-bubble orders, ZeRO 2 and 3, context and expert parallelism, with even stages.
+and zero-bubble orders, ZeRO 2 and 3, replicas of what ZeRO divides, context and expert parallelism,
+with even or balanced stages.
 
 They are priced by the planner's own estimate (`training.batch`), so that a chip takes the same step
 in a search and in a plan. Of its tables only the times of layers differ from chip to chip; the
@@ -8,16 +9,16 @@ recomputation choices are those of one set for all chips.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
-from atoll.fabric.network import Network
+from atoll.explore.pricing.listed import Allowed, listed
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.device import Chip
 from atoll.placement.chain import Division, Floors, PlacementProblem, Times
@@ -26,7 +27,6 @@ from atoll.placement.recompute import KeepChoice, hull_choices, rerun_table
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
-from atoll.step.states import States as OptimizerStates
 from atoll.training.batch import tables_of
 from atoll.training.batch_sums import (
     COPIES,
@@ -63,25 +63,6 @@ BALANCE = 200.0
 choices are tried: about those of an A100 or an H100."""
 AT_ONCE = 32  # layouts: few, as the first ones often rule the others out
 _NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
-
-
-class Allowed(Protocol):
-    """What of a search's setting decides its layouts."""
-
-    @property
-    def network(self) -> Network: ...
-    @property
-    def states(self) -> OptimizerStates: ...
-    @property
-    def devices(self) -> int: ...
-    @property
-    def recompute(self) -> str: ...
-    @property
-    def zero(self) -> tuple[int, ...]: ...
-    @property
-    def orders(self) -> tuple[str, ...]: ...
-    @property
-    def vpp(self) -> tuple[int, ...]: ...
 
 
 class _Free:
@@ -262,6 +243,7 @@ class PlannedLayouts:
             ep=layout.ep,
             etp=None if layout.etp == layout.tp else layout.etp,
             vpp=layout.vpp,
+            hsdp=layout.hsdp,
         )
 
     def _timed_costs(self, times: Times) -> tuple[LayerCost, ...]:
@@ -348,7 +330,8 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
     free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
     blocks = sum(cost.repeat for cost in free if cost.is_block)
     both = not (free[0].is_block or free[-1].is_block)
-    layouts = tuple(_layouts(allowed, variant, blocks, 2 if both else 0))
+    behind = _behind(variant.model, free)
+    layouts = tuple(listed(allowed, variant, blocks, 2 if both else 0, behind))
     if not layouts:
         return None
     block = variant.model.layers[kind][0]
@@ -357,7 +340,9 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         choices = choices[:1] if allowed.recompute == "full" else choices[-1:]
     costs = tuple(_with(cost, block if i == kind else None, choices) for i, cost in enumerate(free))
     names = [_name(choice) for choice in range(len(choices))]
-    tables = tables_of(_Known(run, variant.model, costs), layouts, names)
+    every = tables_of(_Known(run, variant.model, costs), layouts, names)
+    kept = _sooner(every, layouts)
+    tables, layouts = every._replace(rows=every.rows[kept]), tuple(layouts[i] for i in kept)
     _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
     repeats = np.array([cost.repeat for cost in costs], np.int64)
     sums = Sums(tables, tables.rows)
@@ -378,6 +363,39 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         first=sums.starts,
         needed=sums.most(held.bytes.min(axis=1)),
     )
+
+
+def _behind(model: Model, costs: Sequence[LayerCost]) -> float:
+    """Products of what stands behind all blocks, over those of a block."""
+    work = [sum(op.flops for op in layer.forward) for layer, _ in model.layers]
+    blocks = [i for i, cost in enumerate(costs) if cost.is_block]
+    whole = sum(work[i] * costs[i].repeat for i in blocks)
+    each = whole / sum(costs[i].repeat for i in blocks)
+    return sum(work[blocks[-1] + 1 :]) / each if each else 0.0
+
+
+def _sooner(tables: Tables, layouts: Sequence[Layout]) -> list[int]:
+    """Layouts without those whose replicas of what ZeRO divides bring nothing: more of them hold
+    and update more, so that some of their collectives must take less than with fewer.
+    """
+    rows, kinds = tables.rows, tables.kinds
+    sums = Sums(tables, rows)
+    states = sums.states()
+    whole = np.flatnonzero(rows[:, ZERO] == 3)  # layer by layer
+    layers_s = np.zeros((len(rows), 2, len(kinds)))
+    for kind, (dense, expert) in enumerate(kinds[:, :2]):
+        sizes = np.full(len(whole), dense), np.full(len(whole), expert)
+        layers_s[whole, :, kind] = np.transpose(sums.shared_s(rows[whole, GROUP], *sizes))
+    all_s = np.column_stack([states.last_s, states.before_s, layers_s.reshape(len(rows), -1)])
+    kept: list[int] = []
+    first, last = 0, None  # of those kept that differ from the next in their replicas alone
+    for i, x in enumerate(layouts):
+        group = x.pp, x.vpp, x.schedule, x.zero, x.blocks
+        if group != last:
+            first, last = len(kept), group
+        if first == len(kept) or not (all_s[kept[first:]] <= all_s[i]).all(axis=1).any():
+            kept.append(i)
+    return kept
 
 
 def _with(cost: LayerCost, block: Layer | None, choices: Sequence[KeepChoice]) -> LayerCost:
@@ -410,52 +428,6 @@ def _run(allowed: Allowed, variant: Variant) -> Run:
         states=allowed.states,
         stored=stored,
     )
-
-
-def _layouts(allowed: Allowed, variant: Variant, blocks: int, ends: int) -> Iterator[Layout]:
-    """Even layouts of degrees that divide the devices and the batch, with as many replicas as there
-    is room for. Of a plain variant those that are divisions of a one-forward-one-backward pipeline
-    are placed exactly elsewhere.
-    """
-    batch, folded = variant.microbatches, variant.ep * variant.etp
-    divided = variant.plain and "1f1b" in allowed.orders
-    for pp in range(1, blocks + 1):
-        most, rest = divmod(allowed.devices, variant.width * pp)
-        degrees = [
-            d
-            for d in range(1, most + 1)
-            if most % d == 0 and batch % d == 0 and d * variant.width % folded == 0
-        ]
-        if rest or not degrees:
-            continue
-        dp = degrees[-1]
-        for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
-            for zero in allowed.zero:
-                elsewhere = divided and order == "1f1b" and zero <= 1
-                if not elsewhere and not (zero == 2 and pp > 1):
-                    yield replace(variant.layout, dp=dp, pp=pp, zero=zero, vpp=vpp, schedule=order)
-
-
-def _orders(
-    allowed: Allowed, pp: int, blocks: int, ends: int, rounds: int
-) -> Iterator[tuple[str, int]]:
-    """Orders of so many stages and microbatches, with the chunks that a stage holds of each. What
-    stands before and behind the blocks (`ends`) may have a chunk to itself.
-    """
-    if pp == 1:
-        yield "1f1b", 1
-        return
-    for order in allowed.orders:
-        if order == "interleaved":
-            for vpp in allowed.vpp or range(2, (blocks + ends) // pp + 1):
-                even = blocks % (pp * vpp) == 0 or (blocks + ends) % (pp * vpp) == 0
-                if vpp > 1 and (even or (allowed.vpp and pp * vpp <= blocks + ends)):
-                    yield order, vpp
-        elif order == "zb-v":
-            if 2 * pp <= blocks + ends:
-                yield order, 1
-        elif order != "dualpipe" or (pp % 2 == 0 and rounds % 2 == 0):
-            yield order, 1
 
 
 def _balanced_s(layer: Layer) -> FloatArray:

@@ -28,7 +28,6 @@ from atoll.executors import Call, Crew, InProcess
 from atoll.explore.pricing.energy import (
     energy_of_chip,
     energy_of_work,
-    operator_repeats,
     variant_work,
 )
 from atoll.explore.pricing.layouts import Setting
@@ -42,7 +41,6 @@ from atoll.explore.proof.reserve import open_frontier
 from atoll.explore.proof.tasks import (
     ChipNodes,
     ChipTask,
-    Context,
     Schedules,
     bound_chips,
     place_node,
@@ -124,11 +122,8 @@ class Search:
         self.rule = Rule.of(variants, objective, tolerance)
         self.memories = self.rule.memories(space, setting)
         self.by_model = self.rule.by_model
-        self.frontier, self.reserve, layouts, self.work = open_frontier(
+        self.frontier, self.reserve, self.context = open_frontier(
             space, variants, setting, self.rule, self.stop
-        )
-        self.context = Context(
-            variants, setting, self.rule, self.work, layouts, operator_repeats(variants), self.stop
         )
         self.crew = crew or Crew(InProcess())
         self.crew.stop = self.stop
@@ -161,7 +156,7 @@ class Search:
 
     def best_waiting(self) -> float:
         """No chip without a schedule bound scores higher."""
-        waiting = 0.0 if self.reserve is None else self.reserve.bound()
+        waiting = 0.0 if self.reserve is None else self.reserve.waiting()
         return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
 
     def evaluate_all(self, order: IntArray, waiting: int | None = None) -> FloatArray:
@@ -264,7 +259,7 @@ class Search:
         """Bring chips into memory that may be among the next `size`, and let the lost ones go."""
         if self.reserve is None:
             return
-        changed = self.reserve.admit(self.frontier, self.scores, self.threshold(), size, self.stop)
+        changed = self.reserve.admit(self.frontier, self.scores, self.threshold(), size)
         if changed is not None:
             self.frontier, moved = changed
             self.best = None if self.best is None else int(moved[self.best])
@@ -393,7 +388,9 @@ class Search:
     ) -> Found:
         variant = self.variants.variants[v]
         energy = energy_of_work(
-            variant_work(self.work, self.context.repeats[v], traffic, self.frontier.chips, chip),
+            variant_work(
+                self.context.work, self.context.repeats[v], traffic, self.frontier.chips, chip
+            ),
             variant,
             area_mm2=float(self.frontier.chips.area_mm2[chip]),
             step_time_s=division.step_time_s,

@@ -8,19 +8,30 @@ are several workers, the nodes that will most likely be next are solved ahead of
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from atoll.errors import InfeasibleError
 from atoll.executors import Call
 from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.explore.proof.journal import Evaluation, Key
 from atoll.explore.proof.order import ROUNDING, check_step, chip_name
 from atoll.explore.proof.tasks import Solved, solve_node
+from atoll.hardware.product import ProductSpace
+from atoll.hardware.space import Space
 from atoll.schedule.solve import Effort
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 FIRST_BATCH = 16
 LARGEST_BATCH = 4096
 EFFORTS: tuple[Effort, ...] = ("linear", "bounded", "exact")
 """The first rules most chips out, at a tenth of the cost of the second; so is the second's of the
 third's."""
+FEW, ROUGHLY = 5, 0.002
+"""Values of each list, and a tolerance, with which a large space is looked at first."""
+FACTORS = (2.0, 1.25)
+"""How far neighbours of a first design reach."""
 MANY = 12
 """With more chips open than this, the last effort is worth its cost on the incumbent before the
 second is spent on others: a better incumbent rules chips out at once."""
@@ -28,6 +39,15 @@ second is spent on others: a better incumbent rules chips out at once."""
 
 def exact_search(search: Search) -> Outcome:
     """Until no chip is left that could beat the best, or the search has to end."""
+    if isinstance(search.space, ProductSpace):
+        begin(search, search.space)
+    bound_all(search)
+    tighten(search, 0.0)
+    return search.outcome()
+
+
+def bound_all(search: Search) -> None:
+    """Schedule bounds and placements of all chips that rooflines leave a chance."""
     size = FIRST_BATCH
     while not search.stop():
         search.crew.executor.consider()
@@ -42,8 +62,60 @@ def exact_search(search: Search) -> Outcome:
         if search.reserve is not None:
             # The way is long: close the gap as far as the chips that wait allow.
             tighten(search, search.best_waiting())
-    tighten(search, 0.0)
-    return search.outcome()
+
+
+def begin(search: Search, space: ProductSpace) -> None:
+    """A design to hold a large space against from the start: the best of a few values of each list,
+    then of those about it, far and near, until none is better.
+    """
+    names = space.axes.names
+    lists = [np.sort(values) for values in space.axes.lists()]
+    places = [np.unique(np.linspace(0, len(own) - 1, FEW).round().astype(int)) for own in lists]
+    best: int | None = None
+    factors = iter(FACTORS)
+    factor = next(factors)
+    while not search.stop():
+        chosen = [tuple(own[at].tolist()) for own, at in zip(lists, places, strict=True)]
+        found = _best_of(search, space.part(dict(zip(names, chosen, strict=True))))
+        if found is None or (found == best and (factor := next(factors, 1.0)) == 1.0):
+            break
+        best = found
+        values = space.values(found // len(search.memories))
+        places = [_about(own, values[name], factor) for own, name in zip(lists, names, strict=True)]
+    if best is not None:
+        search.batch(np.array(list(search.bring([best]).values()), np.int64))
+
+
+def _about(values: FloatArray, value: float, factor: float) -> IntArray:
+    """Places of a value, its neighbours, and so many times less and more: with less of one
+    parameter there is room for more of another.
+    """
+    at, *scaled = np.searchsorted(values, [value, value / factor, value * factor])
+    return np.unique(np.clip([at - 1, at, at + 1, *scaled], 0, len(values) - 1))
+
+
+def _best_of(search: Search, space: ProductSpace) -> int | None:
+    """The number of the best chip of a part of the space, roughly; none where none fits."""
+    try:
+        part = Search(
+            space.build(),
+            search.variants,
+            search.setting,
+            search.objective,
+            ROUGHLY,
+            stop=search.stop,
+        )
+        bound_all(part)
+    except InfeasibleError:
+        return None
+    if part.best is None:
+        return None
+    chip, chips = part.best, part.frontier.chips
+    own = part.memories[int(chips.memory[chip])]
+    memory = next(i for i, options in enumerate(search.memories) if own[0] in options)
+    assert isinstance(part.space, Space) and isinstance(search.space, ProductSpace)
+    place = search.space.place(part.space.values(int(chips.design[chip])))
+    return place * len(search.memories) + memory
 
 
 def tighten(search: Search, until: float) -> None:

@@ -1,48 +1,56 @@
-"""Spaces too large for memory: bounded in groups, brought in best first.
+"""Spaces too large for memory: bounded in boxes, brought in best first.
 
-A group is every point with the same first few parameters (tensor cores, vector cores, width, ...).
-The fastest corner of a group, whatever its area, bounds all its chips. Groups come into memory when
-their bound is among the best that are left; of those that never do, the bound is the proof.
+A box (`boxes`) is halved while its bound is among the best that are left. Bounds are the rooflines
+of its fastest corner; once its arrays and cores are one choice, also the floors of its operators on
+that corner's clock, lanes and buffer. What is left in the end, one chip with all its buffers, comes
+into memory; of boxes that never do, the bound is the proof.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips, chips_of_space, distinct_rows, losses
+from atoll.cost.model import MAPPER
+from atoll.cost.table import cost_model
 from atoll.errors import InfeasibleError
-from atoll.explore.pricing.bounds import LayoutBounds, chip_rates, layer_rooflines, roofline_bounds
+from atoll.explore.pricing.bounds import chip_rates, layer_rooflines, roofline_bounds
+from atoll.explore.pricing.energy import operator_repeats
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.boxes import Boxes, Grid
 from atoll.explore.proof.frontier import Frontier
+from atoll.explore.proof.tasks import Context, raise_by_floors
 from atoll.explore.proof.trial import Rule
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Limits, Space, allowed_options
+from atoll.hardware.space import Space
 from atoll.stopping import Stop, go_on
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-MOST_GROUPS = 1 << 17
-PIECE_POINTS = 1 << 17
-"""Points that are built at once: bounds the memory of those that do not come in."""
+PIECE_BOXES = 1024
+"""Boxes that are halved at once: bounds the memory of their corners' costs."""
+BEAM = 4
+"""Boxes that are followed to the end for the first chips in memory."""
 
 
 def open_frontier(
     space: Space | ProductSpace, variants: Variants, setting: Setting, rule: Rule, stop: Stop
-) -> tuple[Frontier, Reserve | None, LayoutBounds, OperatorWork]:
-    """Rooflines of every chip of a space; or of the groups of a large one."""
+) -> tuple[Frontier, Reserve | None, Context]:
+    """Rooflines of every chip of a space; or of the first ones of a large one."""
     go_on(stop)
     lost = losses(setting.profile, space.template, space.template.stalls)
     operations = lost.operations or setting.profile.vector_operations
     work = operator_work(variants.passes.keys, setting.network, operations)
     if isinstance(space, ProductSpace):
-        reserve = Reserve(space, variants, setting, rule, work)
-        return reserve.first_frontier(stop), reserve, reserve.layouts, work
+        reserve = Reserve(space, variants, setting, rule, work, stop)
+        return reserve.first_frontier(), reserve, reserve.context
     chips = chips_of_space(space, setting.profile, rule.objective.by_memory)
     memory_bytes = float(chips.hbm_capacity_bytes.max())
     layouts, lower_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
@@ -51,11 +59,12 @@ def open_frontier(
     frontier = Frontier(
         chips, chip_ids(chips, len(own)), lower_s, price, np.zeros(len(chips), np.int8)
     )
-    return frontier, None, layouts, work
+    repeats = operator_repeats(variants)
+    return frontier, None, Context(variants, setting, rule, work, layouts, repeats, stop)
 
 
 class Reserve:
-    """The groups of a space that are not in memory, the most promising first."""
+    """The boxes of a space that are not in memory."""
 
     def __init__(
         self,
@@ -64,77 +73,53 @@ class Reserve:
         setting: Setting,
         rule: Rule,
         work: OperatorWork,
+        stop: Stop,
     ) -> None:
-        self._space, self._variants, self._setting = space, variants, setting
-        self._rule, self._work = rule, work
+        self._space = space
         self.points = len(space)
         self._memories = rule.memories(space, setting)
-        group, rates, price = self._corners()
+        self._price = rule.objective.price
+        self.grid = Grid(space, self._memories)
+        corners = self.grid.whole(len(variants.variants))
+        if len(corners) == 0:
+            raise self._empty()
         memory_bytes = float(max(option.capacity_bytes for option in space.hbm_options))
-        self.layouts, lower_s = roofline_bounds(rates, memory_bytes, variants, setting, work)
-        scores = rule.scores(lower_s) / price
-        order = np.argsort(-scores, kind="stable")
-        self._group, self._score = group[order], scores[order]
-        self._next = 0
+        chips = self.grid.chips(corners, setting.profile, rule.objective.by_memory)
+        layouts, lower_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
+        repeats = operator_repeats(variants)
+        self.context = Context(variants, setting, rule, work, layouts, repeats, stop)
+        score = rule.scores(lower_s) / self._least_prices(corners)
+        self.whole = replace(corners, lower_s=lower_s, score=score)
+        """The space as one box for each memory."""
+        self._boxes = self.whole
+        # Other cost models may be faster with less of something.
+        self._floors = cost_model(chips, setting.profile) is MAPPER and self.grid.plain
+        self._closed = 0.0
+        self.ruled_out: Counter[str] = Counter()
+        """Pairs of a point and a memory that left with their boxes, by the rule that did it."""
+        pairs = self.points * len(self._memories)
+        self.ruled_out["limits"] = pairs - int(self.whole.points.sum())
         self.scheduled: list[IntArray] = []
         """Designs that left memory after their schedule bound."""
 
-    def _corners(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Groups that may hold a design, the peak rates that none of their chips exceeds, and the
-        price that none is below.
-        """
-        axes = self._space.axes
-        lists = [np.asarray(values) for values in axes.lists()]
-        sizes = [len(values) for values in lists]
-        depth = max(k for k in range(len(sizes) + 1) if np.prod(sizes[:k]) <= MOST_GROUPS)
-        self._group_points = int(np.prod(sizes[depth:], dtype=np.int64))
-        count = int(np.prod(sizes[:depth], dtype=np.int64))
-        prefix = np.unravel_index(np.arange(count), sizes[:depth]) if depth else ()
-        # Rates, area and power grow with every parameter: where the smallest corner takes too much
-        # with any memory, all do.
-        most, least = (
-            axes.columns(
-                values[prefix[i]] if i < depth else np.full(count, pick(values))
-                for i, values in enumerate(lists)
-            )
-            for pick in (np.max, np.min)
-        )
-        clock_Hz = most["clock_Hz"].astype(np.float64)
-        profile = self._setting.profile
-        lost = losses(profile, axes.template, axes.template.stalls)
-        fastest_Bps = max(profile.hbm_Bps(hbm.bandwidth_Bps) for hbm in self._space.hbm_options)
-        rates = np.column_stack(
-            [
-                most["tensor_cores"] * most["width"] * most["depth"] * clock_Hz * lost.array,
-                most["vector_cores"] * most["vector_width"] * clock_Hz,
-                np.full(count, fastest_Bps * lost.hbm),
-                np.zeros(count),  # a core's buffer, and so its round, does not grow with its depth
-                np.full(count, lost.start_s),
-                np.full(count, lost.exposed),
-            ]
-        )
-        limits, corners = self._space.limits, self._space.of_columns(least)
-        most_of = Limits(max_area_mm2=limits.max_area_mm2, max_power_W=limits.max_power_W)
-        kept = np.flatnonzero(allowed_options(corners, most_of).any(axis=1))
-        if len(kept) == 0:
-            raise self._empty()
-        return kept, rates[kept], self._least_prices(corners)[kept]
-
-    def _least_prices(self, corners: Space) -> FloatArray:
-        """Prices grow with every parameter: those of the smallest corners with any memory."""
-        price = self._rule.objective.price
-        if price is None:
-            return np.ones(len(corners))
-        prices = [price.of_designs(corners, hbm) for hbm in corners.hbm_options]
-        return np.asarray(np.min(prices, axis=0))
-
-    def first_frontier(self, stop: Stop) -> Frontier:
-        """The best group that has a design at all."""
-        while self._next < len(self._group):
-            go_on(stop)
-            frontier = self._built(1, threshold=-1.0)
-            if frontier is not None:
-                return frontier
+    def first_frontier(self) -> Frontier:
+        """Chips at the end of the most promising boxes, a few at a time: designs to begin with."""
+        while len(self._boxes):
+            beam, ends = self._taken(BEAM, -1.0), []
+            while len(beam):
+                go_on(self.context.stop)
+                done = self.grid.whole_buffers(beam)
+                ends.append(beam.some(done))
+                found = self.halved(beam.some(~done), -1.0)
+                order = np.argsort(-found.score, kind="stable")
+                beam = found.some(order[:BEAM])
+                self._boxes = self._boxes.joined(found.some(order[BEAM:]))
+            built = [f for box in ends if (f := self._built(box)) is not None]
+            if built:
+                first = built[0]
+                for more in built[1:]:
+                    first = first.joined(more)
+                return first
         raise self._empty()
 
     def _empty(self) -> InfeasibleError:
@@ -144,15 +129,19 @@ class Reserve:
         )
 
     def bound(self) -> float:
-        """No chip outside memory scores higher."""
-        return float(self._score[self._next]) if self._next < len(self._score) else 0.0
+        """No chip that is or was outside memory scores higher."""
+        return max(self.waiting(), self._closed)
+
+    def waiting(self) -> float:
+        """No chip outside memory that is not ruled out scores higher."""
+        return float(self._boxes.score.max(initial=0.0))
 
     def open_points(self, threshold: float) -> int:
-        """Points outside memory that no bound has ruled out."""
-        return int((self._score[self._next :] > threshold).sum()) * self._group_points
+        """Points outside memory that no bound has ruled out, at most."""
+        return int(self._boxes.points[self._boxes.score > threshold].sum())
 
     def admit(
-        self, frontier: Frontier, scores: FloatArray, threshold: float, size: int, stop: Stop
+        self, frontier: Frontier, scores: FloatArray, threshold: float, size: int
     ) -> tuple[Frontier, IntArray] | None:
         """Bring in whatever may be among the `size` best chips that are not yet bounded.
 
@@ -161,19 +150,24 @@ class Reserve:
         """
         lost = (scores <= threshold) & (frontier.stage < 2)
         wanted = self._wanted(frontier, scores, threshold, size)
-        if self.bound() <= wanted and lost.sum() * 2 < len(scores):
+        if self.waiting() <= wanted and lost.sum() * 2 < len(scores):
             return None
         self.scheduled.append(np.unique(frontier.chips.design[lost & (frontier.stage == 1)]))
+        self._closed = max(self._closed, float(scores[lost].max(initial=0.0)))
         kept = np.flatnonzero(~lost)
         moved = np.full(len(scores), -1, np.int64)
         moved[kept] = np.arange(len(kept))
         frontier, scores = frontier.kept(kept), scores[kept]
-        while self.bound() > self._wanted(frontier, scores, threshold, size) and not stop():
-            groups = max(1, PIECE_POINTS // self._group_points)
-            more = self._built(groups, threshold)
+        while not self.context.stop() and (
+            self.waiting() > self._wanted(frontier, scores, threshold, size)
+        ):
+            taken = self._taken(PIECE_BOXES, threshold)
+            done = self.grid.whole_buffers(taken)
+            self._boxes = self._boxes.joined(self.halved(taken.some(~done), threshold))
+            more = self._built(taken.some(done))
             if more is not None:
                 frontier = frontier.joined(more)
-                found = self._rule.scores(more.lower_s) / more.price
+                found = self.context.rule.scores(more.lower_s) / more.price
                 scores = np.concatenate([scores, found])
         return frontier, moved
 
@@ -184,42 +178,129 @@ class Reserve:
             return threshold
         return float(np.partition(waiting, len(waiting) - size)[len(waiting) - size])
 
-    def _built(self, groups: int, threshold: float) -> Frontier | None:
-        """The chips of the next groups that score above the threshold; None if there are none."""
-        chosen = self._group[self._next : self._next + groups]
-        chosen = chosen[self._score[self._next : self._next + groups] > threshold]
-        self._next += max(1, len(chosen))
-        within = np.arange(self._group_points)
-        flat = np.sort((chosen[:, None] * self._group_points + within).ravel())
-        return self._bounded(flat, threshold)
+    def _taken(self, count: int, threshold: float) -> Boxes:
+        """The boxes of the highest bounds, which leave; with them all that are ruled out."""
+        boxes = self._boxes
+        self._close("roofline", boxes.some(boxes.score <= threshold))
+        boxes = boxes.some(boxes.score > threshold)
+        order = np.argsort(-boxes.score, kind="stable")
+        self._boxes = boxes.some(order[count:])
+        return boxes.some(order[:count])
+
+    def _close(self, rule: str, boxes: Boxes) -> None:
+        self._closed = max(self._closed, float(boxes.score.max(initial=0.0)))
+        self.ruled_out[rule] += int(boxes.points.sum())
+
+    def halved(self, boxes: Boxes, threshold: float) -> Boxes:
+        """Both halves of each, with their bounds, where these are above the threshold."""
+        if len(boxes) == 0:
+            return boxes
+        halves = self.grid.halves(boxes)
+        self.ruled_out["limits"] += int(boxes.points.sum() - halves.points.sum())
+        chips = self.grid.chips(halves, self.context.setting.profile, self._by_memory)
+        price = self._least_prices(halves)
+        rows = halves.lower_s.copy()
+        self._raise_by_rooflines(chips, rows, self._open(rows, price, threshold))
+        scores = self.context.rule.scores(rows) / price
+        halves = replace(halves, lower_s=rows, score=scores)
+        self._close("roofline", halves.some(scores <= threshold))
+        kept = np.flatnonzero(scores > threshold)
+        halves, price = halves.some(kept), price[kept]
+        if not self._floors:
+            return halves
+        shaped = self.grid.shaped(halves)
+        open_ = self._open(halves.lower_s, price, threshold) & shaped[:, None]
+        if not open_.any():
+            return halves
+        raise_by_floors(self.context, chips.subset(kept), halves.lower_s, open_)
+        scores = self.context.rule.scores(halves.lower_s) / price
+        halves = replace(halves, score=scores)
+        self._close("operator floors", halves.some(scores <= threshold))
+        return halves.some(scores > threshold)
+
+    @property
+    def _by_memory(self) -> bool:
+        return self.context.rule.objective.by_memory
+
+    def _open(self, rows: FloatArray, price: FloatArray, threshold: float) -> NDArray[np.bool_]:
+        """Which (box, variant) pairs could still be part of a better design."""
+        if len(self.context.rule.by_model) > 1:
+            return np.isfinite(rows)
+        with np.errstate(divide="ignore"):
+            scores = self.context.rule.objective.scores(rows.reshape(-1, 1)).reshape(rows.shape)
+        return np.asarray(scores / price[:, None] > threshold)
+
+    def _raise_by_rooflines(self, chips: Chips, rows: FloatArray, open_: NDArray[np.bool_]) -> None:
+        """Raise the open rows to the rooflines of the corners."""
+        context = self.context
+        rates, number = distinct_rows(chip_rates(chips))
+        box, variant = np.nonzero(open_)
+        pass_s = layer_rooflines(
+            rates, context.variants, context.setting, context.work, np.unique(variant)
+        )
+        pairs, place = distinct_rows(np.column_stack([number[box], variant]))
+        step_s = context.layouts.some_variants_s(pass_s, pairs[:, 0], pairs[:, 1])
+        rows[box, variant] = np.maximum(rows[box, variant], step_s[place])
+
+    def _least_prices(self, boxes: Boxes) -> FloatArray:
+        """Prices grow with every parameter: those of the smallest corners."""
+        price = self._price
+        found = np.ones(len(boxes))
+        if price is not None:
+            corners = self.grid.designs(boxes.first)
+            for number, own in enumerate(self._memories):
+                prices = np.min([price.of_designs(corners, hbm) for hbm in own], axis=0)
+                found = np.where(boxes.memory == number, prices, found)
+        return found
+
+    def _built(self, ends: Boxes) -> Frontier | None:
+        """The chips of boxes that have one value of all but the buffer, with the boxes' bounds:
+        they differ in nothing that a roofline knows.
+        """
+        points = [self.grid.points(ends.some(np.array([i]))) for i in range(len(ends))]
+        if not points:
+            return None
+        own = np.repeat(np.arange(len(ends)), [len(flat) for flat in points])
+        asked = np.concatenate(points) * len(self._memories) + ends.memory[own]
+        found = self.chips_at(np.unique(np.concatenate(points)))
+        if found is None:
+            return None
+        chips, ids, price = found
+        order = np.argsort(asked)
+        at = np.minimum(np.searchsorted(asked[order], ids), len(order) - 1)
+        kept = np.flatnonzero(asked[order][at] == ids)
+        if len(kept) == 0:
+            return None
+        rows = ends.lower_s[own[order[at[kept]]]]
+        stage = np.zeros(len(kept), np.int8)
+        return Frontier(chips.subset(kept), ids[kept], rows, price[kept], stage)
 
     def bring(self, frontier: Frontier, ids: list[int]) -> Frontier:
         """The frontier with these chips in it, as far as the constraints allow them."""
         missing = np.setdiff1d(np.array(ids, np.int64), frontier.ids)
-        more = self._bounded(np.unique(missing // len(self._memories)), threshold=-1.0)
-        if more is None:
+        found = self.chips_at(np.unique(missing // len(self._memories)))
+        if found is None:
             return frontier
-        more = more.kept(np.flatnonzero(np.isin(more.ids, missing)))
-        return frontier.joined(more)
+        chips, own, price = found
+        kept = np.flatnonzero(np.isin(own, missing))
+        if len(kept) == 0:
+            return frontier
+        chips = chips.subset(kept)
+        context = self.context
+        pass_s = layer_rooflines(chip_rates(chips), context.variants, context.setting, context.work)
+        lower_s = context.layouts.all_variants_s(pass_s)
+        stage = np.zeros(len(kept), np.int8)
+        return frontier.joined(Frontier(chips, own[kept], lower_s, price[kept], stage))
 
-    def _bounded(self, flat: IntArray, threshold: float) -> Frontier | None:
-        """The chips at these points whose roofline is above the threshold, if there are any."""
+    def chips_at(self, flat: IntArray) -> tuple[Chips, IntArray, FloatArray] | None:
+        """The chips at these points that satisfy the constraints, their numbers and prices."""
         space, places = self._space.designs(flat)
         if len(space) == 0:
             return None
-        chips = chips_of_space(space, self._setting.profile, self._rule.objective.by_memory)
-        price = self._rule.objective.prices(space, chips, self._memories)
-        rates, number = distinct_rows(chip_rates(chips))
-        pass_s = layer_rooflines(rates, self._variants, self._setting, self._work)
-        lower_s = self.layouts.all_variants_s(pass_s)
-        kept = np.flatnonzero(self._rule.scores(lower_s)[number] / price > threshold)
-        if len(kept) == 0:
-            return None
-        design = places[chips.design[kept]]
-        chips = replace(chips.subset(kept), design=design)
-        ids = chip_ids(chips, len(self._memories))
-        stage = np.zeros(len(kept), np.int8)
-        return Frontier(chips, ids, lower_s[number[kept]], price[kept], stage)
+        chips = chips_of_space(space, self.context.setting.profile, self._by_memory)
+        price = self.context.rule.objective.prices(space, chips, self._memories)
+        chips = replace(chips, design=places[chips.design])
+        return chips, chip_ids(chips, len(self._memories)), price
 
 
 def chip_ids(chips: Chips, memories: int) -> IntArray:

@@ -73,6 +73,19 @@ class Bounded:
     """By position: the chips that a placement could still make the best."""
 
 
+def raise_by_floors(
+    context: Context, chips: Chips, rows: FloatArray, open_: NDArray[np.bool_]
+) -> None:
+    """Raise the open nodes' bounds to the floors of their operators: what the cost model knows
+    without search. No chip with the same cores and arrays, and no more lanes, clocks, buffer or
+    bandwidth, has lower ones.
+    """
+    chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
+    least_s = _Nodes.of(context, chips, chip, variant, floors=True).floors()
+    step_s = context.layouts.step_s(least_s, variant)
+    rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
+
+
 def bound_chips(
     context: Context,
     chips: Chips,

@@ -1,0 +1,244 @@
+"""A searched chip as the next machine of a run that exists, and what more of each part is worth.
+
+The run is an answer of `plan`, `estimate` or `check`: its model, batch, devices and network are the
+search's, and its software's losses stay. Of a step of T seconds on devices they make
+
+    (T + host) slack
+
+with the host's seconds beside the device and the slack of the run, measured where it was. The same
+for every chip, and growing with T: the chip that is proven best without them is the best with them.
+
+A shadow price is what one unit more of a budget brings the run, by finite differences: the search
+is solved again, with proof, a tenth below and above the budget on area or power; of rates that no
+search chooses (HBM, links) the answer is evaluated with a tenth less and more. The price holds
+between these two ends, which are told with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from atoll.answers.answer import read_answer
+from atoll.answers.plan import EstimateAnswer, PlanAnswer
+from atoll.answers.search import Ahead, ShadowPrice
+from atoll.answers.validation import CheckAnswer
+from atoll.errors import AtollError
+from atoll.explore.answer.result import Design, SearchResult
+from atoll.explore.answer.scope import open_space
+from atoll.explore.baselines import score_of
+from atoll.explore.finder import Finder
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
+from atoll.hardware.physical.price import device_usd
+from atoll.hardware.silicon.chip import template_of
+from atoll.stopping import Stop, StoppedError
+from atoll.training.planner.problem import PLAN
+
+TARGET = 2.0
+ENDS = (0.9, 1.1)
+"""Of what the answer has, between which prices are taken."""
+GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A run that exists, with what its software loses."""
+
+    run: PlanAnswer | EstimateAnswer
+    measured_s: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        return self.measured_s or self.run.step_time_s
+
+    @property
+    def slack(self) -> float:
+        """Of the estimate; where the run was measured, times what that missed."""
+        return self.run.pipeline.slack * self.step_s / self.run.step_time_s
+
+    @property
+    def host_s(self) -> float:
+        """Beside the device, before slack stretches all (which the estimate counts as host's)."""
+        run = self.run
+        stretched_s = run.step_time_s * (1 - 1 / run.pipeline.slack)
+        return max(0.0, run.breakdown_s.get("host", 0.0) - max(0.0, stretched_s))
+
+    def on(self, device_s: float) -> float:
+        """A step whose devices take so long."""
+        return (device_s + self.host_s) * self.slack
+
+
+def run_of(path: str | Path) -> Followed:
+    """The run in a folder or file that plan, estimate or check wrote."""
+    given = Path(path)
+    file = given / PLAN if given.is_dir() else given
+    found = read_answer(file, PlanAnswer, EstimateAnswer, CheckAnswer)
+    if isinstance(found, CheckAnswer):
+        measured = found.measured
+        return Followed(found.estimate, None if measured is None else measured.step_time_s)
+    assert isinstance(found, PlanAnswer | EstimateAnswer)
+    return Followed(found)
+
+
+def completed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a search that names a run; those that are given win."""
+    for name, why in (("per", "prices are of throughput"), ("objective", "a run has one model")):
+        if given.get(name) is not None:
+            raise AtollError(f"{name}: does not go with from_ (--from): {why}")
+    run = run_of(given["from_"]).run
+    said = {
+        "model": run.model,
+        "devices": run.devices,
+        "batch": run.global_batch,
+        "sequence": run.sequence,
+        "optimizer": run.states,
+        "network": run.network,
+    }
+    return said | {name: value for name, value in given.items() if value is not None}
+
+
+def ahead_of(
+    result: SearchResult, followed: Followed, setting: Setting, variants: Variants, stop: Stop
+) -> Ahead:
+    """The answer of a search against the run that it follows."""
+    chip_s = followed.on(result.best.plans[0].placement.step_time_s)
+    target_s = followed.step_s / TARGET
+    prices = _Prices(result, followed, setting, variants, stop)
+    return Ahead(
+        device=f"{followed.run.devices:,} {followed.run.device}",
+        step_time_s=followed.step_s,
+        measured=followed.measured_s is not None,
+        host_s=followed.host_s,
+        slack=followed.slack,
+        chip_step_time_s=chip_s,
+        target=TARGET,
+        prices=tuple(_reaching(price, chip_s / target_s - 1) for price in prices.all()),
+    )
+
+
+def _reaching(price: ShadowPrice, lacking: float) -> ShadowPrice:
+    """With the units that bring what is lacking of the throughput, where they are within reach."""
+    if lacking <= 0 or not price.more or price.more < lacking:
+        return price
+    return replace(price, to_target=(price.high - price.at) * lacking / price.more)
+
+
+@dataclass(frozen=True)
+class _Prices:
+    result: SearchResult
+    followed: Followed
+    setting: Setting
+    variants: Variants
+    stop: Stop
+
+    def all(self) -> Iterator[ShadowPrice]:
+        scope, best = self.result.scope, self.result.best
+        assert scope is not None
+        area_mm2 = scope.max_area_mm2 or best.area_mm2
+        power_W = scope.max_power_W or best.peak_power_W
+        wide = self._under("max_area", scope.max_area_mm2, best.area_mm2)
+        yield self._price("area of a chip", "mm2", area_mm2, *map(self._design_gain, wide))
+        hot = self._under("max_power", scope.max_power_W, best.peak_power_W)
+        yield self._price("peak power of a chip", "W", power_W, *map(self._design_gain, hot))
+        yield from self._dollars(best, *wide)
+        chip, setting = best.accelerator, self.setting
+        if setting.profile.hbm_bandwidth_Bps is None:
+            own_Bps = chip.hbm.bandwidth_Bps
+            memories = [replace(chip.hbm, bandwidth_Bps=own_Bps * end) for end in ENDS]
+            changed = [(replace(chip, hbm=memory), setting) for memory in memories]
+            yield self._rate("HBM bandwidth", own_Bps / GIGA, changed)
+        reached = [0, *(level.devices for level in setting.network.levels[:-1])]
+        for level, link in enumerate(setting.network.levels):
+            if reached[level] >= setting.devices:
+                continue
+            changed = [
+                (chip, replace(setting, network=setting.network.faster(end, level))) for end in ENDS
+            ]
+            yield self._rate(f"{link.name} bandwidth", link.bandwidth_Bps / GIGA, changed)
+
+    def _rate(self, what: str, at: float, changed: list[tuple[Any, Setting]]) -> ShadowPrice:
+        gains = (self._gain(score_of(chip, where, self.variants, self._objective))
+                 for chip, where in changed)  # fmt: skip
+        return self._price(what, "GB/s", at, *gains, chosen_anew=False)
+
+    def _price(
+        self, what: str, unit: str, at: float, less: float | None, more: float | None,
+        *, ends: tuple[float, float] | None = None, chosen_anew: bool = True,
+    ) -> ShadowPrice:  # fmt: skip
+        low, high = ends or (at * ENDS[0], at * ENDS[1])
+        return ShadowPrice(
+            what=what,
+            unit=unit,
+            at=at,
+            low=low,
+            high=high,
+            less=less,
+            more=more,
+            per_unit_below=None if less is None else max(0.0, -less / (at - low)),
+            per_unit_above=None if more is None else max(0.0, more / (high - at)),
+            chosen_anew=chosen_anew,
+            to_target=None,
+        )
+
+    @property
+    def _objective(self) -> Objective:
+        return Objective.single(self.variants.workloads[0].global_batch)
+
+    def _under(self, limit: str, at: float | None, own: float) -> list[Design | None]:
+        """The proven best chips a tenth below and above a budget: the answer itself where it keeps
+        to the lower one, or where nothing limits it.
+        """
+        low, high = (end * (at or own) for end in ENDS)
+        return [
+            self.result.best if own <= low else self._best(limit, low),
+            self.result.best if at is None else self._best(limit, high),
+        ]
+
+    def _best(self, limit: str, value: float) -> Design | None:
+        """None where nothing fits."""
+        job = self.result.job.changed(from_=None, **{limit: value})
+        try:
+            space, _ = open_space(job)
+        except AtollError:
+            return None
+        search = Search(
+            space, self.variants, self.setting, self._objective, job.tolerance / 2, stop=self.stop
+        )
+        outcome = exact_search(search)
+        if outcome.stopped:
+            raise StoppedError
+        return None if outcome.best is None else Finder(search).design(outcome.best)
+
+    def _design_gain(self, found: Design | None) -> float | None:
+        return self._gain(None if found is None else found.plans[0].samples_per_s)
+
+    def _gain(self, samples_per_s: float | None) -> float | None:
+        """Of the run's throughput under its software."""
+        if not samples_per_s:
+            return None
+        batch = self.variants.workloads[0].global_batch
+        own_s = self.result.best.plans[0].placement.step_time_s
+        return self.followed.on(own_s) / self.followed.on(batch / samples_per_s) - 1
+
+    def _dollars(
+        self, best: Design, small: Design | None, large: Design | None
+    ) -> Iterator[ShadowPrice]:
+        """What the chips of both areas cost: where area buys throughput, dollars do."""
+        process_nm = template_of(best.accelerator).process_nm
+        if process_nm is None or small is None or large is None:
+            return
+
+        def usd(design: Design) -> float:
+            capacity = design.accelerator.hbm.capacity_bytes
+            return float(device_usd(design.area_mm2, process_nm, capacity))
+
+        low, at, high = map(usd, (small, best, large))
+        if low < at < high:
+            gains = map(self._design_gain, (small, large))
+            yield self._price("price of a device", "$", at, *gains, ends=(low, high))

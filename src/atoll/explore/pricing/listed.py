@@ -1,0 +1,138 @@
+"""Which layouts a searched chip has beside divisions of one-forward-one-backward pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, islice, product
+from math import gcd
+from operator import mul
+from typing import TYPE_CHECKING, Protocol
+
+from atoll.fabric.network import Network
+from atoll.step.layout import Layout, divisors
+from atoll.step.stages import balanced_sizes, even_sizes
+from atoll.step.states import States
+
+if TYPE_CHECKING:
+    from atoll.explore.pricing.workloads import Variant
+
+FULL = 3 / 4
+"""Of a block's time, recomputed in full, what it takes otherwise: a backward pass is two forward
+passes."""
+
+
+class Allowed(Protocol):
+    """What of a search's setting decides its layouts."""
+
+    @property
+    def network(self) -> Network: ...
+    @property
+    def states(self) -> States: ...
+    @property
+    def devices(self) -> int: ...
+    @property
+    def recompute(self) -> str: ...
+    @property
+    def zero(self) -> tuple[int, ...]: ...
+    @property
+    def orders(self) -> tuple[str, ...]: ...
+    @property
+    def hsdp(self) -> tuple[int, ...]: ...
+    @property
+    def vpp(self) -> tuple[int, ...]: ...
+
+
+def listed(
+    allowed: Allowed, variant: Variant, blocks: int, ends: int, behind: float
+) -> Iterator[Layout]:
+    """Layouts of degrees that divide the devices and the batch, with as many replicas as there is
+    room for. Their stages hold as many blocks each, and where that is more even in time other
+    numbers, with what stands behind the blocks worth so many. Of a plain variant those that are
+    divisions of a one-forward-one-backward pipeline are placed exactly elsewhere.
+    """
+    batch, folded = variant.microbatches, variant.ep * variant.etp
+    divided = variant.plain and "1f1b" in allowed.orders
+    for pp in range(1, blocks + 1):
+        most, rest = divmod(allowed.devices, variant.width * pp)
+        degrees = [
+            d
+            for d in range(1, most + 1)
+            if most % d == 0 and batch % d == 0 and d * variant.width % folded == 0
+        ]
+        if rest or not degrees:
+            continue
+        dp = degrees[-1]
+        for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
+            splits = _splits(blocks, order, pp, vpp, behind)
+            for split, (zero, hsdp) in product(splits, _divided(allowed, variant, pp, dp)):
+                if divided and order == "1f1b" and zero <= 1 and hsdp == 1:
+                    continue
+                yield replace(
+                    variant.layout, dp=dp, pp=pp, zero=zero, hsdp=hsdp, vpp=vpp, schedule=order,
+                    blocks=split,
+                )  # fmt: skip
+
+
+def _splits(
+    blocks: int, order: str, pp: int, vpp: int, behind: float
+) -> tuple[tuple[int, ...], ...]:
+    """Blocks of the chunks: as even as can be, and balanced where blocks run once or are
+    recomputed in full, which takes a third more.
+    """
+    if pp == 1:
+        return ((),)
+    found = {balanced_sizes(blocks, order, pp, vpp, x) for x in (behind, FULL * behind)}
+    return ((), *sorted(found - {even_sizes(blocks, len(next(iter(found))))}))
+
+
+def _divided(allowed: Allowed, variant: Variant, pp: int, dp: int) -> Iterator[tuple[int, int]]:
+    """ZeRO stages with the replicas of what each divides, few first."""
+    replicas = _replicas(allowed, variant, dp)
+    for zero in allowed.zero:
+        if zero != 2 or pp == 1:
+            yield from ((zero, n) for n in replicas if zero or n == 1)
+
+
+def _replicas(allowed: Allowed, variant: Variant, dp: int) -> list[int]:
+    """Those asked for; or one, and the fewest whose groups lie inside a unit of the network each:
+    with more there is less to divide, and no link is faster.
+    """
+    ranks = dp * variant.cp
+    shared = divisors(gcd(ranks, ranks * variant.tensor // (variant.ep * variant.etp)))
+    if allowed.hsdp:
+        return [n for n in shared if n in allowed.hsdp]
+    found = {1}
+    for size in _units(allowed.network):
+        inside = (n for n in shared if n < ranks and ranks * variant.tensor <= n * size)
+        found.update(islice(inside, 1))
+    return sorted(found)
+
+
+def _units(network: Network) -> Iterator[int]:
+    """Devices of a unit of each level, of a torus along one axis after the other."""
+    for level in network.levels:
+        yield from accumulate(level.torus, mul)
+        yield level.devices
+
+
+def _orders(
+    allowed: Allowed, pp: int, blocks: int, ends: int, rounds: int
+) -> Iterator[tuple[str, int]]:
+    """Orders of so many stages and microbatches, with the chunks that a stage holds of each. What
+    stands before and behind the blocks (`ends`) may have a chunk to itself.
+    """
+    if pp == 1:
+        yield "1f1b", 1
+        return
+    for order in allowed.orders:
+        if order == "interleaved":
+            for vpp in allowed.vpp or range(2, (blocks + ends) // pp + 1):
+                even = blocks % (pp * vpp) == 0 or (blocks + ends) % (pp * vpp) == 0
+                if vpp > 1 and (even or (allowed.vpp and pp * vpp <= blocks + ends)):
+                    yield order, vpp
+        elif order == "zb-v":
+            if 2 * pp <= blocks + ends:
+                yield order, 1
+        elif order != "dualpipe" or (pp % 2 == 0 and rounds % 2 == 0):
+            yield order, 1

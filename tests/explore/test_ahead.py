@@ -1,0 +1,88 @@
+"""A searched chip as the next machine of a run: its job and losses are the run's, prices are solved
+again on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.errors import AtollError
+from atoll.explore.ahead import ENDS, run_of
+from atoll.explore.answer.result import SearchResult
+
+TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "now"
+    found = atoll.plan("bert-large", "a100-40", 8, batch=64, tp=[1, 2], pp=1, out=folder)
+    assert found.best.fits
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(planned: Path) -> SearchResult:
+    result = atoll.search(
+        from_=planned, space=TINY, max_power="200 W", baselines=False, microbatch=(8,), tp=(1, 2)
+    )
+    assert isinstance(result, SearchResult)
+    return result
+
+
+def test_the_job_is_the_runs_and_options_win(planned: Path) -> None:
+    asked = atoll.SearchQuestion.of(from_=str(planned), space=str(TINY))
+    assert (asked.devices, asked.batch, asked.sequence) == (8, 64, 512)
+    assert asked.models[0].name == "bert-large" and asked.network == "dgx-a100"
+    assert atoll.SearchQuestion.of(from_=str(planned), devices=16).devices == 16
+    assert "from_" not in asked.to_dict()
+
+
+def test_the_chips_step_has_the_losses_of_the_runs_software(
+    found: SearchResult, planned: Path
+) -> None:
+    told, run = found.ahead, run_of(planned)
+    assert told is not None and run.host_s > 0
+    device_s = found.best.plans[0].placement.step_time_s
+    assert told.chip_step_time_s == pytest.approx((device_s + run.host_s) * run.slack)
+    assert told.step_time_s == run.run.step_time_s and not told.measured
+    assert told.faster == told.step_time_s / told.chip_step_time_s
+
+
+def test_without_a_chip_the_losses_give_the_runs_own_step(planned: Path) -> None:
+    run = run_of(planned)
+    parts = run.run.breakdown_s
+    device_s = sum(parts.values()) - parts["host"]
+    assert run.on(device_s) == pytest.approx(run.step_s, rel=1e-9)
+    slow = replace(run, measured_s=1.5 * run.step_s)
+    assert slow.on(device_s) == pytest.approx(1.5 * run.step_s, rel=1e-9)
+
+
+def test_prices_are_proven_answers_of_neighbouring_budgets(found: SearchResult) -> None:
+    assert found.ahead is not None
+    prices = {price.what: price for price in found.ahead.prices}
+    power = prices["peak power of a chip"]
+    assert power.at == 200 and (power.low, power.high) == tuple(200 * end for end in ENDS)
+    for limit, gain in ((power.low, power.less), (power.high, power.more)):
+        there = atoll.search(found.job.changed(from_=None, max_power=limit))
+        assert isinstance(there, SearchResult) and gain is not None and there.certificate.proven
+        run_s = found.ahead.chip_step_time_s / (1 + gain)
+        assert run_s == pytest.approx(
+            there.best.plans[0].placement.step_time_s + found.ahead.host_s, rel=2e-3
+        )
+    assert power.per_unit_below == pytest.approx(-(power.less or 0) / 20)
+    assert prices["nvlink bandwidth"].more and not prices["nvlink bandwidth"].chosen_anew
+    assert "infiniband bandwidth" not in prices  # all devices are in one node
+    assert any(word.startswith("peak power of a chip at 200 W") for word in found.ahead.words())
+
+
+def test_what_a_run_does_not_say_is_refused(planned: Path, tmp_path: Path) -> None:
+    with pytest.raises(AtollError, match=r"per: does not go with from_"):
+        atoll.SearchQuestion.of(from_=str(planned), per="watt")
+    other = tmp_path / "other.json"
+    other.write_text('{"kind": "hardware", "format": 1}')
+    with pytest.raises(AtollError, match="not plan or estimate or check"):
+        atoll.SearchQuestion.of(from_=str(other))

@@ -1,0 +1,51 @@
+"""Splits of blocks over the chunks of a pipeline, tried against all splits."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.step.orders import chunks_of, route
+from atoll.step.stages import balanced_sizes, even_sizes
+
+
+def slowest(sizes: tuple[int, ...], order: str, pp: int, vpp: int, behind: float) -> float:
+    """Blocks that the slowest stage takes as long as, for two microbatches."""
+    loads = [0.0] * pp
+    for microbatch in range(2):
+        way = route(order, pp, chunks_of(order, vpp), microbatch)
+        for (stage, _), size in zip(way, sizes, strict=True):
+            loads[stage] += size
+        loads[way[-1][0]] += behind
+    return max(loads)
+
+
+@given(
+    st.integers(4, 12),
+    st.sampled_from([("1f1b", 2, 1), ("1f1b", 3, 1), ("zb-h1", 4, 1), ("interleaved", 2, 2),
+                     ("zb-v", 2, 1), ("dualpipe", 4, 1)]),
+    st.floats(0.0, 4.0),
+)  # fmt: skip
+def test_no_split_has_a_faster_slowest_stage(blocks: int, shape, behind: float) -> None:
+    order, pp, vpp = shape
+    chunks = len(route(order, pp, chunks_of(order, vpp), 0))
+    found = balanced_sizes(blocks, order, pp, vpp, behind)
+    assert sum(found) == blocks
+    cuts = combinations(range(1, blocks), chunks - 1)
+    every = (tuple(b - a for a, b in pairwise((0, *cut, blocks))) for cut in cuts)
+    least = min(slowest(sizes, order, pp, vpp, behind) for sizes in every)
+    assert slowest(found, order, pp, vpp, behind) <= least + 1e-9
+
+
+@pytest.mark.parametrize("behind", [0.0, 0.5, 1.0])
+def test_a_head_of_no_more_than_a_block_leaves_stages_even(behind: float) -> None:
+    for blocks, pp in ((32, 4), (30, 4)):
+        assert balanced_sizes(blocks, "1f1b", pp, 1, behind) == even_sizes(blocks, pp)
+
+
+def test_the_last_chunk_has_fewer_blocks_where_the_head_is_large() -> None:
+    assert balanced_sizes(32, "1f1b", 4, 1, 2.4) == (8, 9, 9, 6)
+    assert balanced_sizes(4, "1f1b", 4, 1, 9.0) == (1, 1, 1, 1)  # none is left without a block
