@@ -39,7 +39,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"precision": "fp64"}, "precision is 'fp64', but exports know bf16, fp16, fp8"),
+        (
+            {"precision": "fp64"},
+            "precision is 'fp64', but exports know bf16, fp16, fp8, mxfp8, nvfp4",
+        ),
         ({"stages": (10, 10)}, "must be 4 positive numbers"),
         ({"stages": (32, 0, 0, 0)}, "must be 4 positive numbers"),
         ({"devices_per_node": 3}, "do not fill nodes of 3"),

@@ -103,7 +103,9 @@ def documented_parser() -> argparse.ArgumentParser:
 def test_scripts_use_documented_arguments_only(tmp_path: Path) -> None:
     parser = documented_parser()
     cases = [DENSE, UNEVEN, SHARDED, LONG, EXPERTS]
-    cases += [Case("llama3-8b", Layout(dp=2), precision=p) for p in ("fp16", "fp8")]
+    cases += [
+        Case("llama3-8b", Layout(dp=2), precision=p) for p in ("fp16", "fp8", "mxfp8", "nvfp4")
+    ]
     cases += [Case(name, Layout(dp=2), sequence=512) for name in zoo_names()]
     exported = set()
     for case in cases:
@@ -122,3 +124,11 @@ def test_scripts_use_documented_arguments_only(tmp_path: Path) -> None:
 def test_an_unknown_target_is_named() -> None:
     with pytest.raises(AtollError, match="'megatrno' is not known, did you mean megatron"):
         export("megatrno", load_config("llama3-8b"), Layout(), sequence=4096, global_batch=1)
+
+
+def test_constants_of_the_model_are_written_or_asked_for(tmp_path: Path) -> None:
+    script = script_of(Case("llama3-8b", Layout(dp=2)), tmp_path)
+    assert "--rotary-base 500000" in script.read_text()
+    assert "--norm-epsilon 1e-05" in script.read_text()
+    made = Case("llama3-8b", Layout(dp=2)).export("megatron")
+    assert not any("does not say" in note for note in made.notes)

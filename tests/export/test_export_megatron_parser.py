@@ -83,6 +83,7 @@ ROUND = [
     Case("deepseek-v3", Layout(dp=16, tp=2, pp=4, ep=32, etp=1), stages=(15, 16, 15, 15)),
     Case("llama3-8b", Layout(dp=2), precision="fp16"),
     Case("llama3-8b", Layout(dp=2, tp=2), precision="fp8"),
+    Case("llama3-8b", Layout(dp=2, tp=2), precision="mxfp8"),
 ]
 
 

@@ -185,6 +185,7 @@ ROUND = [
     Case("deepseek-v3", Layout(dp=16, tp=2, pp=4, ep=8, zero=1), stages=(15, 16, 15, 15)),
     Case("deepseek-v3", Layout(dp=16, tp=4, pp=4, ep=8, etp=1, zero=1), stages=(15, 16, 15, 15)),
     Case("llama3-70b", Layout(dp=2, tp=2, zero=3), precision="fp8"),
+    Case("llama3-70b", Layout(dp=2, tp=2, zero=3), precision="mxfp8"),
 ]
 
 
@@ -214,11 +215,14 @@ def test_torchtitan_reads_the_layout_back(case: Case, manager: Any, tmp_path: Pa
     assert found.activation_checkpoint.mode == case.layout.recompute
 
 
-def test_fp8_names_a_converter_that_is_registered(manager: Any) -> None:
-    pytest.importorskip("torchtitan.components.quantization.float8")
+@pytest.mark.parametrize(("precision", "module"), [("fp8", "float8"), ("mxfp8", "mx")])
+def test_narrow_products_name_a_converter_that_is_registered(
+    manager: Any, precision: str, module: str
+) -> None:
+    pytest.importorskip(f"torchtitan.components.quantization.{module}")
     from torchtitan.protocols import model_converter
 
-    case = Case("llama3-70b", Layout(dp=2, tp=2, zero=3), precision="fp8")
+    case = Case("llama3-70b", Layout(dp=2, tp=2, zero=3), precision=precision)
     for name in sections(case)["model"]["converters"]:
         assert name in model_converter._registry_model_converter_cls
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.errors import AtollError
 from atoll.launch.read import read_launch
 from atoll.step.layout import Layout
+from atoll.step.stages import even_sizes
 from atoll.workload import load_config
 from export.export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 
@@ -37,6 +38,8 @@ def check(case: Case, target: str, folder: Path) -> None:
         assert launch.fields["devices"] == case.layout.devices
         assert launch.fields["zero"] == case.layout.zero
         assert launch.fields["vpp"] == case.layout.vpp
+        blocks = even_sizes(config.layers, case.layout.pp * case.layout.rounds)
+        assert launch.fields["blocks"] == (blocks if len(set(blocks)) > 1 else ())
         assert launch.fields["sp"] == (case.layout.sp and case.layout.tp > 1)
 
 
@@ -56,7 +59,7 @@ def test_a_written_file_is_read_back(case: Case, target: str, tmp_path: Path) ->
     microbatch=st.sampled_from([1, 2]),
     zero=st.sampled_from([0, 1, 2, 3]),
     recompute=st.sampled_from(["none", "selective", "full"]),
-    precision=st.sampled_from(["bf16", "fp8"]),
+    precision=st.sampled_from(["bf16", "fp8", "mxfp8", "nvfp4"]),
 )
 def test_drawn_layouts_are_read_back_from_megatron(
     model: str,

@@ -165,3 +165,18 @@ def test_absent_paths(tmp_path: Path) -> None:
         load_config(tmp_path)
     with pytest.raises(AtollError, match="cannot be read"):
         load_config("x" * 5000)
+
+
+def test_constants_that_change_no_operator_are_kept() -> None:
+    plain = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64,
+    }  # fmt: skip
+    found = config_from_hf({**plain, "rope_theta": 5e5, "rms_norm_eps": 1e-6}, "a")
+    assert (found.rotary_base, found.norm_epsilon, found.rotary_scaling) == (5e5, 1e-6, "")
+    scaled = {"rope_type": "llama3", "rope_theta": 1e6}
+    found = config_from_hf({**plain, "rope_parameters": scaled}, "a")
+    assert (found.rotary_base, found.rotary_scaling) == (1e6, "llama3")
+    assert config_from_hf(plain, "a").rotary_base is None
+    with pytest.raises(AtollError, match="rope_theta is -1, but must be a number above 0"):
+        config_from_hf({**plain, "rope_theta": -1}, "a")

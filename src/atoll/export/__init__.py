@@ -78,7 +78,7 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         global_batch=run.global_batch,
         precision=run.precision,
         devices_per_node=run.network.node,
-        stages=even_sizes(run.model.layers, layout.pp * layout.rounds),
+        stages=layout.blocks or even_sizes(run.model.layers, layout.pp * layout.rounds),
         exchanges_heads=run.stack.gives_heads(run.model.kv_heads // layout.tp, layout.cp),
     )
 

@@ -122,5 +122,5 @@ def _refusals(plan: LaunchPlan) -> Iterator[str]:
             f"it cannot say which operators of a block to recompute, as recompute "
             f"{layout.recompute} asks; use none or full"
         )
-    if plan.precision == "fp8":
-        yield "its configuration has no fp8 products; use bf16 or fp16"
+    if plan.precision not in ("bf16", "fp16"):
+        yield f"its configuration has no {plan.precision} products; use bf16 or fp16"

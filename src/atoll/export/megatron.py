@@ -22,6 +22,13 @@ from atoll.export.plan import LaunchPlan, Settings
 TARGET = "megatron"
 Arguments = list[tuple[str, ...]]
 
+NARROW: dict[str, Settings] = {
+    "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+    "mxfp8": {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
+}
+"""Formats and scaling of products that are narrower than the weights."""
+
 
 def megatron(plan: LaunchPlan) -> LaunchFile:
     model, notes = model_values(plan)
@@ -74,13 +81,16 @@ def _arguments(values: Settings) -> Arguments:
 
 
 def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
-    if plan.precision != "fp8":
+    recipe = NARROW.get(plan.precision)
+    if recipe is None:
         return {plan.precision: True}
-    notes.append(
-        "fp8 is written as the hybrid format with tensorwise scaling, which needs Transformer "
-        "Engine; other recipes are --fp8-recipe delayed, blockwise or mxfp8."
-    )
-    return {"bf16": True, "fp8_format": "hybrid", "fp8_recipe": "tensorwise"}
+    notes.append(f"{plan.precision} products need Transformer Engine.")
+    if plan.precision == "fp8":
+        notes.append(
+            "fp8 is written as the hybrid format with tensorwise scaling; other recipes are "
+            "--fp8-recipe delayed and blockwise."
+        )
+    return {"bf16": True, **recipe}
 
 
 def _script(plan: LaunchPlan, groups: dict[str, Arguments]) -> str:
@@ -91,10 +101,11 @@ def _script(plan: LaunchPlan, groups: dict[str, Arguments]) -> str:
         "#!/usr/bin/env bash",
         f"# {plan.title}",
         "# Start on every node, with NODE_RANK from 0; MEGATRON is a checkout of Megatron-LM.",
+        f"# Under Slurm: {plan.slurm_job('bash megatron.sh')}",
         "# Arguments given to this script come last and win.",
         "set -euo pipefail",
         "MEGATRON=${MEGATRON:-.}",
-        "NODE_RANK=${NODE_RANK:-0}",
+        "NODE_RANK=${NODE_RANK:-${SLURM_NODEID:-0}}",
         "MASTER_ADDR=${MASTER_ADDR:-localhost}",
         "MASTER_PORT=${MASTER_PORT:-29500}",
         "DATA=${DATA:---mock-data}",

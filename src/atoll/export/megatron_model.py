@@ -107,17 +107,29 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
                 f"{model.name}; shorten it",
             )
     turned = model.positions == "rotary"
-    if turned:
+    told = {
+        "rotary_base": model.rotary_base if turned else None,
+        "norm_epsilon": model.norm_epsilon,
+    }
+    if missing := [name for name in told if turned and told[name] is None]:
+        words = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+        notes.append(f"{model.name} as described does not say {words}; add what it was built with.")
+    if turned and model.rotary_scaling:
         notes.append(
-            "Atoll does not keep the rotary base, its scaling or the norms' epsilon; add "
-            "--rotary-base and --norm-epsilon of the model before training for real."
+            f"Its rotary positions are scaled ({model.rotary_scaling}); set it as trained."
         )
     part = turned and not model.latent_kv and model.rotated != model.head_dim
     return {
         "position_embedding_type": kinds[model.positions],
         "max_position_embeddings": rows,
+        **{name: _whole(value) for name, value in told.items()},
         "rotary_percent": model.rotated / model.head_dim if part else None,
     }
+
+
+def _whole(value: float | None) -> float | int | None:
+    """A base of 500000.0 as Megatron-LM reads it, which takes whole numbers."""
+    return int(value) if value is not None and value.is_integer() else value
 
 
 def _attention(model: ModelConfig, notes: list[str]) -> Settings:

@@ -41,6 +41,8 @@ PRECISION = {
     "bf16": "bf16_mixed",
     "fp16": "fp16_mixed",
     "fp8": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ Setting = bool | int | float | str | None | Sequence[str] | Sequence[Sequence[st
 Settings = dict[str, Setting]
 """Fields of a tool's configuration, by its own names."""
 
-PRECISIONS = ("bf16", "fp16", "fp8")
+PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,14 @@ class LaunchPlan:
     @property
     def microbatches(self) -> int:
         return self.layout.microbatches(self.global_batch)
+
+    def slurm_job(self, start: str) -> str:
+        """A command that starts it under Slurm, whose batch job runs on the first node."""
+        job = f"export MASTER_ADDR=$(hostname); srun {start}"
+        return (
+            f"sbatch --nodes {self.nodes} --ntasks-per-node 1 --gpus-per-node {self.per_node} "
+            f"--exclusive --wrap {shlex.quote(job)}"
+        )
 
     @property
     def even(self) -> bool:

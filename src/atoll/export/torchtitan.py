@@ -24,6 +24,12 @@ VALUES: Values = {
 SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe", "zb-v": "ZBVZeroBubble"}
 """More chunks by vpp run Interleaved1F1B."""
 
+NARROW = {
+    "fp8": ("quantize.linear.float8", "rowwise"),
+    "mxfp8": ("quantize.linear.mx", "mxfp8_cublas"),
+}
+"""Converters of linear layers, with their recipes."""
+
 
 def torchtitan(plan: LaunchPlan) -> LaunchFile:
     flavor, note = find_flavor(plan.model)
@@ -58,17 +64,17 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
             "as Atoll's ring does; torchtitan's default gathers them."
         )
         sections["parallelism"]["context_parallel_rotate_method"] = "alltoall"
-    if plan.precision == "fp8":
-        _fp8(sections, notes)
+    if plan.precision in NARROW:
+        _narrow(plan.precision, sections, notes)
     text = _header(plan) + "\n".join(_section(name, body) for name, body in sections.items())
     return LaunchFile(target=TARGET, file="train.toml", text=text, notes=tuple(notes))
 
 
 def _header(plan: LaunchPlan) -> str:
-    return (
-        f"# torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node} ... "
-        "-m torchtitan.train --job.config_file train.toml\n\n"
-    )
+    nodes = f"torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node}"
+    meeting = "--rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500"
+    start = f"{nodes} {meeting} -m torchtitan.train --job.config_file train.toml"
+    return f"# {start}\n# Under Slurm: {plan.slurm_job(start)}\n\n"
 
 
 def _training(plan: LaunchPlan) -> Settings:
@@ -154,24 +160,22 @@ def _recompute(plan: LaunchPlan) -> Settings:
     )
 
 
-def _fp8(sections: dict[str, Settings], notes: list[str]) -> None:
-    sections["model"]["converters"] = ["quantize.linear.float8"]
-    sections["quantize.linear.float8"] = {
-        "recipe_name": "rowwise",
-        "filter_fqns": ["output"],
-    }
+def _narrow(precision: str, sections: dict[str, Settings], notes: list[str]) -> None:
+    converter, recipe = NARROW[precision]
+    sections["model"]["converters"] = [converter]
+    sections[converter] = {"recipe_name": recipe, "filter_fqns": ["output"]}
     sections["compile"] = {"enable": True}
     notes.append(
-        "fp8 is written as rowwise scaling of all linear layers but the head, which needs torchao "
-        "and torch.compile."
+        f"{precision} is written as {recipe} for all linear layers but the head, which needs "
+        "torchao and torch.compile."
     )
 
 
 def _refusals(plan: LaunchPlan, flavor: Flavor) -> Iterator[str]:
     layout = plan.layout
     sharded = layout.zero > 0 and layout.dp * layout.cp > 1
-    if plan.precision == "fp16":
-        yield "it trains in bf16 or fp8, not fp16"
+    if plan.precision not in ("bf16", *NARROW):
+        yield f"it trains in bf16, fp8 or mxfp8, not {plan.precision}"
     if layout.pp > 1 and not flavor.pipeline:
         yield f"it cannot cut {flavor.name} into pipeline stages; set pp 1"
     if layout.cp > 1 and not flavor.context:

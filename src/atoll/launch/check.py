@@ -96,7 +96,7 @@ def check(asked: CheckQuestion) -> Checked:
 def _question(asked: CheckQuestion, launch: Launch) -> EstimateQuestion:
     """The layout as a question; the command's own words win over the file's."""
     own = (
-        *("device", "devices", "batch", "sequence", "network", "stack", "headroom"),
+        *("device", "devices", "batch", "sequence", "network", "stack", "headroom", "power_cap"),
         *LengthQuestion.model_fields,
     )
     said = fields_of(launch, {name: getattr(asked, name) for name in own})

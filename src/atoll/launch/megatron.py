@@ -16,7 +16,7 @@ from atoll.launch.account import Arguments, Launch, flat
 from atoll.launch.files.shell import Command, Script
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron_model import model_of
-from atoll.step.layout import SOME
+from atoll.step.layout import HOST, SOME
 
 WITHOUT_EFFECT = (
     # data, tokenizer, checkpoints, logs, evaluation, schedules of rates, random numbers
@@ -231,8 +231,10 @@ def layout_fields(given: Arguments, layers: int) -> dict[str, Any]:
     if chunks is None and a_chunk:
         chunks = max(1, layers // pp // a_chunk)
     written = given.text("pipeline_model_parallel_layout")
+    held = _blocks(written or "")
     if written is not None and chunks is None:
-        chunks = max(1, _stages(written) // pp)
+        chunks = max(1, len(held) // pp)
+    said = pp > 1 and sum(held) == layers and len(held) == pp * (chunks or 1)
     return {
         "tp": tp,
         "pp": pp,
@@ -245,17 +247,19 @@ def layout_fields(given: Arguments, layers: int) -> dict[str, Any]:
         "zero": _zero(given),
         "hsdp": given.count("num_distributed_optimizer_instances") or 1,
         "recompute": _recompute(given),
+        "blocks": held if said else (),
     }
 
 
-def _stages(layout: str) -> int:
-    """Stages that a written layout has: "Et*3|(tt|)*29,m|L" in megatron-core's notation."""
+def _blocks(layout: str) -> tuple[int, ...]:
+    """Blocks of every chunk of a written layout: "Et*3|(tt|)*29,m|L" in megatron-core's words."""
     text = layout.replace(" ", "").replace(",", "").strip("\"'")
     while found := re.search(r"\(([^()]*)\)\*(\d+)", text):
         text = text[: found.start()] + found[1] * min(int(found[2]), 4096) + text[found.end() :]
         if len(text) > 100_000:
             raise AtollError("pipeline_model_parallel_layout: has too many stages")
-    return text.count("|") + 1
+    chunks = (re.findall(r"t(?:\*(\d+))?", chunk) for chunk in text.split("|"))
+    return tuple(sum(int(times or 1) for times in found) for found in chunks)
 
 
 def _zero(given: Arguments) -> int:
@@ -284,7 +288,8 @@ def _recompute(given: Arguments) -> str:
     method, layers = given.text("recompute_method"), given.count("recompute_num_layers")
     modules = (given.text("recompute_modules") or "core_attn").replace(",", " ").split()
     if granularity is None:
-        return "none"
+        hosted = given.count("cpu_offloading_num_layers")
+        return f"{HOST}@{hosted}" if hosted else "none"
     if granularity == "full":
         return f"{SOME}{layers}" if method == "block" and layers else "full"
     return "selective" if modules == ["core_attn"] else "+".join(modules)

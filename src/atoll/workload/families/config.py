@@ -54,4 +54,20 @@ def _read_family(fields: Fields) -> ModelConfig:
             f"{nearest}; capture the module itself with `atoll capture`, or write the model as the "
             "nearest of these"
         )
-    return FAMILIES[model_type].read(fields)
+    return _constants(FAMILIES[model_type].read(fields), fields)
+
+
+def _constants(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """With the numbers that change no operator: transformers 5 has those of positions in a block of
+    their own.
+    """
+    own = fields.get("rope_parameters")
+    scaled = fields.get("rope_scaling") or own
+    kind = scaled.get("rope_type", scaled.get("type")) if isinstance(scaled, dict) else None
+    rotary = fields.block("rope_parameters") if isinstance(own, dict) else fields
+    return replace(
+        config,
+        rotary_base=fields.positive("rope_theta") or rotary.positive("rope_theta"),
+        norm_epsilon=fields.positive("norm_epsilon"),
+        rotary_scaling=kind if isinstance(kind, str) and kind != "default" else "",
+    )

@@ -29,12 +29,22 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "num_experts": ("num_experts", "num_local_experts"),
     "num_local_experts": ("num_local_experts", "num_experts"),
     "n_routed_experts": ("n_routed_experts", "num_local_experts"),
+    "rope_theta": ("rope_theta", "rotary_emb_base"),
+    "norm_epsilon": (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "layernorm_epsilon",
+        "norm_eps",
+        "norm_epsilon",
+    ),
 }
 
 
 MOST = 10**9
 """Of anything that is counted."""
 MOST_LAYERS = 10_000
+MOST_NUMBER = 1e15
 
 _REQUIRED = object()
 _TYPING_ERROR = 0.93  # of all letters, those that agree
@@ -140,6 +150,13 @@ class Fields:
         """A number above 0 and up to 1."""
         allowed = "a number above 0 and at most 1"
         return float(self._checked(name, default, lambda v: _number(v) and 0 < v <= 1, allowed))
+
+    def positive(self, name: str) -> float | None:
+        """A number above 0, none where it is not told."""
+        found = self._checked(
+            name, None, lambda v: _number(v) and 0 < v < MOST_NUMBER, "a number above 0"
+        )
+        return None if found is None else float(found)
 
     def count(self, name: str, default: int) -> int:
         """An integer that may be 0."""

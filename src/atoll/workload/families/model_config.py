@@ -188,6 +188,12 @@ class ModelConfig:
     source: str = ""
     part: str = ""
     """Which part of a larger model this is."""
+    rotary_base: float | None = None
+    """Of rotary positions, and `norm_epsilon` of norms, where they are told: no operator depends on
+    them, but a launch file must say them."""
+    norm_epsilon: float | None = None
+    rotary_scaling: str = ""
+    """How positions are stretched beyond those of pretraining, by name."""
 
     @property
     def sequence(self) -> int:
