@@ -89,6 +89,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "kind: wafer\nwafer: small.yaml\nmodel: small\nbatch: 8\nsequence: 64\n"
         "microbatch: [1]\nbaselines: false\n"
     )
+    (folder / "pods.yaml").write_text(
+        "pods: [{device: h100, devices: 4}, {device: a100-80, devices: 4}]\n"
+    )
     (folder / "pretrain.sh").write_text(SCRIPT.replace("${GPUS}", "8"))
     runs(folder / "runs.csv")
     table = sorted((ROOT / "tests" / "data" / "phaze_dp_cases").glob("*.in.json"))[0]

@@ -34,6 +34,7 @@ from atoll.identity import VERSION
 from atoll.questions import (
     EstimateQuestion,
     PlanQuestion,
+    PodsQuestion,
     SearchQuestion,
     WaferQuestion,
 )
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from atoll.explore.answer.result import SearchResult
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
+    from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
     from atoll.wafer.answer.result import WaferEstimate, WaferResult
     from atoll.workload.stored import StoredModel
@@ -55,8 +57,10 @@ __all__ = [
     "Estimate",
     "EstimateQuestion",
     "InfeasibleError",
+    "MixedPlan",
     "Plan",
     "PlanQuestion",
+    "PodsQuestion",
     "SearchQuestion",
     "SearchResult",
     "StoredModel",
@@ -85,6 +89,7 @@ __all__ = [
 _RETURNED = {
     "Checked": "atoll.launch.check",
     "Estimate": "atoll.training.estimate",
+    "MixedPlan": "atoll.training.mixed.plan",
     "Plan": "atoll.training.planner.plan",
     "SearchResult": "atoll.explore.answer.result",
     "StoredModel": "atoll.workload.stored",

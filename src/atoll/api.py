@@ -18,6 +18,7 @@ from atoll.questions import (
     EstimateQuestion,
     MappingQuestion,
     PlanQuestion,
+    PodsQuestion,
     SearchQuestion,
     WaferQuestion,
     verbs,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from atoll.questions import keywords
     from atoll.stopping import Stop
     from atoll.training.estimate import Estimate
+    from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
     from atoll.wafer.answer.result import WaferEstimate, WaferResult
     from atoll.workload import StoredModel
@@ -379,7 +381,7 @@ def estimate(
     return _written(result, question)
 
 
-@described_by(PlanQuestion)
+@described_by(PlanQuestion, PodsQuestion)
 def plan(
     model: str | None = None,
     device: str | None = None,
@@ -389,16 +391,16 @@ def plan(
     stop: Stop | None = None,
     progress: Progress | None = None,
     **fields: Unpack[keywords.PlanFields],
-) -> Plan:
+) -> Plan | MixedPlan:
     """The fastest layout that fits, proven over the values that each axis may take.
 
     Args:
-        job: A question, or a job file (kind: devices); keywords override its fields.
+        job: A question, or a job file (kind: devices or pods); keywords override its fields.
         stop: Asked between pieces of work whether to end, with the best so far.
         progress: Told how far the plan is.
 
     Returns:
-        The best layout with its proof, its runners-up and the reasons.
+        The best layout with its proof, its runners-up and the reasons; with `pods` a `MixedPlan`.
 
     Raises:
         AtollError: A field is wrong, or no layout that fits can be run by the tool of `export`.
@@ -414,12 +416,15 @@ def plan(
     """
     from atoll.driver import Means, drive
     from atoll.export import EXPORTERS, launch_files, refusals
+    from atoll.training.mixed.plan import plan_pods
     from atoll.training.planner.problem import PlanProblem
     from atoll.training.request import axes_of, run_of
 
     given = {"model": model, "device": device, "devices": devices, **fields}
-    question = ask({"devices": PlanQuestion}, job, given)
+    question = ask({"devices": PlanQuestion, "pods": PodsQuestion}, job, given)
     _check_files(question)
+    if isinstance(question, PodsQuestion):
+        return plan_pods(question, stop, progress)
     means = Means(question.out, question.workers, question.cluster)
 
     def prepare(limit: Stop) -> PlanProblem:
@@ -429,8 +434,7 @@ def plan(
         now = stop is not None or means != Means()  # else reasons wait until they are asked for
         return PlanProblem(question, run, axes, usable, now, launch_files)
 
-    first = "a layout was estimated"
-    found = drive(prepare, means, stop, question.time_limit, progress, first)
+    found = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
     if question.layouts is not None:
         from atoll.training.planner.answer import write_layouts
 

@@ -99,6 +99,24 @@ def test_search_and_planner_price_a_layout_alike(
         assert memory.allocated == pytest.approx(stage.total_memory_bytes, rel=REL)
 
 
+def test_balanced_stages_are_estimated_as_they_were_searched(tmp_path: Path) -> None:
+    """With the head on fewer blocks than other stages have."""
+    found = atoll.search(
+        model="bert-large", devices=8, batch=64, microbatch=(2,), tp=(1,), cp=(1,), order="zb-h2",
+        space=SPACE, recompute="none", zero=1, baselines=False, out=tmp_path,
+    )  # fmt: skip
+    where = found.best.plans[0].placement
+    held = [name.rpartition(" x") for stage in where.stages for name in stage.layers]
+    blocks = tuple(int(times) for name, _, times in held if name == "block")
+    assert len(blocks) == where.pipeline > 1 and blocks[-1] < blocks[0]
+    estimate = atoll.estimate(
+        "bert-large", str(tmp_path / "chip.yaml"), where.devices, batch=64, pp=where.pipeline,
+        microbatch=2, zero=1, hsdp=where.hsdp, order="zb-h2", blocks=blocks, optimizer="mixed",
+    )  # fmt: skip
+    assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
+    assert f"blocks-{blocks[0]}" in str(estimate.layout)
+
+
 def test_a_chip_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     chip = load_accelerator(CHIP)
     path = tmp_path / "chip.yaml"
@@ -115,7 +133,8 @@ def test_the_chip_that_a_search_writes_is_planned_at_its_step(tmp_path: Path) ->
     estimate = atoll.estimate(
         SMALL, str(tmp_path / "chip.yaml"), where.devices, batch=BATCH, sequence=SEQUENCE,
         tp=where.tensor, pp=where.pipeline, microbatch=where.microbatch, zero=where.zero,
-        cp=where.cp, vpp=where.vpp, order=where.schedule if where.vpp == 1 else None,
+        cp=where.cp, vpp=where.vpp, hsdp=where.hsdp,
+        order=where.schedule if where.vpp == 1 else None,
     )  # fmt: skip
     assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
     planned = atoll.plan(

@@ -3,7 +3,7 @@
 A block of a page that stands below `<!-- run -->` holds a command after `$` and what it prints. The
 commands of a page run one after the other in a folder of their own, which has the repository's
 examples, sources and tests; a block below `<!-- file NAME -->` is a file there. A picture below
-`<!-- picture runs/mine #chip -->` is that section of the report in that folder.
+`<!-- picture runs/mine #chip -->` is that section of the report in that folder, or of a page.
 `python tests/docs/written.py [PAGE...]` runs them, writes what they print and takes the pictures;
 a test compares the outputs, wall times aside.
 """
@@ -28,7 +28,7 @@ WIDTH = 900
 """Of the window in which pictures are taken."""
 _RUN = re.compile(r"(<!-- run -->\n```\w*\n\$ )([^\n]+)\n(.*?)(```)", re.DOTALL)
 _FILE = re.compile(r"<!-- file ([\w./-]+) -->\n```\w*\n(.*?)```", re.DOTALL)
-_PICTURE = re.compile(r"<!-- picture ([\w/-]+) (#[\w-]+) -->\n!\[[^\]]*\]\(([\w./-]+)\)")
+_PICTURE = re.compile(r"<!-- picture ([\w./-]+) (#[\w-]+) -->\n!\[[^\]]*\]\(([\w./-]+)\)")
 _WALL = re.compile(r"\d[\d.,]* s$", re.MULTILINE)
 
 
@@ -72,7 +72,8 @@ def take_pictures(page: Path, folder: Path) -> None:
         return
     with start_browser() as browser, browser.page(WIDTH, 900) as tab:
         for run, section, target in wanted:
-            tab.goto((folder / run / "report.html").as_uri())
+            file = folder / run if run.endswith(".html") else folder / run / "report.html"
+            tab.goto(file.as_uri())
             tab.wait_for("document.documentElement.dataset.ready === 'yes'")
             path = page.parent / target
             path.parent.mkdir(exist_ok=True)

@@ -148,6 +148,8 @@ def test_a_wafer_shows_its_dies(browser: Browser, wafer_run: Path, tmp_path: Pat
         assert sections(page) == {
             "facts", "wafer", "time", "baselines", "pipeline", "memory",
         }  # fmt: skip
+        facts = page.text("#facts")
+        assert all(word in facts for word in ("Throughput", "Area", "Cost", "kW"))
         assert "×" in page.text("#wafer-picture"), "a dead die"
         assert page.count("#wafer-picture rect.die") == 48
         assert page.count("#wafer-picture line.link") > 40

@@ -69,6 +69,10 @@ VIEWS = {
     "layouts": ("run=gpt2", "document.querySelectorAll('.stacked').length >= 2"),
     "plan-compare": ("run=gpt2&view=compare", "document.querySelectorAll('.stacked').length == 4"),
     "plan-whatif": ("run=gpt2&view=whatif", "!!document.querySelector('#answered')"),
+    "runs": (
+        "view=runs&with=tiny,gpt2",
+        "document.querySelectorAll('#compared table').length == 2",
+    ),
     "plan-report": ("run=gpt2&view=report", "!!document.querySelector('#launch-text')"),
 }
 
@@ -213,6 +217,42 @@ def test_the_what_if_answers_the_sliders(browser: Browser, explorer: Explorer) -
         same = "document.querySelector('#whatif-figures')?.textContent.slice(0, 30)"
         page.wait_for(f"{same} === {before[:30]!r}")
         assert_clean(page)
+
+
+def test_a_plan_is_made_again(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(f"{explorer.address}?run=gpt2&view=whatif&w_compute=2&w_batch=128")
+        page.wait_for("!!document.querySelector('#answered')")
+        assert "moved" in page.eval("document.querySelector('[data-slider=compute]').className")
+        page.click("#again")
+        page.wait_for("document.querySelector('#answered').textContent.includes('Planned again')")
+        assert "proven best of" in page.text("#answered")
+        assert_clean(page)
+
+
+def test_runs_are_compared_by_what_differs(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(explorer.address)
+        page.wait_for("!!document.querySelector('#badge')")
+        page.click("#runs")
+        page.wait_for("document.querySelectorAll('#compared table').length == 2")
+        few = page.eval("document.querySelectorAll('#compared tr').length")
+        page.click("#differing")
+        page.wait_for(f"document.querySelectorAll('#compared tr').length >= {few}")
+        assert "≠" in page.text("#compared")
+        page.goto(f"{explorer.address}?run=gpt2&view=compare&differing=1")
+        page.wait_for("document.querySelectorAll('.stacked').length == 4")
+        assert "same" not in page.text("#view table")
+        assert_clean(page)
+
+
+def test_the_best_design_is_marked_on_a_stepped_front(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(f"{explorer.address}?run=tiny&view=designs")
+        page.wait_for(f"{DRAWN} && {ROWS}")
+        best = page.eval("document.querySelector('tr[data-chip]').dataset.chip")
+        assert page.eval("document.querySelector('#scatter').dataset.best") == best
+        assert "the best is ringed" in page.text("#view")
 
 
 def test_the_keyboard_alone_reaches_a_design(browser: Browser, explorer: Explorer) -> None:

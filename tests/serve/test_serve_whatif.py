@@ -113,7 +113,8 @@ def test_the_api_answers_and_says_how_long_it_took(tiny_run: Path) -> None:
     chip = ask_json(app, "/api/runs/tiny/table?limit=1")["rows"][0]["chip"]
     options = ask_json(app, f"/api/runs/tiny/whatif/options?chip={chip}")
     names = [slider["name"] for slider in options["sliders"]]
-    assert names == ["devices", "link", "hbm_GiB", "hbm_GBps", "microbatch", "tensor"]
+    own = ["devices", "link", "hbm_GiB", "hbm_GBps", "microbatch", "tensor"]
+    assert names == [*own, "sequence", "batch", "compute"]
     for slider in options["sliders"]:
         value = slider["values"][-1]
         found = ask_json(app, f"/api/runs/tiny/whatif?chip={chip}&{slider['name']}={value}")
@@ -187,3 +188,47 @@ def test_changes_are_read_and_refused() -> None:
     for name, text in wrong:
         with pytest.raises(AtollError, match=f"{name}: expected"):
             parse_change({name: [text]})
+
+
+def test_sequence_batch_and_compute_rate_of_a_plan(plan_run: Path) -> None:
+    app = make_app(plan_run)
+    names = [s["name"] for s in ask_json(app, "/api/runs/gpt2/whatif/options")["sliders"]]
+    assert names[-3:] == ["sequence", "batch", "compute"]
+    base = ask_json(app, "/api/runs/gpt2/whatif")
+    fast = ask_json(app, "/api/runs/gpt2/whatif?compute=2")
+    assert 0.5 * base["step_time_s"] < fast["step_time_s"] < base["step_time_s"]
+    more = ask_json(app, "/api/runs/gpt2/whatif?batch=128")
+    assert more["samples_per_s"] >= base["samples_per_s"]
+    short = ask_json(app, "/api/runs/gpt2/whatif?sequence=512")
+    assert short["parts_s"]["compute"] < base["parts_s"]["compute"]  # the host sets the pace
+    told = ask_json(app, "/api/runs/gpt2/whatif?sequence=4096")
+    assert "position table ends at 1024" in told["problem"]
+
+
+def test_a_plan_is_made_again_under_other_conditions(plan_run: Path) -> None:
+    app = make_app(plan_run)
+    kept = ask_json(app, "/api/runs/gpt2/whatif?hbm_GiB=16")
+    again = ask_json(app, "/api/runs/gpt2/whatif/plan?hbm_GiB=16")
+    assert again["schedules"].startswith("proven best of ")
+    assert not again["warning"] and again["memory_capacity_bytes"] == 16 * 2**30
+    assert "does not fit" in kept["warning"] or again["step_time_s"] <= kept["step_time_s"]
+    assert "problem" in ask_json(app, "/api/runs/gpt2/whatif/plan?hbm_GiB=1")
+
+
+def test_sequence_batch_and_compute_rate_of_a_chip(tiny_run: Path) -> None:
+    whatif, designs, _ = designs_of(tiny_run)
+    base = whatif.estimate(designs[0], 0, Change()).step_time_s
+    assert whatif.estimate(designs[0], 0, Change(compute=2.0)).step_time_s < base
+    assert whatif.estimate(designs[0], 0, Change(sequence=256)).step_time_s < base
+    assert whatif.estimate(designs[0], 0, Change()).step_time_s == base
+
+
+def test_runs_are_compared_as_the_command_does(plan_run: Path, tiny_run: Path) -> None:
+    app = make_app(plan_run, tiny_run)
+    view = ask_json(app, "/api/compare?run=gpt2&run=tiny")
+    asked, figures = view["tables"]
+    assert asked["heads"][-2:] == ["gpt2", "tiny"]
+    assert any(row[0] == "≠" and row[1] == "devices" for row in asked["rows"])
+    assert any(row[1] == "MFU" for row in figures["rows"])
+    assert "two or more" in ask_json(app, "/api/compare?run=gpt2", 400)["error"]
+    assert "No run 'none'" in ask_json(app, "/api/compare?run=gpt2&run=none", 404)["error"]

@@ -10,9 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import atoll
+from atoll.answers.designs import CompareAnswer
 from atoll.cli import app
 from atoll.errors import AtollError
 from atoll.questions import EstimateQuestion, PlanQuestion
+from atoll.report.table_view import table_view
 
 ASKED = {"model": "gpt2-xl", "device": "h100", "batch": 80}
 WORDS = ("--model", "gpt2-xl", "--device", "h100", "--batch", "80")
@@ -86,6 +88,14 @@ def test_the_command_prints_keeps_and_draws_a_sweep(tmp_path: Path) -> None:
     assert type(atoll.load(folder / "sweep.json")).__name__ == "SweepAnswer"
 
 
+def test_quantities_are_drawn_with_their_unit_and_names_not_at_all() -> None:
+    asked = EstimateQuestion.of(**ASKED, devices=8)
+    plot = table_view(atoll.sweep(asked, power_cap=["700 W", "350 W"])).plot
+    assert plot is not None and plot.x == "power_cap (W)"
+    assert [x for x, _ in plot.lines[""]] == [350.0, 700.0]
+    assert table_view(atoll.sweep(asked, network=["dgx-h100", "dgx-a100"])).plot is None
+
+
 def test_every_estimated_layout_is_written(tmp_path: Path) -> None:
     file = tmp_path / "layouts.csv"
     found = atoll.plan(**ASKED, devices=8, cp=[1], layouts=file)
@@ -116,3 +126,17 @@ def test_runs_are_compared_by_what_was_asked_and_what_came_out(tmp_path: Path) -
     assert "What came out" in page.read_text()
     with pytest.raises(AtollError, match="two or more"):
         atoll.compare(runs[0])
+
+
+def test_what_questions_return_can_be_compared_and_tabled() -> None:
+    found = atoll.plan(**ASKED, devices=8, pp=1, cp=1, recompute="none")
+    table = found.to_dataframe()
+    assert table["layout"].iloc[0] == str(found.fastest.layout)
+    assert table["step_time_s"].is_monotonic_increasing
+    other = atoll.estimate(**ASKED, devices=16)
+    assert other.to_dataframe()["devices"].tolist() == [16]
+    both = found.compare(other)
+    assert isinstance(both, CompareAnswer) and both.runs == ("plan 1", "estimate 2")
+    assert both.to_dataframe().loc["devices"].tolist() == [8, 16]
+    with pytest.raises(AtollError, match="two or more"):
+        found.compare()

@@ -13,7 +13,7 @@ from dataclasses import fields
 from functools import cached_property, singledispatch
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -21,6 +21,9 @@ from atoll.errors import AtollError
 from atoll.files.jsonfile import read_object
 from atoll.files.wholefile import whole_files
 from atoll.registry import named
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST = 10**15
 Count = Annotated[int, Field(ge=0, le=MOST)]
@@ -277,6 +280,51 @@ class Pictured(Answered[P]):
             'trace.json'
         """
         return self.answer.trace(path)
+
+    def compare(self, *others: Pictured[Any]) -> Picture:
+        """Lay it beside others, of any kind, as `atoll compare` does.
+
+        Args:
+            others: What other questions returned.
+
+        Returns:
+            What `atoll.compare` returns: a row for each thing, a value for each of them, with
+            ratios to this one.
+
+        Raises:
+            AtollError: None is given.
+
+        Example:
+            >>> import atoll
+            >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64)
+            >>> small.compare(large).to_dict()["runs"]
+            ['estimate 1', 'estimate 2']
+        """
+        answers = [found.answer for found in (self, *others)]
+        names = [f"{answer.kind} {i}" for i, answer in enumerate(answers, 1)]
+        told: Picture = named("atoll.several.compared:beside")(names, answers)
+        return told
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """What was asked and what came out, for pandas.
+
+        Returns:
+            One row; of plans, searches and sweeps one for all that was evaluated.
+
+        Example:
+            >>> import atoll
+            >>> found = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> int(found.to_dataframe()["devices"].iloc[0])
+            8
+        """
+        import pandas as pd
+
+        asked, figures = (
+            named(f"atoll.several.figures:{name}")(self.answer)
+            for name in ("asked_of", "figures_of")
+        )
+        return pd.DataFrame([asked | figures])
 
 
 def made_of(kind: type[T], source: object, /, **given: Any) -> T:

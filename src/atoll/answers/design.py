@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from atoll.answers.answer import Amount, Answer, Count, Number, Positive
+from atoll.answers.certificate import Proof
+from atoll.answers.plan import PlannedLayout
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.silicon.systolic import TEMPLATES
 
@@ -133,6 +135,7 @@ class Placed:
     ep: Degree
     etp: Degree | None
     vpp: Degree
+    hsdp: Degree = 1
     devices: Degree
     layout: str
     """Its degrees and what else it does, in one phrase."""
@@ -208,3 +211,80 @@ class TablePlan(Answer):
     per_width_s: Mapping[int, float | None]
     kind: Literal["place"] = "place"
     format: Literal[1] = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodAnswer:
+    """What a pod does."""
+
+    device: str
+    devices: Count
+    network: str
+    used: bool
+    microbatch: Count
+    blocks: tuple[Count, ...]
+    """Of each of its stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodAlone:
+    """The best that one pod can do, or why it can do nothing."""
+
+    device: str
+    devices: Count
+    step_time_s: Positive | None = None
+    layout: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedStage:
+    """One stage on the devices of its pod."""
+
+    pod: Count
+    stage: Count
+    blocks: Count
+    microbatch_s: Amount
+    recompute: str
+    needed_bytes: Amount
+    capacity_bytes: Amount
+    memory_bytes: Mapping[str, Amount]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedAnswer(Answer):
+    """The fastest layout on pods that differ, with the proof."""
+
+    kind: Literal["mixed-plan"] = "mixed-plan"
+    format: Literal[1] = 1
+    model: str
+    sequence: Count
+    global_batch: Count
+    stack: str
+    precision: str
+    given: str
+    """All that it holds for, in words."""
+    pods: tuple[PodAnswer, ...]
+    by: Literal["alone", "stages", "replicas"]
+    """One pod alone, stages of one pipeline across pods, or replicas in each of them."""
+    order: tuple[Count, ...]
+    """Numbers of the pods, as ranks go through them."""
+    layout: PlannedLayout
+    """Over all devices of these pods."""
+    layout_words: str
+    step_time_s: Positive
+    tokens_per_s: Amount
+    breakdown_s: Mapping[str, Number]
+    """Of replicas in several pods, of those that take longest."""
+    replay_difference: Number
+    """Closed form over the replay of all passes, less one."""
+    crossing: str
+    """Where what joins the pods is crossed."""
+    bottleneck: str
+    stages: tuple[MixedStage, ...]
+    runners_up: tuple[tuple[str, str, Number], ...]
+    """Layout, how it uses the pods, and how much slower it is."""
+    alone: tuple[PodAlone, ...]
+    stopped: str
+    excluded: tuple[str, ...]
+    certificate: Proof

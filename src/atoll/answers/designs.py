@@ -248,3 +248,21 @@ class CompareAnswer(Picture):
     runs: tuple[str, ...]
     asked: tuple[ComparedRow, ...]
     figures: tuple[ComparedRow, ...]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The rows for pandas.
+
+        Returns:
+            One row for each thing, one column for each run.
+
+        Example:
+            >>> import atoll
+            >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("small.json")
+            >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64).save("large.json")
+            >>> atoll.compare(small, large).to_dataframe().loc["devices"].tolist()
+            [8, 16]
+        """
+        import pandas as pd
+
+        rows = {row.name: row.values for row in (*self.asked, *self.figures)}
+        return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.runs))

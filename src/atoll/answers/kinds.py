@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from atoll.answers.answer import Answer, adapter
 from atoll.answers.chips import ChipsValidation, NodesValidation
-from atoll.answers.design import TablePlan
+from atoll.answers.design import MixedAnswer, TablePlan
 from atoll.answers.designs import CompareAnswer, DesignsAnswer, SweepAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
 from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
@@ -43,6 +43,7 @@ __all__ = [
     "HardwareAnswer",
     "LaunchFile",
     "MappingAnswer",
+    "MixedAnswer",
     "ModelAnswer",
     "ModelsAnswer",
     "NodesValidation",
@@ -63,7 +64,7 @@ ANSWERS: dict[str, tuple[type[Answer], ...]] = {
     "search": (SearchAnswer, WaferAnswer, SweepAnswer),
     "explain": (SearchExplanation, WaferExplanation, PlanExplanation),
     "designs": (DesignsAnswer,),
-    "plan": (PlanAnswer, SweepAnswer),
+    "plan": (PlanAnswer, MixedAnswer, SweepAnswer),
     "estimate": (EstimateAnswer, MappingAnswer, SweepAnswer),
     "compare": (CompareAnswer,),
     "place": (TablePlan,),

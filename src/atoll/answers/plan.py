@@ -286,6 +286,11 @@ class RunAnswer(Picture):
     step_time_s: Positive
     tokens_per_s_per_device: Amount
     mfu: Amount
+    power_cap_W: Positive | None = None
+    """What each device is held to; none: its rating."""
+    power_W: Amount | None = None
+    """Mean draw of a device over the step; none where its rating is not known."""
+    energy_per_token_J: Amount | None = None
     fits: bool
     memory_bytes: PlanMemory
     breakdown_s: Mapping[str, Number]

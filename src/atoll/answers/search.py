@@ -12,6 +12,7 @@ from atoll.answers.answer import Amount, Count, Explanation, Number, Picture, Po
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import Degree, Placed, Record, SearchedModel, SizedChip, SlowerChip
 from atoll.registry import named
+from atoll.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +168,87 @@ class Robustness(SteadyChip):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowPrice:
+    """What a little more of something is worth to a run."""
+
+    what: str
+    unit: str
+    at: Positive
+    """What the answer was allowed, or has."""
+    low: Positive
+    high: Positive
+    """Between which the price holds: both ends were solved."""
+    less: Number | None
+    """Of the run's throughput at `low`; none where no chip fits."""
+    more: Number | None
+    per_unit_below: Number | None
+    """Of the throughput, what each unit less takes, and each unit more brings."""
+    per_unit_above: Number | None
+    chosen_anew: bool
+    """Whether each end has its own proven best chip; else it is the answer with that one rate."""
+    to_target: Amount | None
+    """Units more with which the run is as fast as it is to be; none: not within `high`."""
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """What, at what, a unit less and a unit more, each with the end up to which that holds."""
+        ends = (
+            (self.less, self.per_unit_below, self.low),
+            (self.more, self.per_unit_above, self.high),
+        )
+        less, more = (
+            f"no chip at {end:,.4g}"
+            if gain is None or per is None
+            else f"{sign}{100 * per:.3g}% per {self.unit} to {end:,.4g} ({gain:+.1%})"
+            for sign, (gain, per, end) in zip("-+", ends, strict=True)
+        )
+        return self.what, f"{self.at:,.4g} {self.unit}", less, more
+
+    def words(self) -> str:
+        what, at, less, more = self.cells()
+        reach = "" if not self.to_target else f"; {self.to_target:,.3g} {self.unit} more would do"
+        return f"{what} at {at}: {less}, {more}{reach}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """The answer as the next machine of a run that was planned or measured, under its software."""
+
+    device: str
+    step_time_s: Positive
+    """Of the run as it is."""
+    measured: bool
+    host_s: Amount
+    """Of its step, host time beside the device."""
+    slack: Positive
+    """Time of its step over what its parts explain."""
+    chip_step_time_s: Positive
+    """Of the answer with the same host time and slack: the best of all chips, as both only add to
+    and stretch what a chip takes."""
+    target: Positive
+    """Times as fast as the run that it is to be."""
+    prices: tuple[ShadowPrice, ...]
+
+    @property
+    def faster(self) -> float:
+        return self.step_time_s / self.chip_step_time_s
+
+    def words(self) -> tuple[str, ...]:
+        lost = f"{format_seconds(self.host_s)} of host time and a slack of {self.slack:.3f}"
+        short = self.target / self.faster - 1
+        need = (
+            f"more than the {self.target:g} times that are asked for"
+            if short <= 0
+            else f"{self.target:g} times takes {short:.0%} more throughput"
+        )
+        return (
+            f"{'measured' if self.measured else 'planned'} on {self.device} a step takes "
+            f"{format_seconds(self.step_time_s)}; under its software ({lost}) this chip takes "
+            f"{format_seconds(self.chip_step_time_s)}: {self.faster:.2f} times as fast, {need}",
+            *(price.words() for price in self.prices),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchAnswer(Picture):
     """The best chip, its proof, its baselines."""
 
@@ -195,6 +277,8 @@ class SearchAnswer(Picture):
     price_per_device: Positive | None = None
     """Dollars or watts that a device takes, where the score is throughput over them."""
     robustness: Robustness | None = None
+    ahead: Ahead | None = None
+    """With `--from`: against the run that it follows."""
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
     given: str = ""

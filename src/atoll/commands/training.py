@@ -35,6 +35,7 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
 
 def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
     from atoll.api import plan as run
+    from atoll.training.planner.plan import Plan
     from atoll.training.planner.search import UnusableError
 
     if swept(question, as_json):
@@ -46,7 +47,8 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
         except UnusableError as error:  # the plan is worth having without a launch file
             without = question.model_copy(update=_LATER | {"export": None})
             refused, result = error, run(job=without, stop=stop, progress=show)
-    answer(result, as_json, printing_training.print_plan)
+    shown = printing_training
+    answer(result, as_json, shown.print_plan if isinstance(result, Plan) else shown.print_mixed)
     leave_if_interrupted(stop, question.out)
     if refused is not None:
         raise refused

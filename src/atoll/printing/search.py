@@ -38,6 +38,9 @@ def print_result(result: SearchResult) -> None:
         console.print(f"Price        {result.price_words()}", markup=False)
     if result.robustness is not None:
         console.print(f"Robustness   {result.robustness.words()}", markup=False)
+    for number, words in enumerate(() if result.ahead is None else result.ahead.words()):
+        head = {0: "Run", 1: "Prices"}.get(number, "")
+        console.print(f"{head:<12} {words}", markup=False)
     for plan in best.plans:
         console.print(f"Model        {plan.model}", markup=False)
         console.print(

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from atoll.answers.validation import Better, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
+    from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
 
 BAR = 30
+FEW_DIGITS = 3  # of times of mixtures, of which none was measured
 
 
 def print_estimate(result: Estimate) -> None:
@@ -36,6 +38,8 @@ def print_estimate(result: Estimate) -> None:
     time, throughput, mfu = result.figures()
     console.print(f"step {time}, {throughput}, MFU {mfu}")
     console.print(result.sureness(), markup=False)
+    if run.gpu.cap_W and (energy_J := result.energy_per_token_J):
+        console.print(f"{result.power_W:.0f} W per device, {1e3 * energy_J:.3g} mJ per token")
     if whole is not None:
         for words in whole.sentences():
             console.print(words, markup=False)
@@ -84,6 +88,46 @@ def print_plan(result: Plan) -> None:
         console.print(f"  {reason.why}", markup=False)
     for what, why in told.left_out.items():
         console.print(f"  {what} end here: {why}", markup=False)
+
+
+def print_mixed(result: MixedPlan) -> None:
+    """A plan on several pods."""
+    console, best = console_for_output(), result.best
+    run, digits = result.pods.runs[0], FEW_DIGITS
+    console.print(f"{run.model.name} on {result.pods}: {best.placed}", markup=False)
+    console.print(f"given: {result.pods.given}", markup=False)
+    console.print(
+        f"step {format_seconds(best.time_s, digits)}, {run.tokens / best.time_s:,.0f} tokens/s; "
+        f"replayed pass by pass {best.replayed.difference:+.1%}"
+    )
+    for words in best.sentences():
+        console.print(words, markup=False)
+    for unused in best.left_out:
+        console.print(f"not used: {unused}", markup=False)
+    _print_parts(
+        console, best.step.breakdown(), best.step.time_s, partial(format_seconds, digits=digits)
+    )
+    console.print("memory of each stage:")
+    for stage in best.stages:
+        parts = [(n, b) for n, b in stage.memory.parts().items() if b > 0.005 * stage.memory.needed]
+        words = ", ".join(f"{name} {format_bytes(bytes_)}" for name, bytes_ in parts)
+        where = result.pods.runs[stage.pod].gpu
+        console.print(
+            f"  {stage.stage:>3} {where.name:<10} {format_bytes(stage.memory.needed):>9} of "
+            f"{format_bytes(where.hbm_bytes)}: {words}; recompute {stage.recompute}",
+            markup=False,
+        )
+    for alone in result.alone:
+        known_s = alone.step_time_s
+        took = alone.reason if known_s is None else format_seconds(known_s, digits)
+        layout = f", {alone.layout}" if alone.layout else ""
+        console.print(f"alone, {alone.devices:,} {alone.device}: {took}{layout}", markup=False)
+    console.print(f"\n{result.proof()}", markup=False)
+    console.print(result.left_out(), markup=False)
+    console.print("runners-up:")
+    for other in result.runners_up:
+        slower = other.time_s / best.time_s - 1
+        console.print(f"  {slower:+6.1%}  {other.placed} ({other.words()})", markup=False)
 
 
 def print_plan_explanation(shown: PlanExplanation) -> None:

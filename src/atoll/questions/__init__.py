@@ -2,7 +2,13 @@
 
 from atoll.questions import verbs
 from atoll.questions.chips import ModelEntry, SearchQuestion
-from atoll.questions.devices import EstimateQuestion, LayoutQuestion, PlanQuestion, RunQuestion
+from atoll.questions.devices import (
+    EstimateQuestion,
+    LayoutQuestion,
+    PlanQuestion,
+    PodsQuestion,
+    RunQuestion,
+)
 from atoll.questions.question import Question
 from atoll.questions.wafer import MappingQuestion, WaferLayout, WaferQuestion
 
@@ -12,6 +18,7 @@ __all__ = [
     "MappingQuestion",
     "ModelEntry",
     "PlanQuestion",
+    "PodsQuestion",
     "Question",
     "RunQuestion",
     "SearchQuestion",
@@ -24,7 +31,7 @@ COMMANDS: dict[str, tuple[type[Question], ...]] = {
     "explain": (verbs.ExplainQuestion,),
     "designs": (verbs.DesignsQuestion,),
     "serve": (verbs.ServeQuestion,),
-    "plan": (PlanQuestion,),
+    "plan": (PlanQuestion, PodsQuestion),
     "estimate": (EstimateQuestion, MappingQuestion),
     "check": (verbs.CheckQuestion,),
     "report": (verbs.ReportQuestion,),
@@ -45,6 +52,7 @@ COMMANDS: dict[str, tuple[type[Question], ...]] = {
 JOBS: dict[str, type[Question]] = {
     "chips": SearchQuestion,
     "devices": PlanQuestion,
+    "pods": PodsQuestion,
     "wafer": WaferQuestion,
 }
 """What a job file may ask, by its `kind`; without one it asks for chips, or what its fields say."""

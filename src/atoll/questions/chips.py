@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, JsonValue, WithJsonSchema
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from atoll import units
 from atoll.files.yamlfile import MOST_BYTES, Count, FileModel
 from atoll.questions import fields as f
 from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
-from atoll.questions.question import Area, Named, Power, Question, Several, option
+from atoll.questions.question import Area, Named, Power, Question, Several, beside, option
+from atoll.registry import named
 
 LEAST_HBM_BYTES = 2**20
 """Less is a number whose unit was forgotten."""
 
 
-class ModelEntry(FileModel):
+# Built at once: one is a default, which pydantic before 2.14 cannot write to a schema otherwise.
+class ModelEntry(FileModel, defer_build=False):
     """One model to train, where there are several; what is not given is the question's."""
 
     name: f.ModelName
@@ -61,6 +71,11 @@ class SearchQuestion(Question):
     """
 
     kind: Literal["chips"] = "chips"
+    from_: Annotated[str, Named(file=True)] | None = option(
+        "A run that this chip is to make twice as fast: what plan, estimate or check wrote with "
+        "--out or --json. Model, devices, batch and losses of its software are taken from it.",
+        TRAINED, None, shown="none", exclude=True,
+    )  # fmt: skip
     model: Annotated[tuple[ModelEntry, ...], BeforeValidator(_entries), AtLeastOne] = option(
         "Zoo name, config.json, captured model, folder or id.", TRAINED, DEFAULT_MODELS,
         old=("models",),
@@ -94,6 +109,9 @@ class SearchQuestion(Question):
     ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="powers of 4, all experts")
     etp: Counts = option("Tensor-parallel degrees of the experts.", LAYOUT, (), shown="tp")
     vpp: Counts = option("Model chunks per stage.", LAYOUT, (), shown="those of equal size")
+    hsdp: Counts = option(
+        "Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="1; of whole nodes"
+    )
     sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")
     zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
         "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
@@ -160,6 +178,15 @@ class SearchQuestion(Question):
         "tp": "tensor_widths", "hbm": "hbm_capacities_bytes", "max_area": "max_area_mm2",
         "max_power": "max_power_W", "time_limit": "time_limit_s",
     }  # fmt: skip
+
+    @model_validator(mode="before")
+    @classmethod
+    def _followed(cls, given: Any, info: ValidationInfo) -> Any:
+        """What a run's answer says stands where nothing else is said."""
+        if not isinstance(given, dict) or given.get("from_") is None:
+            return given
+        file = beside(str(given["from_"]), info)
+        return named("atoll.explore.ahead:completed")({**given, "from_": file})
 
     @property
     def models(self) -> tuple[ModelEntry, ...]:

@@ -30,6 +30,7 @@ StackName = Annotated[
 ]
 LoraTargets = Annotated[str, Named(loader="atoll.workload.adapters:targets_named")]
 SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=True)]
+PodsFile = Annotated[str, Named(loader="atoll.training.mixed.pods:load_pods", file=True)]
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
 
 TIES = 0.01
@@ -132,6 +133,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "Tokens of the busiest expert over the mean.", TRAINED, 1.0
     )
     headroom: f.Headroom = 0.0
+    power_cap: f.PowerCap = None
     positional: ClassVar[tuple[str, ...]] = ("model", "device", "devices")
 
     @classmethod
@@ -168,11 +170,15 @@ class LayoutQuestion(Question):
     zero: f.ZeroStage = option("ZeRO stage; 3: fully sharded.", LAYOUT, 1)
     hsdp: Count = option("Replicas of the group that ZeRO divides over.", LAYOUT, 1)
     recompute: f.PolicyName = option(
-        "What is computed again: a policy, full@N (of N blocks), or modules (mla_up_proj+mlp).",
+        "What is computed again: a policy, full@N (of N blocks), host or host@N (kept in the "
+        "host's memory), or modules (mla_up_proj+mlp).",
         LAYOUT, "none",
     )  # fmt: skip
     order: f.OrderName | None = option(
         "Pipeline order.", LAYOUT, None, shown="1f1b or interleaved", old=("schedule",)
+    )
+    blocks: Counts = option(
+        "Blocks of every model chunk, in order.", LAYOUT, (), shown="as even as can be"
     )
 
 
@@ -237,3 +243,39 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     )
     example = "atoll plan --model gpt3-175b --device h100 --devices 1024 --batch 2048"
     answer_keys: ClassVar[Mapping[str, str]] = {"time_limit": "time_limit_s"}
+
+
+class PodsQuestion(PlanQuestion):
+    """The fastest use of pods of different devices: which runs what, proven over the space."""
+
+    kind: Literal["pods"] = "pods"  # type: ignore[assignment]
+    pods: PodsFile = option(
+        "Cluster of several pods (YAML): devices, networks, and the link between.", SYSTEM
+    )
+    offered = (
+        "model", "pods", "batch", "sequence", "stack", "overlap", "cuda_graphs", "flags", "dropout",
+        "optimizer", "method", "lora_rank", "lora_targets", "precision", "attention", "imbalance",
+        "headroom", "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute",
+        "order", "export", "export_to", "time_limit",
+    )  # fmt: skip
+    example = "atoll plan --model llama3-70b --pods pods.yaml --batch 512"
+
+    @classmethod
+    def needed(cls, given: Container[str]) -> list[str]:
+        return ["model", "pods", "batch"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_pods(cls, given: Any, info: ValidationInfo) -> Any:
+        """The first pod's device stands for all, as far as a run on one device is asked for."""
+        if not isinstance(given, dict) or not isinstance(given.get("pods"), str | Path):
+            return given
+        file = beside(str(given["pods"]), info)
+        said = named("atoll.training.mixed.pods:load_pods")(file)
+        own = {"device": said.pods[0].device, "devices": sum(pod.devices for pod in said.pods)}
+        for name, value in given.items():
+            if name not in (*cls.offered, "kind") and value and value != own.get(name):
+                said_there = name in ("device", "devices", "network", "site")
+                why = "the file of pods says it" if said_there else "plans on pods do not have it"
+                raise AtollError(f"{name}: {why}; leave it out")
+        return {**given, **own, "pods": file}

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.files.yamlfile import Count
-from atoll.questions.question import Named, Seconds, Several, Share, option
+from atoll.questions.question import Named, Power, Seconds, Several, Share, option
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH, OUTPUT = "Chips", "Wafer", "Search", "Output"
@@ -42,6 +42,10 @@ Microbatches = Annotated[
 ]
 Headroom = Annotated[
     Share, option('Share of each device\'s memory to keep free, "10%".', SYSTEM, shown="none")
+]
+PowerCap = Annotated[
+    Power | None,
+    option('What each device\'s power is held to, "500 W".', SYSTEM, shown="its rating"),
 ]
 Seed = Annotated[Whole, option("Seed of what is sampled.", SEARCH)]
 TimeLimit = Annotated[Seconds, option('Stop after "10 min".', SEARCH, shown="1 h")]

@@ -42,6 +42,7 @@ class CheckFields(TypedDict, total=False):
     network: str | None
     stack: str | None
     headroom: float | str | None
+    power_cap: float | str | None
     log: str | Path | None
     trace: str | Path | None
     append: str | Path | None
@@ -76,6 +77,7 @@ class EstimateFields(TypedDict, total=False):
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
     headroom: float | str | None
+    power_cap: float | str | None
     tp: int | None
     pp: int | None
     cp: int | None
@@ -89,6 +91,7 @@ class EstimateFields(TypedDict, total=False):
     hsdp: int | None
     recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
+    blocks: Sequence[int] | int | None
     export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
     export_to: str | Path | None
     sweep: Sequence[str] | str | None
@@ -113,6 +116,7 @@ class LayoutFields(TypedDict, total=False):
     hsdp: int | None
     recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
+    blocks: Sequence[int] | int | None
 
 class ModelsFields(TypedDict, total=False):
     microbatch: int | None
@@ -148,6 +152,7 @@ class PlanFields(TypedDict, total=False):
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
     headroom: float | str | None
+    power_cap: float | str | None
     export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
     export_to: str | Path | None
     sweep: Sequence[str] | str | None
@@ -169,6 +174,7 @@ class PlanFields(TypedDict, total=False):
     workers: int | None
     cluster: str | None
     layouts: str | Path | None
+    pods: str | None
 
 class RunFields(TypedDict, total=False):
     tokens: float | str | None
@@ -196,8 +202,10 @@ class RunFields(TypedDict, total=False):
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
     imbalance: float | str | None
     headroom: float | str | None
+    power_cap: float | str | None
 
 class SearchFields(TypedDict, total=False):
+    from_: str | None
     model: Sequence[str | Mapping[str, Any]] | str | Mapping[str, Any] | None
     devices: int | None
     batch: int | None
@@ -215,6 +223,7 @@ class SearchFields(TypedDict, total=False):
     ep: Sequence[int] | int | None
     etp: Sequence[int] | int | None
     vpp: Sequence[int] | int | None
+    hsdp: Sequence[int] | int | None
     sp: bool | None
     zero: Sequence[Literal[0, 1, 2, 3]] | Literal[0, 1, 2, 3] | None
     order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None

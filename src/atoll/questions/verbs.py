@@ -254,6 +254,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
     )
     stack: str | None = option("Training software.", SYSTEM, None, shown="the file's")
     headroom: f.Headroom = 0.0
+    power_cap: f.PowerCap = None
     log: Path | None = option(
         "A log of the run: Megatron-LM, NeMo, torchtitan, DeepSpeed, MLPerf.", "Measurements",
         None, shown="none",

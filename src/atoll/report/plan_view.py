@@ -132,9 +132,16 @@ def _whole_run(found: WholeRun) -> Iterator[tuple[str, str]]:
     if found.dollars is not None:
         yield "Cost", f"{found.dollars:,.0f} dollars"
     if found.energy_J is not None:
-        yield "Energy, devices at their limit", f"{found.energy_J / 3.6e9:,.1f} MWh"
+        yield "Energy of the devices", f"{found.energy_J / 3.6e9:,.1f} MWh"
     yield "Goodput", f"{found.goodput:.1%} with {found.interruptions:,.1f} interruptions"
     yield "Checkpoints", f"every {found.interval_steps:,} steps, {format_seconds(found.interval_s)}"
+
+
+def _power(found: PlanAnswer | EstimateAnswer) -> Iterator[tuple[str, str]]:
+    if found.power_W is not None and found.energy_per_token_J is not None:
+        held = "" if found.power_cap_W is None else f", held to {found.power_cap_W:g} W"
+        joules = f"{1e3 * found.energy_per_token_J:.3g} mJ per token"
+        yield "Power", f"{found.power_W:.0f} W per device{held}, {joules}"
 
 
 def _facts(found: PlanAnswer | EstimateAnswer) -> tuple[tuple[str, str], ...]:
@@ -142,6 +149,7 @@ def _facts(found: PlanAnswer | EstimateAnswer) -> tuple[tuple[str, str], ...]:
         ("Step", format_seconds(found.step_time_s)),
         ("Throughput", f"{found.tokens_per_s_per_device:,.0f} tokens/s per device"),
         ("MFU", format_mfu(found.mfu)),
+        *_power(found),
         ("Memory", f"{format_bytes(found.memory_bytes.needed)} on the fullest device"),
         *(() if found.whole_run is None else _whole_run(found.whole_run)),
         ("Replayed pass by pass", f"{found.replay.difference:+.2%} from the closed form"),

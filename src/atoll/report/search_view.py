@@ -7,7 +7,7 @@ from pathlib import Path
 from atoll.answers.answer import made_of
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
-from atoll.answers.search import NearAnswer, SearchAnswer
+from atoll.answers.search import Ahead, NearAnswer, SearchAnswer
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, template_of
@@ -24,6 +24,7 @@ from atoll.report.view import (
     PassView,
     SensitivityView,
     StageView,
+    TableView,
     TimeRow,
     TimesView,
     View,
@@ -82,7 +83,15 @@ def search_view(folder: Path | None, found: SearchAnswer, status: RunStatus | No
         times=_times(found),
         space=None if points is None else points.packed(),
         sensitivity=gains,
+        tables=() if found.ahead is None else (_prices(found.ahead),),
     )
+
+
+def _prices(found: Ahead) -> TableView:
+    run, *_ = found.words()
+    heads = ("", "now", "a unit less takes", "a unit more brings")
+    rows = tuple(price.cells() for price in found.prices)
+    return TableView(title=f"The run that it follows: {run}", heads=heads, rows=rows)
 
 
 def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> ModelView:

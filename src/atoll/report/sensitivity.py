@@ -13,19 +13,14 @@ from dataclasses import replace
 from atoll.answers.design import Chip
 from atoll.answers.plan import Gain, Sensitivity
 from atoll.explore.answer.scope import open_space
-from atoll.explore.baselines import space_of
+from atoll.explore.baselines import score_of
 from atoll.explore.pricing.layouts import Setting
-from atoll.explore.pricing.workloads import Variants
-from atoll.explore.proof.branch_and_bound import Search
-from atoll.explore.proof.exact import exact_search
-from atoll.explore.proof.objective import Objective
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import MIB, Accelerator
 from atoll.hardware.silicon.chip import accelerator_area_mm2
 from atoll.questions import SearchQuestion
 from atoll.report.view import SensitivityView
 
-TOLERANCE = 1e-4
 LINK = "link bandwidth"
 
 
@@ -36,10 +31,10 @@ def sensitivity(told: Chip, job: SearchQuestion, unit: str = "score") -> Sensiti
     setting, variants = prepare_search(job)
     objective = make_objective(job, space, setting, variants)
     own_mm2 = accelerator_area_mm2(chip)
-    base = _score(chip, setting, variants, objective)
+    base = score_of(chip, setting, variants, objective)
 
     def gain(change: str, changed: Accelerator, where: Setting) -> Gain:
-        found = _score(changed, where, variants, objective)
+        found = score_of(changed, where, variants, objective)
         area_mm2 = accelerator_area_mm2(changed) - own_mm2
         known = None if found is None or not base else (found, base)
         return Gain(
@@ -104,16 +99,3 @@ def _hbm(chip: Accelerator, setting: Setting, factor: float) -> Step:
 def _links(chip: Accelerator, setting: Setting, factor: float) -> Step:
     where = replace(setting, network=setting.network.faster(factor))
     return f"{factor - 1:+.0%} on all levels", chip, where
-
-
-def _score(
-    chip: Accelerator,
-    setting: Setting,
-    variants: Variants,
-    objective: Objective,
-) -> float | None:
-    """The chip with its own HBM, placed as well as can be."""
-    outcome = exact_search(
-        Search(space_of(chip, (chip.hbm,)), variants, setting, objective, TOLERANCE)
-    )
-    return None if outcome.best is None else outcome.score

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+from pydantic import JsonValue
+
 from atoll.answers.designs import CompareAnswer, ComparedRow, SweepAnswer
 from atoll.report.view import PlotView, TableView, View
 from atoll.units import format_value
+
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?([A-Za-z%/]*)")
 
 
 def table_view(found: SweepAnswer | CompareAnswer) -> View:
@@ -38,19 +44,29 @@ def _sweep(found: SweepAnswer) -> View:
 def _plot(found: SweepAnswer, figure: str) -> PlotView | None:
     """The first figure against the first axis, a line for each value of the others."""
     first, *others = found.axes
+    units = {_amount(row.asked[first])[1] for row in found.rows}
+    if len(units) > 1:
+        return None
+    unit = units.pop()
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in found.rows:
-        x, y = row.asked[first], row.figures.get(figure)
-        if isinstance(x, int | float) and isinstance(y, int | float):
+        x, y = _amount(row.asked[first])[0], row.figures.get(figure)
+        if x is not None and isinstance(y, int | float):
             name = ", ".join(f"{other} {row.asked[other]}" for other in others)
-            lines.setdefault(name, []).append((float(x), float(y)))
+            lines.setdefault(name, []).append((x, float(y)))
     if not lines:
         return None
     return PlotView(
-        x=first,
+        x=f"{first} ({unit})" if unit else first,
         y=figure,
         lines={name: tuple(sorted(points)) for name, points in lines.items()},
     )
+
+
+def _amount(value: JsonValue) -> tuple[float | None, str]:
+    """A number and its unit, as "500 W" has both; no number where it is a name."""
+    told = _QUANTITY.fullmatch(str(value))
+    return (float(told[1]), told[2]) if told else (None, "")
 
 
 def _compared(found: CompareAnswer) -> View:

@@ -11,11 +11,14 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from atoll.answers.answer import dumped
+from atoll.answers.designs import CompareAnswer
 from atoll.errors import AtollError
 from atoll.front import KINDS, assets
 from atoll.hardware.gpu import gpu_names
 from atoll.identity import VERSION
+from atoll.registry import named
 from atoll.report.page import data_of, render
+from atoll.report.table_view import table_view
 from atoll.serve.columns import Columns
 from atoll.serve.guard import HEADERS, Guard, is_loopback
 from atoll.serve.pasted import MOST_BYTES, judged
@@ -140,6 +143,12 @@ class App:
                 others = [{"id": other.name, "reason": other.reason} for other in self.left_out]
                 return _json({"runs": runs, "left_out": others, "version": VERSION})
             return self._run(path[2], path[3:], query)
+        if path == ["api", "compare"]:
+            chosen = [self._named(name) for name in query.get("run", ())]
+            compared = named("atoll.several.compared:compared")
+            found: CompareAnswer = compared([run.folder for run in chosen])
+            shown = replace(found, runs=tuple(run.name for run in chosen))
+            return Response(200, JSON, data_of(table_view(shown)).encode())
         if path == ["api", "check"]:
             return _json({"devices": gpu_names()})
         raise RefusedError(404, f"Nothing at /{'/'.join(path)}.")
@@ -150,12 +159,15 @@ class App:
         return Response(200, KINDS[PurePosixPath(name).suffix], self._static[name])
 
     def _run(self, name: str, rest: list[str], query: Query) -> Response:
+        return self._answer(self._named(name).shown(), rest, query)
+
+    def _named(self, name: str) -> Run:
         run = self.runs.get(name)
         if run is None:
             reasons = [other.reason for other in self.left_out if other.name == name]
             none = f"No run {name!r}; there are {', '.join(self.runs)}."
             raise RefusedError(404, next(iter(reasons), none))
-        return self._answer(run.shown(), rest, query)
+        return run
 
     def _answer(self, run: Run, rest: list[str], query: Query) -> Response:
         if not rest:
@@ -234,14 +246,16 @@ def _design(run: SearchRun, chip: str) -> StoredDesign:
 
 
 def _whatif(run: Run, rest: list[str], query: Query) -> Response:
-    if rest not in ([], ["options"]):
+    planned = isinstance(run, PlanRun)
+    if rest not in ([], ["options"], *([["plan"]] if planned else [])):
         raise RefusedError(404, f"Nothing at whatif/{'/'.join(rest)}.")
     began = time.perf_counter()
     if isinstance(run, PlanRun):
         number = _whole(query, "chip", 0, 0, 1000)
-        if rest:
+        if rest == ["options"]:
             return _json(run.whatif.options(number))
-        answer = run.whatif.estimate(number, parse_change(query))
+        change = parse_change(query)
+        answer = run.whatif.again(change) if rest else run.whatif.estimate(number, change)
     else:
         design = _design(run, _one(query, "chip", ""))
         model = _whole(query, "model", 0, 0, len(run.models) - 1)

@@ -146,6 +146,9 @@ class Scatter:
     mode: str
     domain: tuple[tuple[float, float], tuple[float, float]] | None = None
     front: tuple[tuple[int, float, float], ...] = ()
+    """Across from the end that is better, so that steps between them are what others reach."""
+    best: tuple[int, float, float] | None = None
+    """The design of the highest score."""
     points: tuple[tuple[int, float, float], ...] = ()
     grid: tuple[int, int] | None = None
     cells: tuple[tuple[int, int, int, int], ...] = ()
@@ -168,11 +171,16 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
         return tuple((int(chips[at]), float(across[at]), float(up[at])) for at in positions)
 
     left, right, low, high = ends.tolist()
+    both = mask & ~np.isnan(across) & ~np.isnan(up)
+    scores = np.where(both & ~np.isnan(score), score, -np.inf)
+    edge = points(front(columns, mask, x, y))
     found = replace(
-        found, domain=((left, right), (low, high)), front=points(front(columns, mask, x, y))
+        found,
+        domain=((left, right), (low, high)),
+        front=tuple(sorted(edge, key=lambda p: p[1], reverse=x in HIGHER_IS_BETTER)),
+        best=next(iter(points(np.array([scores.argmax()])))),
     )
     if shown <= MOST_POINTS:
-        both = mask & ~np.isnan(across) & ~np.isnan(up)
         return replace(found, points=points(np.flatnonzero(both)))
     counts, best = np.zeros(CELLS, np.int64), np.full(CELLS, -1, np.int64)
     fill_cells(mask, across, up, score, ends, counts, best)

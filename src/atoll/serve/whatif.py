@@ -94,6 +94,10 @@ class Change(FileModel):
     hbm_GBps: Positive | None = None
     microbatch: Count | None = None
     tensor: Count | None = None
+    sequence: Count | None = None
+    batch: Count | None = None
+    compute: Positive | None = None
+    """Factor on the rate of matrix products."""
 
 
 def parse_change(query: Mapping[str, Sequence[str]]) -> Change:
@@ -123,6 +127,16 @@ def around(value: float, least: float = 0.0) -> list[float]:
     """Halves and doubles of a value, up to sixteen times."""
     found = [value * 2.0**power for power in range(-4, 5)]
     return [each for each in found if each >= least]
+
+
+def job_sliders(sequence: int, batch: int) -> tuple[Slider, ...]:
+    """What is trained, and how fast devices multiply."""
+    whole = [[n for n in around(now, 1) if n.is_integer()] for now in (sequence, batch)]
+    return (
+        slider("sequence", "Sequence", "tokens", whole[0], sequence),
+        slider("batch", "Batch", "sequences", whole[1], batch),
+        slider("compute", "Compute rate", "x", FACTORS, 1.0, "of all matrix products"),
+    )
 
 
 def link_slider(network: Network) -> Slider:

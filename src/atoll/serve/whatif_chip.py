@@ -39,6 +39,7 @@ from atoll.serve.whatif import (
     Options,
     Problem,
     around,
+    job_sliders,
     keep,
     link_slider,
     slider,
@@ -119,6 +120,8 @@ class ChipWhatIf:
                 sliders.insert(
                     3, slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate)
                 )
+            sequence = job.models[model].sequence or workload.sequence
+            sliders += job_sliders(sequence, batch)
             return Options(sliders=tuple(sliders), note=self._note(), global_batch=batch)
 
     def estimate(
@@ -159,14 +162,16 @@ class ChipWhatIf:
         searched = code_words(self._identity)
         return f"Searched with {searched}, estimated again with {code_words(here)}."
 
-    def _variant(self, model: int, microbatch: int, tensor: int, plan: StoredPlan) -> Variants:
+    def _variant(self, model: int, change: Change, plan: StoredPlan) -> Variants:
         """Spread as the plan is; its halves of backward passes too, where some order wants them."""
-        key = model, microbatch, tensor, plan["cp"], plan["ep"], plan["etp"], plan["sp"]
+        microbatch, tensor = change.microbatch or 1, change.tensor or 1
+        spread = plan["cp"], plan["ep"], plan["etp"], plan["sp"]
+        key = model, microbatch, tensor, change.batch, change.sequence, *spread
         if key not in self._variants:
             job, _, setting = self._open()
             told = job.models[model]
-            batch = told.batch or job.batch
-            workload = make_workload(told.name, batch, told.sequence)
+            batch = change.batch or told.batch or job.batch
+            workload = make_workload(told.name, batch, change.sequence or told.sequence)
             made = make_variants(
                 [workload], [microbatch], [tensor], 2**30, job.recompute, setting.profile,
                 spreads=Spreads(
@@ -196,7 +201,10 @@ class ChipWhatIf:
         own = float(design["hbm_capacity_bytes"])
         capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
         changed = change.model_copy(update={"microbatch": microbatch, "tensor": tensor})
-        times = self._pass_times(design, model, plan, changed, setting, refine)
+        try:
+            times = self._pass_times(design, model, plan, changed, setting, refine)
+        except AtollError as error:  # a sequence that the model has not
+            return Problem(problem=f"{str(error).rstrip('.')}.")
         # Prices do not depend on the number of devices; the placement does.
         priced = replace(times.priced, setting=setting)
         found = model_plan(priced, times.pass_s, capacity, float(priced.chips.peak_flops[0]))
@@ -240,15 +248,19 @@ class ChipWhatIf:
     ) -> PassTimes:
         rate = change.hbm_GBps * 1e9 if change.hbm_GBps else float(design["hbm_bandwidth_Bps"])
         link = change.link or 1.0
-        key = design["chip"], model, change.microbatch, change.tensor, rate, link
+        job = change.batch, change.sequence, change.compute
+        key = design["chip"], model, change.microbatch, change.tensor, rate, link, job
         known = self._times.get(key)
         if known is None or (refine and known.refinable):
-            variants = self._variant(model, change.microbatch or 1, change.tensor or 1, plan)
+            variants = self._variant(model, change, plan)
             chips = chips_of_accelerator(
-                self._accelerator(design, rate), setting.profile, design["area_mm2"]
+                self._accelerator(design, rate, change.compute or 1.0),
+                setting.profile,
+                design["area_mm2"],
             )
             priced = known.priced if known else Priced.of(chips, variants, setting)
-            same = key[2:] == (plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0)
+            there = plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0
+            same = key[2:] == (*there, (None, None, None))
             if same:
                 found = PassTimes(priced, np.array(plan["pass_s"]), "as searched", False)
             elif refine:
@@ -258,13 +270,16 @@ class ChipWhatIf:
             keep(self._times, key, found, KEPT)
         return self._times[key]
 
-    def _accelerator(self, design: StoredDesign, hbm_Bps: float) -> Accelerator:
+    def _accelerator(self, design: StoredDesign, hbm_Bps: float, compute: float) -> Accelerator:
+        """Its clock as much higher as products are to be faster: all of the chip follows it."""
         _, space, _ = self._open()
         number = int(design["design"])
         hbm = Hbm(int(design["hbm_capacity_bytes"]), hbm_Bps)
         if isinstance(space, Space):
-            return space.accelerator(number, hbm)
-        return space.designs(np.array([number]))[0].accelerator(0, hbm)
+            chip = space.accelerator(number, hbm)
+        else:
+            chip = space.designs(np.array([number]))[0].accelerator(0, hbm)
+        return replace(chip, clock_Hz=chip.clock_Hz * compute)
 
 
 def job_of(identity: Identity) -> SearchQuestion:

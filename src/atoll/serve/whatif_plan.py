@@ -1,4 +1,5 @@
-"""A training layout under other conditions: other devices, links, memory, microbatch."""
+"""A training layout under other conditions (devices, links, memory, compute, sequence, batch), or
+the best layout under them."""
 
 from __future__ import annotations
 
@@ -17,17 +18,23 @@ from atoll.serve.whatif import (
     Options,
     Problem,
     around,
+    job_sliders,
     keep,
     link_slider,
     slider,
 )
 from atoll.step.layout import Layout
 from atoll.step.parts import in_words
+from atoll.stopping import Stop, StoppedError
 from atoll.training.estimate import Estimate, Estimator
+from atoll.training.planner.plan import plan
+from atoll.training.planner.space import Axes
 from atoll.training.request import run_of
 from atoll.training.run import Run
 
 KEPT = 32
+AGAIN_S = 30.0
+"""Within which a plan is made again."""
 SAME = 1e-9  # relative, of two step times
 
 
@@ -36,7 +43,7 @@ class PlanWhatIf:
 
     def __init__(self, answer: PlanAnswer | EstimateAnswer) -> None:
         self._answer = answer
-        self._lock = threading.Lock()
+        self._lock, self._planning = threading.Lock(), threading.Lock()
         self._run: Run | None = None
         self._estimators: dict[tuple[Any, ...], Estimator] = {}
 
@@ -59,6 +66,7 @@ class PlanWhatIf:
                 slider("hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB, run.gpu.hbm_bytes / GIB),
                 slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate),
                 slider("microbatch", "Microbatch", "", small, layout.microbatch),
+                *job_sliders(run.sequence, run.global_batch),
             ]
             note = self._note(run) if number == 0 else ""
             return Options(sliders=tuple(sliders), note=note, global_batch=run.global_batch)
@@ -83,6 +91,30 @@ class PlanWhatIf:
             except AtollError as error:
                 return Problem(problem=f"{str(error).rstrip('.')}.")
         return figures(found)
+
+    def again(self, change: Change) -> Figures | Problem:
+        """The best layout under the change, of all that fit; its microbatch where one is set."""
+        if not self._planning.acquire(blocking=False):
+            return Problem(problem="A plan is being made; ask again when it is there.")
+        try:
+            return self._again(change)
+        except AtollError as error:
+            return Problem(problem=f"{str(error).rstrip('.')}.")
+        except StoppedError:
+            return Problem(problem=f"No layout was found within {AGAIN_S:g} s; use atoll plan.")
+        finally:
+            self._planning.release()
+
+    def _again(self, change: Change) -> Figures:
+        with self._lock:
+            base = self._open()
+            run = self._estimator(base, change.devices or base.devices, change).run
+        axes = Axes(microbatch=(change.microbatch,)) if change.microbatch else None
+        found = plan(run, axes, runners_up=0, stop=Stop(AGAIN_S))
+        proof = "proven best" if found.certificate.proven else "best known"
+        return replace(
+            figures(found.best), schedules=f"{proof} of {found.certificate.items:,} layouts"
+        )
 
     def _note(self, run: Run) -> str:
         """Say so where the best layout is not estimated as it was planned."""
@@ -114,20 +146,29 @@ class PlanWhatIf:
                 imbalance=told.imbalance,
                 optimizer=told.states,
                 headroom=told.memory_bytes.headroom,
+                power_cap=told.power_cap_W,
             )
             self._run = run_of(asked)
         return self._run
 
     def _estimator(self, base: Run, devices: int, change: Change) -> Estimator:
-        key = devices, change.link, change.hbm_GiB, change.hbm_GBps
+        job = change.sequence or base.sequence, change.batch or base.global_batch
+        key = devices, change.link, change.hbm_GiB, change.hbm_GBps, change.compute, job
         if key not in self._estimators:
-            gpu = base.gpu
+            gpu = base.gpu.with_compute(change.compute or 1.0)
             if change.hbm_GiB:
                 gpu = gpu.with_hbm(hbm_bytes=round(change.hbm_GiB * GIB))
             if change.hbm_GBps:
                 gpu = gpu.with_hbm(hbm_Bps=change.hbm_GBps * 1e9)
             network = base.network.faster(change.link or 1.0)
-            run = replace(base, gpu=gpu, network=network, devices=devices)
+            run = replace(
+                base, gpu=gpu, network=network, devices=devices, sequence=job[0],
+                global_batch=job[1],
+            )  # fmt: skip
+            if base.model.positions == "learned" and job[0] > base.model.max_sequence:
+                raise AtollError(f"the position table ends at {base.model.max_sequence} tokens")
+            if base.stored is not None and job[0] != base.sequence:
+                raise AtollError(f"the model was captured with {base.sequence} tokens")
             keep(self._estimators, key, Estimator(run), KEPT)
         return self._estimators[key]
 

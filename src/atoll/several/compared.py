@@ -27,14 +27,17 @@ def opened(path: Path) -> Answer:
 
 def compared(runs: Sequence[Path]) -> CompareAnswer:
     """All that is known of several runs, a column for each."""
+    return beside(list(map(str, runs)), list(map(opened, runs)))
+
+
+def beside(names: Sequence[str], runs: Sequence[Answer]) -> CompareAnswer:
+    """The same of answers."""
     if len(runs) < 2:
         raise AtollError("runs: give two or more folders or files to compare")
-    found = [opened(run) for run in runs]
-    asked, figures = [asked_of(one) for one in found], [figures_of(one) for one in found]
     return CompareAnswer(
-        runs=tuple(map(str, runs)),
-        asked=_rows(asked),
-        figures=_rows(figures),
+        runs=tuple(names),
+        asked=_rows([asked_of(one) for one in runs]),
+        figures=_rows([figures_of(one) for one in runs]),
     )
 
 

@@ -16,7 +16,7 @@ Figures = dict[str, JsonValue]
 GIB = 2**30
 _ASKED = (
     "model", "device", "devices", "network", "sequence", "global_batch", "stack", "states",
-    "precision", "attention", "imbalance", "site",
+    "precision", "attention", "imbalance", "power_cap_W", "site",
 )  # fmt: skip
 
 
@@ -30,6 +30,8 @@ def figures_of(found: Answer) -> Figures:
             "low s": found.interval.step_time_s.low,
             "high s": found.interval.step_time_s.high,
             "MFU": found.mfu,
+            **({} if found.power_W is None else {"device W": found.power_W}),
+            **({} if found.energy_per_token_J is None else {"J/token": found.energy_per_token_J}),
             "memory GiB": found.memory_bytes.needed / GIB,
             "fits": found.fits,
             **({"proven": found.certificate.proven} if isinstance(found, PlanAnswer) else {}),

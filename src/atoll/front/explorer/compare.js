@@ -29,13 +29,15 @@ export class Compare {
     this.element = h("div", { class: "stack" },
       h("section", { class: "card row" }, a, b,
         h("button", { type: "button", onclick: () => state.set({ a: state.get("b") || null, b: state.get("a") || null }) }, "Swap"),
+        h("label", { class: "row" }, (this.differing = h("input", { type: "checkbox", id: "differing", checked: state.get("differing") === "1",
+          onchange: () => state.set({ differing: this.differing.checked ? "1" : null }) })), " only what differs"),
         kind === "plan" ? h("span", { class: "muted" }, "0 is the best, 1 and on the runners-up") : h("span", { class: "muted" }, "set them in Designs, or type their numbers")),
       this.body);
     this.draw();
   }
 
   changed(names) {
-    if (names.some((n) => n === "a" || n === "b")) this.draw();
+    if (names.some((n) => n === "a" || n === "b" || n === "differing")) this.draw();
   }
 
   async defaults() {
@@ -59,7 +61,7 @@ export class Compare {
 
   sections(chips, steps, designs) {
     const heads = () => ["a", "b"].map((letter, i) => [h("span", { class: `tag ${letter}` }, letter.toUpperCase()), ` ${chips[i]}`]);
-    const beside = (rows) => table(["", ...heads(), "B / A"], rows, { class: "wrap" });
+    const beside = (rows) => table(["", ...heads(), "B / A"], this.differing.checked ? rows.filter((row) => row.at(-1) !== "same") : rows, { class: "wrap" });
     const line = (name, a, b, format) => [name, format(a), format(b), ratio(a, b)];
     const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), content);
     const halves = (left, right) => [h("div", { class: "halves" }, h("div", { class: "stack" }, left), h("div", { class: "stack" }, right))];

@@ -100,7 +100,7 @@ export class Designs {
       const most = found.mode === "cells" ? found.cells.reduce((m, c) => Math.max(m, c[2]), 1) : 0;
       this.key.replaceChildren(legend([
         most ? ["linear-gradient(90deg, var(--soft), var(--blue))", `1 to ${counted(most, "design")} in a cell (logarithmic)`, "scale"] : ["var(--blue)", "design", "round"],
-        ...(found.front.length ? [["var(--front)", "front", "line"]] : []),
+        ...(found.front.length ? [["var(--front)", "front: nothing found lies beyond its steps; the best is ringed", "line"]] : []),
         ...["a", "b"].filter((letter) => state.get(letter)).map((letter) => [`var(--${letter})`, letter.toUpperCase(), "round"])]));
     });
   }

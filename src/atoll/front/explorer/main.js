@@ -10,6 +10,7 @@ import { Designs } from "./designs.js";
 import { Layouts } from "./layouts.js";
 import { Report } from "./report.js";
 import { NOUNS, RunView } from "./run.js";
+import { Runs } from "./runs.js";
 import * as state from "./state.js";
 import { WhatIf } from "./whatif.js";
 
@@ -27,7 +28,7 @@ const current = () => (state.get("run") ? runs.find((run) => run.id === state.ge
 const viewName = (run) => (state.get("view") in VIEWS[run.kind] ? state.get("view") : Object.keys(VIEWS[run.kind])[0]);
 
 function show() {
-  if (state.get("view") === "check") return void showCheck();
+  if (state.get("view") in DOORS) return void showDoor(state.get("view"));
   const run = current();
   if (!run) return showMissing(state.get("run"));
   const name = viewName(run);
@@ -46,19 +47,25 @@ function show() {
   document.title = `${VIEWS[run.kind][name]}, ${run.id} – Atoll`;
 }
 
-/** The door for launch files belongs to no run. */
-async function showCheck() {
+/** Views that belong to no run. */
+const DOORS = {
+  check: ["launch file", "Check a launch file", async () => new Check((await known("/api/check")).devices)],
+  runs: ["runs", "Compare runs", async () => new Runs(runs.filter((run) => run.state !== "running"))],
+};
+
+async function showDoor(name) {
+  const [badge, title, made] = DOORS[name];
   drawList();
-  byId("badge").textContent = "launch file";
+  byId("badge").textContent = badge;
   byId("badge").className = "badge";
   byId("tabs").replaceChildren();
   byId("tabs").dataset.kind = "";
-  if (present === "check") return;
-  present = "check";
-  view = new Check((await known("/api/check")).devices);
-  byId("view").replaceChildren(h("h1", { class: "unseen" }, "Check a launch file"), view.element);
-  byId("view").dataset.view = "check";
-  document.title = "Check a launch file – Atoll";
+  if (present === name) return;
+  present = name;
+  view = await made();
+  byId("view").replaceChildren(h("h1", { class: "unseen" }, title), view.element);
+  byId("view").dataset.view = name;
+  document.title = `${title} – Atoll`;
 }
 
 /** Another run must not stand in for the one that was asked for. */
@@ -113,7 +120,7 @@ async function keepUp() {
     const before = current();
     runs = (await ask("")).runs;
     const now = current();
-    if (!now || present === "check") return void setTimeout(keepUp, pause);
+    if (!now || present in DOORS) return void setTimeout(keepUp, pause);
     const moved = before && (before.version !== now.version || before.state !== now.state || before.seconds !== now.seconds);
     if (before && before.kind !== now.kind) show();
     drawHead(now, viewName(now));
@@ -151,10 +158,10 @@ async function start() {
     catch { byId("link").textContent = "See the address"; }
     setTimeout(() => { byId("link").textContent = "Copy link"; }, 1500);
   });
-  byId("check").addEventListener("click", () => state.set({ view: "check" }, true));
+  for (const name of Object.keys(DOORS)) byId(name).addEventListener("click", () => state.set({ view: name }, true));
   byId("run").addEventListener("change", () => {
-    state.forget([...Object.keys(COLUMNS), "a", "b", "model", "offset", "sort", "w_devices", "w_link", "w_hbm_GiB", "w_hbm_GBps", "w_microbatch", "w_tensor"]);
-    if (state.get("view") === "check") state.forget(["view"]);
+    state.forget([...Object.keys(COLUMNS), "a", "b", "model", "offset", "sort", "w_devices", "w_link", "w_hbm_GiB", "w_hbm_GBps", "w_microbatch", "w_tensor", "w_sequence", "w_batch", "w_compute"]);
+    if (state.get("view") in DOORS) state.forget(["view"]);
     state.set({ run: byId("run").value }, true);
   });
   try {

@@ -37,10 +37,13 @@ export class DesignScatter extends Scatter {
     const cells = data.mode === "cells", [dx, dy] = data.domain;
     plot.axes(cells ? widened(dx) : padded(dx), cells ? widened(dy) : padded(dy), title(data.x), title(data.y));
     const marks = cells ? this.cells(plot) : this.points(plot);
-    const front = data.front.toSorted((p, q) => p[1] - q[1]);
-    if (front.length > 1) plot.path(front.map(([, x, y]) => [x, y]), "front", { dash: [5, 3] });
+    const { front, best } = data;
+    if (front.length > 1) plot.path(front.map(([, x, y]) => [x, y]), "front", { dash: [5, 3], stairs: true });
     for (const [, x, y] of front) plot.dot(x, y, cells ? 3 : 5, ink("front"), ink("card"));
     if (cells) for (const [chip, x, y] of front) marks.push({ chip, x, y, px: plot.x(x), py: plot.y(y) });
+    plot.dot(best[1], best[2], 9, null, ink("front"));
+    plot.label("best", best[1], best[2], ink("front"));
+    this.canvas.dataset.best = best[0];
     for (const [letter, row] of Object.entries(this.picked ?? {})) {
       if (row[data.x] === undefined || row[data.x] === null) continue;
       const tone = ink(letter === "A" ? "a" : letter === "B" ? "b" : "text");

@@ -6,7 +6,7 @@ import { bytes, counted, number, percent, seconds } from "../base/units.js";
 import { ask, latest } from "./api.js";
 import * as state from "./state.js";
 
-const NAMES = ["devices", "link", "hbm_GiB", "hbm_GBps", "microbatch", "tensor"];
+const NAMES = ["devices", "link", "hbm_GiB", "hbm_GBps", "microbatch", "tensor", "sequence", "batch", "compute"];
 const key = (name) => `w_${name}`;
 
 export class WhatIf {
@@ -25,7 +25,9 @@ export class WhatIf {
       h("section", { class: "card" }, h("h2", {}, "What if"),
         h("div", { class: "row" }, h("label", {}, kind === "plan" ? "Layout " : "Design ", this.field), model,
           h("button", { type: "button", id: "reset", onclick: () => state.set(cleared()) }, "Reset")),
-        this.sliders),
+        this.sliders,
+        kind === "plan" ? h("div", { class: "row" }, (this.again = h("button", { type: "button", id: "again", onclick: () => this.plan() }, "Plan again")),
+          h("span", { class: "muted" }, "the best layout under these conditions")) : null),
       this.answer);
     this.estimate = settled(() => this.refresh(), 30);
     // Once the sliders rest, the schedules are solved with more effort.
@@ -58,7 +60,7 @@ export class WhatIf {
       const query = await this.query();
       this.options = await ask(`/${this.run}/whatif/options`, query);
       this.sliders.replaceChildren(...this.options.sliders.map((s) => this.slider(s)),
-        h("p", { class: "muted" }, `Global batch ${number(this.options.global_batch)}. ${this.kind === "plan" ? "The layout is kept; data copies follow the devices." : "The chip is kept; pipeline stages, data copies and recomputation are chosen anew."} ${this.options.note}`));
+        h("p", { class: "muted" }, `Global batch ${number(this.options.global_batch)}. ${this.kind === "plan" ? "The layout is kept until it is planned again; data copies follow the devices." : "The chip is kept; pipeline stages, data copies and recomputation are chosen anew."} ${this.options.note}`));
       this.place();
       await this.refresh();
     } catch (error) {
@@ -92,11 +94,28 @@ export class WhatIf {
     }
   }
 
+  async moved() {
+    const query = await this.query();
+    this.base ??= await ask(`/${this.run}/whatif`, query);
+    for (const name of NAMES) if (state.get(key(name))) query.set(name, state.get(key(name)));
+    return query;
+  }
+
+  /** The planner under these conditions: another layout, beside the one as it is. */
+  async plan() {
+    this.again.disabled = true;
+    try {
+      const found = await this.asks(`/${this.run}/whatif/plan`, await this.moved());
+      if (found) this.show(this.base, found);
+    } catch (error) {
+      this.answer.replaceChildren(h("p", { class: "card warn", role: "alert" }, error.message));
+    }
+    this.again.disabled = false;
+  }
+
   async refresh() {
     try {
-      const query = await this.query();
-      this.base ??= await ask(`/${this.run}/whatif`, query);
-      for (const name of NAMES) if (state.get(key(name))) query.set(name, state.get(key(name)));
+      const query = await this.moved();
       const now = await this.asks(`/${this.run}/whatif`, query);
       if (!now) return;
       this.show(this.base, now);
@@ -124,7 +143,7 @@ export class WhatIf {
         ]),
         h("p", { class: "muted", id: "answered", "data-ms": now.answered_ms },
           `${now.layout.replaceAll(" x ", " × ")} on ${counted(now.devices, "device")}, microbatch ${now.microbatch}, ${number(now.microbatches)} microbatches per replica, recomputation ${now.recompute}. ` +
-          `${now.schedules ? `Schedules ${now.schedules}. ` : ""}Answered in ${number(now.answered_ms, 2)} ms.`)),
+          `${now.schedules ? `${this.kind === "plan" ? "Planned again:" : "Schedules"} ${now.schedules}. ` : ""}Answered in ${number(now.answered_ms, 2)} ms.`)),
       h("section", { class: "card" }, h("h2", {}, "Where a step's time goes"), stackedBars(rows.map(([name, v]) => ({ name, parts: v.parts_s })), seconds)),
       h("section", { class: "card" }, h("h2", {}, `Memory of the fullest device, of ${bytes(now.memory_capacity_bytes)}`),
         stackedBars(rows.map(([name, v]) => ({ name, parts: v.memory_bytes })), bytes, now.memory_capacity_bytes)),
