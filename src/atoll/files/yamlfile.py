@@ -58,6 +58,8 @@ MOST_CHARACTERS = 2**18
 """Of a file that people write; PyYAML reads no more than that in some seconds."""
 MOST_VALUES = 50_000
 """In a file, each counted as often as aliases repeat it."""
+_TOO_DEEP = re.compile(r"(?:[\[{]\s*){200}")
+"""PyYAML takes seconds before it meets the limit of recursion."""
 DEEPEST = 40
 LARGEST_WHOLE = 2**63 - 1
 
@@ -94,6 +96,8 @@ def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
     """The same for text already in hand; `where` names it in the sentences."""
     if len(text) > MOST_CHARACTERS:
         raise AtollError(f"{where}: {len(text):,} characters, but at most {MOST_CHARACTERS:,}")
+    if _TOO_DEEP.search(text):
+        raise AtollError(f"{where}: the file is nested too deeply")
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
