@@ -206,6 +206,37 @@ def test_collectives_are_in_the_trace() -> None:
     assert any(e.get("cat") == "send" for e in trace["traceEvents"])
 
 
+def counted(trace: dict[str, Any], name: str) -> float:
+    """What a counter of rates adds up to over all layers, in its unit times seconds."""
+    total = 0.0
+    for pid in {e["pid"] for e in trace["traceEvents"]}:
+        rows = [e for e in trace["traceEvents"] if e["pid"] == pid and e["name"] == name]
+        rows = [e for e in rows if e["ph"] == "C"]
+        for now, after in pairwise(rows):
+            (rate,) = now["args"].values()
+            total += rate * (after["ts"] - now["ts"]) / US
+        assert not rows or [*rows[-1]["args"].values()] == [0.0]
+    return total
+
+
+def test_counters_of_a_layer_add_up_to_its_flops_and_bytes(tiny_run: Path) -> None:
+    planned = estimate().answer
+    trace = plan_trace(planned)
+    work = [w for entry in planned.operators for w in entry.work]
+    lanes_of = [row[1] for entry in planned.operators for row in entry.operators]
+    links = sum(moved for lane, (_, moved) in zip(lanes_of, work, strict=True) if lane == "link")
+    every = sum(moved for _, moved in work)
+    assert counted(trace, "compute") * 1e12 == pytest.approx(sum(f for f, _ in work), rel=1e-3)
+    assert counted(trace, "HBM") * 1e9 == pytest.approx(every - links, rel=1e-2)
+    assert counted(trace, "links") * 1e9 == pytest.approx(links, rel=1e-2)
+    assert links > 0
+
+    (plan,) = open_folder(tiny_run).answer.best.models
+    searched = sum(op.flops for entry in plan.layers for op in entry.operators)
+    chip = search_trace(open_folder(tiny_run).answer)
+    assert counted(chip, "compute") * 1e12 == pytest.approx(searched, rel=1e-3) and searched
+
+
 def test_a_long_step_is_cut_to_its_beginning_and_says_so() -> None:
     found = estimate(pp=2, tp=2, batch=262144)
     timeline = plan_timeline(found.answer.pipeline)

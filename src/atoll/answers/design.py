@@ -152,6 +152,9 @@ class ScheduledOperator:
     vector_cores: Count
     limit: str
     """What it waits for: tensor, vector, hbm, glb or link."""
+    flops: Amount = 0
+    moved_bytes: Amount = 0
+    """Of HBM, each tensor once; of links where `core` is `link`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

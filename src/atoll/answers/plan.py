@@ -179,6 +179,8 @@ class DevicePass:
     makespan_s: Amount
     operators: tuple[tuple[str, str, Amount, Amount], ...]
     """Name, kind of kernel, start, seconds."""
+    work: tuple[tuple[Amount, Amount], ...] = ()
+    """Of each operator its FLOPs, and its bytes: of HBM, or of links where its kind is `link`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

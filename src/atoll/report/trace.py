@@ -2,7 +2,8 @@
 
 One process a pipeline stage with three lanes: its passes (idle time included, so that the lane adds
 up to the step), what a pass is made of, and messages to the neighbours; of a plan also a counter of
-its memory. One process a kind of layer with its operators on their cores.
+its memory. One process a kind of layer with its operators on their cores, and counters of the FLOPs
+and bytes per second that they do.
 
 Times are microseconds, as the format wants them, on whole nanoseconds: Perfetto rounds starts and
 durations to those on its own, and drops what then overlaps.
@@ -43,6 +44,11 @@ LAYERS = 10_000
 """Those of layers begin here."""
 LANES = 1000
 """Thread numbers are the process's times this, and the lane: viewers want each only once."""
+LINK = "link"
+RATES = (("compute", "TFLOP/s", 1e12), ("HBM", "GB/s", 1e9), ("links", "GB/s", 1e9))
+ROUNDING = 1e-9  # of the largest rate: what sums leave where nothing runs
+Work = tuple[float, float, float, float, bool]
+"""Start, end, FLOPs, bytes, and whether these cross links."""
 MOST_INSIDE = 20_000  # passes; beyond them their parts are left out of the trace
 
 
@@ -262,6 +268,7 @@ def _by_layer(entries: Iterable[P]) -> dict[str, list[P]]:
 def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[Event]:
     """Operators of a chip's schedule: a lane for each that runs beside others on its cores."""
     lanes: dict[tuple[str, int], int] = {}
+    done: list[Work] = []
     clock = 0.0
     for entry in entries:
         free: dict[str, list[tuple[float, int]]] = {}
@@ -282,22 +289,47 @@ def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[Event]:
                 yield _thread(pid, lanes[core, slot], f"{name} {slot}" if slot else name)
             about = {name: getattr(op, name) for name in ("tensor_cores", "vector_cores", "limit")}
             yield _complete(pid, lanes[core, slot], op.name, entry.pass_, start, end, about)
+            done.append((start, end, op.flops, op.moved_bytes, core == LINK))
         clock += entry.makespan_s
+    yield from _rates(pid, done)
 
 
 def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[Event]:
     """Operators of a device that runs one after the other, a lane for each kind."""
     lanes: dict[str, int] = {}
+    done: list[Work] = []
     clock = 0.0
     for entry in entries:
-        for name, lane, start, seconds in entry.operators:
+        work = entry.work or ((0, 0),) * len(entry.operators)
+        for (name, lane, start, seconds), (flops, moved) in zip(entry.operators, work, strict=True):
             if lane not in lanes:
                 lanes[lane] = len(lanes)
                 yield _thread(pid, lanes[lane], lane)
             begin = clock + start
-            category = "collective" if lane == "link" else entry.pass_
+            category = "collective" if lane == LINK else entry.pass_
             yield _complete(pid, lanes[lane], name, category, begin, begin + seconds, {})
+            done.append((begin, begin + seconds, flops, moved, lane == LINK))
         clock += entry.makespan_s
+    yield from _rates(pid, done)
+
+
+def _rates(pid: int, done: Sequence[Work]) -> Iterator[Event]:
+    """Counters of a layer: what runs at a time adds up, each operator at its mean rate."""
+    for name, unit, scale in RATES:
+        changes: dict[float, float] = {}
+        for start, end, flops, moved, links in done:
+            amount = flops if name == "compute" else moved if links == (name == "links") else 0
+            if amount and end > start:
+                rate = amount / (end - start) / scale
+                changes[start] = changes.get(start, 0.0) + rate
+                changes[end] = changes.get(end, 0.0) - rate
+        level, most = 0.0, max(map(abs, changes.values()), default=0.0)
+        for at, change in sorted(changes.items()):
+            level = level + change if abs(level + change) > ROUNDING * most else 0.0
+            yield {
+                "name": name, "cat": "rate", "ph": "C", "pid": pid, "tid": _tid(pid, 0),
+                "ts": round(at * NS) / NS_PER_US, "args": {unit: level},
+            }  # fmt: skip
 
 
 # --- Events ---------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def layer_report(
                             limit=limit(
                                 priced.costs, chip, int(rows[j]), schedule.option[j], further
                             ),
+                            flops=operator.flops,
+                            moved_bytes=layer.moved_bytes(operator),
                         )
                         for j, operator in enumerate(operators)
                     ),

@@ -213,7 +213,7 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
     for layer, repeat in estimator.model(layout).layers:
         costs = operator_costs(layer, estimator.pricer, layout)
         for name, operators in (("forward", layer.forward), ("backward", layer.backward)):
-            rows, clock = [], 0.0
+            rows, work, clock = [], [], 0.0
             for op in operators:
                 cost = costs[op.name]
                 seconds, lane = cost.total_s, _lane(cost.matrix_s, cost.attention_s, cost.vector_s)
@@ -222,6 +222,7 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
                     lane = "link"
                 if seconds > 0.0:
                     rows.append((op.name, lane, clock, seconds))
+                    work.append((op.flops, layer.moved_bytes(op)))
                     clock += seconds
             found.append(
                 DevicePass(
@@ -230,6 +231,7 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
                     pass_=name,
                     makespan_s=clock,
                     operators=tuple(rows),
+                    work=tuple(work),
                 )
             )
     return tuple(found)

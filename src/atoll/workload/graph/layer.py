@@ -89,6 +89,10 @@ class Layer:
         """HBM bytes of one operator: every tensor that it reads or writes, once."""
         return sum(self.tensors[name].bytes for name in (*op.reads, *op.writes))
 
+    def moved_bytes(self, op: Operator) -> int:
+        """Of HBM, or over links where the operator is a collective."""
+        return op.collective.bytes if op.collective is not None else self.traffic_bytes(op)
+
     @cached_property
     def flops_forward(self) -> int:
         return sum(op.flops for op in self.forward)
