@@ -2,11 +2,13 @@
 
     python benchmarks/calibrate_runs.py runs.csv '^[^-]+'        by a pattern on ids
     python benchmarks/calibrate_runs.py runs.csv source          by a column
+    python benchmarks/calibrate_runs.py facts.csv '^[^-]+' --ids runs.csv    by ids of another table
 
 The table has the schema that `atoll validate --data` reads. Rows are grouped by what the pattern
-finds in their ids, or by a column; both are then replaced by ids that say nothing, so that neither
-the reader nor the fit can know a source. Seeds 0 to 9 draw the three rows. Sources of fewer than
-eight rows with a time are left out, and so are those that match --without (V100, Trainium).
+finds in their ids, or by a column (or in the ids of another table that has the same rows in the
+same order, where their own say nothing); both are then replaced by ids that say nothing, so that
+neither the reader nor the fit can know a source. Seeds 0 to 9 draw the three rows. Sources of fewer
+than eight rows with a time are left out, and so are those that match --without (V100, Trainium).
 """
 
 from __future__ import annotations
@@ -37,13 +39,16 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("table", type=Path)
     asked.add_argument("source", help="a column, or a pattern on ids")
+    asked.add_argument("--ids", type=Path, help="a table of the same rows, whose ids are read")
     asked.add_argument("--without", default="V100|Trainium", help="devices left out")
     asked.add_argument("--only", default="", help="a pattern on sources")
     given = asked.parse_args()
     print("| source | rows | catalogue | calibrated | draws | s a fit |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        sources = divided(given.table, given.source, given.without, Path(folder))
+        sources = divided(
+            rows_of(given.table, given.ids), given.source, given.without, Path(folder)
+        )
         means = [
             judged(name, path) for name, path in sources.items() if re.search(given.only, name)
         ]
@@ -51,10 +56,18 @@ def main() -> None:
     print(f"| mean of sources | | {before:.1%} | {after:.1%} | | |")
 
 
-def divided(table: Path, source: str, without: str, folder: Path) -> dict[str, Path]:
-    """A table for each source, under ids that say nothing."""
+def rows_of(table: Path, ids: Path | None) -> list[dict[str, str]]:
+    """The rows of a table, under the ids of another."""
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    if ids is None:
+        return rows
+    named = rows_of(ids, None)
+    return [row | {"id": other["id"]} for row, other in zip(rows, named, strict=True)]
+
+
+def divided(rows: list[dict[str, str]], source: str, without: str, folder: Path) -> dict[str, Path]:
+    """A table for each source, under ids that say nothing."""
     groups: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in rows:
         found = re.search(source, row["id"])
