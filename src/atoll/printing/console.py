@@ -32,7 +32,7 @@ def console_for_output() -> Console:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 110
-    return Console(width=width, highlight=False)
+    return Console(width=width, highlight=False, markup=False)
 
 
 def plain_table(*columns: str, left: str = "") -> Table:

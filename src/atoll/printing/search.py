@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def print_result(result: SearchResult) -> None:
     console = console_for_output()
     best = result.best
-    console.print(f"Given        {result.given}", markup=False)
-    console.print(f"Best chip    {best.accelerator.describe()}", markup=False)
+    console.print(f"Given        {result.given}")
+    console.print(f"Best chip    {best.accelerator.describe()}")
     console.print(
         f"             {best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} TFLOP/s, "
         f"{best.peak_power_W:.0f} W at peak"
@@ -33,16 +33,16 @@ def print_result(result: SearchResult) -> None:
     if best.accelerator.template is not None:
         _print_silicon(console, best, None if result.scope is None else result.scope.max_power_W)
     for number, line in enumerate(result.plateau_lines()):
-        console.print(f"{'Plateau' if number == 0 else '':<12} {line}", markup=False)
+        console.print(f"{'Plateau' if number == 0 else '':<12} {line}")
     if result.job.per is not None:
-        console.print(f"Price        {result.price_words()}", markup=False)
+        console.print(f"Price        {result.price_words()}")
     if result.robustness is not None:
-        console.print(f"Robustness   {result.robustness.words()}", markup=False)
+        console.print(f"Robustness   {result.robustness.words()}")
     for number, words in enumerate(() if result.ahead is None else result.ahead.words()):
         head = {0: "Run", 1: "Prices"}.get(number, "")
-        console.print(f"{head:<12} {words}", markup=False)
+        console.print(f"{head:<12} {words}")
     for plan in best.plans:
-        console.print(f"Model        {plan.model}", markup=False)
+        console.print(f"Model        {plan.model}")
         console.print(
             f"Throughput   {plan.samples_per_s:,.1f} samples/s, "
             f"{plan.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {format_mfu(plan.mfu)}, "
@@ -50,7 +50,7 @@ def print_result(result: SearchResult) -> None:
         )
         _print_placement(console, plan.placement, plan.replay_difference)
     for number, own in enumerate(result.alone):
-        console.print(f"{'Alone' if number == 0 else '':<12} {own.words()}", markup=False)
+        console.print(f"{'Alone' if number == 0 else '':<12} {own.words()}")
     if result.baselines:
         _print_baselines(console, result)
     if result.beside:
@@ -58,11 +58,11 @@ def print_result(result: SearchResult) -> None:
     for against, front in result.pareto.items():
         _print_front(console, against, front)
     for words in result.warnings:
-        console.print(f"Warning      {words}", markup=False)
+        console.print(f"Warning      {words}")
     if result.scope is not None:
-        console.print(f"Space        {result.scope.sentence()}", markup=False)
+        console.print(f"Space        {result.scope.sentence()}")
         for note in result.scope.notes:
-            console.print(f"Note         {note}", markup=False)
+            console.print(f"Note         {note}")
     counts = result.certificate
     for words in result.ending_lines():
         console.print(f"Stopped      {words}")
@@ -106,7 +106,7 @@ def _print_placement(console: Console, placement: Placement, replayed: float) ->
         f"{placement.microbatch}, {counted(placement.microbatches, 'microbatch')} per replica, "
         f"ZeRO {placement.zero}"
     )
-    console.print(f"Recompute    {placement.recompute}", markup=False)
+    console.print(f"Recompute    {placement.recompute}")
     worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
     parts = ", ".join(
         f"{name} {format_bytes(value)}" for name, value in worst.memory_bytes.items() if value
@@ -196,7 +196,7 @@ def print_designs(shown: DesignsAnswer) -> None:
         console.print(f"No {noun} {'on record yet' if later else 'is asked for by these filters'}.")
     if shown.parquet is not None:
         rows = counted(shown.parquet.rows, "design")
-        console.print(f"{rows} written to {shown.parquet.file}", markup=False)
+        console.print(f"{rows} written to {shown.parquet.file}")
 
 
 def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
@@ -278,8 +278,7 @@ def print_explanation(shown: SearchExplanation) -> None:
     for model in shown.models:
         console.print(
             f"\n{model.model}: {model.samples_per_s:,.1f} samples/s, "
-            f"MFU {format_mfu(model.mfu)}; a step by cause:",
-            markup=False,
+            f"MFU {format_mfu(model.mfu)}; a step by cause:"
         )
         print_bars(console, model.time_parts_s, sum(model.time_parts_s.values()))
         limits = ", ".join(f"{name} {share:.0%}" for name, share in model.limits.items())
@@ -288,8 +287,7 @@ def print_explanation(shown: SearchExplanation) -> None:
         for row in model.slowest_operators:
             console.print(
                 f"  {row.pass_:<9}{row.name:<34}{format_seconds(row.duration_s):>10}  "
-                f"{row.core:<7} limited by {row.limit}",
-                markup=False,
+                f"{row.core:<7} limited by {row.limit}"
             )
         if model.schedules:
             worst = max(model.schedules, key=lambda entry: entry.gap)
@@ -298,14 +296,13 @@ def print_explanation(shown: SearchExplanation) -> None:
                 f"{worst.gap:.2%} (bound: {worst.bound})."
             )
     for number, other in enumerate(shown.runners_up, start=1):
-        console.print(f"\nRunner-up {number}: {_difference(other.differs)}", markup=False)
+        console.print(f"\nRunner-up {number}: {_difference(other.differs)}")
         for reason in other.reasons:
             before, after = (format_seconds(value) for value in reason.part_s)
             part = reason.part.replace("_", " ")
             console.print(
                 f"  {reason.model}: {reason.slower_by:.2%} slower, mostly {part} "
-                f"({before} -> {after}); {reason.layout[1]}",
-                markup=False,
+                f"({before} -> {after}); {reason.layout[1]}"
             )
     console.print(f"\nProof: {shown.certificate.sentence}")
 

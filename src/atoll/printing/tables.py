@@ -43,8 +43,7 @@ def print_model(shown: ModelAnswer) -> None:
     few = f", {active:,} of them active" if active < shown.parameters else ""
     console.print(
         f"{shown.name}{part}: {shown.parameters:,} parameters{few}; sequence {shown.sequence}, "
-        f"microbatch {shown.microbatch}, tensor width {shown.tensor_parallel}",
-        markup=False,
+        f"microbatch {shown.microbatch}, tensor width {shown.tensor_parallel}"
     )
     table = plain_table(
         "layer", "repeat", "parameters", "TFLOP fwd", "TFLOP bwd", "saved", "operators",
@@ -62,7 +61,7 @@ def print_model(shown: ModelAnswer) -> None:
         )
     console.print(table)
     for words in shown.warnings:
-        console.print(f"warning: {words}", markup=False)
+        console.print(f"warning: {words}")
 
 
 def print_hardware(shown: CatalogueAnswer | HardwareAnswer) -> None:
@@ -83,7 +82,7 @@ def print_fields(shown: Mapping[str, JsonValue]) -> None:
             text = short(item)
             if isinstance(item, Mapping):
                 text = ", ".join(f"{key} {short(inner)}" for key, inner in item.items())
-            console.print(f"{name:<{width}} {text}", markup=False)
+            console.print(f"{name:<{width}} {text}")
 
 
 def print_calibration(shown: CalibrationAnswer) -> None:
@@ -91,21 +90,20 @@ def print_calibration(shown: CalibrationAnswer) -> None:
     console.print(f"{shown.device}: fitted on {shown.fitted} of {shown.rows} rows; on the others:")
     _print_errors(shown.held_out)
     if shown.out:
-        console.print(f"written to {shown.out}", markup=False)
+        console.print(f"written to {shown.out}")
 
 
 def print_site(shown: SiteCalibration) -> None:
     """What measurements tell of a site, each value with its 90 % interval."""
     console = console_for_output()
     site = shown.site
-    console.print(f"{site['name']}: {site.get('source', '')}", markup=False)
+    console.print(f"{site['name']}: {site.get('source', '')}")
     for step in shown.steps:
         parts = ", ".join(f"{kind} {format_seconds(s)}" for kind, s in step.kinds.items())
         console.print(
             f"step {format_seconds(step.time_s)}: {parts}; exposed communication "
             f"{format_seconds(step.exposed_s)}, waiting for the host "
             f"{format_seconds(step.host_gap_s)}, other gaps {format_seconds(step.other_gap_s)}",
-            markup=False,
             soft_wrap=True,
         )
     for log in shown.collectives:
@@ -125,16 +123,16 @@ def print_site(shown: SiteCalibration) -> None:
     console.print(table)
     for name in ("stack", "attention"):
         if name in site:
-            console.print(f"{name}: {site[name]} fits best", markup=False)
+            console.print(f"{name}: {site[name]} fits best")
     if shown.out:
-        console.print(f"written to {shown.out}; use it with --site", markup=False)
+        console.print(f"written to {shown.out}; use it with --site")
 
 
 def _print_fit(console: Console, fit: RunsFit) -> None:
     errors = fit.errors
     console.print(f"{fit.fitted} of {fit.rows} rows fitted")
     for reason in fit.skipped:
-        console.print(f"  skipped: {reason}", markup=False)
+        console.print(f"  skipped: {reason}")
     alone = errors.left_out
     console.print(
         f"mean error of step times: {errors.before:.1%} as the catalogue has it, "
@@ -160,7 +158,7 @@ def print_validation(shown: OperatorsValidation) -> None:
     console = console_for_output()
     console.print(f"{shown.device}: {shown.predicted} of {shown.rows} rows predicted")
     for reason, count in shown.skipped.items():
-        console.print(f"  skipped {count}: {reason}", markup=False)
+        console.print(f"  skipped {count}: {reason}")
     _print_errors(shown)
 
 
@@ -179,7 +177,7 @@ def print_chips(shown: ChipsValidation) -> None:
         soft_wrap=True,
     )
     for reason, count in shown.skipped.items():
-        console.print(f"  skipped {count}: {reason}", markup=False)
+        console.print(f"  skipped {count}: {reason}")
     groups = {
         "area": shown.area, "power": shown.power, "peak by construction": shown.peak,
         "area, fitted on all": shown.fitted.area, "power, fitted on all": shown.fitted.power,
@@ -211,7 +209,7 @@ def print_nodes(shown: NodesValidation) -> None:
     console = console_for_output()
     console.print(f"{shown.predicted} of {shown.rows} nodes predicted")
     for reason, count in shown.skipped.items():
-        console.print(f"  skipped {count}: {reason}", markup=False)
+        console.print(f"  skipped {count}: {reason}")
     print_error_table(console, "errors", {"power": shown.power})
     table = plain_table("node", "device", "devices", "workload", "W", "model", "error", left="node")
     for node in shown.nodes:
@@ -230,9 +228,9 @@ def print_bench(shown: BenchAnswer) -> None:
         f"{shown.common} that all can"
     )
     for name, why in shown.missing.items():
-        console.print(f"  without {name}: {why}", markup=False)
+        console.print(f"  without {name}: {why}")
     for reason, count in shown.unread.items():
-        console.print(f"  skipped {count}: {reason}", markup=False)
+        console.print(f"  skipped {count}: {reason}")
     columns = (
         "rows", "step time", "median", "p90", f"{first}'s", "memory", "ran: fits", "oom: not",
         "regret", "rows/s",
@@ -269,10 +267,10 @@ def print_bench(shown: BenchAnswer) -> None:
                 table.add_row(group, *cells)
         console.print(table)
     for told in closer:
-        console.print(f"closer than {first}: {told}", markup=False)
+        console.print(f"closer than {first}: {told}")
     for one in shown.predictors:
         for reason, count in one.refused.items():
-            console.print(f"{one.name} cannot express {count}: {reason}", markup=False)
+            console.print(f"{one.name} cannot express {count}: {reason}")
 
 
 def _share(value: float | None) -> str:

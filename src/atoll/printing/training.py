@@ -31,20 +31,19 @@ def print_estimate(result: Estimate) -> None:
     whole = result.whole_run  # may be refused
     console.print(
         f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.stack.name}): "
-        f"{result.layout}",
-        markup=False,
+        f"{result.layout}"
     )
-    console.print(f"given: {run.given}", markup=False)
+    console.print(f"given: {run.given}")
     time, throughput, mfu = result.figures()
     console.print(f"step {time}, {throughput}, MFU {mfu}")
-    console.print(result.sureness(), markup=False)
+    console.print(result.sureness())
     if run.gpu.cap_W and (energy_J := result.energy_per_token_J):
         console.print(f"{result.power_W:.0f} W per device, {1e3 * energy_J:.3g} mJ per token")
     if whole is not None:
         for words in whole.sentences():
-            console.print(words, markup=False)
+            console.print(words)
     for note in run.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     seconds = partial(format_seconds, digits=result.digits)
     _print_parts(console, step.breakdown(), step.time_s, seconds)
     console.print(
@@ -54,7 +53,7 @@ def print_estimate(result: Estimate) -> None:
     _print_parts(console, worst.parts(), worst.allocated, format_bytes)
     for name, operators in result.rerun:
         again = ", ".join(operators) if operators else "nothing"
-        console.print(f"recomputed in {name}: {again}", markup=False)
+        console.print(f"recomputed in {name}: {again}")
 
 
 def _print_parts(
@@ -66,44 +65,44 @@ def _print_parts(
             continue
         bar = "█" * max(1, round(BAR * share))
         label = name.replace("_", " ")
-        console.print(f"  {label:<21}{share:>6.1%}  {shown(value):>12}  {bar}", markup=False)
+        console.print(f"  {label:<21}{share:>6.1%}  {shown(value):>12}  {bar}")
 
 
 def print_plan(result: Plan) -> None:
     console, told = console_for_output(), result.answer
     print_estimate(result.best)
     for words in filter(None, (result.choice(), result.proof(), result.to_try())):
-        console.print(f"\n{words}", markup=False)
+        console.print(f"\n{words}")
     if result.excluded:
-        console.print(result.left_out(), markup=False)
+        console.print(result.left_out())
     console.print(
         f"replayed pass by pass: {format_seconds(told.replay.time_s, result.best.digits)} "
         f"({told.replay.difference:+.1%})"
     )
     console.print("runners-up:")
     for other in told.runners_up:
-        console.print(f"  {other.slower:+6.1%}  {other.layout}", markup=False)
+        console.print(f"  {other.slower:+6.1%}  {other.layout}")
     console.print("why:")
     for reason in told.reasons:
-        console.print(f"  {reason.why}", markup=False)
+        console.print(f"  {reason.why}")
     for what, why in told.left_out.items():
-        console.print(f"  {what} end here: {why}", markup=False)
+        console.print(f"  {what} end here: {why}")
 
 
 def print_mixed(result: MixedPlan) -> None:
     """A plan on several pods."""
     console, best = console_for_output(), result.best
     run, digits = result.pods.runs[0], FEW_DIGITS
-    console.print(f"{run.model.name} on {result.pods}: {best.placed}", markup=False)
-    console.print(f"given: {result.pods.given}", markup=False)
+    console.print(f"{run.model.name} on {result.pods}: {best.placed}")
+    console.print(f"given: {result.pods.given}")
     console.print(
         f"step {format_seconds(best.time_s, digits)}, {run.tokens / best.time_s:,.0f} tokens/s; "
         f"replayed pass by pass {best.replayed.difference:+.1%}"
     )
     for words in best.sentences():
-        console.print(words, markup=False)
+        console.print(words)
     for unused in best.left_out:
-        console.print(f"not used: {unused}", markup=False)
+        console.print(f"not used: {unused}")
     _print_parts(
         console, best.step.breakdown(), best.step.time_s, partial(format_seconds, digits=digits)
     )
@@ -114,44 +113,41 @@ def print_mixed(result: MixedPlan) -> None:
         where = result.pods.runs[stage.pod].gpu
         console.print(
             f"  {stage.stage:>3} {where.name:<10} {format_bytes(stage.memory.needed):>9} of "
-            f"{format_bytes(where.hbm_bytes)}: {words}; recompute {stage.recompute}",
-            markup=False,
+            f"{format_bytes(where.hbm_bytes)}: {words}; recompute {stage.recompute}"
         )
     for alone in result.alone:
         known_s = alone.step_time_s
         took = alone.reason if known_s is None else format_seconds(known_s, digits)
         layout = f", {alone.layout}" if alone.layout else ""
-        console.print(f"alone, {alone.devices:,} {alone.device}: {took}{layout}", markup=False)
-    console.print(f"\n{result.proof()}", markup=False)
-    console.print(result.left_out(), markup=False)
+        console.print(f"alone, {alone.devices:,} {alone.device}: {took}{layout}")
+    console.print(f"\n{result.proof()}")
+    console.print(result.left_out())
     console.print("runners-up:")
     for other in result.runners_up:
         slower = other.time_s / best.time_s - 1
-        console.print(f"  {slower:+6.1%}  {other.placed} ({other.words()})", markup=False)
+        console.print(f"  {slower:+6.1%}  {other.placed} ({other.words()})")
 
 
 def print_plan_explanation(shown: PlanExplanation) -> None:
     console = console_for_output()
     console.print(
         f"{shown.model} on {shown.devices} {shown.device}: {shown.layout}\n"
-        f"step {format_seconds(shown.step_time_s)}, MFU {shown.mfu:.1%}; by cause:",
-        markup=False,
+        f"step {format_seconds(shown.step_time_s)}, MFU {shown.mfu:.1%}; by cause:"
     )
     _print_parts(console, shown.breakdown_s, shown.step_time_s, format_seconds)
     console.print("why:")
     for reason in shown.reasons:
-        console.print(f"  {reason.why}", markup=False)
+        console.print(f"  {reason.why}")
     for what, why in shown.left_out.items():
-        console.print(f"  {what} end here: {why}", markup=False)
+        console.print(f"  {what} end here: {why}")
     console.print("runners-up:")
     for other in shown.runners_up:
         before, after = (format_seconds(seconds) for seconds in other.part_s)
         part = other.part.replace("_", " ")
         console.print(
-            f"  {other.slower:+6.1%}  {other.layout}, mostly {part} ({before} -> {after})",
-            markup=False,
+            f"  {other.slower:+6.1%}  {other.layout}, mostly {part} ({before} -> {after})"
         )
-    console.print(shown.certificate.sentence, markup=False)
+    console.print(shown.certificate.sentence)
 
 
 def print_runs(shown: RunsValidation) -> None:
@@ -159,7 +155,7 @@ def print_runs(shown: RunsValidation) -> None:
     console = console_for_output()
     console.print(f"{shown.predicted} of {shown.rows} rows predicted")
     for reason, count in shown.skipped.items():
-        console.print(f"  skipped {count}: {reason}", markup=False)
+        console.print(f"  skipped {count}: {reason}")
     predicted = max(1, shown.predicted)
     if shown.rejected is not None:
         share = shown.rejected / predicted
@@ -190,8 +186,7 @@ def print_runs(shown: RunsValidation) -> None:
         measured = "" if row.measured_s is None else format_seconds(row.measured_s)
         console.print(
             f"  {row.error:+7.1%}  {row.id}  {row.layout}  measured "
-            f"{measured}, predicted {format_seconds(row.predicted_s)}",
-            markup=False,
+            f"{measured}, predicted {format_seconds(row.predicted_s)}"
         )
 
 
@@ -207,27 +202,22 @@ def _print_measured(console: Console, found: MeasuredRun) -> None:
     console.print(
         f"measured: step {format_seconds(found.step_time_s)} ({format_seconds(found.low_s)} to "
         f"{format_seconds(found.high_s)} over {found.steps} steps, {found.left_out} left out), "
-        f"predicted {found.error:+.1%}",
-        markup=False,
+        f"predicted {found.error:+.1%}"
     )
     if found.memory_bytes and found.memory_predicted_bytes:
         console.print(
             f"  memory {found.memory_counts} {format_bytes(found.memory_bytes)}, predicted "
-            f"{format_bytes(found.memory_predicted_bytes)} ({found.memory_error or 0:+.1%})",
-            markup=False,
+            f"{format_bytes(found.memory_predicted_bytes)} ({found.memory_error or 0:+.1%})"
         )
     if found.slack:
         value, low, high = found.slack
         console.print(
-            f"  such a site takes {value:.2f} times the estimate ({low:.2f} to {high:.2f}, 90 %)",
-            markup=False,
+            f"  such a site takes {value:.2f} times the estimate ({low:.2f} to {high:.2f}, 90 %)"
         )
     for part in found.parts:
         known = part.predicted_s
         beside = "" if known is None else f"  predicted {format_seconds(known):>9}"
-        console.print(
-            f"  {part.part:<22} {format_seconds(part.measured_s):>9}{beside}", markup=False
-        )
+        console.print(f"  {part.part:<22} {format_seconds(part.measured_s):>9}{beside}")
 
 
 def print_checked(result: Checked) -> None:
@@ -237,19 +227,18 @@ def print_checked(result: Checked) -> None:
     total = len(found.used) + len(found.without_effect) + len(found.not_understood)
     console.print(
         f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(found.used)} "
-        f"used, {len(found.without_effect)} without effect on time or memory",
-        markup=False,
+        f"used, {len(found.without_effect)} without effect on time or memory"
     )
     for name, value in found.not_understood.items():
-        console.print(f"not understood: {f'{name} {value}'.strip()}", markup=False)
+        console.print(f"not understood: {f'{name} {value}'.strip()}")
     print_estimate(result.estimate)
     if result.measured is not None:
         _print_measured(console, result.measured)
     if better is None:
-        console.print(f"better: {result.why_not}", markup=False)
+        console.print(f"better: {result.why_not}")
     else:
         _print_better(console, better, "better")
-        console.print(better.launch_file, markup=False)
+        console.print(better.launch_file)
     if (freed := result.with_other_flags) is not None:
         _print_better(console, freed, f"with other flags ({freed.flags})")
 
@@ -262,6 +251,5 @@ def _print_better(console: Console, better: Better, name: str) -> None:
         saved.append(f"{better.saved_usd:,.0f} dollars")
     console.print(
         f"{name}: {better.layout}, step {format_seconds(better.step_time_s)}, saves "
-        f"{', '.join(saved)}; {better.proof}",
-        markup=False,
+        f"{', '.join(saved)}; {better.proof}"
     )

@@ -15,7 +15,7 @@ def _say(label: str, *lines: str) -> None:
     """Lines under one label."""
     console = console_for_output()
     for number, line in enumerate(lines):
-        console.print(f"{label if number == 0 else '':<12} {line}", markup=False)
+        console.print(f"{label if number == 0 else '':<12} {line}")
 
 
 def print_wafer_result(result: WaferResult) -> None:
