@@ -6,9 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import translate
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
+from pydantic import Field
+
 from atoll.errors import AtollError
+from atoll.files.yamlfile import FileModel, parse_yaml
 from atoll.workload.families.model_config import ModelConfig
 
 _WORDS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False,
@@ -19,6 +24,32 @@ MOST = 1e18
 """No number of a launch file is larger."""
 
 
+class Words(FileModel):
+    """Names in launch files of one software (`words/`); * stands for any part of one."""
+
+    without_effect: tuple[str, ...]
+    """They change neither the time nor the memory of a training step."""
+    as_priced: tuple[str, ...] = ()
+    tuning: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    renamed: dict[str, str] = Field(default_factory=dict)
+    """In megatron-core's words."""
+    negated: dict[str, str] = Field(default_factory=dict)
+    trains_else: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    no_training: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    not_trained: tuple[str, ...] = ()
+    not_modelled: dict[str, str] = Field(default_factory=dict)
+    plain: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    about_switches: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+@lru_cache
+def words_of(software: str) -> Words:
+    file = files("atoll.launch") / "words" / f"{software}.yaml"
+    return parse_yaml(file.read_text(encoding="utf-8"), Words, file.name)
+
+
 @dataclass(frozen=True)
 class Accounted:
     """Names of arguments, each with its value as it was written."""
@@ -26,7 +57,7 @@ class Accounted:
     used: Mapping[str, str]
     without_effect: Mapping[str, str]
     """They change neither the time nor the memory of a step, or make libraries reach the rates that
-    are supposed of them (`mlperf.TUNING`)."""
+    are supposed of them (`Words.tuning`)."""
     not_understood: Mapping[str, str]
     """Unknown, or known to matter in a way that is not modelled."""
 

@@ -7,22 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Arguments, Launch, flat
+from atoll.launch.account import Arguments, Launch, flat, words_of
 from atoll.workload.families.model_config import ModelConfig
 
-WITHOUT_EFFECT = (
-    "optimizer.params.*", "scheduler.*", "gradient_clipping",
-    "zero_optimization.contiguous_gradients", "steps_per_print",
-    "wall_clock_breakdown", "dump_state", "tensorboard.*", "wandb.*", "csv_monitor.*",
-    "comms_logger.*", "flops_profiler.*", "fp16.loss_scale*", "fp16.initial_scale_power",
-    "fp16.hysteresis", "fp16.min_loss_scale", "fp16.auto_cast", "zero_allow_untested_optimizer",
-    "checkpoint.*", "data_types.*", "memory_breakdown", "zero_force_ds_cpu_optimizer",
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save", "prescale_gradients",
-    "gradient_predivide_factor", "cuda_visible_devices", "_comment",
-    "zero_optimization.sub_group_size", "seed", "communication_data_type",
-    "zero_optimization.round_robin_gradients",  # copies to the host, where there are some
-)  # fmt: skip
-
+WORDS = words_of("deepspeed")
 ADAM = ("adam", "adamw", "fusedadam")
 USUAL = {
     "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "stage3_max_live_parameters": 1e9,
@@ -30,16 +18,6 @@ USUAL = {
     "stage3_param_persistence_threshold": 1e5,
 }  # fmt: skip
 """Sizes that DeepSpeed has by itself, under which it is priced."""
-ELSE = {
-    "compression_training": "compresses a model while it trains",
-    "quantize_training": "takes weights to fewer bits by a schedule",
-    "data_efficiency": "leaves out data or tokens by a schedule",
-    "curriculum_learning": "has sequences that grow by a schedule",
-    "progressive_layer_drop": "leaves out layers by a schedule",
-    "sparse_attention": "has attention to chosen blocks only",
-    "autotuning": "leaves its layout to DeepSpeed's tuner",
-}
-"""Sections under which a step is another one than the model's, or not known."""
 
 
 def is_deepspeed(content: Mapping[str, Any]) -> bool:
@@ -57,7 +35,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     off = [name.removesuffix("enabled") for name, value in said.items()
            if name.endswith(".enabled") and value is False]  # fmt: skip
     given = Arguments(file, said)
-    for name, what in ELSE.items():
+    for name, what in WORDS.not_modelled.items():
         parts = [n for n in said if n.startswith(f"{name}.") and n.endswith(".enabled")]
         if name in content and (not parts or any(said[part] is True for part in parts)):
             raise AtollError(f"{file}: {what} ({name}), which is not modelled")
@@ -101,7 +79,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     given.has("expert_parallel.enabled")
     if batch:
         fields["batch"] = batch
-    given.ignore((*WITHOUT_EFFECT, *usual, *(f"{section}*" for section in off)))
+    given.ignore((*WORDS.without_effect, *usual, *(f"{section}*" for section in off)))
     found = given.accounted()
     left_open = {name: "auto" for name in values if name not in said}
     found = replace(found, without_effect={**found.without_effect, **left_open})

@@ -12,95 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Arguments, Launch, flat
+from atoll.launch.account import Arguments, Launch, flat, words_of
 from atoll.launch.files.shell import Command, Script
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron_model import model_of
 from atoll.step.layout import HOST, SOME
 
-WITHOUT_EFFECT = (
-    # data, tokenizer, checkpoints, logs, evaluation, schedules of rates, random numbers
-    "data_*", "*_data_path", "*_file", "merge_file", "split", "mock_data", "dataloader_*",
-    "num_workers", "tokenizer_*", "tiktoken_*", "vocab_extra_ids", "reset_*", "eod_mask_loss",
-    "create_attention_mask_in_dataloader", "no_create_attention_mask_in_dataloader", "save",
-    "save_*", "load", "load_*", "no_load_*", "no_save_*", "ckpt_*", "no_ckpt_*",
-    "async_ckpt_*", "async_save", "auto_detect_ckpt_format", "use_dist_ckpt", "dist_ckpt_*",
-    "use_checkpoint_*", "finetune",
-    "pretrained_checkpoint", "exit_*", "override_opt*", "log_*", "tensorboard_*", "wandb_*",
-    "timing_log_*", "no_log_*", "one_logger_*", "enable_one_logger", "no_one_logger", "eval_*",
-    "full_validation", "skip_train", "lr", "lr_*", "min_lr", "decoupled_*", "weight_decay*",
-    "*_weight_decay*", "adam_*", "sgd_momentum", "clip_grad", "start_weight_decay",
-    "end_weight_decay", "init_method*", "seed", "data_parallel_random_init",
-    "initial_loss_scale", "min_loss_scale", "loss_scale*", "hysteresis",
-    "calculate_per_token_loss", "rampup_batch_size", "override_lr*", "use_mcore_models",
-    "use_legacy_models", "spec", "norm_epsilon", "layernorm_epsilon", "rotary_base",
-    "rotary_scaling_factor", "rotary_seq_len_interpolation_factor", "use_rope_scaling",
-    "rope_*", "mscale*", "beta_fast", "beta_slow", "rotary_interleaved", "apply_layernorm_1p",
-    "apply_query_key_layer_scaling", "no_query_key_layer_scaling", "attention_softmax_in_fp32",
-    "softmax_*", "moe_router_load_balancing_type", "moe_aux_loss_coeff", "moe_z_loss_coeff",
-    "moe_router_bias_update_rate", "moe_router_dtype", "moe_router_pre_softmax",
-    "moe_router_topk_scaling_factor", "moe_router_topk_limited_devices",
-    "moe_per_layer_logging", "moe_input_jitter_eps", "mtp_loss_scaling_factor",
-    "distributed_backend", "distributed_timeout*", "local_rank", "rank", "master_*",
-    "node_rank", "rdzv_*", "redirects", "tee", "max_restarts", "nccl_communicator_config_path",
-    "log_dir", "profile*", "use_pytorch_profiler", "record_memory_history",
-    "memory_snapshot_path", "check_for_*", "no_check_for_*", "rerun_*", "error_injection*",
-    "inprocess_*", "*_straggler*", "use_tp_pp_dp_mapping", "manual_gc*", "no_manual_gc_eval",
-    "config_logger_dir", "test_mode", "deterministic_mode", "bert_no_binary_head", "fim_*",
-    "iter_per_epoch", "retro_*", "vision_*", "image_*", "kv_cache*", "inference_*",
-    "max_tokens_to_oom", "train_samples", "use_cpu_initialization", "no_initialization",
-    "perform_initialization", "keep_fp8_weight_transpose_cache", "use_te", "no_mmap_bin_files",
-    "fp8_amax_compute_algo", "fp8_amax_history_len", "fp8_margin", "fp8_interval", "bert_*",
-    "legacy_*", "logging_level", "yarn_*", "no_yarn_*", "disable_gloo_process_groups", "use_mup",
-    "mup_*",
-    "init_model_with_meta_device", "glu_linear_offset", "activation_func_clamp_value",
-    "no_use_tokenizer_model_from_checkpoint_args", "language_model_checkpoint", "sft",
-    "per_split_data_args_path", "nvtx_*", "disable_bf16_reduced_precision_matmul", "dataset*",
-    "*_cache_path", "*_tokenizer_type", "max_padding_length", "enable_experimental", "train_tokens",
-    "*_interval", "*_iters", "*_samples", "*_decay_style", "universal_checkpoint", "moe_loss_coeff",
-    "moe_eval_*", "create_moe_param_group", "rotary_position_embeddings_theta", "DDP_impl",
-    "deepspeed_mpi", "verify_*", "enable_ft_*", "ft_*", "use_persistent_ckpt_worker",
-    "async_strategy", "train_mode", "padding_side", "dist_*", "non_persistent_*", "replication*",
-    "*_logging", "print_*", "te_rng_tracker", "inference_rng_tracker", "*_rng_*", "trust_remote*",
-    "use_ring_exchange_p2p", "no_data_sharding", "strict_*", "is_instruction_*", "seq_data_*",
-    "phase_transition_iterations", "no_weight_decay_*", "cyclic_*", "rewarmup", "*_seed",
-    "memory_profiling*", "tf32*", "zero_centered_gamma", "router_z_loss*", "ddp_bucket_size",
-    "ddp_num_buckets", "ddp_average_in_collective", "*_pad_buckets_for_high_nccl_busbw",
-    "moe_router_padding_for_fp8", "optimizer_param_scheduler*", "wsd_*", "load_weights_only",
-)  # fmt: skip
-"""Arguments that change neither the time nor the memory of a training step."""
-AS_PRICED = (
-    "moe_permute_fusion", "moe_router_fusion", "moe_router_force_load_balancing",
-    "moe_grouped_gemm",
-    "no_async_tensor_model_parallel_allreduce", "use_fused_*", "fused_*", "*_fused_kernels",
-    "apply_rope_fusion", "bias_*_fusion", "bias_dropout_add_fusion", "masked_softmax_fusion",
-    "gradient_accumulation_fusion", "use_te_fused_*", "use_flash_attn*",
-    "overlap_p2p_communication_warmup_flush", "microbatch_group_size_*",
-    "batch_p2p_communication", "no_barrier_with_level_1_timing", "barrier_with_L1_time",
-)  # fmt: skip
-"""Switches of kernels and orders under which a step is as it is priced anyway."""
+WORDS = words_of("megatron")
 WORLD = ("nnodes", "nproc_per_node", "num_nodes", "num_gpus")
 PROGRAMS = re.compile(r"(pretrain|train|finetune|run)\w*\.py$")
 FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")
 OWN = {"num_layers", "hidden_size", "micro_batch_size", "tensor_model_parallel_size",
        "encoder_num_layers", "hybrid_layer_pattern"}  # fmt: skip
 """Arguments that programs of Megatron-LM have, and others do not."""
-ELSE = {
-    "images or sound": ("img_h", "vision_model_type", "model_provider", "num_channels",
-                        "disable_vision_class_token", "mrope_section"),
-    "RETRO, which retrieves texts": ("retro_add_retriever", "retro_workdir", "retro_project_dir"),
-    "an encoder with a decoder": ("encoder_num_layers", "decoder_num_layers"),
-    "state spaces beside attention": ("hybrid_layer_pattern", "hybrid_override_pattern",
-                                      "hybrid_attention_ratio", "is_hybrid_model"),
-}  # fmt: skip
-"""What a program trains, by arguments that only it has, where that is no decoder of texts."""
-NO_TRAINING = {
-    "runs a model and does not train it": ("num_tokens_to_generate", "incoming_requests_per_sec",
-                                           "incoming_requests_per_step", "flash_decode"),
-    "learns from what the model generates": ("perform_rl_step", "grpo_iterations"),
-    "learns from a larger model beside it": ("kd", "export_kd_cfg", "export_kd_teacher_load"),
-}  # fmt: skip
-"""What a program does, by arguments that only it has, where a step is another one."""
 
 
 def training_commands(script: Script) -> list[Command]:
@@ -178,13 +102,13 @@ def _world(launcher: Mapping[str, Any]) -> int | None:
 
 def launch_of(given: Arguments, world: int | None) -> Launch:
     """What the arguments say."""
-    for what, names in ELSE.items():
+    for what, names in WORDS.trains_else.items():
         if found := next((name for name in names if name in given.given), ""):
             raise AtollError(
                 f"{given.file}: trains a model of {what} (--{found.replace('_', '-')}); only "
                 "decoders of texts are modelled"
             )
-    for what, names in NO_TRAINING.items():
+    for what, names in WORDS.no_training.items():
         if found := next((name for name in names if name in given.given), ""):
             raise AtollError(f"{given.file}: {what} (--{found.replace('_', '-')}): not modelled")
     model = model_of(given)
@@ -207,7 +131,7 @@ def launch_of(given: Arguments, world: int | None) -> Launch:
     if batch is not None:
         fields["batch"] = batch
     steps = given.count("train_iters")
-    given.ignore((*WITHOUT_EFFECT, *AS_PRICED))
+    given.ignore((*WORDS.without_effect, *WORDS.as_priced))
     return Launch(given.file, "megatron", model, fields, steps, given.accounted())
 
 

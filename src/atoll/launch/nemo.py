@@ -10,77 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Accounted, Arguments, Launch, flat
+from atoll.launch.account import Accounted, Arguments, Launch, flat, words_of
 from atoll.launch.files.words import UNKNOWN
-from atoll.launch.megatron import AS_PRICED, WITHOUT_EFFECT, layout_fields, software_fields
+from atoll.launch.megatron import WORDS as MEGATRON
+from atoll.launch.megatron import layout_fields, software_fields
 from atoll.launch.megatron_model import model_of
 from atoll.workload.families.model_config import ModelConfig
 
-RENAMED = {
-    "sequence_length": "seq_length",
-    "encoder_seq_length": "seq_length",
-    "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",
-    "rotary_percentage": "rotary_percent",
-    "activations_checkpoint_granularity": "recompute_granularity",
-    "activations_checkpoint_method": "recompute_method",
-    "activations_checkpoint_num_layers": "recompute_num_layers",
-    "ub_tp_comm_overlap": "tp_comm_overlap",
-    "overlap_grad_sync": "overlap_grad_reduce",
-    "overlap_param_sync": "overlap_param_gather",
-    "num_moe_experts": "num_experts",
-    "override_vocab_size": "padded_vocab_size",
-    "qkv_bias": "add_qkv_bias",
-    "use_flash_attention": "use_flash_attn",
-    "max_steps": "train_iters",
-    "fp8_params": "fp8_param_gather",
-}
-NEGATED = {
-    "bias": "disable_bias_linear",
-    "add_bias_linear": "disable_bias_linear",
-    "share_embeddings_and_output_weights": "untie_embeddings_and_output_weights",
-    "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
-    "masked_softmax_fusion": "no_masked_softmax_fusion",
-    "bias_activation_fusion": "no_bias_swiglu_fusion",
-    "bias_dropout_add_fusion": "no_bias_dropout_fusion",
-    "bias_dropout_fusion": "no_bias_dropout_fusion",
-    "apply_rope_fusion": "no_rope_fusion",
-    "overlap_p2p_comm": "no_overlap_p2p_communication",
-}
-"""Fields whose absence Megatron-LM's arguments take for on."""
+WORDS = words_of("nemo")
 ACTIVATIONS = {"swiglu": "swiglu", "geglu": "gated_linear_unit", "squared_relu": "squared_relu"}
-NOT_TRAINED = ("inference", "export", "quantization", "prune", "benchmark", "evaluation")
-"""Sections of what runs a model, and does not train it."""
-ELSE = {
-    "an encoder with a decoder": ("encoder", "decoder", "encoder_arch"),
-    "images or sound": ("mm_cfg", "vision", "unet_config", "codecmodel_type", "audio_encoder",
-                        "perception", "class_embed_dim", "img_h", "patch_dim"),
-    "prompts before frozen weights": ("virtual_prompt_style", "existing_tasks"),
-    "sentences or classes": ("classifier_head", "token_classifier", "bert_binary_head"),
-}  # fmt: skip
-SECTIONS = (
-    # where jobs, data, logs, checkpoints, rates and profiles are spoken of
-    "run.*", "exp_manager.*", "hydra.*", "defaults", "cluster*", "base_results_dir", "name",
-    "restore_from_path", "*tokenizer.*", "*data.*", "dataset.*", "logger.*", "checkpoint.*",
-    "*sched.*", "scheduler.*", "*nsys_profile.*", "profiling.*", "rng.*", "validation.*", "ft.*",
-    "straggler.*", "trainer.*", "s3_checkpointing.*", "*lora_tuning.*", "*p_tuning.*",
-    "*adapter_tuning.*", "*ia3_tuning.*", "*selective_tuning.*", "*ub_tp_comm_overlap_cfg.*",
-    "*tp_comm_overlap_cfg.*", "dist.distributed_*", "dist.local_rank", "*.restore_from_path",
-    "nvrx_*", "inprocess_restart.*", "tensor_inspect.*", "peft.*", "*._target_", "_target_",
-)  # fmt: skip
-OWN_WITHOUT_EFFECT = (
-    "mcore_gpt", "megatron_amp_O2", "transformer_engine", "pre_process", "post_process",
-    "persist_layer_norm", "model_type", "transformer_block_type", "attention_type",
-    "normalize_attention_scores", "use_scaled_init_method", "native_amp_*", "name", "version",
-    "gradient_as_bucket_view", "grad_div_ar_fusion", "grad_allreduce_chunk_size_mb",
-    "apex_transformer_log_level", "betas", "bucket_cap_mb", "contiguous_*_buffer", "gc_interval",
-    "layernorm_zero_centered_gamma", "batch_p2p_comm", "ffn_dropout", "use_te_rng_tracker",
-    "reduce_amax", "fsdp_sharded_checkpoint", "get_attention_mask_from_fusion", "answer_only_loss",
-    "resume_from_checkpoint", "scale_positional_embedding", "peft_scheme", "global_average_loss",
-    "save_nemo_on_validation_end", "tp_comm_overlap_ag", "tp_comm_overlap_rs", "use_te_activation*",
-    "variable_seq_lengths", "perform_initialization", "arch", "hidden_act", "fp8_wgrad", "eps",
-    "checkpoint_*", "log_*", "activation_checkpointing", "gradient_clip_*", "*_timers",
-    "openai_gelu",
-)  # fmt: skip
 PRECISIONS = {"fp16": "fp16", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", "bf16": "bf16",
               "16-mixed": "fp16"}  # fmt: skip
 
@@ -117,7 +55,8 @@ def read_nemo(
         fields["dropout"] = dropout
     steps = given.number("train_iters")
     off = () if "fsdp" in said else ("fsdp_*",)
-    given.ignore((*WITHOUT_EFFECT, *AS_PRICED, *OWN_WITHOUT_EFFECT, *SECTIONS, *off))
+    known = (*MEGATRON.without_effect, *MEGATRON.as_priced, *WORDS.without_effect)
+    given.ignore((*known, *WORDS.sections, *off))
     found = given.accounted()
     whole_run = int(steps) if steps and steps > 0 else None
     return Launch(file, "nemo", described, fields, whole_run, Accounted(
@@ -127,9 +66,10 @@ def read_nemo(
 
 
 def _check_kind(file: str, content: Mapping[str, Any]) -> None:
-    if found := next((name for name in NOT_TRAINED if isinstance(content.get(name), Mapping)), ""):
+    sections = (name for name in WORDS.not_trained if isinstance(content.get(name), Mapping))
+    if found := next(sections, ""):
         raise AtollError(f"{file}: runs a model and does not train it ({found})")
-    for what, names in ELSE.items():
+    for what, names in WORDS.trains_else.items():
         if found := next((n for n in names if content["model"].get(n) is not None), ""):
             raise AtollError(
                 f"{file}: trains a model of {what} (model.{found}); only decoders of texts are "
@@ -147,13 +87,13 @@ def _translated(
     whole: dict[str, str] = {}
     unsaid: dict[str, str] = {}
     aside = Arguments("", dict(flat(content)))
-    aside.ignore(SECTIONS)
+    aside.ignore(WORDS.sections)
     for name, value in flat(content):
         last = name.rpartition(".")[2]
-        own = RENAMED.get(last, last)
-        if last in NEGATED and value is not None:
+        own = WORDS.renamed.get(last, last)
+        if last in WORDS.negated and value is not None:
             if value is False:
-                said[NEGATED[last]], whole[NEGATED[last]] = None, name
+                said[WORDS.negated[last]], whole[WORDS.negated[last]] = None, name
             else:
                 unsaid[name] = str(value)  # as it is without a word
         elif value is None or value is False:

@@ -8,23 +8,12 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.export.torchtitan_models import FLAVORS, Flavor
-from atoll.launch.account import Arguments, Launch, flat
+from atoll.launch.account import Arguments, Launch, flat, words_of
 from atoll.step.layout import SOME
 from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
 
-WITHOUT_EFFECT = (
-    "job.*", "profiling.*", "metrics.*", "model.hf_assets_path", "model.tokenizer_path",
-    "model.print_after_conversion", "optimizer.lr", "optimizer.eps", "optimizer.beta*",
-    "optimizer.weight_decay", "lr_scheduler.*", "training.dataset*", "training.max_norm",
-    "training.seed", "training.deterministic", "training.gc_*", "training.data_parallel_*",
-    "checkpoint.*", "comm.*", "validation.*", "debug.*", "fault_tolerance.*", "memory_estimation.*",
-)  # fmt: skip
-ELSE = {
-    "pictures from noise": ("training.img_size", "encoder.autoencoder_path"),
-    "images beside texts": ("data.max_patches_per_image", "data.max_images_per_batch"),
-}
-"""What is trained, by settings that only such a job has, where that is no decoder of texts."""
+WORDS = words_of("torchtitan")
 SCHEDULES = {
     "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
     "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",
@@ -41,7 +30,7 @@ def is_torchtitan(content: Mapping[str, Any]) -> bool:
 def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
     """A job file; the model is the flavor that it names unless another is given."""
     given = Arguments(file, dict(flat(content)))
-    for what, names in ELSE.items():
+    for what, names in WORDS.trains_else.items():
         if any(name in given.given for name in names):
             raise AtollError(f"{file}: trains a model of {what}, which is not modelled")
     name = given.text("model.name")
@@ -81,7 +70,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
     if str(given.given.get("optimizer.name", "AdamW")) in ("Adam", "AdamW"):
         given.text("optimizer.name")  # whose states the others do not have
     steps = given.count("training.steps")
-    given.ignore((*WITHOUT_EFFECT, *(name for name in given.given if given.given[name] == [])))
+    given.ignore((*WORDS.without_effect, *(n for n, value in given.given.items() if value == [])))
     # Parameters are kept in fp32: torchtitan casts what FSDP gathers.
     fields["optimizer"] = "fp32"
     fields["local_batch"] = local

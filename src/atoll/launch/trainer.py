@@ -13,45 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Accounted, Arguments, Launch, flat
+from atoll.launch.account import Accounted, Arguments, Launch, flat, words_of
 from atoll.launch.deepspeed import read_deepspeed
 from atoll.launch.files.content import content_of
 from atoll.launch.files.shell import Command, Script
 from atoll.launch.files.words import UNKNOWN
-from atoll.launch.megatron import AS_PRICED, layout_fields, named_arguments, software_fields
+from atoll.launch.megatron import WORDS as MEGATRON
+from atoll.launch.megatron import layout_fields, named_arguments, software_fields
 from atoll.workload.families.model_config import ModelConfig
 
 BATCH = "per_device_train_batch_size"
-WITHOUT_EFFECT = (
-    "template", "max_samples", "plot_loss", "assistant_only_loss",
-    "average_tokens_across_devices", "parallelism_config.parallelism_config_cp_comm_strategy",
-    "model_name_or_path", "model_name", "model_revision", "tokenizer_*", "use_fast_tokenizer",
-    "config_name", "cache_dir", "trust_remote_code", "token", "use_auth_token", "dataset*",
-    "data_*", "train_file", "validation_file", "*_split*", "preprocessing_*", "overwrite_*",
-    "output_dir", "do_*", "eval*", "per_device_eval_batch_size", "save*", "load_best_*",
-    "logging*", "log_*", "report_to", "run_name", "push_to_hub*", "hub_*", "seed",
-    "learning_rate", "lr_*", "warmup_*", "num_warmup_steps", "weight_decay", "adam_*",
-    "max_grad_norm", "num_train_epochs", "disable_tqdm", "dataloader_*",
-    "remove_unused_columns", "ddp_timeout", "resume_from_checkpoint", "print_loss",
-    "enable_tensorboard", "tensorboard_path", "max_train_samples", "max_eval_samples",
-    "prediction_*", "local_rank", "lora_alpha", "lora_dropout", "lora_learning_rate",
-    "chat_template", "inference_*", "hostfile", "include",
-    "exclude", "compute_environment", "machine_rank", "main_process_*",
-    "main_training_function", "rdzv_*", "same_network", "tpu_*", "downcast_bf16", "debug",
-    "use_cpu", "enable_cpu_affinity", "master_*", "node_rank", "gpu_ids",
-    "fsdp_config.fsdp_state_dict_type", "fsdp_config.*ram_efficient_loading",
-    "fsdp_config.*sync_module_states", "fsdp_config.*use_orig_params", "fsdp_config.*version",
-    "deepspeed_config.zero3_*", "deepspeed_multinode_launcher",
-    "deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.deepspeed_hostfile",
-    "eos_token", "pad_token*", "task_type", "fsdp_config.*layer_cls_to_wrap", "fp8_config.*",
-    "fsdp_transformer_layer_cls_to_wrap", "pissa_*", "loraplus_*", "export_*", "ray_*",
-    "num_padding_at_beginning", "include_*", "greater_is_better", "metric_for_*", "mask_history",
-    "train_on_prompt", "shuffle*", "ignore_*", "neftune_*", "label_*", "torch_empty_cache_steps",
-    "resize_vocab", "val_size", "new_special_tokens", "default_system", "tokenized_path", "*_dir",
-    "streaming", "buffer_size", "mix_strategy", "interleave_probs", "compute_accuracy",
-    "fp8_backend",
-    "early_stopping*", "restore_callback*", "length_column_name", "skip_memory_metrics", "tf32",
-)  # fmt: skip
+WORDS = words_of("trainer")
 SHARDED = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
     "hybrid_shard": 3, "4": 3, "hybrid_shard_zero2": 2, "5": 2,
@@ -130,7 +102,7 @@ def _launch(file: str, values: Mapping[str, Any], model: ModelConfig | None) -> 
     fields = dict(deepspeed.fields) if deepspeed else _sharding(given)
     if "tensor_model_parallel_size" in values:  # LLaMA-Factory over megatron-core
         fields = layout_fields(given, model.layers) | software_fields(given)
-        given.ignore(AS_PRICED)
+        given.ignore(MEGATRON.as_priced)
     micro = given.count(BATCH) or fields.get("microbatch") or 1
     steps_a_batch = given.count("gradient_accumulation_steps",
                                 "deepspeed_config.gradient_accumulation_steps") or 1  # fmt: skip
@@ -148,7 +120,7 @@ def _launch(file: str, values: Mapping[str, Any], model: ModelConfig | None) -> 
     if (dropout := given.number("dropout")) is not None:
         fields["dropout"] = dropout
     steps = given.number("max_steps")
-    given.ignore(WITHOUT_EFFECT)
+    given.ignore(WORDS.without_effect)
     found = given.accounted()
     if deepspeed:
         found = Accounted(*(
